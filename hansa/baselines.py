@@ -1,0 +1,59 @@
+"""What a federation is compared with. Each is an ordinary run: the same loop, ledger and report on another layout.
+
+    central    all data pooled in one silo                    (Manoel et al., 2023, Section 2.2)
+    per-silo   one model per silo, nothing is exchanged
+    base       the starting model, untouched
+
+Central and per-silo train with the ``baseline`` section (AdamW, its state kept), every sample once per pass, on as many
+samples as the federation sees in all. Their rounds are the federation's evaluation periods: nothing happens in between.
+"""
+
+from math import ceil
+
+from hansa.config import Federation, Named, Node, Samples, Source, Training, leaves
+
+POOL = "all"
+
+
+def arrange(federation: Federation, per_round: int) -> Federation:
+    """The federation file that runs the baseline; ``per_round`` is what all silos together train on in a round."""
+    if federation.kind == "federated":
+        return federation
+    every = federation.evaluate.every
+    rounds = 0 if federation.kind == "base" else ceil(federation.rounds / every)
+    changes = {
+        "rounds": rounds,
+        "method": Named(name="fedavg"),
+        "server": None,
+        "aggregate": None,
+        "participation": federation.participation.model_copy(update={"share": 1.0, "count": None}),
+        "evaluate": federation.evaluate.model_copy(update={"every": 1}),
+        "checkpoint": federation.checkpoint.model_copy(update={"every": 1}),
+    }
+    if federation.kind == "central":
+        changes["silos"] = {POOL: Node(sources=_pooled(federation))}
+        changes["train"] = _training(federation, Samples(floor=per_round * every, replace=False))
+    elif federation.kind == "per-silo":
+        changes["method"] = Named(name="alone")
+        changes["silos"] = leaves(federation.silos)
+        changes["train"] = _training(federation, _times(federation.train.samples, every))
+    return federation.model_copy(update=changes)
+
+
+def _pooled(federation: Federation) -> tuple[Source, ...]:
+    """Every source of every silo, tagged so that scores stay apart by language (or by silo)."""
+    return tuple(
+        source.model_copy(update={"language": source.language or name})
+        for name, node in leaves(federation.silos).items()
+        for source in node.sources
+    )
+
+
+def _training(federation: Federation, samples: Samples) -> Training:
+    return federation.baseline.model_copy(update={"samples": samples, "max_batches": None})
+
+
+def _times(rule: Samples, times: int) -> Samples:
+    if rule.epochs is not None:
+        return Samples(epochs=rule.epochs * times)
+    return Samples(floor=(rule.floor or 1) * times, fraction=min(1.0, rule.fraction * times), replace=False)

@@ -1,0 +1,136 @@
+"""A silo's samples as arrays of token ids: tokenised once, cached by content, mapped into memory by every worker."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hansa.config import Data, Source
+from hansa.data.readers import Problems, Row, files, rows
+
+Encoded = tuple[Sequence[int], int]  # token ids, label (−1 where the task has none)
+Encoder = Callable[[list[Row], Source], Iterable[Encoded]]
+
+
+@dataclass(frozen=True)
+class Examples:
+    ids: NDArray[np.int32]  # all samples, end to end
+    offsets: NDArray[np.int64]
+    labels: NDArray[np.int32]
+    group: NDArray[np.int32]  # index into `groups`
+    groups: tuple[str, ...]  # languages or domains
+    problems: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> NDArray[np.int32]:
+        return self.ids[self.offsets[index] : self.offsets[index + 1]]
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int64]:
+        return np.diff(self.offsets)
+
+    def counts(self) -> dict[str, int]:
+        found = np.bincount(self.group, minlength=len(self.groups))
+        return {name: int(n) for name, n in zip(self.groups, found, strict=True)}
+
+
+def load(
+    sources: Sequence[Source], split: str, data: Data, names: Sequence[str], encode: Encoder, fingerprint: str
+) -> Examples:
+    """The samples of all sources, from the cache where this very content was tokenised before.
+
+    ``names`` gives each source its group; ``fingerprint`` stands for whatever else the token ids depend on.
+    """
+    parts = [_load_one(source, split, data, encode, fingerprint) for source in sources]
+    groups = tuple(dict.fromkeys(names))
+    if len(parts) == 1:
+        part = parts[0]
+        return Examples(part.ids, part.offsets, part.labels, part.group, groups, part.problems)
+    starts = np.cumsum([0, *(len(p.ids) for p in parts[:-1])])
+    return Examples(
+        ids=np.concatenate([p.ids for p in parts]),
+        offsets=np.concatenate([[0], *(p.offsets[1:] + s for p, s in zip(parts, starts, strict=True))]),
+        labels=np.concatenate([p.labels for p in parts]),
+        group=np.concatenate(
+            [np.full(len(p), groups.index(n), np.int32) for p, n in zip(parts, names, strict=True)]
+        ),
+        groups=groups,
+        problems=tuple(problem for p in parts for problem in p.problems),
+    )
+
+
+def cache_folder() -> Path:
+    root = os.environ.get("HANSA_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hansa"
+    return Path(root)
+
+
+def _load_one(source: Source, split: str, data: Data, encode: Encoder, fingerprint: str) -> Examples:
+    folder = cache_folder() / "examples" / _key(source, split, data, fingerprint)
+    if not folder.exists():
+        _write(folder, source, split, data, encode)
+    meta = json.loads((folder / "meta.json").read_text())
+    ids, offsets, labels = (np.load(folder / f"{n}.npy", mmap_mode="r") for n in ("ids", "offsets", "labels"))
+    # Plain views of the mapped memory: np.memmap's own bookkeeping costs more than the reads.
+    return Examples(
+        ids=np.asarray(ids),
+        offsets=np.asarray(offsets),
+        labels=np.asarray(labels),
+        group=np.zeros(len(labels), np.int32),
+        groups=("",),
+        problems=tuple(meta["problems"]),
+    )
+
+
+def _write(folder: Path, source: Source, split: str, data: Data, encode: Encoder) -> None:
+    problems = Problems()
+    ids: list[NDArray[np.int32]] = []
+    labels: list[int] = []
+    for some in _in_batches(rows(source, split, data, problems), 2000):
+        for tokens, label in encode(some, source):
+            ids.append(np.asarray(tokens, np.int32))
+            labels.append(label)
+    problems.check(data.broken, source.train)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".draft-"))
+    np.save(draft / "ids.npy", np.concatenate(ids) if ids else np.zeros(0, np.int32))
+    np.save(draft / "offsets.npy", np.cumsum([0, *map(len, ids)]).astype(np.int64))
+    np.save(draft / "labels.npy", np.asarray(labels, np.int32))
+    seen = [f"{problems.broken} of {problems.lines} lines left out, first {problems.first[0]}"] if problems.broken else []
+    (draft / "meta.json").write_text(json.dumps({"problems": seen}))
+    try:
+        draft.rename(folder)
+    except OSError:  # another worker was faster with the same content
+        shutil.rmtree(draft)
+
+
+def _in_batches(items: Iterator[Row], size: int) -> Iterator[list[Row]]:
+    while some := list(islice(items, size)):
+        yield some
+
+
+def _key(source: Source, split: str, data: Data, fingerprint: str) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    origin = {"train": source.train, "valid": source.valid, "test": source.test}[split] or source.train
+    for file in files(Path(origin)):
+        stat = file.stat()
+        digest.update(_content(str(file), stat.st_mtime_ns, stat.st_size))
+    settings = source.model_dump(mode="json") | {"train": "", "valid": source.valid is None, "test": source.test is None}
+    digest.update(json.dumps([settings, split, data.model_dump(mode="json"), fingerprint]).encode())
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=100_000)
+def _content(file: str, _modified: int, _size: int) -> bytes:
+    with open(file, "rb") as stream:
+        return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).digest()

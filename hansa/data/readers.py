@@ -1,0 +1,176 @@
+"""Read rows out of whatever a silo has: JSON Lines, Parquet, CSV, plain text, a Hugging Face dataset, or a folder of them.
+
+A line that cannot be read is never dropped in silence: it is counted and reported with its file and line.
+"""
+
+import csv
+import gzip
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, TextIO
+
+from hansa.config import Data, Source
+from hansa.errors import DataError
+
+Row = dict[str, Any]
+SUFFIXES = (".jsonl", ".json", ".ndjson", ".parquet", ".arrow", ".csv", ".tsv", ".txt")
+
+
+@dataclass
+class Problems:
+    """What could not be read: how many lines, and the first few with place and reason."""
+
+    lines: int = 0
+    broken: int = 0
+    first: list[str] = field(default_factory=list)
+
+    def note(self, place: str, reason: str) -> None:
+        self.broken += 1
+        if len(self.first) < 5:
+            self.first.append(f"{place}: {reason}")
+
+    def check(self, allowed: float, what: str) -> None:
+        if self.broken > allowed * max(1, self.lines):
+            raise DataError(
+                f"{what}: {self.broken} of {self.lines} lines cannot be used, first {self.first[0]}; "
+                f"mend them, or raise data.broken above {self.broken / max(1, self.lines):.3g} to go on without them"
+            )
+
+
+def rows(source: Source, split: str, data: Data, problems: Problems) -> Iterator[Row]:
+    """The rows of one split. Without files of their own, valid and test are cut from the training file by a hash of
+    the text, so the cut is stable and equal texts never stand on both sides."""
+    own_file = {"train": source.train, "valid": source.valid, "test": source.test}[split]
+    cut_from_train = own_file is None
+    taken = 0
+    for row in _readable(Path(own_file or source.train), source, problems):
+        if (split == "train" or cut_from_train) and _side(row[source.text], source, data) != split:
+            continue
+        taken += 1
+        yield row
+        if split == "train" and source.limit is not None and taken >= source.limit:
+            return
+
+
+def _side(text: str, source: Source, data: Data) -> str:
+    point = int.from_bytes(blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "big") / 2**64
+    test = data.test if source.test is None else 0.0
+    valid = data.valid if source.valid is None else 0.0
+    return "test" if point < test else "valid" if point < test + valid else "train"
+
+
+def _readable(path: Path, source: Source, problems: Problems) -> Iterator[Row]:
+    """Rows that match ``where`` and have a text; the others are noted or skipped."""
+    for place, row, reason in _numbered(path):
+        problems.lines += 1
+        if row is None:
+            problems.note(place, reason)
+            continue
+        if any(row.get(key) != value and str(row.get(key)) != str(value) for key, value in source.where.items()):
+            continue
+        text = row.get(source.text)
+        if text is None:
+            problems.note(place, f"no field '{source.text}' (fields: {', '.join(map(str, row)) or 'none'})")
+        elif not isinstance(text, str) or not text.strip():
+            problems.note(place, f"field '{source.text}' is empty or not text")
+        else:
+            yield row
+
+
+Numbered = Iterator[tuple[str, Row | None, str]]  # place, row (or None), reason
+
+
+def files(path: Path) -> list[Path]:
+    """The data files below a path, in a stable order."""
+    if path.is_file():
+        return [path]
+    if not path.exists():
+        raise DataError(f"{path}: there is no such file or folder")
+    found = sorted(p for p in path.rglob("*") if p.is_file() and _suffix(p) in SUFFIXES)
+    if (path / "dataset_info.json").exists():  # a Hugging Face dataset on disk keeps its rows in Arrow files
+        found = [p for p in found if p.suffix == ".arrow"]
+    if not found:
+        raise DataError(f"{path}: no data files in this folder; readable are {', '.join(SUFFIXES)}, also with .gz")
+    return found
+
+
+def _numbered(path: Path) -> Numbered:
+    for file in files(path):
+        suffix = _suffix(file)
+        if suffix in (".jsonl", ".ndjson", ".json"):
+            yield from _json_lines(file)
+        elif suffix in (".csv", ".tsv"):
+            yield from _csv(file, "\t" if suffix == ".tsv" else ",")
+        elif suffix == ".txt":
+            with _open(file) as lines:
+                for number, line in enumerate(lines, 1):
+                    if line.strip():
+                        yield f"{file}:{number}", {"text": line.strip()}, ""
+        elif suffix in (".parquet", ".arrow"):
+            yield from _arrow(file)
+        else:
+            raise DataError(f"{file}: this kind of file is not readable; readable are {', '.join(SUFFIXES)}")
+
+
+def _suffix(file: Path) -> str:
+    return Path(file.name.removesuffix(".gz")).suffix.lower()
+
+
+def _open(file: Path) -> TextIO:
+    binary = gzip.open(file, "rb") if file.name.endswith(".gz") else file.open("rb")
+    # A byte that is not UTF-8 becomes U+FFFD; such a line is reported by the caller that minds.
+    return io.TextIOWrapper(binary, encoding="utf-8-sig", errors="replace", newline=None)  # type: ignore[arg-type]
+
+
+def _json_lines(file: Path) -> Numbered:
+    with _open(file) as lines:
+        number = 0
+        try:
+            for number, line in enumerate(lines, 1):
+                if not line.strip():
+                    continue
+                place = f"{file}:{number}"
+                if "\ufffd" in line:
+                    yield place, None, "not valid UTF-8"
+                    continue
+                try:
+                    row = json.loads(line)
+                except json.JSONDecodeError as error:
+                    yield place, None, f"not valid JSON ({error.msg})"
+                    continue
+                yield (place, row, "") if isinstance(row, dict) else (place, None, "not a JSON object")
+        except (EOFError, gzip.BadGzipFile, OSError) as error:
+            yield f"{file}:{number + 1}", None, f"the file ends early or is damaged ({error})"
+
+
+def _csv(file: Path, delimiter: str) -> Numbered:
+    with _open(file) as lines:
+        reader = csv.DictReader(lines, delimiter=delimiter)
+        for row in reader:
+            place = f"{file}:{reader.line_num}"
+            if None in row or None in row.values():
+                yield place, None, "the number of fields differs from the header's"
+            else:
+                yield place, dict(row), ""
+
+
+def _arrow(file: Path) -> Numbered:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        if file.suffix == ".parquet":
+            batches = pq.ParquetFile(file).iter_batches()
+        else:
+            batches = iter(pa.ipc.open_stream(pa.memory_map(str(file))))
+        number = 0
+        for batch in batches:
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{file}:{number}", row, ""
+    except pa.ArrowInvalid as error:
+        raise DataError(f"{file}: not a readable {file.suffix[1:]} file ({str(error).splitlines()[0]})") from None

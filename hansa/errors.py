@@ -1,0 +1,40 @@
+"""Everything that can go wrong on purpose.
+
+HansaError
+├── UserError          the user's input is wrong: one sentence, exit code 2, nothing written
+│   ├── ConfigError    … in a federation file
+│   └── DataError      … in a data file
+└── RunFailed          the run could not go on: one sentence, exit code 1, resumable
+
+A silo that drops out is not an error but a value: `messages.Lost`.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class HansaError(Exception):
+    exit_code = 1
+
+
+class UserError(HansaError):
+    exit_code = 2
+
+
+class ConfigError(UserError):
+    pass
+
+
+class DataError(UserError):
+    pass
+
+
+class RunFailed(HansaError):
+    pass
+
+
+def did_you_mean(seen: str, known: Iterable[str]) -> str:
+    """A clause that names the closest known word, or lists them all when nothing is close."""
+    known = sorted(known)
+    close = get_close_matches(seen, known, n=1, cutoff=0.5)
+    return f"did you mean '{close[0]}'?" if close else f"known are: {', '.join(known)}"

@@ -1,0 +1,78 @@
+"""Shared memory for tensors that cross between processes of one machine."""
+
+from dataclasses import dataclass
+from multiprocessing.shared_memory import SharedMemory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FLOAT = 4
+Place = tuple[str, int, int]  # block name, offset and length, counted in floats
+
+
+@dataclass
+class Block:
+    memory: SharedMemory
+    free: bool = True
+
+    @property
+    def name(self) -> str:
+        return self.memory.name
+
+    @property
+    def floats(self) -> int:
+        return self.memory.size // FLOAT
+
+
+class Blocks:
+    """The owner's side: blocks are reused, the smallest that fits first, and removed at the end."""
+
+    def __init__(self) -> None:
+        self._all: list[Block] = []
+
+    def take(self, floats: int) -> Block:
+        fitting = [b for b in self._all if b.free and b.floats >= floats]
+        if fitting:
+            block = min(fitting, key=lambda b: b.floats)
+        else:
+            block = Block(SharedMemory(create=True, size=max(FLOAT * floats, 4096)))
+            self._all.append(block)
+        block.free = False
+        return block
+
+    def give_back(self, block: Block) -> None:
+        block.free = True
+
+    def close(self) -> None:
+        for block in self._all:
+            block.memory.unlink()
+            _close(block.memory)
+        self._all = []
+
+
+class Views:
+    """Tensors that look into blocks by name; every process keeps the blocks it has met mapped."""
+
+    def __init__(self) -> None:
+        self._mapped: dict[str, SharedMemory] = {}
+
+    def view(self, place: Place) -> Tensor:
+        name, offset, length = place
+        if name not in self._mapped:
+            self._mapped[name] = SharedMemory(name=name)
+        return look(self._mapped[name], offset, length)
+
+
+def look(memory: SharedMemory, offset: int, length: int) -> Tensor:
+    buffer: Any = memory.buf
+    if not length:
+        return torch.zeros(0)
+    return torch.frombuffer(buffer, dtype=torch.float32, offset=FLOAT * offset, count=length)
+
+
+def _close(memory: SharedMemory) -> None:
+    try:
+        memory.close()
+    except BufferError:  # a tensor still looks into it; the mapping goes when the tensor does
+        memory._buf = memory._mmap = None  # type: ignore[attr-defined]

@@ -1,0 +1,50 @@
+"""Nodes in this very process, asked one after another."""
+
+from collections.abc import Callable, Iterator, Mapping
+from time import monotonic
+
+from hansa.errors import UserError
+from hansa.links import Answer, wire
+from hansa.messages import Lost, NodeId, Reply, Request
+
+Find = Callable[[NodeId], Callable[[Request], Reply]]  # a node's `answer`, by name
+
+
+class LocalLink:
+    """With ``through_wire`` every message is turned into bytes and back, as on a network."""
+
+    def __init__(self, find: Find, through_wire: bool = False) -> None:
+        self._find, self._through_wire = find, through_wire
+
+    def ask(self, asks: Mapping[NodeId, Request], until: float | None) -> Iterator[Answer]:
+        for node, request in asks.items():
+            if until is not None and monotonic() > until:
+                yield Answer(node, Lost("the deadline passed before it was asked"))
+                continue
+            if self._through_wire:
+                request = wire.decode(wire.encode(request))  # type: ignore[assignment]
+            reply = attempt(self._find(node), request)
+            if until is not None and monotonic() > until:
+                reply = Lost("it answered after the deadline")
+            if self._through_wire:
+                reply = wire.decode(wire.encode(reply))  # type: ignore[assignment]
+            yield Answer(node, reply, wire.size(request), wire.size(reply))
+
+
+def attempt(answer: Callable[[Request], Reply], request: Request) -> Reply:
+    """Ask; if it fails, ask once more; if it fails again, the silo is lost for this request."""
+    for tries_left in (1, 0):
+        try:
+            return answer(request)
+        except UserError:
+            raise
+        except Exception as error:  # whatever a silo's code raises must not end the federation
+            if not tries_left:
+                return Lost(reason(error))
+    raise AssertionError("unreachable")
+
+
+def reason(error: BaseException) -> str:
+    """An error as a short reason. Never its traceback, which may quote data."""
+    text = str(error).strip().splitlines()
+    return f"it failed twice: {type(error).__name__}" + (f": {text[0][:200]}" if text else "")

@@ -1,0 +1,321 @@
+"""Silos on a pool of worker processes of this machine: one per core, one thread each.
+
+Small things (JSON) go through pipes, tensors through shared memory: a broadcast is written once, an update is read where
+the worker left it. A dispatcher thread hands out work in the order asked; a worker that dies is replaced and its
+silo asked once more. Several threads may ask at once (regions of a tree share the pool).
+"""
+
+import json
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.forkserver import ensure_running, set_forkserver_preload
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from hansa.config import Federation
+from hansa.errors import DataError
+from hansa.links import Answer, wire
+from hansa.links.blocks import Block, Blocks, Views, look
+from hansa.links.worker import work
+from hansa.messages import Lost, NodeId, Request
+
+TRIES = 2
+BRIEF = 0.05  # seconds: jobs shorter than this are handed out ahead, so that a worker never waits for the next
+WAITING_BYTES = 2 << 30  # shared memory for updates that came early; beyond it, workers pause
+
+Watch = Callable[[NodeId, str], None]
+
+
+def warm_up() -> None:
+    """Start, in the background, the process that workers are forked from; it imports torch once for all of them."""
+    set_forkserver_preload(["hansa.links.worker"])
+    ensure_running()
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """A worker needs nothing from the script that started us: do not let it run that script again."""
+    main = sys.modules["__main__"]
+    hidden = {name: main.__dict__.pop(name) for name in ("__file__", "__spec__") if name in main.__dict__}
+    main.__dict__["__spec__"] = None
+    try:
+        yield
+    finally:
+        main.__dict__.update(hidden)
+
+
+@dataclass
+class Job:
+    node: NodeId
+    header: str
+    places: dict[str, tuple[str, int, int]]
+    room: int
+    until: float | None
+    index: int
+    call: "Call"
+    tries: int = 0
+    began: float = 0.0
+    block: Block | None = None
+    answer: Answer | None = None
+    error: str = ""
+
+    @property
+    def done(self) -> bool:
+        return self.answer is not None or bool(self.error)
+
+
+@dataclass
+class Call:
+    """One `ask`: its jobs, and how many of their answers have been taken."""
+
+    jobs: list[Job] = field(default_factory=list)
+    taken: int = 0
+    window: int = 1  # how far workers may run ahead of the taker
+
+
+@dataclass
+class Worker:
+    process: Any
+    connection: Connection
+    jobs: deque[Job] = field(default_factory=deque)
+
+
+class PoolLink:
+    def __init__(self, federation: Federation, folder: Path, workers: int | None = None, watch: Watch | None = None):
+        self._context = get_context("forkserver")
+        warm_up()
+        self._arguments = (federation.model_dump_json(), str(folder))
+        self._watch: Watch = watch or (lambda node, state: None)
+        self._blocks, self._views = Blocks(), Views()
+        self._queue: deque[Job] = deque()
+        self._changed = threading.Condition()
+        self._wake_out, self._wake_in = os.pipe()
+        self._closing = False
+        self._brief = False
+        self._workers = [self._start() for _ in range(workers or os.cpu_count() or 1)]
+        self._dispatcher = threading.Thread(target=self._dispatch, name="hansa-pool", daemon=True)
+        self._dispatcher.start()
+
+    @property
+    def size(self) -> int:
+        return len(self._workers)
+
+    # ── the asker's side ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def ask(self, asks: Mapping[NodeId, Request], until: float | None) -> Iterator[Answer]:
+        call, borrowed = self._enqueue(asks, until)
+        try:
+            for job in call.jobs:
+                with self._changed:
+                    self._changed.wait_for(lambda job=job: job.done)  # type: ignore[misc]
+                if job.error:
+                    raise DataError(job.error)
+                assert job.answer is not None
+                yield job.answer
+                self._taken(call, job)
+        finally:
+            self._forget(call, borrowed)
+
+    def _enqueue(self, asks: Mapping[NodeId, Request], until: float | None) -> tuple[Call, list[Block]]:
+        """Write each distinct request once, then queue one job per node."""
+        written: dict[int, tuple[str, dict[str, tuple[str, int, int]], int]] = {}
+        borrowed: list[Block] = []
+        call = Call()
+        with self._changed:
+            for index, (node, request) in enumerate(asks.items()):
+                if id(request) not in written:
+                    header, vectors = wire.split(request)
+                    places, room = {}, 0
+                    for name, vector in vectors.items():
+                        block = self._blocks.take(vector.numel())
+                        borrowed.append(block)
+                        look(block.memory, 0, vector.numel()).copy_(vector)
+                        places[name] = (block.name, 0, vector.numel())
+                        room += vector.numel()
+                    written[id(request)] = (header, places, room)
+                header, places, room = written[id(request)]
+                call.jobs.append(Job(node, header, places, room, until, index, call))
+            largest = max((job.room for job in call.jobs), default=0)
+            call.window = max(2 * len(self._workers), WAITING_BYTES // max(1, 4 * largest))
+            self._queue.extend(call.jobs)
+        self._wake()
+        return call, borrowed
+
+    def _taken(self, call: Call, job: Job) -> None:
+        """The asker is done with this answer: its block may be used again."""
+        with self._changed:
+            call.taken += 1
+            if job.block is not None:
+                self._blocks.give_back(job.block)
+                job.block = None
+        if call.taken + call.window <= len(call.jobs):
+            self._wake()
+
+    def _forget(self, call: Call, borrowed: list[Block]) -> None:
+        """An asker that stops early leaves nothing behind: queued jobs go, running ones are stopped with their worker."""
+        with self._changed:
+            self._queue = deque(job for job in self._queue if job.call is not call)
+            for worker in self._workers:
+                mine = [job for job in worker.jobs if job.call is call]
+                for job in mine:
+                    job.answer = Answer(job.node, Lost("no longer wanted"))
+                if mine:
+                    worker.process.kill()
+                    worker.process.join()
+            for job in call.jobs:
+                if job.block is not None:
+                    self._blocks.give_back(job.block)
+                    job.block = None
+            for block in borrowed:
+                self._blocks.give_back(block)
+
+    def _running(self) -> list[Job]:
+        return [job for worker in self._workers for job in worker.jobs]
+
+    def close(self) -> None:
+        self._closing = True
+        self._wake()
+        self._dispatcher.join()
+        for worker in self._workers:
+            worker.connection.close()
+            worker.process.join(timeout=5)
+            if worker.process.is_alive():
+                worker.process.kill()
+        self._blocks.close()
+        os.close(self._wake_in)
+        os.close(self._wake_out)
+
+    def __enter__(self) -> "PoolLink":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ── the dispatcher's side ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _start(self) -> Worker:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=work, args=(theirs, *self._arguments), daemon=True)
+        with _without_main():
+            process.start()
+        theirs.close()
+        return Worker(process, ours)
+
+    def _wake(self) -> None:
+        os.write(self._wake_in, b"!")
+
+    def _dispatch(self) -> None:
+        while not self._closing:
+            with self._changed:
+                self._hand_out()
+                sources = {worker.connection: worker for worker in self._workers}
+                patience = self._patience()
+            for ready in wait([*sources, self._wake_out], patience):
+                if ready == self._wake_out:
+                    os.read(self._wake_out, 65536)
+                    continue
+                worker = sources[ready]  # type: ignore[index]
+                try:
+                    message = worker.connection.recv_bytes()
+                except (EOFError, ConnectionError):
+                    self._replace(worker, "its worker died")
+                else:
+                    self._finish(worker, json.loads(message))
+            self._expire()
+
+    def _hand_out(self) -> None:
+        """Give queued jobs to workers: first to idle ones, then, where jobs are brief, one ahead."""
+        for depth in (1, 2) if self._brief else (1,):
+            for worker in self._workers:
+                if len(worker.jobs) < depth and (job := self._next()):
+                    self._send(worker, job)
+
+    def _next(self) -> Job | None:
+        for job in self._queue:
+            if job.index < job.call.taken + job.call.window:
+                self._queue.remove(job)
+                return job
+        return None
+
+    def _send(self, worker: Worker, job: Job) -> None:
+        job.block = self._blocks.take(job.room) if job.room else None
+        job.began = monotonic()
+        task = {
+            "node": job.node,
+            "header": job.header,
+            "vectors": job.places,
+            "block": job.block.name if job.block else "",
+            "room": job.room,
+        }
+        worker.jobs.append(job)
+        self._watch(job.node, "working")
+        try:
+            worker.connection.send_bytes(json.dumps(task).encode())
+        except (BrokenPipeError, ConnectionError, OSError):
+            pass  # the reader of this pipe will find it closed and replace the worker
+
+    def _finish(self, worker: Worker, message: dict[str, Any]) -> None:
+        with self._changed:
+            job = worker.jobs.popleft()
+            self._brief = monotonic() - job.began < BRIEF
+            if "user_error" in message:
+                job.error = message["user_error"]
+            else:
+                vectors = {name: self._views.view(tuple(place)) for name, place in message["vectors"].items()}
+                reply = wire.join(message["header"], vectors)
+                received = len(message["header"]) + sum(4 * v.numel() for v in vectors.values())
+                job.answer = Answer(job.node, reply, len(job.header) + 4 * job.room, received)
+            self._watch(job.node, "done")
+            self._changed.notify_all()
+
+    def _replace(self, worker: Worker, why: str) -> None:
+        """Start a new worker in the place of a dead one; its jobs are tried again, the running one at most once."""
+        worker.process.join(timeout=5)
+        why = f"{why} (exit code {worker.process.exitcode})"
+        with self._changed:
+            for position, job in reversed(list(enumerate(worker.jobs))):
+                if job.block is not None:
+                    self._blocks.give_back(job.block)
+                    job.block = None
+                if job.done:
+                    continue
+                job.tries += position == 0
+                if job.tries >= TRIES:
+                    self._lose(job, f"{why}, twice")
+                else:
+                    self._queue.appendleft(job)
+            worker.connection.close()
+            self._workers[self._workers.index(worker)] = self._start()
+
+    def _lose(self, job: Job, reason: str) -> None:
+        job.answer = Answer(job.node, Lost(reason))
+        self._watch(job.node, "lost")
+        self._changed.notify_all()
+
+    def _patience(self) -> float | None:
+        """Seconds until the next deadline."""
+        deadlines = [job.until for job in [*self._queue, *self._running()] if job.until is not None]
+        return max(0.0, min(deadlines) - monotonic()) if deadlines else None
+
+    def _expire(self) -> None:
+        """At its deadline a queued job is lost; a running one too, and its worker is stopped so that nothing waits."""
+        now = monotonic()
+        with self._changed:
+            late = [job for job in self._queue if job.until is not None and job.until <= now]
+            for job in late:
+                self._queue.remove(job)
+                self._lose(job, "the deadline passed before a worker was free")
+            stuck = [w for w in self._workers if w.jobs and w.jobs[0].until is not None and w.jobs[0].until <= now]
+            for worker in stuck:
+                self._lose(worker.jobs[0], "it did not answer before the deadline")
+        for worker in stuck:
+            worker.process.kill()
+            self._replace(worker, "stopped at the deadline")

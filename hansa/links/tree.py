@@ -1,0 +1,26 @@
+"""The link of a federation that has both silos and federations below it: silos are reached through another link, inner
+federations answer in threads of their own (they only wait)."""
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from hansa.links import Answer, Link, wire
+from hansa.links.local import attempt
+from hansa.messages import NodeId, Reply, Request
+
+
+class TreeLink:
+    def __init__(self, silos: Link, inner: Mapping[NodeId, Callable[[Request], Reply]]) -> None:
+        self._silos, self._inner = silos, inner
+
+    def ask(self, asks: Mapping[NodeId, Request], until: float | None) -> Iterator[Answer]:
+        below = {node: request for node, request in asks.items() if node in self._inner}
+        with ThreadPoolExecutor(max(1, len(below))) as threads:
+            futures = {n: threads.submit(attempt, self._inner[n], request) for n, request in below.items()}
+            silos = self._silos.ask({n: r for n, r in asks.items() if n not in below}, until)
+            for node, request in asks.items():
+                if node in below:
+                    reply = futures[node].result()
+                    yield Answer(node, reply, wire.size(request), wire.size(reply))
+                else:
+                    yield next(silos)

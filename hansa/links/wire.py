@@ -1,0 +1,123 @@
+"""Messages as bytes: a JSON header, then the raw tensors, in one safetensors file. Never pickle.
+
+Decoding builds only the message types listed here, from exactly their fields, each of the declared type; anything else
+is refused. Each `Tensors` field is one flat float32 tensor named after its field; the header's metadata holds the
+rest of the message and the layouts.
+"""
+
+import dataclasses
+import json
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from hansa import messages
+from hansa.errors import HansaError
+from hansa.tensors import Layout, Tensors
+
+TYPES = {t.__name__: t for union in (messages.Request, messages.Reply) for t in get_args(union)}
+FIELDS = {name: get_type_hints(t) for name, t in TYPES.items()}
+LARGEST_HEADER = 64 << 20
+
+
+class BadMessage(HansaError):
+    """Bytes that are not a message."""
+
+
+def split(message: Any) -> tuple[str, dict[str, Tensor]]:
+    """A message as JSON and the flat vectors it refers to: a link may move the two by different ways."""
+    body: dict[str, Any] = {}
+    layouts: dict[str, Any] = {}
+    vectors: dict[str, Tensor] = {}
+    for f in dataclasses.fields(message):
+        value = getattr(message, f.name)
+        if isinstance(value, Tensors):
+            layouts[f.name] = [value.layout.names, value.layout.shapes]
+            vectors[f.name] = value.flat
+        else:
+            body[f.name] = value
+    header = {"type": type(message).__name__, "body": body, "layouts": layouts}
+    return json.dumps(header, ensure_ascii=False), vectors
+
+
+def join(header: str, vectors: dict[str, Tensor]) -> Any:
+    """The message that `split` took apart; refuses whatever does not fit."""
+    try:
+        parsed = json.loads(header)
+        kind, body, layouts = parsed["type"], dict(parsed["body"]), parsed["layouts"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadMessage(f"the header is not a message header ({type(error).__name__})") from None
+    if kind not in TYPES:
+        raise BadMessage(f"unknown message type {str(kind)[:60]!r}")
+    if set(layouts) != set(vectors):
+        raise BadMessage(f"{kind}: tensors {sorted(vectors)} do not match the header's {sorted(layouts)}")
+    for name, layout in layouts.items():
+        body[name] = Tensors(_layout(kind, name, layout, vectors[name]), vectors[name])
+    fields = FIELDS[kind]
+    if set(body) != set(fields):
+        raise BadMessage(f"{kind} has fields {sorted(fields)}, not {sorted(map(str, body))}")
+    return TYPES[kind](**{name: _typed(f"{kind}.{name}", body[name], hint) for name, hint in fields.items()})
+
+
+def _layout(kind: str, name: str, layout: Any, vector: Tensor) -> Layout:
+    try:
+        names, shapes = layout
+        built = Layout(tuple(names), tuple(tuple(shape) for shape in shapes))
+        proper = all(isinstance(n, str) for n in built.names) and all(
+            isinstance(d, int) and d >= 0 for shape in built.shapes for d in shape
+        )
+        fits = proper and len(set(built.names)) == len(built.names) == len(built.shapes) and built.size == len(vector)
+    except (TypeError, ValueError) as error:
+        raise BadMessage(f"{kind}.{name}: not a layout ({type(error).__name__})") from None
+    if not fits or vector.dtype != torch.float32 or vector.ndim != 1:
+        raise BadMessage(f"{kind}.{name}: the layout does not fit its {tuple(vector.shape)} {vector.dtype} vector")
+    return built
+
+
+def _typed(where: str, value: Any, hint: Any) -> Any:
+    """``value`` as the declared type, or a refusal; JSON knows no tuples and may write 1.0 as 1."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is dict and isinstance(value, dict):
+        return {str(k): _typed(where, v, args[1]) for k, v in value.items()}
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(_typed(where, v, args[0]) for v in value)
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(hint, type) and not isinstance(hint, UnionType) and type(value) is hint:
+        return value
+    raise BadMessage(f"{where} is {type(value).__name__}, expected {getattr(hint, '__name__', hint)}")
+
+
+def encode(message: Any) -> bytes:
+    header, vectors = split(message)
+    return save({name: v.contiguous() for name, v in vectors.items()}, {"message": header})
+
+
+def decode(data: bytes) -> Any:
+    if len(data) < 8 or int.from_bytes(data[:8], "little") > min(LARGEST_HEADER, len(data) - 8):
+        raise BadMessage("the bytes are not a safetensors file: its header does not fit")
+    try:
+        vectors = load(data)
+        metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+        header = metadata["message"]
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise BadMessage(f"the bytes are not a message ({type(error).__name__})") from None
+    return join(header, vectors)
+
+
+def size(message: Any) -> int:
+    """How many bytes the message is on a wire: header and tensors, without building them."""
+    header, vectors = split(message)
+    return len(header.encode()) + sum(v.numel() * v.element_size() for v in vectors.values())
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Whether two messages say the same, bit for bit."""
+    (header_a, vectors_a), (header_b, vectors_b) = split(a), split(b)
+    return header_a == header_b and all(
+        torch.equal(vectors_a[n].view(torch.int32), vectors_b[n].view(torch.int32)) for n in vectors_a
+    )

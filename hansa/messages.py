@@ -1,0 +1,108 @@
+"""What nodes say to one another: frozen values, nothing else crosses a link.
+
+A request is one of `Survey`, `Describe`, `Train`, `Evaluate`; a reply is one of `Findings`, `Card`, `Update`,
+`Scores`, or `Lost` where a node gave none. Everything in a reply has left the silo: it is a release.
+"""
+
+from dataclasses import dataclass, field
+
+from hansa.tensors import Tensors
+
+NodeId = str
+
+
+# ── requests ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Before there is a model: which word pieces do you see at least ``pieces`` times (0: do not tell), and, where
+    the task has classes, which ``labels``?"""
+
+    pieces: int = 0
+    labels: bool = False
+
+
+@dataclass(frozen=True)
+class Describe:
+    """How much data do you hold?"""
+
+
+@dataclass(frozen=True)
+class Train:
+    """Start from ``model``, work locally, send back what moved."""
+
+    round: int
+    model: Tensors
+    durable: int = 0  # the newest checkpointed round: what a silo remembers from before it may be forgotten
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Score ``model`` on a split of your data; ``share`` of it, always the same part."""
+
+    round: int
+    model: Tensors
+    split: str = "test"
+    share: float = 1.0
+
+
+# ── replies ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Findings:
+    pieces: dict[str, int]
+    labels: tuple[str, ...] = ()
+    withheld: int = 0  # pieces seen too rarely to be told
+
+
+@dataclass(frozen=True)
+class Card:
+    """Sample counts: ``groups[split][language or domain]``; training samples used per round; what could not be read."""
+
+    groups: dict[str, dict[str, int]]
+    per_round: int
+    problems: tuple[str, ...] = ()
+
+    def samples(self, split: str = "train") -> int:
+        return sum(self.groups.get(split, {}).values())
+
+
+@dataclass(frozen=True)
+class Update:
+    """The pseudo-gradient θ − θᵢ of the tensors that left the silo, and how it came about."""
+
+    gradient: Tensors
+    samples: int
+    seen: int
+    steps: int
+    loss: float
+    seconds: float  # in training steps alone
+    lost: dict[str, str] = field(default_factory=dict)  # below a federation: who gave no update, and why
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Sums that add up over batches, silos and federations: ``sums[group][quantity]``."""
+
+    sums: dict[str, dict[str, float]]
+
+    def __add__(self, other: "Scores") -> "Scores":
+        merged = {group: dict(values) for group, values in self.sums.items()}
+        for group, values in other.sums.items():
+            mine = merged.setdefault(group, {})
+            for key, value in values.items():
+                mine[key] = mine.get(key, 0.0) + value
+        return Scores(merged)
+
+
+@dataclass(frozen=True)
+class Lost:
+    """No reply, and why. A drop-out is a value, not an exception."""
+
+    reason: str
+
+
+Request = Survey | Describe | Train | Evaluate
+Reply = Findings | Card | Update | Scores | Lost

@@ -1,0 +1,69 @@
+"""A method is a value with slots; most papers fill one or two and take the rest from FedAvg.
+
+    fedavg()                                                   every slot at its plainest
+    replace(fedavg(), objective=Proximal(mu=0.1))              FedProx
+    replace(fedprox(mu=0.1), server=Adam(lr=0.01))             FedProx with a server Adam: compose, never inherit
+
+`round.py` shows when each slot is asked.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from torch import Tensor
+
+from hansa.messages import Update
+from hansa.tensors import Layout, Tensors
+
+if TYPE_CHECKING:
+    from hansa.train import Work
+
+
+class Scope(Protocol):
+    """Which tensors travel; the others are personal: they stay in the silo and are kept there between rounds."""
+
+    def shared(self, layout: Layout) -> Sequence[str]: ...
+
+
+class Objective(Protocol):
+    """What a silo minimises beside its task's loss."""
+
+    def loss(self, work: "Work") -> Tensor | None:
+        """A term to differentiate together with the task's loss."""
+
+    def gradient(self, work: "Work") -> None:
+        """A term whose gradient is known in closed form: add it to ``work.learner.grad``."""
+
+
+class Weighing(Protocol):
+    """The weight of an update, relative to the others of its round."""
+
+    def weight(self, update: Update) -> float: ...
+
+
+class Aggregate(Protocol):
+    """How updates become one pseudo-gradient. ``needs`` says whether a running sum is enough or whether the rule
+    must see each update on its own (then secure aggregation cannot be used)."""
+
+    needs: Literal["sum", "each"]
+
+    def combine(self, layout: Layout, updates: Iterable[tuple[Update, float]]) -> Tensors: ...
+
+
+class ServerOptimiser(Protocol):
+    """How the pseudo-gradient moves the model; ``state`` persists over rounds and in checkpoints."""
+
+    def begin(self, layout: Layout) -> dict[str, Tensors]: ...
+
+    def step(self, model: Tensors, gradient: Tensors, state: dict[str, Tensors], round: int, scale: float) -> None: ...
+
+
+@dataclass(frozen=True)
+class Method:
+    name: str
+    scope: Scope
+    objective: Objective
+    weigh: Weighing
+    aggregate: Aggregate
+    server: ServerOptimiser

@@ -1,0 +1,35 @@
+"""Dimitriadis et al. (2021), Dynamic Gradient Aggregation for Federated Domain Adaptation, Section 3.
+
+    wᵢ = exp(−β·Lᵢ) / Σⱼ exp(−β·Lⱼ)
+
+Lᵢ: silo i's mean training loss in this round; β (``temperature``): how sharply good fits are preferred; β = 0 is
+the uniform mean. Deviations: the softmax form only; their learned weighting network is not included.
+"""
+
+from dataclasses import dataclass, replace
+from math import exp
+from typing import Annotated
+
+from pydantic import Field
+
+from hansa.config import Section
+from hansa.messages import Update
+from hansa.method import Method
+from hansa.methods import METHODS
+from hansa.methods.fedavg import fedavg
+
+
+@dataclass(frozen=True)
+class ByLoss:
+    temperature: float = 1.0
+
+    def weight(self, update: Update) -> float:
+        return exp(-self.temperature * update.loss)
+
+
+@METHODS.register("dga")
+class Dga(Section):
+    temperature: Annotated[float, Field(ge=0.0)] = 1.0
+
+    def build(self) -> Method:
+        return replace(fedavg(), name="dga", weigh=ByLoss(self.temperature))

@@ -1,0 +1,133 @@
+"""Reddi et al. (2021), Adaptive Federated Optimization, Algorithm 2; Manoel et al. (2023), Equation 2 and Table 2.
+
+    Δ_t = Σ wᵢ·(θᵢ − θ) = −g                  g: the mean pseudo-gradient
+    m_t = β₁·m_{t−1} + (1 − β₁)·g
+    FedAdagrad  v_t = v_{t−1} + g²
+    FedYogi     v_t = v_{t−1} − (1 − β₂)·g²·sign(v_{t−1} − g²)
+    FedAdam     v_t = β₂·v_{t−1} + (1 − β₂)·g²
+    θ ← θ − η·m̂ / (√v̂ + τ)
+
+η: server rate; m, v: moments, kept over rounds; τ (``eps``): the degree of adaptivity; m̂, v̂: bias-corrected as in
+Adam (Kingma & Ba, 2015), which is what the Medical system's server uses; ``bias_correction: false`` is
+Reddi et al. to the letter. For Yogi and Adagrad only m is corrected, since their v has no decay to undo.
+Deviations: v starts at zero (Reddi et al. allow any v₋₁ ≥ τ²).
+"""
+
+from dataclasses import dataclass, replace
+from math import cos, pi
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+
+from hansa.config import Positive, Schedule, Section, Server, Share
+from hansa.method import Method, ServerOptimiser
+from hansa.methods import METHODS
+from hansa.methods.fedavg import Sgd, fedavg
+from hansa.tensors import Layout, Tensors
+
+
+@dataclass(frozen=True)
+class Momentum:
+    """m ← μ·m + g;  θ ← θ − η·m."""
+
+    lr: float
+    momentum: float = 0.9
+
+    def begin(self, layout: Layout) -> dict[str, Tensors]:
+        return {"m": Tensors.zeros(layout)}
+
+    def step(self, model: Tensors, gradient: Tensors, state: dict[str, Tensors], round: int, scale: float) -> None:
+        m = state["m"].flat
+        m.mul_(self.momentum).add_(gradient.flat)
+        model.flat.add_(m, alpha=-self.lr * scale)
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    rule: Literal["adam", "adagrad", "yogi"]
+    lr: float
+    betas: tuple[float, float] = (0.9, 0.99)
+    eps: float = 1e-8
+    bias_correction: bool = True
+
+    def begin(self, layout: Layout) -> dict[str, Tensors]:
+        return {"m": Tensors.zeros(layout), "v": Tensors.zeros(layout)}
+
+    def step(self, model: Tensors, gradient: Tensors, state: dict[str, Tensors], round: int, scale: float) -> None:
+        beta1, beta2 = self.betas
+        m, v, g = state["m"].flat, state["v"].flat, gradient.flat
+        m.lerp_(g, 1 - beta1)
+        if self.rule == "adam":
+            v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+        elif self.rule == "adagrad":
+            v.addcmul_(g, g)
+        else:
+            g2 = g * g
+            v.addcmul_(g2, torch.sign(v - g2), value=-(1 - beta2))
+        correct_m = correct_v = 1.0
+        if self.bias_correction:
+            correct_m = 1 - beta1**round
+            correct_v = 1 - beta2**round if self.rule == "adam" else 1.0
+        denominator = v.sqrt().div_(correct_v**0.5).add_(self.eps)
+        model.flat.addcdiv_(m, denominator, value=-self.lr * scale / correct_m)
+
+
+def server_optimiser(server: Server) -> ServerOptimiser:
+    if server.optimizer == "sgd":
+        return Sgd(server.lr)
+    if server.optimizer == "momentum":
+        return Momentum(server.lr, server.momentum)
+    return Adaptive(server.optimizer, server.lr, server.betas, server.eps, server.bias_correction)
+
+
+def scale(schedule: Schedule, round: int, rounds: int) -> float:
+    """lr(r)/lr₀ for round r = 1 … rounds. ``linear`` with decay 1e-3 is the Medical paper's (1 − 1e-3·r)."""
+    if round <= schedule.warmup:
+        return round / (schedule.warmup + 1)
+    if schedule.kind == "linear":
+        decay = schedule.decay if schedule.decay is not None else 1 / (rounds + 1)
+        return max(0.0, 1 - decay * round)
+    if schedule.kind == "cosine":
+        done = (round - schedule.warmup) / max(1, rounds - schedule.warmup)
+        return schedule.final + (1 - schedule.final) * 0.5 * (1 + cos(pi * min(1.0, done)))
+    return 1.0
+
+
+class _FedOpt(Section):
+    lr: Positive = 0.01
+    betas: tuple[Share, Share] = (0.9, 0.99)
+    eps: Positive = 1e-3
+    bias_correction: bool = False
+
+
+@METHODS.register("fedadam")
+class FedAdam(_FedOpt):
+    def build(self) -> Method:
+        server = Adaptive("adam", self.lr, self.betas, self.eps, self.bias_correction)
+        return replace(fedavg(), name="fedadam", server=server)
+
+
+@METHODS.register("fedyogi")
+class FedYogi(_FedOpt):
+    def build(self) -> Method:
+        server = Adaptive("yogi", self.lr, self.betas, self.eps, self.bias_correction)
+        return replace(fedavg(), name="fedyogi", server=server)
+
+
+@METHODS.register("fedadagrad")
+class FedAdagrad(_FedOpt):
+    betas: tuple[Share, Share] = (0.0, 0.99)
+
+    def build(self) -> Method:
+        server = Adaptive("adagrad", self.lr, self.betas, self.eps, self.bias_correction)
+        return replace(fedavg(), name="fedadagrad", server=server)
+
+
+@METHODS.register("fedavgm")
+class FedAvgM(Section):
+    lr: Positive = 1.0
+    momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
+
+    def build(self) -> Method:
+        return replace(fedavg(), name="fedavgm", server=Momentum(self.lr, self.momentum))

@@ -1,0 +1,50 @@
+"""Li et al. (2020), Federated Optimization in Heterogeneous Networks, Algorithm 2 and Equation 2.
+
+    h(w; w^t) = F(w) + (μ/2)·‖w − w^t‖²        so  ∇h = ∇F + μ·(w − w^t)
+
+F: the silo's task loss; w: its model while training; w^t: the global model it received; μ: the pull back to it.
+Deviations: the term covers the tensors that travel; personal tensors have no global value to be pulled to.
+"""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+from torch import Tensor
+
+from hansa.config import Section
+from hansa.method import Method
+from hansa.methods import METHODS
+from hansa.methods.fedavg import fedavg
+
+if TYPE_CHECKING:
+    from hansa.train import Work
+
+
+@dataclass(frozen=True)
+class Proximal:
+    mu: float
+
+    def loss(self, work: "Work") -> Tensor | None:
+        return None  # the gradient is known in closed form
+
+    def gradient(self, work: "Work") -> None:
+        learner, start = work.learner, work.received
+        if start.layout == learner.layout:
+            learner.grad.add_(learner.flat, alpha=self.mu).sub_(start.flat, alpha=self.mu)
+            return
+        for name, span in start.layout.spans.items():
+            mine = learner.layout.spans[name]
+            learner.grad[mine].add_(learner.flat[mine] - start.flat[span], alpha=self.mu)
+
+
+def fedprox(mu: float) -> Method:
+    return replace(fedavg(), name="fedprox", objective=Proximal(mu))
+
+
+@METHODS.register("fedprox")
+class FedProx(Section):
+    mu: Annotated[float, Field(ge=0.0)] = 0.01
+
+    def build(self) -> Method:
+        return fedprox(self.mu)

@@ -1,0 +1,136 @@
+"""Aggregation that a few lying silos cannot steer.
+
+Yin et al. (2018), Byzantine-Robust Distributed Learning, Definitions 1 and 2: coordinate-wise median; β-trimmed mean
+(cut the β·n smallest and largest of every coordinate, average the rest).
+Blanchard et al. (2017), Machine Learning with Adversaries, Equation for Krum: of n updates with f liars, take the one
+with the smallest sum of squared distances to its n − f − 2 nearest others; n ≥ 2f + 3.
+Sun et al. (2019), Can You Really Backdoor Federated Learning?: norm bound, g ← g·min(1, M/‖g‖).
+
+Median, trimmed mean and Krum see each update on its own and ignore weights: a weight is a lever for a liar.
+Deviations: none.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+
+from hansa.config import Aggregation, Positive, Section
+from hansa.errors import ConfigError
+from hansa.messages import Update
+from hansa.method import Aggregate, Method, Weighing
+from hansa.methods import METHODS
+from hansa.methods.dga import ByLoss
+from hansa.methods.fedavg import BySamples, Mean, fedavg
+from hansa.tensors import Layout, Tensors, WeightedMean, stack
+
+CHUNK = 1 << 20  # coordinates at a time, so that sorting needs no second copy of all updates
+
+
+@dataclass(frozen=True)
+class TrimmedMean:
+    """``trim`` = 0.5 keeps the middle alone: the median."""
+
+    trim: float
+    needs: Literal["each"] = "each"
+
+    def combine(self, layout: Layout, updates: Iterable[tuple[Update, float]]) -> Tensors:
+        rows = stack([update.gradient.copy() for update, _ in updates])
+        n = len(rows)
+        cut = min(int(self.trim * n), (n - 1) // 2)
+        out = torch.empty(layout.size)
+        for start in range(0, layout.size, CHUNK):
+            part = rows[:, start : start + CHUNK].sort(dim=0).values
+            out[start : start + CHUNK] = part[cut : n - cut].mean(dim=0)
+        return Tensors(layout, out)
+
+
+@dataclass(frozen=True)
+class Krum:
+    bad: int
+    needs: Literal["each"] = "each"
+
+    def combine(self, layout: Layout, updates: Iterable[tuple[Update, float]]) -> Tensors:
+        rows = stack([update.gradient.copy() for update, _ in updates])
+        # Distances from differences, not from ‖a‖² + ‖b‖² − 2ab: with updates of very different size that cancels.
+        n = len(rows)
+        distances = torch.zeros(n, n, dtype=torch.float64)
+        for i in range(n):
+            for j in range(i):
+                distances[i, j] = distances[j, i] = (rows[i] - rows[j]).square().sum(dtype=torch.float64)
+        nearest = max(1, min(n - 1, n - self.bad - 2))
+        scores = distances.sort(dim=1).values[:, 1 : 1 + nearest].sum(dim=1)
+        return Tensors(layout, rows[int(scores.argmin())].clone())
+
+
+@dataclass(frozen=True)
+class NormBound:
+    """Works on a running sum: every update is shortened on its own before it is added."""
+
+    bound: float
+    needs: Literal["sum"] = "sum"
+
+    def combine(self, layout: Layout, updates: Iterable[tuple[Update, float]]) -> Tensors:
+        mean = WeightedMean(layout)
+        for update, weight in updates:
+            norm = float(update.gradient.flat.norm())
+            short = update.gradient.flat * min(1.0, self.bound / max(norm, 1e-30))
+            mean.add(Tensors(update.gradient.layout, short), weight)
+        return mean.mean()
+
+
+def aggregation(settings: Aggregation, silos: int) -> tuple[Weighing, Aggregate]:
+    weights = settings.weights
+    weigh: Weighing
+    if weights.by == "loss":
+        weigh = ByLoss(weights.temperature)
+    else:
+        weigh = BySamples(weights.temperature if weights.by == "samples" else 0.0)
+    match settings.rule:
+        case "mean":
+            return weigh, Mean()
+        case "median":
+            return weigh, TrimmedMean(0.5)
+        case "trimmed-mean":
+            return weigh, TrimmedMean(settings.trim)
+        case "krum":
+            if silos < 2 * settings.bad + 3:
+                raise ConfigError(
+                    f"krum with {settings.bad} bad silos needs at least {2 * settings.bad + 3} silos, and there are "
+                    f"{silos}: lower aggregate.bad or use rule 'median'"
+                )
+            return weigh, Krum(settings.bad)
+        case "norm-bound":
+            return weigh, NormBound(settings.bound)
+
+
+@METHODS.register("median")
+class Median(Section):
+    def build(self) -> Method:
+        return replace(fedavg(), name="median", aggregate=TrimmedMean(0.5))
+
+
+@METHODS.register("trimmed-mean")
+class TrimmedMeanSettings(Section):
+    trim: Annotated[float, Field(ge=0.0, lt=0.5)] = 0.2
+
+    def build(self) -> Method:
+        return replace(fedavg(), name="trimmed-mean", aggregate=TrimmedMean(self.trim))
+
+
+@METHODS.register("krum")
+class KrumSettings(Section):
+    bad: Annotated[int, Field(ge=0)] = 1
+
+    def build(self) -> Method:
+        return replace(fedavg(), name="krum", aggregate=Krum(self.bad))
+
+
+@METHODS.register("norm-bound")
+class NormBoundSettings(Section):
+    bound: Positive = 1.0
+
+    def build(self) -> Method:
+        return replace(fedavg(), name="norm-bound", aggregate=NormBound(self.bound))

@@ -1,0 +1,129 @@
+"""A model from a Hugging Face folder or hub id, or from a preset built here without any download."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from hansa.config import Model
+from hansa.errors import ConfigError
+from hansa.seeds import derive
+
+SIZES = {"tiny": (2, 128, 2), "small": (4, 256, 4), "base": (12, 768, 12)}  # layers, width, heads
+AUTO = {
+    "AutoModelForMaskedLM": "encoder",
+    "AutoModelForSequenceClassification": "encoder",
+    "AutoModelForCausalLM": "decoder",
+    "AutoModelForSeq2SeqLM": "encoder-decoder",
+}
+
+
+def preset(
+    size: str,
+    auto: str,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    dropout: float = 0.0,
+    labels: tuple[str, ...] = (),
+) -> PreTrainedModel:
+    """BERT, Llama or BART in three sizes, with the shapes that `max_length` and the vocabulary ask for."""
+    layers, width, heads = SIZES[size]
+    family = AUTO[auto]
+    vocabulary = -(-len(tokenizer) // 8) * 8  # a multiple of eight multiplies faster
+    special: dict[str, Any] = {
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+    config: Any
+    if family == "encoder":
+        config = transformers.BertConfig(
+            vocab_size=vocabulary,
+            hidden_size=width,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            intermediate_size=4 * width,
+            max_position_embeddings=max_length + 2,
+            hidden_dropout_prob=dropout,
+            attention_probs_dropout_prob=dropout,
+            type_vocab_size=2,
+            **special,
+        )
+    elif family == "decoder":
+        config = transformers.LlamaConfig(
+            vocab_size=vocabulary,
+            hidden_size=width,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            intermediate_size=8 * width // 3,
+            max_position_embeddings=max(max_length, 64),
+            attention_dropout=dropout,
+            tie_word_embeddings=True,
+            **special,
+        )
+    else:
+        config = transformers.BartConfig(
+            vocab_size=vocabulary,
+            d_model=width,
+            encoder_layers=layers,
+            decoder_layers=layers,
+            encoder_attention_heads=heads,
+            decoder_attention_heads=heads,
+            encoder_ffn_dim=4 * width,
+            decoder_ffn_dim=4 * width,
+            max_position_embeddings=max_length + 2,
+            dropout=dropout,
+            attention_dropout=dropout,
+            activation_dropout=0.0,
+            decoder_start_token_id=tokenizer.bos_token_id,
+            forced_eos_token_id=tokenizer.eos_token_id,
+            **special,
+        )
+    return from_config(config, auto, labels)
+
+
+def from_config(config: Any, auto: str, labels: tuple[str, ...] = ()) -> PreTrainedModel:
+    _name_labels(config, labels)
+    model: PreTrainedModel = getattr(transformers, auto).from_config(config)
+    return model
+
+
+def _name_labels(config: Any, labels: tuple[str, ...]) -> None:
+    if labels:
+        config.id2label = dict(enumerate(labels))
+        config.label2id = {label: i for i, label in enumerate(labels)}
+
+
+def initial(
+    settings: Model,
+    auto: str,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    labels: tuple[str, ...],
+    seed: int,
+) -> PreTrainedModel:
+    """The model every silo starts from. Fresh weights depend on the seed alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(seed, "initial weights"))
+        if settings.preset is not None:
+            return preset(settings.preset, auto, tokenizer, max_length, settings.dropout, labels)
+        return load(str(settings.path), auto, labels)
+
+
+def load(path: str, auto: str, labels: tuple[str, ...] = ()) -> PreTrainedModel:
+    if _looks_like_folder(path) and not (Path(path) / "config.json").is_file():
+        raise ConfigError(f"model.path: {path} holds no config.json: it is not a Hugging Face model folder")
+    try:
+        config = AutoConfig.from_pretrained(path)
+        _name_labels(config, labels)
+        model: PreTrainedModel = getattr(transformers, auto).from_pretrained(path, config=config, dtype=torch.float32)
+    except (OSError, ValueError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise ConfigError(f"model.path: {path} cannot be loaded as {auto}: {first}") from None
+    return model
+
+
+def _looks_like_folder(path: str) -> bool:
+    return path.startswith((".", "/", "~")) or Path(path).exists()

@@ -1,0 +1,120 @@
+"""Tokenisers: the model's own, plain bytes, or one vocabulary built federatedly.
+
+Federated: every silo cuts its text into word pieces with the same rule and tells the counts of those seen at least
+``minimum`` times; the server adds the counts up and trains byte-pair merges on them. No text leaves, rare words
+(names, numbers, spellings of one patient) are withheld, and what did leave is stated in the report.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from hansa.errors import ConfigError
+
+SPECIAL = {
+    "pad_token": "<pad>",
+    "unk_token": "<unk>",
+    "cls_token": "<s>",
+    "sep_token": "</s>",
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "mask_token": "<mask>",
+}
+RESERVED = ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]
+BYTES = [f"<0x{i:02X}>" for i in range(256)]
+# Characters of scripts written without spaces, digits and punctuation stand alone; everything else is a word.
+ALONE = Regex(r"\p{Han}|\p{Hiragana}+|\p{Katakana}+|\p{Thai}+|\p{Lao}+|\p{N}|[\p{P}\p{S}&&[^▁]]")
+TRAINING_WORDS = 3_000_000  # counts are scaled down to about this many, for the trainer's sake
+
+
+def _normalizer() -> Any:
+    return normalizers.NFC()
+
+
+def _cutter() -> Any:
+    return pre_tokenizers.Sequence(
+        [pre_tokenizers.Metaspace(prepend_scheme="first"), pre_tokenizers.Split(ALONE, "isolated")]
+    )
+
+
+def count_pieces(texts: Iterable[str], minimum: int) -> tuple[dict[str, int], int]:
+    """What a silo releases: pieces seen at least ``minimum`` times, and how many it withholds."""
+    normalizer, cutter = _normalizer(), _cutter()
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(piece for piece, _ in cutter.pre_tokenize_str(normalizer.normalize_str(text)))
+    kept = {piece: n for piece, n in counts.items() if n >= minimum}
+    return dict(sorted(kept.items())), len(counts) - len(kept)
+
+
+def train_vocabulary(counts: Mapping[str, int], size: int) -> PreTrainedTokenizerBase:
+    """Byte-pair merges over counted pieces. Unknown characters fall back to bytes, so nothing is ever lost."""
+    draft = Tokenizer(models.BPE(unk_token="<unk>"))
+    # The counted pieces are already cut: the trainer must not cut them again.
+    draft.pre_tokenizer = pre_tokenizers.Split("\n", "removed")
+    trainer = trainers.BpeTrainer(
+        vocab_size=size - len(BYTES), special_tokens=RESERVED, show_progress=False, max_token_length=24
+    )
+    draft.train_from_iterator(_repeat(counts), trainer)
+    learned = json.loads(draft.to_str())["model"]
+    rest = sorted((i, token) for token, i in learned["vocab"].items() if token not in RESERVED)
+    vocabulary = {token: i for i, token in enumerate(RESERVED + BYTES + [token for _, token in rest])}
+    merges = [tuple(pair) for pair in learned["merges"]]
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, byte_fallback=True, unk_token="<unk>"))
+    tokenizer.normalizer = _normalizer()
+    tokenizer.pre_tokenizer = _cutter()
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return _wrap(tokenizer)
+
+
+def _repeat(counts: Mapping[str, int]) -> Iterator[str]:
+    scale = min(1.0, TRAINING_WORDS / max(1, sum(counts.values())))
+    for piece, count in sorted(counts.items()):
+        left = max(1, round(count * scale))
+        while left > 0:
+            step = min(left, 1000)
+            yield "\n".join([piece] * step)
+            left -= step
+
+
+def byte_tokenizer() -> PreTrainedTokenizerBase:
+    """256 bytes and the special tokens: no vocabulary to build, nothing to release."""
+    vocabulary = {token: i for i, token in enumerate(RESERVED + BYTES)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>"))
+    tokenizer.normalizer = _normalizer()
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    return _wrap(tokenizer)
+
+
+def _wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerBase:
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>",
+        pair="<s> $A </s> $B:1 </s>:1",
+        special_tokens=[("<s>", tokenizer.token_to_id("<s>")), ("</s>", tokenizer.token_to_id("</s>"))],
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **SPECIAL)
+
+
+def load(path: str) -> PreTrainedTokenizerBase:
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise ConfigError(f"tokenizer: {path} cannot be loaded: {first}") from None
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+    return tokenizer
+
+
+def starts_word(tokenizer: PreTrainedTokenizerBase) -> list[bool]:
+    """For each token id, whether it begins a word: '▁x' and 'Ġx' do, 'x' does not; '##x' does not, 'x' does."""
+    tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    if any(t.startswith("##") for t in tokens):
+        return [not t.startswith("##") for t in tokens]
+    return [t.startswith(("▁", "Ġ")) for t in tokens]

@@ -1,0 +1,219 @@
+"""A node answers requests. A federation is a node that asks other nodes.
+
+A `Silo` (leaf) answers from its own data; a `Federation` (inner node) answers the same requests by asking its
+children. So flat federated learning and federations of federations are one recursion.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from hansa import config
+from hansa.data import examples, sampling
+from hansa.data.readers import Problems, rows
+from hansa.evaluate import evaluate
+from hansa.links import Link
+from hansa.messages import Card, Describe, Evaluate, Findings, Lost, NodeId, Reply, Request, Scores, Survey, Train, Update
+from hansa.method import Method
+from hansa.methods.fedavg import Sgd
+from hansa.methods.fedopt import scale
+from hansa.models.tokenizer import count_pieces
+from hansa.round import Member, Moving, federated_round
+from hansa.runs.memory import Memory
+from hansa.seeds import derive, stream
+from hansa.tasks.base import Batch
+from hansa.tensors import Tensors
+from hansa.train import Work, train
+
+if TYPE_CHECKING:
+    from hansa.site import Site
+
+PERSONAL = "personal"
+
+
+class Node(Protocol):
+    def answer(self, request: Request) -> Reply: ...
+
+
+class Silo:
+    """Holds text that stays. All it ever says is in its replies."""
+
+    def __init__(self, name: NodeId, node: config.Node, site: "Site", memory: Memory) -> None:
+        self.name, self.node, self.site, self.memory = name, node, site, memory
+        self._examples: dict[str, examples.Examples] = {}
+
+    def answer(self, request: Request) -> Reply:
+        match request:
+            case Survey():
+                return self._survey(request)
+            case Describe():
+                return self._describe()
+            case Train():
+                return self._train(request)
+            case Evaluate():
+                return self._evaluate(request)
+
+    def _survey(self, request: Survey) -> Findings:
+        problems, data = Problems(), self.site.federation.data
+        texts: list[str] = []
+        labels: set[str] = set()
+        for source in self.node.sources:
+            for row in rows(source, "train", data, problems):
+                if request.pieces:
+                    texts.append(row[source.text])
+                if request.labels:
+                    labels.add(str(row.get(source.label)))
+            problems.check(data.broken, source.train)
+        pieces, withheld = count_pieces(texts, request.pieces) if request.pieces else ({}, 0)
+        return Findings(pieces, tuple(sorted(labels)), withheld)
+
+    def _describe(self) -> Card:
+        splits = {split: self.examples(split) for split in ("train", "valid", "test")}
+        used = len(sampling.draw(self.site.federation.train, len(splits["train"]), 0, 1, self.name)) if len(splits["train"]) else 0
+        return Card({split: held.counts() for split, held in splits.items()}, used, splits["train"].problems)
+
+    def _train(self, request: Train) -> Reply:
+        site, federation = self.site, self.site.federation
+        held = self.examples("train")
+        if not len(held):
+            return Lost("it has no training samples")
+        learner = site.learner
+        memory = self._load(request.round, request.model)
+        work = Work(learner, request.model, request.round, memory)
+        rate = scale(federation.train.schedule, request.round, federation.rounds)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive(federation.seed, request.round, self.name, "dropout"))
+            done = train(work, site.task, site.method.objective, federation.train, self._batches(request.round), rate)
+        kept = done.memory
+        if self._personal:
+            kept = kept | {f"{PERSONAL}.{name}": learner.state[name] for name in self._personal}
+        self.memory.keep(request.round, kept, request.durable)
+        moved = learner.state.only(request.model.layout.names)
+        gradient = Tensors(request.model.layout, request.model.flat - moved.flat)
+        return Update(gradient, len(held), done.seen, done.steps, done.loss, done.seconds)
+
+    def _evaluate(self, request: Evaluate) -> Scores:
+        site = self.site
+        self._load(request.round + 1, request.model)
+        held = self.examples(request.split)
+        batch = site.federation.evaluate.batch
+        return evaluate(
+            site.learner.model, site.task, held, site.vocabulary, site.federation.seed, request.share, batch
+        )
+
+    def examples(self, split: str) -> examples.Examples:
+        """The samples of a split: tokenised by whoever asks first, mapped from the cache by everyone else."""
+        if split not in self._examples:
+            site = self.site
+            names = [source.language or self.name for source in self.node.sources]
+            self._examples[split] = examples.load(
+                self.node.sources,
+                split,
+                site.federation.data,
+                names,
+                lambda some, source: site.task.encode(some, source, site.vocabulary),
+                site.fingerprint,
+            )
+        return self._examples[split]
+
+    def _load(self, round: int, shared: Tensors) -> dict[str, torch.Tensor]:
+        """Put the received tensors and this silo's own into the resident model; return what it remembers."""
+        memory = self.memory.recall(round)
+        learner = self.site.learner
+        learner.state.write(shared)
+        for name in self._personal:
+            own = memory.get(f"{PERSONAL}.{name}")
+            learner.state[name].copy_(own if own is not None else self.site.start[name])
+        return memory
+
+    @cached_property
+    def _personal(self) -> list[str]:
+        layout = self.site.learner.layout
+        shared = set(self.site.method.scope.shared(layout))
+        return [name for name in layout.names if name not in shared]
+
+    def _batches(self, round: int) -> Iterator[Batch]:
+        site, training = self.site, self.site.federation.train
+        held, seed = self.examples("train"), site.federation.seed
+        chosen = sampling.draw(training, len(held), seed, round, self.name)
+        rng = stream(seed, round, self.name, "batches")
+        for indices in sampling.batches(chosen, held.lengths, training.batch, rng):
+            yield site.task.batch(held, indices, rng, site.vocabulary)
+
+
+@dataclass(frozen=True)
+class Federation:
+    """An inner node: to its parent a node like any other, to its children the one who asks.
+
+    It averages its children (the root alone has a server optimiser) and answers with how far the mean has moved.
+    """
+
+    name: NodeId
+    members: Mapping[NodeId, Member]
+    link: Link
+    method: Method
+    settings: config.Federation
+    rounds: int = 1
+
+    def answer(self, request: Request) -> Reply:
+        match request:
+            case Train():
+                return self._train(request)
+            case _:
+                return self._gather(request)
+
+    def _train(self, request: Train) -> Reply:
+        method = replace(self.method, server=Sgd())
+        moving = Moving(request.model.copy(), {})
+        records = []
+        for k in range(self.rounds):
+            moving.round = (request.round - 1) * self.rounds + k
+            record = federated_round(self.name, self.members, self.link, method, self.settings, moving, request.durable)
+            if record.failed:
+                return Lost(f"federation '{self.name}': {record.failed}")
+            records.append(record)
+        gradient = Tensors(request.model.layout, request.model.flat - moving.model.flat)
+        answered = [update for record in records for update in record.updates.values()]
+        return Update(
+            gradient=gradient,
+            samples=sum(u.samples for u in records[-1].updates.values()),
+            seen=sum(u.seen for u in answered),
+            steps=sum(u.steps for u in answered),
+            loss=sum(u.loss * u.samples for u in answered) / max(1, sum(u.samples for u in answered)),
+            seconds=sum(u.seconds for u in answered),
+            lost={name: reason for record in records for name, reason in record.lost.items()},
+        )
+
+    def _gather(self, request: Request) -> Reply:
+        replies = [answer.reply for answer in self.link.ask(dict.fromkeys(self.members, request), None)]
+        lost = [reply.reason for reply in replies if isinstance(reply, Lost)]
+        if lost:
+            return Lost(f"federation '{self.name}': {lost[0]}")
+        return merge(replies)
+
+
+def merge(replies: list[Reply]) -> Reply:
+    """Replies of several nodes as if one had given them."""
+    first, *rest = replies
+    for other in rest:
+        match first, other:
+            case Scores(), Scores():
+                first = first + other
+            case Findings(), Findings():
+                pieces = dict(first.pieces)
+                for piece, count in other.pieces.items():
+                    pieces[piece] = pieces.get(piece, 0) + count
+                labels = tuple(sorted({*first.labels, *other.labels}))
+                first = Findings(pieces, labels, first.withheld + other.withheld)
+            case Card(), Card():
+                groups = {
+                    split: {**first.groups.get(split, {}), **other.groups.get(split, {})}
+                    for split in ("train", "valid", "test")
+                }
+                first = Card(groups, first.per_round + other.per_round, first.problems + other.problems)
+            case _:
+                raise TypeError(f"cannot merge {type(first).__name__} with {type(other).__name__}")
+    return first

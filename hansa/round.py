@@ -1,0 +1,153 @@
+"""START HERE: one federated round.
+
+    1 who takes part          a cohort, drawn from the seed
+    2 trade knowledge         (methods that exchange something before training)
+    3 local work              every silo starts from the model and minimises its objective
+    4 what leaves a silo      the pseudo-gradient of the tensors in the method's scope
+    5 where updates meet      a running sum, or each by each for robust rules; nonsense never gets in
+    6 move the model          the server optimiser takes the step
+    7 look                    evaluate, record, checkpoint: see run.py, which repeats this round
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import ceil, isfinite
+from time import monotonic, perf_counter
+
+from hansa.config import Federation, Participation
+from hansa.links import Answer, Link
+from hansa.messages import Lost, NodeId, Train, Update
+from hansa.method import Method
+from hansa.methods.fedopt import scale
+from hansa.seeds import stream
+from hansa.tensors import Layout, Tensors, is_finite
+
+LARGEST = 1e12  # no silo has more samples than this: a larger figure is a lie or a bug
+
+
+@dataclass(frozen=True)
+class Member:
+    """What a federation knows of a child before it asks."""
+
+    samples: int
+    work: int  # samples per round: who has most is asked first, so that workers end together
+
+
+@dataclass
+class Moving:
+    """What a round moves: the shared model, the server optimiser's memory, the number of rounds done."""
+
+    model: Tensors
+    state: dict[str, Tensors]
+    round: int = 0
+
+
+@dataclass
+class Record:
+    """What happened in a round."""
+
+    round: int
+    cohort: list[NodeId]
+    updates: dict[NodeId, Update] = field(default_factory=dict)  # without their tensors
+    lost: dict[NodeId, str] = field(default_factory=dict)
+    sent: dict[NodeId, int] = field(default_factory=dict)
+    received: dict[NodeId, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    failed: str = ""
+
+    @property
+    def loss(self) -> float:
+        samples = sum(u.samples for u in self.updates.values())
+        return sum(u.loss * u.samples for u in self.updates.values()) / max(1, samples)
+
+
+def federated_round(
+    name: NodeId,
+    members: Mapping[NodeId, Member],
+    link: Link,
+    method: Method,
+    settings: Federation,
+    moving: Moving,
+    durable: int,
+) -> Record:
+    """Run round ``moving.round + 1`` among ``members``. If too few answer, the model stays and the record says so."""
+    number = moving.round + 1
+    began = perf_counter()
+
+    # 1 who takes part
+    cohort = choose(members, settings.participation, settings.seed, number, name)
+    record = Record(number, cohort)
+
+    # 3, 4 local work; what leaves a silo
+    request = Train(number, moving.model, durable)
+    deadline = settings.participation.deadline
+    answers = link.ask(dict.fromkeys(cohort, request), None if deadline is None else monotonic() + deadline)
+
+    # 5 where updates meet
+    accepted = screen(answers, moving.model.layout, record)
+    gradient = method.aggregate.combine(moving.model.layout, ((u, method.weigh.weight(u)) for u in accepted))
+    record.seconds["work"] = perf_counter() - began
+    needed = max(1, ceil(settings.participation.quorum * len(cohort)))
+    if len(record.updates) < needed:
+        reasons = "; ".join(f"{node}: {reason}" for node, reason in record.lost.items())
+        record.failed = f"round {number}: {len(record.updates)} of {len(cohort)} answered, {needed} needed ({reasons})"
+        return record
+
+    # 6 move the model
+    began = perf_counter()
+    rate = scale(settings.server.schedule, number, settings.rounds) if settings.server else 1.0
+    method.server.step(moving.model, gradient, moving.state, number, rate)
+    moving.round = number
+    record.seconds["move"] = perf_counter() - began
+    return record
+
+
+def choose(
+    members: Mapping[NodeId, Member], participation: Participation, seed: int, round: int, federation: NodeId
+) -> list[NodeId]:
+    """The cohort, largest work first. Who takes part depends on the seed and on names, not on their order."""
+    names = sorted(members)
+    count = participation.count or max(1, round_half_up(participation.share * len(names)))
+    if count < len(names):
+        chosen = stream(seed, round, federation, "cohort").permutation(len(names))[:count]
+        names = [names[i] for i in chosen]
+    return sorted(names, key=lambda n: (-members[n].work, n))
+
+
+def round_half_up(x: float) -> int:
+    return int(x + 0.5)
+
+
+def screen(answers: Iterator[Answer], layout: Layout, record: Record) -> Iterator[Update]:
+    """Let through updates that make sense; note the others as lost, with a reason."""
+    for answer in answers:
+        record.sent[answer.node], record.received[answer.node] = answer.sent, answer.received
+        reason = flaw(answer.reply, layout)
+        if reason:
+            record.lost[answer.node] = reason
+            continue
+        assert isinstance(answer.reply, Update)
+        yield answer.reply
+        empty = Tensors(Layout((), ()), answer.reply.gradient.flat[:0].clone())
+        record.updates[answer.node] = Update(**{**vars(answer.reply), "gradient": empty})
+
+
+def flaw(reply: object, layout: Layout) -> str:
+    """Why a reply must not enter the model; empty if it may."""
+    if isinstance(reply, Lost):
+        return reply.reason
+    if not isinstance(reply, Update):
+        return f"it sent a {type(reply).__name__} instead of an update"
+    sent = reply.gradient.layout
+    if sent != layout:
+        known = dict(zip(layout.names, layout.shapes, strict=True))
+        for name, shape in zip(sent.names, sent.shapes, strict=True):
+            if known.get(name) != shape:
+                return f"its update has {name} {list(shape)}, which the model does not have"
+    if not 0 < reply.samples <= LARGEST:
+        return f"it claims {reply.samples} samples"
+    if not isfinite(reply.loss):
+        return f"its training loss is {reply.loss}"
+    if not is_finite(reply.gradient.flat):
+        return "its update has values that are not finite (NaN or Inf)"
+    return ""

@@ -1,0 +1,271 @@
+"""A whole run: survey the silos, agree on a tokeniser and a start, then round after round until the model is done."""
+
+import json
+import platform
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+from hansa import baselines
+from hansa.config import Federation, Node, leaves
+from hansa.errors import DataError, RunFailed
+from hansa.links import Link
+from hansa.links.local import LocalLink
+from hansa.links.pool import PoolLink
+from hansa.links.tree import TreeLink
+from hansa.messages import Card, Describe, Evaluate, Findings, Lost, NodeId, Reply, Request, Scores, Survey
+from hansa.models import build, tokenizer
+from hansa.node import Federation as Inner
+from hansa.node import PERSONAL, merge
+from hansa.report.card import model_card
+from hansa.round import Member, Moving, federated_round
+from hansa.runs.directory import RunDirectory
+from hansa.runs.ledger import Ledger
+from hansa.site import Site
+from hansa.watch import Quiet, Watcher
+
+VERSIONS = ("hansa", "torch", "transformers", "tokenizers", "safetensors", "numpy")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    folder: Path
+    metrics: dict[str, dict[str, float]]  # group → metric → value, on the whole test set
+
+
+def run(
+    federation: Federation,
+    out: Path | None = None,
+    resume: bool = False,
+    workers: int | None = None,
+    watcher: Watcher | None = None,
+) -> Outcome:
+    """Run a federation file to its end. ``workers`` = 0 keeps everything in this process."""
+    watcher = watcher or Quiet()
+    Site(federation, Path()).method  # refuse meaningless combinations before anything is written  # noqa: B018
+    Site(federation, Path()).task  # noqa: B018
+    _check_data(federation)
+    directory = RunDirectory.create(federation, out, resume)
+    ledger = Ledger(directory.path)
+    try:
+        with link_to(federation, directory.path, workers, watcher) as link:
+            begin(federation, directory, link, ledger, watcher)
+            cards = describe(federation, directory, link, ledger, watcher)
+            arranged = baselines.arrange(federation, sum(card.per_round for card in cards.values()))
+            if arranged is federation:
+                return Run(federation, directory, link, cards, ledger, watcher, workers).go()
+        with link_to(arranged, directory.path, workers, watcher) as link:
+            cards = describe(arranged, directory, link, ledger, watcher)
+            return Run(arranged, directory, link, cards, ledger, watcher, workers).go()
+    finally:
+        ledger.close()
+
+
+@contextmanager
+def link_to(federation: Federation, folder: Path, workers: int | None, watcher: Watcher) -> Iterator[Link]:
+    """A link to all silos of the tree."""
+    if workers == 0:
+        site, threads = Site(federation, folder), torch.get_num_threads()
+        torch.set_num_threads(1)  # as in a worker: the same bits for any number of workers
+        try:
+            yield LocalLink(lambda name: site.silo(name).answer)
+        finally:
+            torch.set_num_threads(threads)
+        return
+    with PoolLink(federation, folder, workers, watcher.silo) as pool:
+        yield pool
+
+
+def _check_data(federation: Federation) -> None:
+    for name, node in leaves(federation.silos).items():
+        for source in node.sources:
+            for file in (source.train, source.valid, source.test):
+                if file is not None and not Path(file).exists():
+                    raise DataError(f"silos.{name}: {file} does not exist; give the path of a file or folder with its data")
+
+
+def gather(link: Link, names: list[NodeId], request: Request) -> dict[NodeId, Reply]:
+    """Replies of all, none of whom may be missing."""
+    replies = {answer.node: answer.reply for answer in link.ask(dict.fromkeys(names, request), None)}
+    for name, reply in replies.items():
+        if isinstance(reply, Lost):
+            raise RunFailed(f"silo '{name}' could not answer a {type(request).__name__} request: {reply.reason}")
+    return replies
+
+
+# ── before the first round ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def begin(federation: Federation, directory: RunDirectory, link: Link, ledger: Ledger, watcher: Watcher) -> None:
+    """Agree on the tokeniser, the labels and the starting weights: `start/` is the same for every silo."""
+    if directory.start.exists():
+        return
+    task = Site(federation, directory.path).task
+    settings = federation.tokenizer
+    kind = settings.kind or ("model" if federation.model.path or settings.path else "federated")
+    named_labels: tuple[str, ...] = getattr(task, "labels", ())
+    ask_labels = task.needs_labels and not named_labels
+    found = Findings({})
+    if kind == "federated" or ask_labels:
+        watcher.say("asking the silos for word counts" if kind == "federated" else "asking the silos for labels")
+        request = Survey(settings.minimum if kind == "federated" else 0, ask_labels)
+        replies = gather(link, list(leaves(federation.silos)), request)
+        merged = merge(list(replies.values()))
+        assert isinstance(merged, Findings)
+        found = merged
+        ledger.fact("survey", _released(replies, settings.minimum, kind == "federated"))
+    if kind == "federated":
+        words = tokenizer.train_vocabulary(found.pieces, settings.size)
+    elif kind == "bytes":
+        words = tokenizer.byte_tokenizer()
+    else:
+        words = tokenizer.load(str(settings.path or federation.model.path))
+    labels = named_labels or found.labels
+    model = build.initial(federation.model, task.auto, words, federation.data.max_length, labels, federation.seed)
+    with directory.atomically(directory.start) as draft:
+        words.save_pretrained(draft)
+        model.save_pretrained(draft)
+        (draft / "labels.json").write_text(json.dumps(labels, ensure_ascii=False))
+    facts = {name: version(name) for name in VERSIONS} | {"python": platform.python_version()}
+    ledger.fact("versions", facts)
+    ledger.fact("vocabulary", len(words))
+    ledger.fact("parameters", sum(p.numel() for p in model.parameters()))
+
+
+def _released(replies: Mapping[NodeId, Reply], minimum: int, pieces: bool) -> dict[str, object]:
+    told = {name: reply for name, reply in replies.items() if isinstance(reply, Findings)}
+    return {
+        "minimum": minimum if pieces else 0,
+        "silos": {n: {"told": len(f.pieces), "withheld": f.withheld, "labels": len(f.labels)} for n, f in told.items()},
+    }
+
+
+def describe(
+    federation: Federation, directory: RunDirectory, link: Link, ledger: Ledger, watcher: Watcher
+) -> dict[NodeId, Card]:
+    watcher.say("silos prepare their data")
+    cards = {n: c for n, c in gather(link, list(leaves(federation.silos)), Describe()).items() if isinstance(c, Card)}
+    for name, card in cards.items():
+        for problem in card.problems:
+            watcher.say(f"{name}: {problem}")
+            if not ledger.select("select 1 from events where node=? and kind='data' and text=?", name, problem):
+                ledger.event(0, name, "data", problem)
+        if not card.samples("train"):
+            raise DataError(f"silos.{name}: no training samples are left after reading and splitting its data")
+    ledger.fact(f"cards:{federation.kind}" if federation.kind != "federated" else "cards", {n: vars(c) for n, c in cards.items()})
+    return cards
+
+
+# ── rounds ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Run:
+    def __init__(
+        self,
+        federation: Federation,
+        directory: RunDirectory,
+        link: Link,
+        cards: Mapping[NodeId, Card],
+        ledger: Ledger,
+        watcher: Watcher,
+        workers: int | None,
+    ) -> None:
+        self.federation, self.directory, self.cards = federation, directory, cards
+        self.ledger, self.watcher = ledger, watcher
+        self.workers = getattr(link, "size", 1)
+        self.site = Site(federation, directory.path)
+        self.members, self.link = grow(federation, federation.silos, link, cards, self.site)
+
+    def go(self) -> Outcome:
+        federation, watcher = self.federation, self.watcher
+        moving = self._restore()
+        self.ledger.rewind(moving.round)
+        durable = moving.round
+        watcher.begin(federation, moving.round, {n: c.samples() for n, c in self.cards.items()})
+        if moving.round == 0:
+            self._evaluate(moving, final=federation.rounds == 0)
+        while moving.round < federation.rounds:
+            record = federated_round(
+                federation.name, self.members, self.link, self.site.method, federation, moving, durable
+            )
+            if record.failed:
+                self.directory.save(moving, federation.checkpoint.keep)
+                raise RunFailed(f"{record.failed}; mend the cause, then continue with --resume (in {self.directory.path})")
+            seconds = dict(record.seconds)
+            last = moving.round == federation.rounds
+            if last or moving.round % federation.evaluate.every == 0:
+                seconds["evaluate"] = self._evaluate(moving, final=last)
+            self.ledger.round(record, seconds, self.workers)
+            if last or moving.round % federation.checkpoint.every == 0:
+                began = perf_counter()
+                self.directory.save(moving, federation.checkpoint.keep)
+                durable = moving.round
+                seconds["checkpoint"] = perf_counter() - began
+            watcher.round(record, seconds)
+        self._save_models(moving)
+        watcher.end()
+        return Outcome(self.directory.path, self.ledger.final())
+
+    def _restore(self) -> Moving:
+        found = self.directory.restore()
+        if found is not None:
+            return found
+        start = self.site.start
+        shared = start.only(self.site.method.scope.shared(start.layout)).copy()
+        return Moving(shared, self.site.method.server.begin(shared.layout))
+
+    def _evaluate(self, moving: Moving, final: bool) -> float:
+        """Score the model everywhere: on a part of the validation data while running, on the whole test set at the end."""
+        began = perf_counter()
+        settings = self.federation.evaluate
+        split, share = ("test", 1.0) if final else ("test", settings.share)
+        request = Evaluate(moving.round, moving.model, split, share)
+        scores = merge(list(gather(self.link, list(self.members), request).values()))
+        assert isinstance(scores, Scores)
+        metrics = {group: self.site.task.metrics(sums) for group, sums in scores.sums.items()}
+        self.ledger.scores(moving.round, split, share, metrics)
+        self.watcher.scores(moving.round, metrics, self.site.task.headline)
+        return perf_counter() - began
+
+    def _save_models(self, moving: Moving) -> None:
+        """The model as a plain Hugging Face folder; personal models beside it where silos have their own."""
+        site, learner = self.site, self.site.learner
+        learner.state.write(moving.model)
+        if moving.model.layout.names:
+            self._export(self.directory.model, "")
+        personal = [n for n in learner.layout.names if n not in set(moving.model.layout.names)]
+        for name in leaves(self.federation.silos) if personal else ():
+            memory = site.silo(name).memory.recall(moving.round + 1)
+            for tensor in personal:
+                own = memory.get(f"{PERSONAL}.{tensor}")
+                learner.state[tensor].copy_(own if own is not None else site.start[tensor])
+            self._export(self.directory.path / "silos" / name / "model", name)
+
+    def _export(self, folder: Path, silo: str) -> None:
+        with self.directory.atomically(folder) as draft:
+            self.site.learner.model.save_pretrained(draft)  # type: ignore[operator]
+            self.site.vocabulary.tokenizer.save_pretrained(draft)
+            (draft / "README.md").write_text(
+                model_card(self.federation, self.cards, self.ledger.final(), self.ledger.facts(), silo), encoding="utf-8"
+            )
+
+
+def grow(
+    federation: Federation, silos: Mapping[NodeId, Node], link: Link, cards: Mapping[NodeId, Card], site: Site
+) -> tuple[dict[NodeId, Member], Link]:
+    """The members of a federation and the link to them, with inner federations grown below."""
+    members: dict[NodeId, Member] = {}
+    inner = {}
+    for name, node in silos.items():
+        if node.sources:
+            members[name] = Member(cards[name].samples(), cards[name].per_round)
+            continue
+        below, link_below = grow(federation, node.silos, link, cards, site)
+        inner[name] = Inner(name, below, link_below, site.method, federation, node.rounds).answer
+        members[name] = Member(sum(m.samples for m in below.values()), sum(m.work for m in below.values()))
+    return members, TreeLink(link, inner) if inner else link

@@ -1,0 +1,150 @@
+"""A run directory: everything a run leaves behind, written so that a crash at any moment loses at most some rounds.
+
+    runs/NAME/
+      federation.yaml     resolved configuration       ledger.sqlite      rounds, metrics, traffic, events
+      metrics.jsonl       one line per event           checkpoints/round-N/
+      start/              the tokeniser, labels and weights every silo started from
+      model/              plain save_pretrained folder with a model card
+      silos/NAME/model/   personal models where there are any
+      report.html         self-contained
+"""
+
+import errno
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from hansa.config import Federation, dump
+from hansa.errors import RunFailed, UserError
+from hansa.round import Moving
+from hansa.tensors import Layout, Tensors
+
+
+class RunDirectory:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @staticmethod
+    def create(federation: Federation, out: Path | None, resume: bool) -> "RunDirectory":
+        """A new directory, or the one to resume. Without ``out`` it is runs/NAME, numbered if taken."""
+        if out is None:
+            taken = sorted(_numbered(federation.name), key=lambda p: p.stat().st_mtime)
+            if resume:
+                if not taken:
+                    raise UserError(f"--resume: there is no run named '{federation.name}' in runs/; start it without --resume")
+                out = taken[-1]
+            else:
+                number = 1 + len(taken)
+                out = Path("runs") / (federation.name if number == 1 else f"{federation.name}-{number}")
+                while out.exists():
+                    number += 1
+                    out = Path("runs") / f"{federation.name}-{number}"
+        directory = RunDirectory(out)
+        written = out / "federation.yaml"
+        if resume:
+            if not written.is_file():
+                raise UserError(f"--resume: {out} holds no run (no federation.yaml); start it without --resume")
+            if written.read_text() != dump(federation):
+                raise UserError(
+                    f"--resume: the federation file differs from the one {out} was started with; "
+                    f"resume with {written}, or start anew without --resume"
+                )
+        else:
+            if out.exists() and any(out.iterdir()):
+                raise UserError(f"{out} is not empty; choose another --out, or continue the run there with --resume")
+            out.mkdir(parents=True, exist_ok=True)
+            written.write_text(dump(federation))
+        return directory
+
+    @property
+    def start(self) -> Path:
+        return self.path / "start"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model"
+
+    @contextmanager
+    def atomically(self, folder: Path) -> Iterator[Path]:
+        """Write a folder under another name, then rename it: it is there whole, or not at all."""
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".draft-"))
+        try:
+            yield draft
+            for file in draft.rglob("*"):
+                if file.is_file():
+                    _sync(file)
+            if folder.exists():
+                shutil.rmtree(folder)
+            draft.chmod(0o755)
+            draft.rename(folder)
+            _sync(folder.parent)
+        except OSError as error:
+            shutil.rmtree(draft, ignore_errors=True)
+            if error.errno in (errno.ENOSPC, errno.EROFS, errno.EDQUOT):
+                raise RunFailed(
+                    f"{folder} could not be written ({error.strerror}); what was written before is intact: "
+                    "make room, then continue with --resume"
+                ) from None
+            raise
+        except BaseException as error:
+            shutil.rmtree(draft, ignore_errors=True)
+            if isinstance(error, SafetensorError) and "No space left" in str(error):
+                raise RunFailed(
+                    f"{folder} could not be written (no space left on device); what was written before is "
+                    "intact: make room, then continue with --resume"
+                ) from None
+            raise
+
+    # ── checkpoints ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def save(self, moving: Moving, keep: int) -> None:
+        with self.atomically(self._checkpoint(moving.round)) as draft:
+            save_file(moving.model.named(), draft / "model.safetensors")
+            save_file({name: t.flat for name, t in moving.state.items()}, draft / "server.safetensors")
+            layout = moving.model.layout
+            (draft / "layout.json").write_text(json.dumps([layout.names, layout.shapes]))
+        for old in self.checkpoints()[:-keep]:
+            shutil.rmtree(self._checkpoint(old))
+
+    def restore(self) -> Moving | None:
+        """The newest checkpoint, or None."""
+        rounds = self.checkpoints()
+        if not rounds:
+            return None
+        folder = self._checkpoint(rounds[-1])
+        names, shapes = json.loads((folder / "layout.json").read_text())
+        layout = Layout(tuple(names), tuple(map(tuple, shapes)))
+        named = load_file(folder / "model.safetensors")
+        state = {name: Tensors(layout, flat) for name, flat in load_file(folder / "server.safetensors").items()}
+        return Moving(Tensors.of({name: named[name] for name in layout.names}), state, rounds[-1])
+
+    def checkpoints(self) -> list[int]:
+        found = (self.path / "checkpoints").glob("round-*")
+        return sorted(int(folder.name.removeprefix("round-")) for folder in found)
+
+    def _checkpoint(self, round: int) -> Path:
+        return self.path / "checkpoints" / f"round-{round}"
+
+
+def _numbered(name: str) -> Iterator[Path]:
+    root = Path("runs")
+    for path in root.glob(f"{name}*") if root.is_dir() else ():
+        suffix = path.name.removeprefix(name)
+        if not suffix or (suffix[0] == "-" and suffix[1:].isdigit()):
+            yield path
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,121 @@
+"""The run's ledger: what happened, round by round, in SQLite for questions and in metrics.jsonl for pipes."""
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
+from time import time
+from typing import Any
+
+from hansa.round import Record
+
+SCHEMA = """
+create table if not exists rounds (
+  round integer primary key, at real, loss real, seen integer, steps integer, cohort integer, lost integer, seconds real,
+  work_seconds real, step_seconds real, move_seconds real, evaluate_seconds real, checkpoint_seconds real
+);
+create table if not exists metrics (round integer, split text, share real, grp text, metric text, value real);
+create table if not exists traffic (round integer, node text, sent integer, received integer, seen integer, loss real);
+create table if not exists events (at real, round integer, node text, kind text, text text);
+create table if not exists facts (name text primary key, value text);
+"""
+
+
+class Ledger:
+    def __init__(self, folder: Path) -> None:
+        self._jsonl = folder / "metrics.jsonl"
+        self._db = sqlite3.connect(folder / "ledger.sqlite", check_same_thread=False)
+        self._db.executescript("pragma journal_mode=wal; pragma synchronous=normal;" + SCHEMA)
+
+    def close(self) -> None:
+        self._db.close()
+
+    def rewind(self, round: int) -> None:
+        """Forget what came after ``round``: it will happen again."""
+        for table in ("rounds", "metrics", "traffic", "events"):
+            self._db.execute(f"delete from {table} where round > ?", (round,))
+        self._db.commit()
+        if self._jsonl.exists():
+            lines = self._jsonl.read_text(encoding="utf-8").splitlines()
+            kept = [line for line in lines if _round_of(line) <= round]
+            self._jsonl.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+
+    def round(self, record: Record, seconds: Mapping[str, float], workers: int) -> None:
+        updates = record.updates.values()
+        row = {
+            "round": record.round,
+            "at": time(),
+            "loss": record.loss,
+            "seen": sum(u.seen for u in updates),
+            "steps": sum(u.steps for u in updates),
+            "cohort": len(record.cohort),
+            "lost": len(record.lost),
+            "seconds": sum(seconds.values()),
+            "work_seconds": seconds.get("work", 0.0),
+            "step_seconds": sum(u.seconds for u in updates) / workers,
+            "move_seconds": seconds.get("move", 0.0),
+            "evaluate_seconds": seconds.get("evaluate", 0.0),
+            "checkpoint_seconds": seconds.get("checkpoint", 0.0),
+        }
+        self._insert("rounds", row)
+        for node in record.cohort:
+            update = record.updates.get(node)
+            sent, received = record.sent.get(node, 0), record.received.get(node, 0)
+            entry = (record.round, node, sent, received, update.seen if update else 0, update.loss if update else None)
+            self._db.execute("insert into traffic values (?,?,?,?,?,?)", entry)
+        self._line({"event": "round", **row})
+        for node, reason in record.lost.items():
+            self.event(record.round, node, "lost", reason)
+        for node, update in record.updates.items():
+            for below, reason in update.lost.items():
+                self.event(record.round, below, "lost", f"below {node}: {reason}")
+        self._db.commit()
+
+    def scores(self, round: int, split: str, share: float, metrics: Mapping[str, Mapping[str, float]]) -> None:
+        for group, values in metrics.items():
+            for metric, value in values.items():
+                self._db.execute("insert into metrics values (?,?,?,?,?,?)", (round, split, share, group, metric, value))
+        self._line({"event": "scores", "round": round, "split": split, "share": share, "metrics": metrics})
+        self._db.commit()
+
+    def event(self, round: int, node: str, kind: str, text: str) -> None:
+        self._db.execute("insert into events values (?,?,?,?,?)", (time(), round, node, kind, text))
+        self._line({"event": kind, "round": round, "node": node, "text": text})
+        self._db.commit()
+
+    def fact(self, name: str, value: Any) -> None:
+        """Something true of the whole run: the silos' cards, versions, what was released to build the vocabulary."""
+        self._db.execute("insert or replace into facts values (?,?)", (name, json.dumps(value, ensure_ascii=False)))
+        self._db.commit()
+
+    def facts(self) -> dict[str, Any]:
+        return {name: json.loads(value) for name, value in self._db.execute("select name, value from facts")}
+
+    def select(self, query: str, *arguments: Any) -> list[tuple[Any, ...]]:
+        return self._db.execute(query, arguments).fetchall()
+
+    def final(self) -> dict[str, dict[str, float]]:
+        """The last figures on the whole test set: group → metric → value."""
+        rows = self.select(
+            "select grp, metric, value from metrics where split='test' and share=1.0 and round="
+            "(select max(round) from metrics where split='test' and share=1.0)"
+        )
+        found: dict[str, dict[str, float]] = {}
+        for group, metric, value in rows:
+            found.setdefault(group, {})[metric] = value
+        return found
+
+    def _insert(self, table: str, row: Mapping[str, Any]) -> None:
+        marks = ",".join("?" * len(row))
+        self._db.execute(f"insert or replace into {table} ({','.join(row)}) values ({marks})", tuple(row.values()))
+
+    def _line(self, event: Mapping[str, Any]) -> None:
+        with self._jsonl.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(event, ensure_ascii=False) + "\n")
+
+
+def _round_of(line: str) -> int:
+    try:
+        return int(json.loads(line).get("round", 0))
+    except ValueError:  # a line cut short by a crash
+        return 1 << 62

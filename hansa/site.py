@@ -1,0 +1,67 @@
+"""Where silos live: one process's tokeniser, task, method and resident model, shared by all silos that run in it.
+
+A worker of a pool, a test and a hospital's agent all hold a `Site`; it is built from the federation file and a folder
+with the model's configuration and the tokeniser, and loads each part when it is first needed.
+"""
+
+import json
+from functools import cached_property
+from pathlib import Path
+
+from hansa import methods
+from hansa.config import Federation, leaves
+from hansa.method import Method
+from hansa.models import build, tokenizer
+from hansa.node import Silo
+from hansa.registry import load_plugins
+from hansa.runs.memory import Memory
+from hansa.seeds import derive
+from hansa.tasks import TASKS
+from hansa.tasks.base import Task, Vocabulary
+from hansa.tensors import Tensors
+from hansa.train import Learner
+
+
+class Site:
+    def __init__(self, federation: Federation, folder: Path) -> None:
+        self.federation, self.folder = federation, folder
+        load_plugins(federation.uses)
+        self._nodes = leaves(federation.silos)
+        self._silos: dict[str, Silo] = {}
+
+    @cached_property
+    def task(self) -> Task:
+        return TASKS.build(self.federation.task)
+
+    @cached_property
+    def method(self) -> Method:
+        return methods.build(self.federation)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        start = self.folder / "start"
+        labels = json.loads((start / "labels.json").read_text())
+        return Vocabulary(tokenizer.load(str(start)), self.federation.data.max_length, tuple(labels))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What token ids depend on beside the data: the tokeniser, the labels, the task's settings."""
+        text = (self.folder / "start" / "tokenizer.json").read_bytes().hex()
+        named = self.federation.task
+        return str(derive(0, text, json.dumps([named.name, self.vocabulary.labels, self.federation.data.max_length])))
+
+    @cached_property
+    def learner(self) -> Learner:
+        """The resident model. Its shared values are overwritten by every request."""
+        return Learner(build.load(str(self.folder / "start"), self.task.auto))
+
+    @cached_property
+    def start(self) -> Tensors:
+        """The values every silo starts from: what personal tensors are before a silo has its own."""
+        return Learner(build.load(str(self.folder / "start"), self.task.auto)).state
+
+    def silo(self, name: str) -> Silo:
+        if name not in self._silos:
+            memory = Memory(self.folder / "silos" / name / "memory")
+            self._silos[name] = Silo(name, self._nodes[name], self, memory)
+        return self._silos[name]

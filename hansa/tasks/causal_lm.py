@@ -1,0 +1,64 @@
+"""Causal language modelling: predict every token from those before it."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from hansa.config import Section, Source
+from hansa.data.examples import Encoded, Examples
+from hansa.data.readers import Row
+from hansa.tasks import TASKS
+from hansa.tasks.base import Batch, Task, Vocabulary, as_tensors, logits_at, pad, token_metrics, token_scores, windows
+
+
+@dataclass(frozen=True)
+class CausalLM:
+    auto: str = "AutoModelForCausalLM"
+    headline: str = "perplexity"
+    lower_is_better: bool = True
+    needs_labels: bool = False
+
+    def encode(self, rows: list[Row], source: Source, vocabulary: Vocabulary) -> Iterable[Encoded]:
+        return windows(rows, source, vocabulary)
+
+    def batch(
+        self, examples: Examples, indices: NDArray[np.int64], rng: np.random.Generator, vocabulary: Vocabulary
+    ) -> Batch:
+        ids, mask = pad([examples[i] for i in indices], vocabulary.pad)
+        followed = np.zeros_like(mask)
+        followed[:, :-1] = mask[:, 1:]  # positions that have a next token
+        rows = np.flatnonzero(followed)
+        targets = ids.reshape(-1)[rows + 1]
+        return Batch(as_tensors(input_ids=ids, attention_mask=mask), torch.from_numpy(rows), torch.from_numpy(targets))
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return nn.functional.cross_entropy(logits_at(model, batch), batch.targets)
+
+    def score(self, model: nn.Module, batch: Batch) -> dict[str, float]:
+        return token_scores(logits_at(model, batch), batch.targets)
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        return token_metrics(sums)
+
+    def predict(self, model: Any, vocabulary: Vocabulary, text: str) -> list[dict[str, Any]]:
+        """The likeliest continuation."""
+        tokenizer = vocabulary.tokenizer
+        ids = tokenizer(text, return_tensors="pt")["input_ids"]
+        if ids.shape[1] > 1 and ids[0, -1] == tokenizer.eos_token_id:
+            ids = ids[:, :-1]  # the tokeniser closes a text; here it should go on
+        with torch.inference_mode():
+            out = model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False, pad_token_id=vocabulary.pad
+            )
+        return [{"continuation": tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)}]
+
+
+@TASKS.register("causal-lm")
+class Settings(Section):
+    def build(self) -> Task:
+        return CausalLM()
