@@ -103,8 +103,8 @@ class Data(Section):
 class Samples(Section):
     """How much a silo trains on in one round: ``max(floor, fraction·N)`` samples, or whole passes (``epochs``).
 
-    ``replace``: draw them with replacement (the Medical paper's rule); otherwise take the next ones of an endless series
-    of passes, so that every sample comes once per pass.
+    ``replace``: draw them with replacement (the Medical paper's rule); otherwise take the next ones of an endless
+    series of passes, so that every sample comes once per pass.
     """
 
     floor: Count | None = None
@@ -334,7 +334,9 @@ def parse(raw: dict[str, Any], where: str = "federation", base: Path | None = No
 
 
 def dump(federation: Federation) -> str:
-    return yaml.safe_dump(federation.model_dump(mode="json", exclude_defaults=True), sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(
+        federation.model_dump(mode="json", exclude_defaults=True), sort_keys=False, allow_unicode=True
+    )
 
 
 def _override(raw: dict[str, Any], override: str) -> None:
@@ -397,8 +399,8 @@ def _sentence(error: ValidationError, where: str, raw: dict[str, Any], text: str
         case "value_error":
             return f"{place}: {name + ': ' if name else ''}{first['msg'].removeprefix('Value error, ')}"
         case "literal_error":
-            known = re.findall(r"'([^']+)'", str(first.get("ctx", {}).get("expected", "")))
-            return f"{place}: {name} is {first['input']!r}; {did_you_mean(str(first['input']), known)}"
+            choices = re.findall(r"'([^']+)'", str(first.get("ctx", {}).get("expected", "")))
+            return f"{place}: {name} is {first['input']!r}; {did_you_mean(str(first['input']), choices)}"
         case _:
             message = first["msg"][0].lower() + first["msg"][1:]
             return f"{place}: {name} is {_short(first['input'])}, but {message}"

@@ -46,7 +46,8 @@ class Aggregate(Protocol):
     """How updates become one pseudo-gradient. ``needs`` says whether a running sum is enough or whether the rule
     must see each update on its own (then secure aggregation cannot be used)."""
 
-    needs: Literal["sum", "each"]
+    @property
+    def needs(self) -> Literal["sum", "each"]: ...
 
     def combine(self, layout: Layout, updates: Iterable[tuple[Update, float]]) -> Tensors: ...
 

@@ -16,7 +16,20 @@ from hansa.data import examples, sampling
 from hansa.data.readers import Problems, rows
 from hansa.evaluate import evaluate
 from hansa.links import Link
-from hansa.messages import Card, Describe, Evaluate, Findings, Lost, NodeId, Reply, Request, Scores, Survey, Train, Update
+from hansa.messages import (
+    Card,
+    Describe,
+    Evaluate,
+    Findings,
+    Lost,
+    NodeId,
+    Reply,
+    Request,
+    Scores,
+    Survey,
+    Train,
+    Update,
+)
 from hansa.method import Method
 from hansa.methods.fedavg import Sgd
 from hansa.methods.fedopt import scale
@@ -72,7 +85,11 @@ class Silo:
 
     def _describe(self) -> Card:
         splits = {split: self.examples(split) for split in ("train", "valid", "test")}
-        used = len(sampling.draw(self.site.federation.train, len(splits["train"]), 0, 1, self.name)) if len(splits["train"]) else 0
+        used = (
+            len(sampling.draw(self.site.federation.train, len(splits["train"]), 0, 1, self.name))
+            if len(splits["train"])
+            else 0
+        )
         return Card({split: held.counts() for split, held in splits.items()}, used, splits["train"].problems)
 
     def _train(self, request: Train) -> Reply:

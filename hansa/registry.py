@@ -1,9 +1,9 @@
 """Names to things a user may add in one file: tasks and methods.
 
-    @METHODS.register("fedprox")
-    class FedProx(Section):
-        mu: float = 0.01
-        def build(self) -> Method: ...
+@METHODS.register("fedprox")
+class FedProx(Section):
+    mu: float = 0.01
+    def build(self) -> Method: ...
 """
 
 import importlib.util
@@ -16,7 +16,6 @@ from pydantic import BaseModel, ValidationError
 
 from hansa.config import Named
 from hansa.errors import ConfigError, did_you_mean
-
 
 T = TypeVar("T")
 C = TypeVar("C", bound=type[BaseModel])

@@ -1,12 +1,12 @@
 """START HERE: one federated round.
 
-    1 who takes part          a cohort, drawn from the seed
-    2 trade knowledge         (methods that exchange something before training)
-    3 local work              every silo starts from the model and minimises its objective
-    4 what leaves a silo      the pseudo-gradient of the tensors in the method's scope
-    5 where updates meet      a running sum, or each by each for robust rules; nonsense never gets in
-    6 move the model          the server optimiser takes the step
-    7 look                    evaluate, record, checkpoint: see run.py, which repeats this round
+1 who takes part          a cohort, drawn from the seed
+2 trade knowledge         (methods that exchange something before training)
+3 local work              every silo starts from the model and minimises its objective
+4 what leaves a silo      the pseudo-gradient of the tensors in the method's scope
+5 where updates meet      a running sum, or each by each for robust rules; nonsense never gets in
+6 move the model          the server optimiser takes the step
+7 look                    evaluate, record, checkpoint: see run.py, which repeats this round
 """
 
 from collections.abc import Iterator, Mapping

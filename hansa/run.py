@@ -11,7 +11,7 @@ from time import perf_counter
 
 import torch
 
-from hansa import baselines
+from hansa import baselines, methods
 from hansa.config import Federation, Node, leaves
 from hansa.errors import DataError, RunFailed
 from hansa.links import Link
@@ -20,13 +20,15 @@ from hansa.links.pool import PoolLink
 from hansa.links.tree import TreeLink
 from hansa.messages import Card, Describe, Evaluate, Findings, Lost, NodeId, Reply, Request, Scores, Survey
 from hansa.models import build, tokenizer
-from hansa.node import Federation as Inner
 from hansa.node import PERSONAL, merge
+from hansa.node import Federation as Inner
+from hansa.registry import load_plugins
 from hansa.report.card import model_card
 from hansa.round import Member, Moving, federated_round
 from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import Ledger
 from hansa.site import Site
+from hansa.tasks import TASKS
 from hansa.watch import Quiet, Watcher
 
 VERSIONS = ("hansa", "torch", "transformers", "tokenizers", "safetensors", "numpy")
@@ -47,9 +49,7 @@ def run(
 ) -> Outcome:
     """Run a federation file to its end. ``workers`` = 0 keeps everything in this process."""
     watcher = watcher or Quiet()
-    Site(federation, Path()).method  # refuse meaningless combinations before anything is written  # noqa: B018
-    Site(federation, Path()).task  # noqa: B018
-    _check_data(federation)
+    check(federation)
     directory = RunDirectory.create(federation, out, resume)
     ledger = Ledger(directory.path)
     try:
@@ -68,25 +68,33 @@ def run(
 
 @contextmanager
 def link_to(federation: Federation, folder: Path, workers: int | None, watcher: Watcher) -> Iterator[Link]:
-    """A link to all silos of the tree."""
-    if workers == 0:
-        site, threads = Site(federation, folder), torch.get_num_threads()
-        torch.set_num_threads(1)  # as in a worker: the same bits for any number of workers
-        try:
+    """A link to all silos of the tree. This process computes with one thread, as workers do: in-process runs then give
+    the same bits, and beside busy workers a second thread would only get in their way."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        if workers == 0:
+            site = Site(federation, folder)
             yield LocalLink(lambda name: site.silo(name).answer)
-        finally:
-            torch.set_num_threads(threads)
-        return
-    with PoolLink(federation, folder, workers, watcher.silo) as pool:
-        yield pool
+        else:
+            with PoolLink(federation, folder, workers, watcher.silo) as pool:
+                yield pool
+    finally:
+        torch.set_num_threads(threads)
 
 
-def _check_data(federation: Federation) -> None:
+def check(federation: Federation) -> None:
+    """Refuse what cannot work, before anything is loaded or written."""
+    load_plugins(federation.uses)
+    methods.build(federation)
+    TASKS.build(federation.task)
     for name, node in leaves(federation.silos).items():
         for source in node.sources:
             for file in (source.train, source.valid, source.test):
                 if file is not None and not Path(file).exists():
-                    raise DataError(f"silos.{name}: {file} does not exist; give the path of a file or folder with its data")
+                    raise DataError(
+                        f"silos.{name}: {file} does not exist; give the path of a file or folder with its data"
+                    )
 
 
 def gather(link: Link, names: list[NodeId], request: Request) -> dict[NodeId, Reply]:
@@ -157,7 +165,10 @@ def describe(
                 ledger.event(0, name, "data", problem)
         if not card.samples("train"):
             raise DataError(f"silos.{name}: no training samples are left after reading and splitting its data")
-    ledger.fact(f"cards:{federation.kind}" if federation.kind != "federated" else "cards", {n: vars(c) for n, c in cards.items()})
+    ledger.fact(
+        f"cards:{federation.kind}" if federation.kind != "federated" else "cards",
+        {n: vars(c) for n, c in cards.items()},
+    )
     return cards
 
 
@@ -195,7 +206,9 @@ class Run:
             )
             if record.failed:
                 self.directory.save(moving, federation.checkpoint.keep)
-                raise RunFailed(f"{record.failed}; mend the cause, then continue with --resume (in {self.directory.path})")
+                raise RunFailed(
+                    f"{record.failed}; mend the cause, then continue with --resume (in {self.directory.path})"
+                )
             seconds = dict(record.seconds)
             last = moving.round == federation.rounds
             if last or moving.round % federation.evaluate.every == 0:
@@ -212,7 +225,7 @@ class Run:
         return Outcome(self.directory.path, self.ledger.final())
 
     def _restore(self) -> Moving:
-        found = self.directory.restore()
+        found = self.directory.newest()
         if found is not None:
             return found
         start = self.site.start
@@ -220,10 +233,9 @@ class Run:
         return Moving(shared, self.site.method.server.begin(shared.layout))
 
     def _evaluate(self, moving: Moving, final: bool) -> float:
-        """Score the model everywhere: on a part of the validation data while running, on the whole test set at the end."""
+        """Score the model everywhere: on a part of the test data while running, on all of it at the end."""
         began = perf_counter()
-        settings = self.federation.evaluate
-        split, share = ("test", 1.0) if final else ("test", settings.share)
+        split, share = "test", 1.0 if final else self.federation.evaluate.share
         request = Evaluate(moving.round, moving.model, split, share)
         scores = merge(list(gather(self.link, list(self.members), request).values()))
         assert isinstance(scores, Scores)
@@ -251,7 +263,8 @@ class Run:
             self.site.learner.model.save_pretrained(draft)  # type: ignore[operator]
             self.site.vocabulary.tokenizer.save_pretrained(draft)
             (draft / "README.md").write_text(
-                model_card(self.federation, self.cards, self.ledger.final(), self.ledger.facts(), silo), encoding="utf-8"
+                model_card(self.federation, self.cards, self.ledger.final(), self.ledger.facts(), silo),
+                encoding="utf-8",
             )
 
 

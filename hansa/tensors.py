@@ -83,9 +83,7 @@ class Tensors:
             self.flat[self.layout.spans[name]].copy_(other.flat[span])
 
     def same_bits(self, other: "Tensors") -> bool:
-        return self.layout == other.layout and torch.equal(
-            self.flat.view(torch.int32), other.flat.view(torch.int32)
-        )
+        return self.layout == other.layout and torch.equal(self.flat.view(torch.int32), other.flat.view(torch.int32))
 
 
 @dataclass

@@ -61,7 +61,9 @@ class Trained:
     memory: dict[str, Tensor] = field(default_factory=dict)
 
 
-def train(work: Work, task: Task, objective: Objective, settings: Training, batches: Iterator[Batch], scale: float) -> Trained:
+def train(
+    work: Work, task: Task, objective: Objective, settings: Training, batches: Iterator[Batch], scale: float
+) -> Trained:
     """Take one step per batch; return what a silo reports about it."""
     learner, done = work.learner, Trained()
     optimiser = Optimiser(learner, settings, scale)

@@ -62,9 +62,7 @@ def load(
         ids=np.concatenate([p.ids for p in parts]),
         offsets=np.concatenate([[0], *(p.offsets[1:] + s for p, s in zip(parts, starts, strict=True))]),
         labels=np.concatenate([p.labels for p in parts]),
-        group=np.concatenate(
-            [np.full(len(p), groups.index(n), np.int32) for p, n in zip(parts, names, strict=True)]
-        ),
+        group=np.concatenate([np.full(len(p), groups.index(n), np.int32) for p, n in zip(parts, names, strict=True)]),
         groups=groups,
         problems=tuple(problem for p in parts for problem in p.problems),
     )
@@ -106,7 +104,9 @@ def _write(folder: Path, source: Source, split: str, data: Data, encode: Encoder
     np.save(draft / "ids.npy", np.concatenate(ids) if ids else np.zeros(0, np.int32))
     np.save(draft / "offsets.npy", np.cumsum([0, *map(len, ids)]).astype(np.int64))
     np.save(draft / "labels.npy", np.asarray(labels, np.int32))
-    seen = [f"{problems.broken} of {problems.lines} lines left out, first {problems.first[0]}"] if problems.broken else []
+    seen = (
+        [f"{problems.broken} of {problems.lines} lines left out, first {problems.first[0]}"] if problems.broken else []
+    )
     (draft / "meta.json").write_text(json.dumps({"problems": seen}))
     try:
         draft.rename(folder)
@@ -125,7 +125,11 @@ def _key(source: Source, split: str, data: Data, fingerprint: str) -> str:
     for file in files(Path(origin)):
         stat = file.stat()
         digest.update(_content(str(file), stat.st_mtime_ns, stat.st_size))
-    settings = source.model_dump(mode="json") | {"train": "", "valid": source.valid is None, "test": source.test is None}
+    settings = source.model_dump(mode="json") | {
+        "train": "",
+        "valid": source.valid is None,
+        "test": source.test is None,
+    }
     digest.update(json.dumps([settings, split, data.model_dump(mode="json"), fingerprint]).encode())
     return digest.hexdigest()
 

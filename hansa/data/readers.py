@@ -1,4 +1,4 @@
-"""Read rows out of whatever a silo has: JSON Lines, Parquet, CSV, plain text, a Hugging Face dataset, or a folder of them.
+"""Read rows out of whatever a silo has: JSON Lines, Parquet, CSV, text, a Hugging Face dataset, a folder of them.
 
 A line that cannot be read is never dropped in silence: it is counted and reported with its file and line.
 """
@@ -121,9 +121,9 @@ def _suffix(file: Path) -> str:
 
 
 def _open(file: Path) -> TextIO:
-    binary = gzip.open(file, "rb") if file.name.endswith(".gz") else file.open("rb")
+    binary = gzip.open(file, "rb") if file.name.endswith(".gz") else file.open("rb")  # noqa: SIM115 (the caller closes)
     # A byte that is not UTF-8 becomes U+FFFD; such a line is reported by the caller that minds.
-    return io.TextIOWrapper(binary, encoding="utf-8-sig", errors="replace", newline=None)  # type: ignore[arg-type]
+    return io.TextIOWrapper(binary, encoding="utf-8-sig", errors="replace", newline=None)
 
 
 def _json_lines(file: Path) -> Numbered:

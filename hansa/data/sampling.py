@@ -39,7 +39,9 @@ def _slice(size: int, length: int, seed: int, round: int, node: str) -> Indices:
     return np.concatenate(parts)
 
 
-def batches(chosen: Indices, lengths: NDArray[np.int64], size: int, rng: np.random.Generator | None) -> Iterator[Indices]:
+def batches(
+    chosen: Indices, lengths: NDArray[np.int64], size: int, rng: np.random.Generator | None
+) -> Iterator[Indices]:
     """Batches of samples of similar length, so that little is spent on padding; with ``rng``, in random order."""
     by_length = chosen[np.argsort(lengths[chosen], kind="stable")]
     starts = np.arange(0, len(by_length), size)

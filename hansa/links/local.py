@@ -22,12 +22,12 @@ class LocalLink:
                 yield Answer(node, Lost("the deadline passed before it was asked"))
                 continue
             if self._through_wire:
-                request = wire.decode(wire.encode(request))  # type: ignore[assignment]
+                request = wire.decode(wire.encode(request))
             reply = attempt(self._find(node), request)
             if until is not None and monotonic() > until:
                 reply = Lost("it answered after the deadline")
             if self._through_wire:
-                reply = wire.decode(wire.encode(reply))  # type: ignore[assignment]
+                reply = wire.decode(wire.encode(reply))
             yield Answer(node, reply, wire.size(request), wire.size(reply))
 
 

@@ -1,7 +1,7 @@
 """Silos on a pool of worker processes of this machine: one per core, one thread each.
 
-Small things (JSON) go through pipes, tensors through shared memory: a broadcast is written once, an update is read where
-the worker left it. A dispatcher thread hands out work in the order asked; a worker that dies is replaced and its
+Small things (JSON) go through pipes, tensors through shared memory: a broadcast is written once, an update is read
+where the worker left it. A dispatcher thread hands out work in the order asked; a worker that dies is replaced and its
 silo asked once more. Several threads may ask at once (regions of a tree share the pool).
 """
 
@@ -11,7 +11,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -44,7 +44,9 @@ def warm_up() -> None:
 def _without_main() -> Iterator[None]:
     """A worker needs nothing from the script that started us: do not let it run that script again."""
     main = sys.modules["__main__"]
-    hidden = {name: main.__dict__.pop(name) for name in ("__file__", "__spec__") if name in main.__dict__}
+    hidden: dict[str, Any] = {
+        name: main.__dict__.pop(name) for name in ("__file__", "__spec__") if name in main.__dict__
+    }
     main.__dict__["__spec__"] = None
     try:
         yield
@@ -160,7 +162,7 @@ class PoolLink:
             self._wake()
 
     def _forget(self, call: Call, borrowed: list[Block]) -> None:
-        """An asker that stops early leaves nothing behind: queued jobs go, running ones are stopped with their worker."""
+        """An asker that stops early leaves nothing behind: queued jobs go, running ones stop with their worker."""
         with self._changed:
             self._queue = deque(job for job in self._queue if job.call is not call)
             for worker in self._workers:
@@ -257,10 +259,8 @@ class PoolLink:
         }
         worker.jobs.append(job)
         self._watch(job.node, "working")
-        try:
+        with suppress(OSError):  # a closed pipe is found, and its worker replaced, where it is read
             worker.connection.send_bytes(json.dumps(task).encode())
-        except (BrokenPipeError, ConnectionError, OSError):
-            pass  # the reader of this pipe will find it closed and replace the worker
 
     def _finish(self, worker: Worker, message: dict[str, Any]) -> None:
         with self._changed:

@@ -7,7 +7,6 @@ rest of the message and the layouts.
 
 import dataclasses
 import json
-from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 import torch
@@ -87,7 +86,7 @@ def _typed(where: str, value: Any, hint: Any) -> Any:
         return tuple(_typed(where, v, args[0]) for v in value)
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
-    if isinstance(hint, type) and not isinstance(hint, UnionType) and type(value) is hint:
+    if isinstance(hint, type) and type(value) is hint:
         return value
     raise BadMessage(f"{where} is {type(value).__name__}, expected {getattr(hint, '__name__', hint)}")
 

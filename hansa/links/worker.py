@@ -42,7 +42,9 @@ def _do(job: dict[str, Any], site: Site, views: Views) -> dict[str, Any]:
     for name, vector in out.items():
         length = vector.numel()
         if offset + length > job["room"]:
-            header, _ = wire.split(Lost(f"its reply has {offset + length} values, more than the {job['room']} it was sent"))
+            header, _ = wire.split(
+                Lost(f"its reply has {offset + length} values, more than the {job['room']} it was sent")
+            )
             return {"header": header, "vectors": {}}
         place = (job["block"], offset, length)
         views.view(place).copy_(vector)

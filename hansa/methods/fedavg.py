@@ -9,7 +9,7 @@ Deviations: none.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch import Tensor
 
@@ -56,7 +56,7 @@ class BySamples:
 class Mean:
     """A running weighted mean: one sum in memory, whatever the number of silos."""
 
-    needs: Literal["sum"] = "sum"
+    needs: ClassVar[Literal["sum"]] = "sum"
 
     def combine(self, layout: Layout, updates: Iterable[tuple[Update, float]]) -> Tensors:
         mean = WeightedMean(layout)

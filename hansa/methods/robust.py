@@ -12,7 +12,7 @@ Deviations: none.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -34,7 +34,7 @@ class TrimmedMean:
     """``trim`` = 0.5 keeps the middle alone: the median."""
 
     trim: float
-    needs: Literal["each"] = "each"
+    needs: ClassVar[Literal["each"]] = "each"
 
     def combine(self, layout: Layout, updates: Iterable[tuple[Update, float]]) -> Tensors:
         rows = stack([update.gradient.copy() for update, _ in updates])
@@ -50,7 +50,7 @@ class TrimmedMean:
 @dataclass(frozen=True)
 class Krum:
     bad: int
-    needs: Literal["each"] = "each"
+    needs: ClassVar[Literal["each"]] = "each"
 
     def combine(self, layout: Layout, updates: Iterable[tuple[Update, float]]) -> Tensors:
         rows = stack([update.gradient.copy() for update, _ in updates])
@@ -70,7 +70,7 @@ class NormBound:
     """Works on a running sum: every update is shortened on its own before it is added."""
 
     bound: float
-    needs: Literal["sum"] = "sum"
+    needs: ClassVar[Literal["sum"]] = "sum"
 
     def combine(self, layout: Layout, updates: Iterable[tuple[Update, float]]) -> Tensors:
         mean = WeightedMean(layout)

@@ -1,12 +1,12 @@
 """A run directory: everything a run leaves behind, written so that a crash at any moment loses at most some rounds.
 
-    runs/NAME/
-      federation.yaml     resolved configuration       ledger.sqlite      rounds, metrics, traffic, events
-      metrics.jsonl       one line per event           checkpoints/round-N/
-      start/              the tokeniser, labels and weights every silo started from
-      model/              plain save_pretrained folder with a model card
-      silos/NAME/model/   personal models where there are any
-      report.html         self-contained
+runs/NAME/
+  federation.yaml     resolved configuration       ledger.sqlite      rounds, metrics, traffic, events
+  metrics.jsonl       one line per event           checkpoints/round-N/
+  start/              the tokeniser, labels and weights every silo started from
+  model/              plain save_pretrained folder with a model card
+  silos/NAME/model/   personal models where there are any
+  report.html         self-contained
 """
 
 import errno
@@ -38,7 +38,9 @@ class RunDirectory:
             taken = sorted(_numbered(federation.name), key=lambda p: p.stat().st_mtime)
             if resume:
                 if not taken:
-                    raise UserError(f"--resume: there is no run named '{federation.name}' in runs/; start it without --resume")
+                    raise UserError(
+                        f"--resume: there is no run named '{federation.name}' in runs/; start it without --resume"
+                    )
                 out = taken[-1]
             else:
                 number = 1 + len(taken)
@@ -114,17 +116,17 @@ class RunDirectory:
         for old in self.checkpoints()[:-keep]:
             shutil.rmtree(self._checkpoint(old))
 
-    def restore(self) -> Moving | None:
-        """The newest checkpoint, or None."""
+    def newest(self) -> Moving | None:
         rounds = self.checkpoints()
-        if not rounds:
-            return None
-        folder = self._checkpoint(rounds[-1])
+        return self.restore(rounds[-1]) if rounds else None
+
+    def restore(self, round: int) -> Moving:
+        folder = self._checkpoint(round)
         names, shapes = json.loads((folder / "layout.json").read_text())
         layout = Layout(tuple(names), tuple(map(tuple, shapes)))
         named = load_file(folder / "model.safetensors")
         state = {name: Tensors(layout, flat) for name, flat in load_file(folder / "server.safetensors").items()}
-        return Moving(Tensors.of({name: named[name] for name in layout.names}), state, rounds[-1])
+        return Moving(Tensors.of({name: named[name] for name in layout.names}), state, round)
 
     def checkpoints(self) -> list[int]:
         found = (self.path / "checkpoints").glob("round-*")

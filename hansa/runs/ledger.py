@@ -11,8 +11,8 @@ from hansa.round import Record
 
 SCHEMA = """
 create table if not exists rounds (
-  round integer primary key, at real, loss real, seen integer, steps integer, cohort integer, lost integer, seconds real,
-  work_seconds real, step_seconds real, move_seconds real, evaluate_seconds real, checkpoint_seconds real
+  round integer primary key, at real, loss real, seen integer, steps integer, cohort integer, lost integer,
+  seconds real, work_seconds real, step_seconds real, move_seconds real, evaluate_seconds real, checkpoint_seconds real
 );
 create table if not exists metrics (round integer, split text, share real, grp text, metric text, value real);
 create table if not exists traffic (round integer, node text, sent integer, received integer, seen integer, loss real);
@@ -74,7 +74,9 @@ class Ledger:
     def scores(self, round: int, split: str, share: float, metrics: Mapping[str, Mapping[str, float]]) -> None:
         for group, values in metrics.items():
             for metric, value in values.items():
-                self._db.execute("insert into metrics values (?,?,?,?,?,?)", (round, split, share, group, metric, value))
+                self._db.execute(
+                    "insert into metrics values (?,?,?,?,?,?)", (round, split, share, group, metric, value)
+                )
         self._line({"event": "scores", "round": round, "split": split, "share": share, "metrics": metrics})
         self._db.commit()
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import exp
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ class Vocabulary:
 
     @cached_property
     def pad(self) -> int:
-        return int(self.tokenizer.pad_token_id)  # type: ignore[arg-type]
+        return int(self.tokenizer.pad_token_id)
 
     @cached_property
     def size(self) -> int:
@@ -55,10 +55,10 @@ class Batch:
 
 
 class Task(Protocol):
-    auto: str  # the transformers class that holds the model
-    headline: str  # the metric a table shows
-    lower_is_better: bool
-    needs_labels: bool
+    auto: ClassVar[str]  # the transformers class that holds the model
+    headline: ClassVar[str]  # the metric a table shows
+    lower_is_better: ClassVar[bool]
+    needs_labels: ClassVar[bool]
 
     def encode(self, rows: list[Row], source: Source, vocabulary: Vocabulary) -> Iterable[Encoded]: ...
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,10 +18,10 @@ from hansa.tasks.base import Batch, Task, Vocabulary, as_tensors, logits_at, pad
 
 @dataclass(frozen=True)
 class CausalLM:
-    auto: str = "AutoModelForCausalLM"
-    headline: str = "perplexity"
-    lower_is_better: bool = True
-    needs_labels: bool = False
+    auto: ClassVar[str] = "AutoModelForCausalLM"
+    headline: ClassVar[str] = "perplexity"
+    lower_is_better: ClassVar[bool] = True
+    needs_labels: ClassVar[bool] = False
 
     def encode(self, rows: list[Row], source: Source, vocabulary: Vocabulary) -> Iterable[Encoded]:
         return windows(rows, source, vocabulary)
@@ -53,7 +53,11 @@ class CausalLM:
             ids = ids[:, :-1]  # the tokeniser closes a text; here it should go on
         with torch.inference_mode():
             out = model.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False, pad_token_id=vocabulary.pad
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=40,
+                do_sample=False,
+                pad_token_id=vocabulary.pad,
             )
         return [{"continuation": tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)}]
 

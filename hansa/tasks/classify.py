@@ -1,9 +1,9 @@
 """Text classification: one label per text. Labels come from the federation file or, if it names none, from the silos'
 own lists of label names (a release, stated in the report)."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -21,10 +21,10 @@ from hansa.tasks.base import Batch, Task, Vocabulary, as_tensors, pad
 @dataclass(frozen=True)
 class Classify:
     labels: tuple[str, ...] = ()
-    auto: str = "AutoModelForSequenceClassification"
-    headline: str = "accuracy"
-    lower_is_better: bool = False
-    needs_labels: bool = True
+    auto: ClassVar[str] = "AutoModelForSequenceClassification"
+    headline: ClassVar[str] = "accuracy"
+    lower_is_better: ClassVar[bool] = False
+    needs_labels: ClassVar[bool] = True
 
     def encode(self, rows: list[Row], source: Source, vocabulary: Vocabulary) -> Iterator[Encoded]:
         known = {label: i for i, label in enumerate(vocabulary.labels)}
@@ -62,7 +62,7 @@ class Classify:
             "samples": float(len(targets)),
             "correct": float((guesses == targets).sum()),
         }
-        for label in torch.cat([guesses, targets]).unique().tolist():
+        for label in set(guesses.tolist() + targets.tolist()):
             guessed, true = guesses == label, targets == label
             sums[f"hit:{label}"] = float((guessed & true).sum())
             sums[f"guessed:{label}"] = float(guessed.sum())

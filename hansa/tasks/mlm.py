@@ -7,7 +7,7 @@ run repeats exactly and evaluation always asks the same questions.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -27,10 +27,10 @@ from hansa.tasks.base import Batch, Task, Vocabulary, as_tensors, logits_at, pad
 class MaskedLM:
     mask: float = 0.15
     whole_word: bool = False
-    auto: str = "AutoModelForMaskedLM"
-    headline: str = "perplexity"
-    lower_is_better: bool = True
-    needs_labels: bool = False
+    auto: ClassVar[str] = "AutoModelForMaskedLM"
+    headline: ClassVar[str] = "perplexity"
+    lower_is_better: ClassVar[bool] = True
+    needs_labels: ClassVar[bool] = False
 
     def encode(self, rows: list[Row], source: Source, vocabulary: Vocabulary) -> Iterable[Encoded]:
         return windows(rows, source, vocabulary)

@@ -1,0 +1,35 @@
+# Everything runs from a fresh clone with Python ≥ 3.11, pip and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test check format bench clean
+
+demo: $(READY)            ## the main job on real data; ends with a table and a report
+	$(BIN)/hansa demo
+
+test: $(READY)            ## the fast tests
+	$(BIN)/python -m pytest
+
+check: $(READY)           ## formatting, lint, strict types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY)           ## every benchmark: ratios against a named peer, in one run
+	for program in benchmarks/*.py; do case $$program in */_*) ;; *) $(BIN)/python $$program || exit 1;; esac; done
+
+# torch first, pinned, by plain pip: asked for by another package it would bring gigabytes of CUDA.
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) runs .pytest_cache .ruff_cache .mypy_cache .hypothesis

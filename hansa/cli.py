@@ -1,0 +1,355 @@
+"""The command line: one thin command per verb. Results go to standard output, progress to standard error."""
+
+import json
+import os
+import sys
+import webbrowser
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from hansa.errors import HansaError, UserError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Train one language model across organisations and borders, while the text stays home.",
+)
+data = typer.Typer(no_args_is_help=True, help="Generate, fetch and describe data.")
+app.add_typer(data, name="data")
+errors = Console(stderr=True, soft_wrap=True)
+output = Console(soft_wrap=True)
+
+
+class Format(StrEnum):
+    text = "text"
+    json = "json"
+
+
+FormatOption = Annotated[Format, typer.Option("--format", help="text for people, json for machines")]
+WorkersOption = Annotated[int | None, typer.Option(min=0, help="worker processes; default one per core, 0: in-process")]
+FederationFile = Annotated[Path, typer.Argument(metavar="FED.yaml", help="the federation file")]
+SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="override a setting")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="a run directory")]
+
+
+def main() -> None:
+    """Errors help: one sentence, no traceback for a user's mistake, exit code 2 for input, 1 for a failed run."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        app()
+    except HansaError as error:
+        errors.print(f"[bold red]{'error' if isinstance(error, UserError) else 'failed'}:[/] ", end="")
+        errors.print(str(error), markup=False, highlight=False)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        errors.print("stopped; 'hansa run … --resume' continues from the last checkpoint")
+        sys.exit(1)
+
+
+def finish(format: Format, result: dict[str, Any], show: Callable[[], None]) -> None:
+    if format is Format.json:
+        sys.stdout.write(json.dumps(result, ensure_ascii=False) + "\n")
+    else:
+        show()
+
+
+@app.command()
+def demo(
+    out: Annotated[Path | None, typer.Option(help="where the runs go; default runs/demo")] = None,
+    workers: WorkersOption = None,
+    offline: Annotated[bool, typer.Option(help="use generated notes instead of fetching ICD-10")] = False,
+    format: FormatOption = Format.text,
+) -> None:
+    """The main job on real data: nine silos, one model, its baselines, a report."""
+    from hansa.links.pool import warm_up
+
+    if workers != 0:
+        warm_up()
+    from hansa import demo as main_job
+
+    result = main_job.demo(out, workers, offline, errors)
+    finish(format, result.as_dict(), lambda: show_demo(result))
+
+
+def show_demo(result: Any) -> None:
+    output.print(table(result.columns, result.rows, result.title))
+    for line in result.reading:
+        output.print(f"· {line}", highlight=False)
+    output.print(f"\nReport: {result.report}", highlight=False)
+
+
+@app.command()
+def new(
+    template: Annotated[str, typer.Argument(help="medical · classify")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR")],
+    seed: int = 0,
+    format: FormatOption = Format.text,
+) -> None:
+    """Write a federation file and data to start from."""
+    from hansa import templates
+
+    file = templates.new(template, folder, seed)
+    finish(
+        format, {"federation": str(file)}, lambda: output.print(f"{file} is ready: hansa check {file}", highlight=False)
+    )
+
+
+@app.command()
+def check(federation: FederationFile, set: SetOption = None, format: FormatOption = Format.text) -> None:
+    """Validate; preview shares, traffic and what would leave the silos. Trains nothing."""
+    from hansa.config import read
+    from hansa.preview import preview
+
+    seen = preview(read(federation, set))
+    finish(format, seen.as_dict(), lambda: show_preview(seen))
+
+
+def show_preview(seen: Any) -> None:
+    total, per_round = sum(s.samples for s in seen.silos), sum(s.per_round for s in seen.silos)
+    rows = [
+        [s.name, f"{s.samples:,}", f"{s.samples / total:.1%}", f"{s.per_round:,}", f"{s.per_round / per_round:.1%}"]
+        for s in seen.silos
+    ]
+    f = seen.federation
+    title = f"{f.name}: {f.kind}, {f.task.name}, {f.method.name}, {f.rounds} rounds"
+    output.print(table(["silo", "training samples", "share", "per round", "share of a round"], rows, title))
+    if seen.parameters is not None:
+        size = f"about {seen.parameters:,} parameters, {seen.traffic_per_round / 1e6:.1f} MB per round (up and down)"
+        output.print(f"Model: {size}", highlight=False)
+    output.print("Leaves the silos: " + "; ".join(seen.releases()) + ".", highlight=False)
+    for silo in seen.silos:
+        for problem in silo.problems:
+            output.print(f"note: {silo.name}: {problem}", highlight=False, markup=False)
+    for warning in seen.warnings:
+        output.print(f"[yellow]warning:[/] {warning}", highlight=False)
+
+
+@app.command()
+def run(
+    federation: FederationFile,
+    set: SetOption = None,
+    out: Annotated[Path | None, typer.Option(help="the run directory; default runs/NAME")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="continue from the last checkpoint")] = False,
+    workers: WorkersOption = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """Run a federation file to its end."""
+    from hansa.config import read
+
+    settings = read(federation, set)
+    if workers != 0:
+        from hansa.links.pool import warm_up
+
+        warm_up()
+    from hansa.report import html
+    from hansa.report.progress import Progress
+    from hansa.run import run as run_federation
+
+    progress = Progress(errors, settings.name)
+    try:
+        outcome = run_federation(settings, out, resume, workers, progress)
+    finally:
+        progress.stop()
+    report = html.write([(settings.name, outcome.folder)], outcome.folder / "report.html")
+    result = {"run": str(outcome.folder), "report": str(report), "metrics": outcome.metrics}
+
+    def show() -> None:
+        show_metrics(outcome.metrics, f"{settings.name} on the test set")
+        output.print(f"Run: {outcome.folder}\nReport: {report}", highlight=False)
+
+    finish(format, result, show)
+
+
+@app.command()
+def compare(
+    federation: FederationFile,
+    methods: Annotated[str, typer.Option(help="names separated by commas; baselines: central, per-silo, base")],
+    set: SetOption = None,
+    out: Annotated[Path | None, typer.Option(help="where the runs go; default runs/NAME-compare")] = None,
+    workers: WorkersOption = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """Several methods on the same data, seed and budget; one report."""
+    from hansa.compare import compare as compare_methods
+    from hansa.config import read
+    from hansa.report.html import average, see
+    from hansa.report.progress import Progress
+
+    settings = read(federation, set)
+    folder = out or Path("runs") / f"{settings.name}-compare"
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} is not empty; choose another --out")
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    outcomes = compare_methods(settings, names, folder, workers, lambda name: Progress(errors, name))
+    result = {
+        "report": str(folder / "report.html"),
+        "runs": {name: {"run": str(o.folder), "metrics": o.metrics} for name, o in outcomes.items()},
+    }
+
+    def show() -> None:
+        metric = see(next(iter(outcomes.values())).folder).task.headline
+        groups = list(dict.fromkeys(g for o in outcomes.values() for g in o.metrics))
+        rows = [[g, *(number(o.metrics.get(g, {}).get(metric)) for o in outcomes.values())] for g in groups]
+        rows.append(["mean", *(number(average(o.metrics, metric)) for o in outcomes.values())])
+        output.print(table(["", *outcomes], rows, f"{metric} on the test set"))
+        output.print(f"Report: {folder / 'report.html'}", highlight=False)
+
+    finish(format, result, show)
+
+
+@app.command()
+def evaluate(
+    run: RunFolder,
+    data: Annotated[Path, typer.Option(help="a file or folder of samples")],
+    silo: Annotated[str | None, typer.Option(help="the model of this silo")] = None,
+    checkpoint: Annotated[int | None, typer.Option(help="the checkpoint of this round")] = None,
+    text: str = "text",
+    label: str = "label",
+    format: FormatOption = Format.text,
+) -> None:
+    """Score any model of a run on any file."""
+    from hansa.use import load, score
+
+    site, model = load(run, silo, checkpoint)
+    metrics = score(site, model, data, {"text": text, "label": label})
+    finish(format, metrics, lambda: show_metrics(metrics, f"{run} on {data}"))
+
+
+@app.command()
+def predict(
+    run: RunFolder,
+    texts: Annotated[list[str], typer.Argument(metavar="TEXT…")],
+    silo: Annotated[str | None, typer.Option(help="the model of this silo")] = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """Fill masks, classify, continue a text."""
+    from hansa.use import load
+
+    site, model = load(run, silo)
+    found = [{"text": text, "answers": site.task.predict(model, site.vocabulary, text)} for text in texts]
+
+    def show() -> None:
+        for one in found:
+            output.print(one["text"], markup=False, highlight=False)
+            for answer in one["answers"]:
+                output.print("  " + json.dumps(answer, ensure_ascii=False), markup=False, highlight=False)
+
+    finish(format, {"predictions": found}, show)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN…")],
+    out: Annotated[Path | None, typer.Option(help="the file; default report.html in the first run")] = None,
+    open: Annotated[bool, typer.Option("--open", help="show it in a browser")] = False,
+    format: FormatOption = Format.text,
+) -> None:
+    """Write the report of one run, or of several side by side."""
+    from hansa.report import html
+
+    file = html.write([(folder.name, folder) for folder in runs], out or runs[0] / "report.html")
+    if open:
+        webbrowser.open(file.resolve().as_uri())
+    finish(format, {"report": str(file)}, lambda: output.print(str(file), highlight=False))
+
+
+@data.command("generate")
+def data_generate(
+    out: Annotated[Path, typer.Option(help="the folder to write to")],
+    languages: Annotated[str, typer.Option(help="separated by commas; default all eleven")] = "",
+    count: Annotated[int, typer.Option(min=1, help="notes per language")] = 1000,
+    seed: int = 0,
+    format: FormatOption = Format.text,
+) -> None:
+    """Clinical notes of our own making, parallel across languages, with gold annotation."""
+    from hansa.data import generator
+
+    chosen = [code.strip() for code in languages.split(",") if code.strip()] or list(generator.LANGUAGES)
+    for code in chosen:
+        generator.language(code)  # refuse an unknown one before anything is written
+    out.mkdir(parents=True, exist_ok=True)
+    for code in chosen:
+        with (out / f"{code}.jsonl").open("w", encoding="utf-8") as stream:
+            for note in generator.notes(code, count, seed):
+                stream.write(json.dumps(note, ensure_ascii=False) + "\n")
+    result = {"folder": str(out), "languages": chosen, "notes": count}
+    finish(format, result, lambda: output.print(f"{count:,} notes in {', '.join(chosen)}: {out}", highlight=False))
+
+
+@data.command("fetch")
+def data_fetch(
+    corpus: Annotated[str, typer.Argument(help="icd10")],
+    out: Annotated[Path, typer.Option(help="the folder to write to")] = Path("icd10"),
+    format: FormatOption = Format.text,
+) -> None:
+    """Fetch a real corpus by name: ICD-10 disease names in nine languages, with chapters as labels."""
+    from hansa.data import icd10
+    from hansa.errors import did_you_mean
+
+    if corpus != "icd10":
+        raise UserError(f"corpus '{corpus}' is not known; {did_you_mean(corpus, ['icd10'])}")
+    counts = icd10.write(out)
+
+    def show() -> None:
+        for language, count in counts.items():
+            output.print(f"{out / language}.jsonl  {count:,} rows", highlight=False)
+
+    finish(format, {"folder": str(out), "rows": counts}, show)
+
+
+@data.command("describe")
+def data_describe(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH…")],
+    text: str = "text",
+    label: str = "label",
+    format: FormatOption = Format.text,
+) -> None:
+    """Counts, lengths, languages and label shares of files or folders."""
+    from hansa.data.describe import describe
+
+    found = [describe(path, text, label) for path in paths]
+
+    def show() -> None:
+        for one in found:
+            output.print(f"[bold]{one['path']}[/]", highlight=False)
+            for key, value in one.items():
+                if (key != "path" and value not in ({}, [], 0)) or key == "samples":
+                    output.print(f"  {key.replace('_', ' ')}: {_plain(value)}", highlight=False, markup=False)
+
+    finish(format, {"files": found}, show)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        total = sum(value.values())
+        whole = all(isinstance(v, int) for v in value.values())
+        return ", ".join(f"{k} {v:,} ({v / total:.1%})" if whole else f"{k} {v:,}" for k, v in list(value.items())[:25])
+    return "; ".join(value) if isinstance(value, list) else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def show_metrics(metrics: dict[str, dict[str, float]], title: str) -> None:
+    columns = list(dict.fromkeys(m for values in metrics.values() for m in values))
+    rows = [[group, *(number(values.get(c)) for c in columns)] for group, values in metrics.items()]
+    output.print(table(["", *columns], rows, title))
+
+
+def number(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.4f}"
+
+
+def table(columns: list[str], rows: list[list[str]], title: str) -> Table:
+    built = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2), pad_edge=False)
+    for index, column in enumerate(columns):
+        built.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
+    for row in rows:
+        built.add_row(*row)
+    return built

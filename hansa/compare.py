@@ -1,0 +1,46 @@
+"""Several methods on the same data, seed and budget, in one report."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from hansa.config import Federation, Named
+from hansa.errors import ConfigError, did_you_mean
+from hansa.methods import METHODS
+from hansa.registry import load_plugins
+from hansa.report import html
+from hansa.run import Outcome, run
+from hansa.watch import Watcher
+
+BASELINES = ("central", "per-silo", "base")
+
+
+def variant(federation: Federation, name: str) -> Federation:
+    """The federation with another method, or as one of the baselines."""
+    if name in BASELINES:
+        return federation.model_copy(update={"kind": name})
+    if name not in METHODS.entries:
+        raise ConfigError(f"--methods: '{name}' is not known; {did_you_mean(name, [*METHODS.entries, *BASELINES])}")
+    if name == federation.method.name:
+        return federation
+    # A method that brings its own server or aggregation must not have it overridden by the file's.
+    return federation.model_copy(update={"method": Named(name=name)} | _own_slots(name))
+
+
+def _own_slots(name: str) -> dict[str, None]:
+    if name.startswith(("fedadam", "fedyogi", "fedadagrad", "fedavgm")):
+        return {"server": None}
+    if name in ("dga", "median", "trimmed-mean", "krum", "norm-bound"):
+        return {"aggregate": None}
+    return {}
+
+
+def compare(
+    federation: Federation, names: Sequence[str], out: Path, workers: int | None, watch: Callable[[str], Watcher]
+) -> dict[str, Outcome]:
+    load_plugins(federation.uses)
+    variants = {name: variant(federation, name) for name in names}
+    outcomes = {}
+    for name, one in variants.items():
+        outcomes[name] = run(one, out / name, workers=workers, watcher=watch(name))
+    html.write([(name, outcome.folder) for name, outcome in outcomes.items()], out / "report.html", federation.name)
+    return outcomes

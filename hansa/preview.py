@@ -1,0 +1,118 @@
+"""`hansa check`: what a federation file would do. It reads the data and counts; it trains and writes nothing."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hansa.config import Federation, leaves, walk
+from hansa.data.readers import Problems, rows
+from hansa.errors import DataError
+from hansa.models import build
+from hansa.models.tokenizer import byte_tokenizer
+from hansa.run import check
+from hansa.tasks import TASKS
+
+DOMINANT = 0.5  # a silo with more than this share of a round is named
+
+
+@dataclass(frozen=True)
+class SiloPreview:
+    name: str
+    samples: int
+    per_round: int
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Preview:
+    federation: Federation
+    silos: list[SiloPreview]
+    parameters: int | None
+    warnings: list[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.federation.name,
+            "kind": self.federation.kind,
+            "task": self.federation.task.name,
+            "method": self.federation.method.name,
+            "rounds": self.federation.rounds,
+            "silos": [vars(s) for s in self.silos],
+            "parameters": self.parameters,
+            "traffic_per_round": self.traffic_per_round,
+            "releases": self.releases(),
+            "warnings": self.warnings,
+        }
+
+    @property
+    def traffic_per_round(self) -> int | None:
+        """Bytes per round, both ways, for the silos that take part."""
+        if self.parameters is None:
+            return None
+        part = self.federation.participation
+        count = part.count or max(1, int(part.share * len(self.silos) + 0.5))
+        return 2 * 4 * self.parameters * count if self.federation.method.name != "alone" else 0
+
+    def releases(self) -> list[str]:
+        """What would leave the silos: the administrator's question."""
+        f = self.federation
+        found = ["sample counts by language, once"]
+        own_tokenizer = f.tokenizer.kind in ("model", "bytes") or f.tokenizer.path or f.model.path
+        if not own_tokenizer:
+            found.append(f"counts of word pieces seen at least {f.tokenizer.minimum} times in a silo, once")
+        if f.kind == "federated" and f.rounds:
+            found.append("every round: model update, mean training loss, step counts")
+        if f.kind == "central":
+            found.append("all training data: a central run pools it, so it is for comparison only")
+        found.append("at evaluations: sums of losses and hits on held-out data")
+        return found
+
+
+def preview(federation: Federation) -> Preview:
+    check(federation)
+    silos = []
+    for name, node in leaves(federation.silos).items():
+        problems, count = Problems(), 0
+        for source in node.sources:
+            count += sum(1 for _ in rows(source, "train", federation.data, problems))
+            problems.check(federation.data.broken, source.train)
+        if not count:
+            raise DataError(f"silos.{name}: no training samples are left after reading and splitting its data")
+        amount = federation.train.samples.amount(count)
+        if federation.train.max_batches is not None:
+            amount = min(amount, federation.train.max_batches * federation.train.batch)
+        silos.append(SiloPreview(name, count, amount, tuple(problems.first)))
+    return Preview(federation, silos, _parameters(federation), _warnings(federation, silos))
+
+
+def _warnings(federation: Federation, silos: list[SiloPreview]) -> list[str]:
+    found = []
+    total = sum(s.per_round for s in silos)
+    for silo in silos:
+        share = silo.per_round / total
+        if len(silos) > 2 and share > DOMINANT:
+            found.append(
+                f"{silo.name} is {share:.0%} of what a round trains on: the others may drown; "
+                "lower train.samples.fraction, raise train.samples.floor, or weigh silos with aggregate.weights"
+            )
+        if silo.samples < federation.train.batch:
+            found.append(f"{silo.name} has {silo.samples} samples, fewer than one batch of {federation.train.batch}")
+    inner = [name for name, node in walk(federation.silos) if node.silos]
+    if federation.kind == "central" and inner:
+        found.append("a central run ignores the tree")
+    return found
+
+
+def _parameters(federation: Federation) -> int | None:
+    """The size of the model, without its values."""
+    if federation.model.preset is None:
+        return None
+    task = TASKS.build(federation.task)
+    with torch.device("meta"):
+        words = byte_tokenizer()
+        labels = tuple(map(str, range(2)))
+        model = build.preset(federation.model.preset, task.auto, words, federation.data.max_length, labels=labels)
+        per_token = model.get_input_embeddings().weight.shape[1]
+    extra = 0 if federation.tokenizer.kind == "bytes" else (federation.tokenizer.size - len(words)) * per_token
+    return int(sum(p.numel() for p in model.parameters()) + extra)

@@ -1,0 +1,275 @@
+"""One self-contained page about one run or several: no script, no network, light and dark, right-to-left safe."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import yaml
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from hansa.config import Federation, parse
+from hansa.errors import UserError
+from hansa.registry import load_plugins
+from hansa.report.charts import bars, lines, short
+from hansa.runs.ledger import Ledger
+from hansa.tasks import TASKS
+from hansa.tasks.base import Task
+
+PHASES = ("steps", "around them", "moving the model", "evaluating", "checkpoints")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A run as the report sees it."""
+
+    name: str
+    federation: Federation
+    task: Task
+    facts: dict[str, Any]
+    final: dict[str, dict[str, float]]
+    curves: dict[str, list[tuple[float, float]]]  # group → (samples seen, headline metric)
+    rounds: list[tuple[Any, ...]]
+    traffic: list[tuple[Any, ...]]
+    events: list[tuple[Any, ...]]
+    text: str
+
+    @property
+    def cards(self) -> dict[str, Any]:
+        cards: dict[str, Any] = self.facts.get("cards") or self.facts.get(f"cards:{self.federation.kind}") or {}
+        return cards
+
+
+def see(folder: Path, name: str = "") -> Seen:
+    """Read everything a report needs out of a run directory."""
+    file = folder / "federation.yaml"
+    if not file.is_file() or not (folder / "ledger.sqlite").is_file():
+        raise UserError(f"{folder}: this is not a run directory (no federation.yaml and ledger.sqlite)")
+    federation = parse(yaml.safe_load(file.read_text(encoding="utf-8")), where=str(file))
+    load_plugins(federation.uses)
+    task = TASKS.build(federation.task)
+    ledger = Ledger(folder)
+    try:
+        seen_by_round = dict(ledger.select("select round, sum(seen) over (order by round) from rounds"))
+        curves: dict[str, list[tuple[float, float]]] = {}
+        query = "select round, grp, value from metrics where metric=? and split='test' order by round, share"
+        for round, group, value in ledger.select(query, task.headline):
+            series = curves.setdefault(group, [])
+            x = float(seen_by_round.get(round, 0))
+            if not series or series[-1][0] != x:
+                series.append((x, value))
+        return Seen(
+            name=name or federation.name,
+            federation=federation,
+            task=task,
+            facts=ledger.facts(),
+            final=ledger.final(),
+            curves=curves,
+            rounds=ledger.select(
+                "select count(*), sum(seconds), sum(step_seconds), sum(work_seconds), sum(move_seconds), "
+                "sum(evaluate_seconds), sum(checkpoint_seconds) from rounds"
+            ),
+            traffic=ledger.select(
+                "select node, count(*), sum(sent), sum(received) from traffic group by node order by node"
+            ),
+            events=ledger.select("select round, node, kind, text from events order by at limit 200"),
+            text=file.read_text(encoding="utf-8"),
+        )
+    finally:
+        ledger.close()
+
+
+def write(folders: Sequence[tuple[str, Path]], out: Path, title: str = "", reading: Sequence[str] = ()) -> Path:
+    """The report of the given (name, run directory) pairs; the first run is the one whose data it describes."""
+    runs = [see(folder, name) for name, folder in folders]
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    page = environment.get_template("page.html").render(content(runs, title, list(reading)))
+    draft = out.with_suffix(".draft")
+    draft.write_text(page, encoding="utf-8")
+    os.replace(draft, out)
+    return out
+
+
+def content(runs: list[Seen], title: str, reading: list[str]) -> dict[str, Any]:
+    first = runs[0]
+    return {
+        "title": title or first.federation.name,
+        "lead": _lead(first, len(runs)),
+        "reading": reading,
+        "headlines": [headline(runs, metric) for metric in _metrics(runs)],
+        "curves": _curves(runs),
+        "curve_names": [run.name for run in runs if run.curves],
+        "curve_note": f"{first.task.headline} on held-out data against samples seen by all silos together.",
+        "silos": _silos(first),
+        "share_chart": _shares(first),
+        "releases": _releases(first),
+        "traffic": _traffic(first),
+        "traffic_chart": _traffic_chart(runs),
+        "phases": [row for run in runs if (row := _phases(run))],
+        "phase_names": PHASES,
+        "events": [
+            {"run": run.name, "round": r, "node": node, "kind": kind, "text": text}
+            for run in runs
+            for r, node, kind, text in run.events
+        ],
+        "configurations": [{"name": run.name, "text": run.text} for run in runs],
+        "versions": "Hansa report. " + ", ".join(f"{k} {v}" for k, v in first.facts.get("versions", {}).items()),
+    }
+
+
+def _lead(run: Seen, runs: int) -> str:
+    f = run.federation
+    parameters = run.facts.get("parameters", 0)
+    text = f"{len(run.cards)} silos, task {f.task.name}, {parameters:,} parameters, seed {f.seed}"
+    return text + (
+        f"; {runs} runs compared." if runs > 1 else f"; {f.kind}, method {f.method.name}, {f.rounds} rounds."
+    )
+
+
+def _metrics(runs: list[Seen]) -> list[str]:
+    found = dict.fromkeys(m for run in runs for values in run.final.values() for m in values if m != "loss")
+    return sorted(found, key=lambda m: m != runs[0].task.headline)
+
+
+def headline(runs: list[Seen], metric: str) -> dict[str, Any]:
+    """Rows: languages; columns: runs; the best of each row marked; then the plain and the weighted mean."""
+    lower = metric == "perplexity"
+    groups = list(dict.fromkeys(g for run in runs for g in run.final))
+    weights = _weights(runs[0])
+
+    def row(name: str, values: list[float | None], total: bool) -> dict[str, Any]:
+        known = [v for v in values if v is not None]
+        best = (min if lower else max)(known) if len(known) > 1 else None
+        cells = [{"text": _figure(v, metric), "best": v is not None and v == best} for v in values]
+        return {"name": name, "cells": cells, "sum": total}
+
+    rows = [row(g, [run.final.get(g, {}).get(metric) for run in runs], False) for g in groups]
+    if len(groups) > 1:
+        rows.append(row("mean of languages", [average(run.final, metric) for run in runs], True))
+        rows.append(row("weighted by data", [average(run.final, metric, weights) for run in runs], True))
+    better = "lower is better" if lower else "higher is better"
+    return {
+        "title": f"{metric.replace('_', ' ').capitalize()} on the test set",
+        "columns": [run.name for run in runs],
+        "rows": rows,
+        "note": f"{better.capitalize()}." + (" The best of each row is marked." if len(runs) > 1 else ""),
+    }
+
+
+def average(final: dict[str, dict[str, float]], metric: str, weights: dict[str, float] | None = None) -> float | None:
+    values = {g: m[metric] for g, m in final.items() if metric in m}
+    if not values:
+        return None
+    if weights is None:
+        return fmean(values.values())
+    total = sum(weights.get(g, 0.0) for g in values)
+    return sum(v * weights.get(g, 0.0) for g, v in values.items()) / total if total else None
+
+
+def _weights(run: Seen) -> dict[str, float]:
+    counts: dict[str, float] = {}
+    for card in run.cards.values():
+        for group, n in card["groups"]["train"].items():
+            counts[group] = counts.get(group, 0.0) + n
+    return counts
+
+
+def _figure(value: float | None, metric: str) -> str:
+    if value is None:
+        return "–"
+    return short(value) if metric == "perplexity" else f"{value:.4f}"
+
+
+def _curves(runs: list[Seen]) -> list[str]:
+    groups = list(dict.fromkeys(g for run in runs for g in run.curves))
+    drawn = [run for run in runs if run.curves]
+    log = runs[0].task.lower_is_better
+    return [
+        lines(group, [(run.name, run.curves.get(group, [])) for run in drawn], "samples seen", log) for group in groups
+    ]
+
+
+def _silos(run: Seen) -> list[dict[str, str]]:
+    counts = {name: sum(card["groups"]["train"].values()) for name, card in run.cards.items()}
+    total, per_round = sum(counts.values()) or 1, sum(c["per_round"] for c in run.cards.values()) or 1
+    return [
+        {
+            "name": name,
+            "samples": f"{counts[name]:,}",
+            "share": f"{counts[name] / total:.1%}",
+            "per_round": f"{card['per_round']:,}",
+            "round_share": f"{card['per_round'] / per_round:.1%}",
+            "test": f"{sum(card['groups'].get('test', {}).values()):,}",
+        }
+        for name, card in run.cards.items()
+    ]
+
+
+def _shares(run: Seen) -> str:
+    counts = {name: sum(card["groups"]["train"].values()) for name, card in run.cards.items()}
+    total, per_round = sum(counts.values()) or 1, sum(c["per_round"] for c in run.cards.values()) or 1
+    if len(counts) > 60:
+        return ""
+    rows = [(n, (100 * counts[n] / total, 100 * c["per_round"] / per_round)) for n, c in run.cards.items()]
+    return bars("Share of the data (first bar) and of a round's samples (second)", rows, ["data", "round"], " %")
+
+
+def _releases(run: Seen) -> list[str]:
+    found = []
+    survey = run.facts.get("survey")
+    if survey and survey["minimum"]:
+        told = sum(s["told"] for s in survey["silos"].values())
+        withheld = sum(s["withheld"] for s in survey["silos"].values())
+        found.append(
+            f"Once, to build the vocabulary: counts of {told:,} word pieces that a silo had seen at least "
+            f"{survey['minimum']} times; {withheld:,} rarer ones were withheld."
+        )
+    if survey and any(s["labels"] for s in survey["silos"].values()):
+        found.append("Once: the names of the labels each silo uses.")
+    found.append("Once: how many samples each silo holds, by language.")
+    if run.federation.method.name != "alone" and run.federation.rounds:
+        found.append(
+            "In every round, from each silo taking part: its model update, mean training loss and step counts."
+        )
+    found.append("At every evaluation: sums of losses and hits on each silo's held-out data. No text at any time.")
+    return found
+
+
+def _traffic(run: Seen) -> list[dict[str, Any]]:
+    rows = [
+        {"name": n, "rounds": c, "down": size(s), "up": size(r), "each": size(r / max(1, c)), "sum": False}
+        for n, c, s, r in run.traffic
+    ]
+    if len(rows) > 1:
+        down, up = sum(s for *_, s, _ in run.traffic), sum(r for *_, r in run.traffic)
+        rows.append({"name": "all", "rounds": "", "down": size(down), "up": size(up), "each": "", "sum": True})
+    return rows
+
+
+def _traffic_chart(runs: list[Seen]) -> str:
+    rows = [
+        (run.name, (sum(s for *_, s, _ in run.traffic) / 1e6, sum(r for *_, r in run.traffic) / 1e6)) for run in runs
+    ]
+    return (
+        bars("Traffic in all: down (first bar) and up (second)", rows, ["down", "up"], " MB") if len(runs) > 1 else ""
+    )
+
+
+def size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.3g} {unit}" if unit != "B" else f"{count:.0f} B"
+        count /= 1000
+    raise AssertionError("unreachable")
+
+
+def _phases(run: Seen) -> dict[str, Any] | None:
+    rounds, total, steps, work, move, evaluating, checkpoint = run.rounds[0]
+    if not rounds:
+        return None
+    parts = (steps, max(0.0, work - steps), move, evaluating, checkpoint)
+    return {"name": run.name, "rounds": rounds, "total": f"{total:.1f} s", "cells": [f"{p:.1f} s" for p in parts]}

@@ -1,0 +1,108 @@
+"""What a person sees while a run goes on: a live table in a terminal, plain lines elsewhere."""
+
+from collections.abc import Mapping
+from statistics import fmean
+from time import monotonic
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from hansa.config import Federation
+from hansa.messages import NodeId
+from hansa.report.charts import short
+from hansa.round import Record
+
+LINES_EVERY = 10.0  # seconds between plain lines
+MARKS = {"working": "●", "done": "✓", "lost": "✗", "waiting": "·"}
+
+
+class Progress:
+    """Implements `watch.Watcher`."""
+
+    def __init__(self, console: Console, label: str = "", live: bool = True) -> None:
+        self.console, self.label, self._wants_live = console, label, live
+        self._live: Live | None = None
+        self._started = self._last_line = monotonic()
+        self._rounds = self._done = self._from = 0
+        self._loss = float("nan")
+        self._states: dict[NodeId, str] = {}
+        self._samples: dict[NodeId, int] = {}
+        self._scores: dict[str, float] = {}
+        self._headline = ""
+        self._lost: dict[NodeId, str] = {}
+
+    def say(self, text: str) -> None:
+        prefix = f"{self.label}: " if self.label else ""
+        self.console.print(escape(prefix + text), style="dim", highlight=False)
+
+    def begin(self, federation: Federation, done: int, samples: Mapping[NodeId, int]) -> None:
+        self._rounds, self._done, self._from = federation.rounds, done, done
+        self._samples = dict(samples)
+        self._states = dict.fromkeys(samples, "waiting")
+        self._started = self._last_line = monotonic()
+        if done:
+            self.say(f"resumed after round {done}")
+        if self._wants_live and self.console.is_terminal and self._rounds:
+            self._live = Live(get_renderable=self._table, console=self.console, refresh_per_second=4, transient=True)
+            self._live.start()
+
+    def silo(self, node: NodeId, state: str) -> None:
+        self._states[node] = state
+
+    def round(self, record: Record, seconds: Mapping[str, float]) -> None:
+        self._done, self._loss = record.round, record.loss
+        for node, reason in record.lost.items():
+            self._states[node] = "lost"
+            if self._lost.get(node) != reason:
+                self.say(f"round {record.round}: {node} is left out: {reason}")
+            self._lost[node] = reason
+        now = monotonic()
+        last = self._done == self._rounds
+        if self._live is None and (last or now - self._last_line >= LINES_EVERY):
+            self._last_line = now
+            self.say(self._line())
+
+    def scores(self, round: int, metrics: Mapping[str, Mapping[str, float]], headline: str) -> None:
+        self._headline = headline
+        self._scores = {g: m[headline] for g, m in metrics.items() if headline in m}
+
+    def end(self) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _line(self) -> str:
+        text = f"round {self._done}/{self._rounds}, training loss {self._loss:.3f}"
+        if self._scores:
+            text += f", mean {self._headline} {short(fmean(self._scores.values()))}"
+        return f"{text}, {self._left()}"
+
+    def _left(self) -> str:
+        done = self._done - self._from
+        if not done or self._done == self._rounds:
+            return f"{monotonic() - self._started:.0f} s so far"
+        left = (monotonic() - self._started) / done * (self._rounds - self._done)
+        return f"about {left:.0f} s left"
+
+    def _table(self) -> Group:
+        bar = ProgressBar(total=max(1, self._rounds), completed=self._done, width=40)
+        head = Table.grid(padding=(0, 2))
+        head.add_row(Text(self.label or "run", style="bold"), bar, Text(self._line(), style="dim"))
+        silos = Table(box=None, padding=(0, 2), show_header=True, header_style="dim")
+        for column in ("silo", "samples", "state", self._headline or "score"):
+            silos.add_column(column, justify="left" if column in ("silo", "state") else "right")
+        for node in list(self._states)[:24]:
+            state = self._states[node]
+            score = self._scores.get(node)
+            mark = f"{MARKS.get(state, '·')} {state}"
+            silos.add_row(escape(node), f"{self._samples.get(node, 0):,}", mark, short(score) if score else "")
+        if len(self._states) > 24:
+            silos.add_row(f"… {len(self._states) - 24} more", "", "", "")
+        return Group(head, silos)

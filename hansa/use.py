@@ -1,0 +1,62 @@
+"""Use what a run left behind: score it on a file, or ask it something."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hansa.config import Source, parse
+from hansa.data import examples
+from hansa.errors import UserError, did_you_mean
+from hansa.evaluate import evaluate
+from hansa.models import build
+from hansa.runs.directory import RunDirectory
+from hansa.site import Site
+from hansa.train import Learner
+
+
+def open_run(folder: Path) -> Site:
+    file = folder / "federation.yaml"
+    if not file.is_file():
+        raise UserError(f"{folder}: this is not a run directory (it has no federation.yaml)")
+    return Site(parse(yaml.safe_load(file.read_text(encoding="utf-8")), where=str(file)), folder)
+
+
+def load(folder: Path, silo: str | None = None, checkpoint: int | None = None) -> tuple[Site, Any]:
+    """The site of a run and the model asked for: the final one, a silo's own, or a checkpoint's."""
+    site = open_run(folder)
+    if checkpoint is not None:
+        directory = RunDirectory(folder)
+        if checkpoint not in directory.checkpoints():
+            kept = ", ".join(map(str, directory.checkpoints())) or "none"
+            raise UserError(f"{folder}: there is no checkpoint of round {checkpoint}; kept are: {kept}")
+        learner = Learner(build.load(str(directory.start), site.task.auto))
+        learner.state.write(directory.restore(checkpoint).model)
+        return site, learner.model.eval()
+    if silo is not None:
+        own = sorted(p.parent.name for p in (folder / "silos").glob("*/model"))
+        if silo not in own:
+            hint = did_you_mean(silo, own) if own else "this run has no personal models: leave --silo out"
+            raise UserError(f"{folder}: silo '{silo}' has no model of its own; {hint}")
+        return site, build.load(str(folder / "silos" / silo / "model"), site.task.auto).eval()
+    if not (folder / "model" / "config.json").is_file():
+        raise UserError(f"{folder}: the run has no final model yet; finish it with --resume, or name a --checkpoint")
+    return site, build.load(str(folder / "model"), site.task.auto).eval()
+
+
+def score(site: Site, model: Any, file: Path, fields: Mapping[str, str]) -> dict[str, dict[str, float]]:
+    """Metrics of a model on all rows of a file."""
+    if not file.exists():
+        raise UserError(f"--data: {file} does not exist")
+    source = Source(train=str(file), test=str(file), **fields)  # type: ignore[arg-type]
+    held = examples.load(
+        [source],
+        "test",
+        site.federation.data,
+        [file.name.split(".")[0]],
+        lambda some, s: site.task.encode(some, s, site.vocabulary),
+        site.fingerprint,
+    )
+    scores = evaluate(model, site.task, held, site.vocabulary, site.federation.seed)
+    return {group: site.task.metrics(sums) for group, sums in scores.sums.items()}
