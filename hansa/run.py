@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from time import perf_counter
+from time import monotonic, perf_counter
 
 import torch
 
@@ -237,12 +237,27 @@ class Run:
         began = perf_counter()
         split, share = "test", 1.0 if final else self.federation.evaluate.share
         request = Evaluate(moving.round, moving.model, split, share)
-        scores = merge(list(gather(self.link, list(self.members), request).values()))
-        assert isinstance(scores, Scores)
+        scores = self._scores(request)
         metrics = {group: self.site.task.metrics(sums) for group, sums in scores.sums.items()}
         self.ledger.scores(moving.round, split, share, metrics)
         self.watcher.scores(moving.round, metrics, self.site.task.headline)
         return perf_counter() - began
+
+    def _scores(self, request: Evaluate) -> Scores:
+        """The sum of what members answer; whoever does not is named in the ledger and left out of the figures."""
+        deadline = self.federation.participation.deadline
+        until = None if deadline is None else monotonic() + deadline
+        total = Scores({})
+        lost: dict[NodeId, str] = {}
+        for answer in self.link.ask(dict.fromkeys(self.members, request), until):
+            if isinstance(answer.reply, Scores):
+                total = total + answer.reply
+            else:
+                lost[answer.node] = answer.reply.reason if isinstance(answer.reply, Lost) else "it sent no scores"
+                self.ledger.event(request.round, answer.node, "not evaluated", lost[answer.node])
+        if len(lost) == len(self.members):
+            raise RunFailed(f"round {request.round}: nobody could evaluate the model ({'; '.join(lost.values())})")
+        return total
 
     def _save_models(self, moving: Moving) -> None:
         """The model as a plain Hugging Face folder; personal models beside it where silos have their own."""

@@ -59,6 +59,8 @@ class Views:
 
     def view(self, place: Place) -> Tensor:
         name, offset, length = place
+        if not length:  # nothing to look at, and no block was taken for it
+            return torch.zeros(0)
         if name not in self._mapped:
             self._mapped[name] = SharedMemory(name=name)
         return look(self._mapped[name], offset, length)

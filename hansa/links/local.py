@@ -1,6 +1,7 @@
 """Nodes in this very process, asked one after another."""
 
 from collections.abc import Callable, Iterator, Mapping
+from threading import Lock
 from time import monotonic
 
 from hansa.errors import UserError
@@ -15,6 +16,7 @@ class LocalLink:
 
     def __init__(self, find: Find, through_wire: bool = False) -> None:
         self._find, self._through_wire = find, through_wire
+        self._one_at_a_time = Lock()  # regions ask from threads of their own, and the silos here share one model
 
     def ask(self, asks: Mapping[NodeId, Request], until: float | None) -> Iterator[Answer]:
         for node, request in asks.items():
@@ -23,7 +25,8 @@ class LocalLink:
                 continue
             if self._through_wire:
                 request = wire.decode(wire.encode(request))
-            reply = attempt(self._find(node), request)
+            with self._one_at_a_time:
+                reply = attempt(self._find(node), request)
             if until is not None and monotonic() > until:
                 reply = Lost("it answered after the deadline")
             if self._through_wire:

@@ -1,0 +1,86 @@
+"""Reddi et al. (2021), Algorithm 2, against the formulas in numpy, and Adam against torch's own."""
+
+import numpy as np
+import pytest
+import torch
+
+from hansa.config import Schedule, Server
+from hansa.methods.fedavg import Sgd
+from hansa.methods.fedopt import Adaptive, Momentum, scale, server_optimiser
+from hansa.tensors import Layout, Tensors
+
+LAYOUT = Layout(("w",), ((4,),))
+START = np.array([1.0, -1.0, 0.5, 2.0])
+GRADIENTS = [np.array([0.3, -0.2, 0.0, 1.5]), np.array([-0.1, -0.4, 0.2, 0.7]), np.array([0.2, 0.1, -0.3, -2.0])]
+
+
+def moved(optimiser, gradients=GRADIENTS) -> np.ndarray:
+    model, state = Tensors(LAYOUT, torch.tensor(START, dtype=torch.float32)), optimiser.begin(LAYOUT)
+    for round, gradient in enumerate(gradients, 1):
+        optimiser.step(model, Tensors(LAYOUT, torch.tensor(gradient, dtype=torch.float32)), state, round, 1.0)
+    return model.flat.numpy()
+
+
+def reference(rule: str, lr: float, beta1: float, beta2: float, tau: float) -> np.ndarray:
+    theta, m, v = START.copy(), np.zeros(4), np.zeros(4)
+    for g in GRADIENTS:
+        m = beta1 * m + (1 - beta1) * g
+        if rule == "adagrad":
+            v = v + g**2
+        elif rule == "yogi":
+            v = v - (1 - beta2) * g**2 * np.sign(v - g**2)
+        else:
+            v = beta2 * v + (1 - beta2) * g**2
+        theta = theta - lr * m / (np.sqrt(v) + tau)
+    return theta
+
+
+@pytest.mark.parametrize("rule", ["adam", "adagrad", "yogi"])
+def test_steps_equal_the_paper(rule):
+    optimiser = Adaptive(rule, 0.1, (0.9, 0.99), 1e-3, bias_correction=False)
+    np.testing.assert_allclose(moved(optimiser), reference(rule, 0.1, 0.9, 0.99, 1e-3), rtol=1e-5)
+
+
+def test_the_three_rules_differ():
+    results = [moved(Adaptive(rule, 0.1, bias_correction=False, eps=1e-3)) for rule in ("adam", "adagrad", "yogi")]
+    assert not np.allclose(results[0], results[1])
+    assert not np.allclose(results[0], results[2])
+
+
+def test_with_bias_correction_adam_is_torchs_adam():
+    parameter = torch.nn.Parameter(torch.tensor(START, dtype=torch.float32))
+    theirs = torch.optim.Adam([parameter], lr=0.05, betas=(0.9, 0.99), eps=1e-8)
+    for g in GRADIENTS:
+        parameter.grad = torch.tensor(g, dtype=torch.float32)
+        theirs.step()
+    np.testing.assert_allclose(moved(Adaptive("adam", 0.05)), parameter.detach().numpy(), rtol=1e-5)
+
+
+def test_momentum_zero_is_sgd():
+    np.testing.assert_array_equal(moved(Momentum(0.3, 0.0)), moved(Sgd(0.3)))
+    assert not np.allclose(moved(Momentum(0.3, 0.9)), moved(Sgd(0.3)))
+
+
+def test_momentum_equals_the_formula():
+    theta, m = START.copy(), np.zeros(4)
+    for g in GRADIENTS:
+        m = 0.9 * m + g
+        theta = theta - 0.2 * m
+    np.testing.assert_allclose(moved(Momentum(0.2, 0.9)), theta, rtol=1e-5)
+
+
+def test_schedules():
+    paper = Schedule(kind="linear", decay=1e-3)
+    assert scale(paper, 100, 500) == pytest.approx(0.9)
+    assert scale(Schedule(kind="linear"), 9, 9) == pytest.approx(0.1)
+    cosine = Schedule(kind="cosine", final=0.1)
+    assert scale(cosine, 10, 10) == pytest.approx(0.1)
+    assert scale(cosine, 5, 10) == pytest.approx(0.55)
+    warm = Schedule(warmup=4)
+    assert [scale(warm, r, 10) for r in (1, 2, 4, 5)] == pytest.approx([0.2, 0.4, 0.8, 1.0])
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "adagrad", "yogi"])
+def test_every_name_of_the_federation_file_builds(name):
+    optimiser = server_optimiser(Server(optimizer=name, lr=0.1))
+    assert not np.allclose(moved(optimiser), START)

@@ -1,0 +1,45 @@
+"""A model small enough to check by hand: a vector θ pulled towards each batch's targets."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from hansa.config import Training
+from hansa.messages import Update
+from hansa.method import Objective
+from hansa.tasks.base import Batch
+from hansa.tensors import Layout, Tensors
+from hansa.train import Learner, Trained, Work, train
+
+
+class Point(nn.Module):
+    def __init__(self, values: list[float]) -> None:
+        super().__init__()
+        self.theta = nn.Parameter(torch.tensor(values))
+
+
+class Pull:
+    """F(θ) = ½·‖θ − target‖², so ∇F = θ − target."""
+
+    def loss(self, model: Point, batch: Batch) -> Tensor:
+        return 0.5 * (model.theta - batch.targets).square().sum()
+
+
+def batches(targets: list[list[float]]) -> Iterator[Batch]:
+    for target in targets:
+        yield Batch({"x": torch.zeros(1)}, None, torch.tensor(target))
+
+
+def local_training(
+    start: list[float], targets: list[list[float]], objective: Objective, **settings: object
+) -> tuple[Learner, Trained]:
+    learner = Learner(Point(start))
+    work = Work(learner, learner.state.copy(), 1, {})
+    done = train(work, Pull(), objective, Training(**settings), batches(targets), 1.0)  # type: ignore[arg-type]
+    return learner, done
+
+
+def update(values: list[float], samples: int = 1, loss: float = 0.0, name: str = "w") -> Update:
+    gradient = Tensors(Layout((name,), ((len(values),),)), torch.tensor(values))
+    return Update(gradient, samples, samples, 1, loss, 0.0)
