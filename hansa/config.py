@@ -154,6 +154,11 @@ class Training(Section):
     keep_optimizer: bool = False
     schedule: Schedule = Schedule()
 
+    def per_round(self, size: int) -> int:
+        """How many of ``size`` samples a silo trains on in a round."""
+        amount = self.samples.amount(size)
+        return amount if self.max_batches is None else min(amount, self.max_batches * self.batch)
+
 
 class Server(Section):
     optimizer: Literal["sgd", "momentum", "adam", "adagrad", "yogi"] = "sgd"

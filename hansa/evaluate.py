@@ -21,7 +21,8 @@ def evaluate(
     share: float = 1.0,
     batch_size: int = 64,
 ) -> Scores:
-    model.eval()
+    if model.training:
+        model.eval()
     total = Scores({})
     with torch.inference_mode():
         for number, group in enumerate(examples.groups):

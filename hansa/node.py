@@ -36,7 +36,7 @@ from hansa.methods.fedopt import scale
 from hansa.models.tokenizer import count_pieces
 from hansa.round import Member, Moving, federated_round
 from hansa.runs.memory import Memory
-from hansa.seeds import derive, stream
+from hansa.seeds import stream, torch_seeded
 from hansa.tasks.base import Batch
 from hansa.tensors import Tensors
 from hansa.train import Work, train
@@ -85,11 +85,7 @@ class Silo:
 
     def _describe(self) -> Card:
         splits = {split: self.examples(split) for split in ("train", "valid", "test")}
-        used = (
-            len(sampling.draw(self.site.federation.train, len(splits["train"]), 0, 1, self.name))
-            if len(splits["train"])
-            else 0
-        )
+        used = self.site.federation.train.per_round(len(splits["train"]))
         return Card({split: held.counts() for split, held in splits.items()}, used, splits["train"].problems)
 
     def _train(self, request: Train) -> Reply:
@@ -101,8 +97,7 @@ class Silo:
         memory = self._load(request.round, request.model)
         work = Work(learner, request.model, request.round, memory)
         rate = scale(federation.train.schedule, request.round, federation.rounds)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive(federation.seed, request.round, self.name, "dropout"))
+        with torch_seeded(federation.seed, request.round, self.name, "dropout"):
             done = train(work, site.task, site.method.objective, federation.train, self._batches(request.round), rate)
         kept = done.memory
         if self._personal:
@@ -155,8 +150,8 @@ class Silo:
     def _batches(self, round: int) -> Iterator[Batch]:
         site, training = self.site, self.site.federation.train
         held, seed = self.examples("train"), site.federation.seed
-        chosen = sampling.draw(training, len(held), seed, round, self.name)
         rng = stream(seed, round, self.name, "batches")
+        chosen = sampling.draw(training, len(held), rng, seed, round, self.name)
         for indices in sampling.batches(chosen, held.lengths, training.batch, rng):
             yield site.task.batch(held, indices, rng, site.vocabulary)
 

@@ -79,10 +79,7 @@ def preview(federation: Federation) -> Preview:
             problems.check(federation.data.broken, source.train)
         if not count:
             raise DataError(f"silos.{name}: no training samples are left after reading and splitting its data")
-        amount = federation.train.samples.amount(count)
-        if federation.train.max_batches is not None:
-            amount = min(amount, federation.train.max_batches * federation.train.batch)
-        silos.append(SiloPreview(name, count, amount, tuple(problems.first)))
+        silos.append(SiloPreview(name, count, federation.train.per_round(count), tuple(problems.first)))
     return Preview(federation, silos, _parameters(federation), _warnings(federation, silos))
 
 

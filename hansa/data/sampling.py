@@ -11,10 +11,9 @@ from hansa.seeds import stream
 Indices = NDArray[np.int64]
 
 
-def draw(training: Training, size: int, seed: int, round: int, node: str) -> Indices:
+def draw(training: Training, size: int, rng: np.random.Generator, seed: int, round: int, node: str) -> Indices:
     """The samples of one round, by the rule of the federation file (see `config.Samples`)."""
     rule = training.samples
-    rng = stream(seed, round, node, "samples")
     if rule.epochs is not None:
         chosen = np.concatenate([rng.permutation(size) for _ in range(rule.epochs)])
     elif rule.replace:

@@ -5,8 +5,8 @@ is refused. Each `Tensors` field is one flat float32 tensor named after its fiel
 rest of the message and the layouts.
 """
 
-import dataclasses
 import json
+from functools import lru_cache
 from typing import Any, get_args, get_origin, get_type_hints
 
 import torch
@@ -32,13 +32,12 @@ def split(message: Any) -> tuple[str, dict[str, Tensor]]:
     body: dict[str, Any] = {}
     layouts: dict[str, Any] = {}
     vectors: dict[str, Tensor] = {}
-    for f in dataclasses.fields(message):
-        value = getattr(message, f.name)
+    for name in FIELDS[type(message).__name__]:
+        value = getattr(message, name)
         if isinstance(value, Tensors):
-            layouts[f.name] = [value.layout.names, value.layout.shapes]
-            vectors[f.name] = value.flat
+            layouts[name], vectors[name] = value.layout.text, value.flat
         else:
-            body[f.name] = value
+            body[name] = value
     header = {"type": type(message).__name__, "body": body, "layouts": layouts}
     return json.dumps(header, ensure_ascii=False), vectors
 
@@ -54,27 +53,35 @@ def join(header: str, vectors: dict[str, Tensor]) -> Any:
         raise BadMessage(f"unknown message type {str(kind)[:60]!r}")
     if set(layouts) != set(vectors):
         raise BadMessage(f"{kind}: tensors {sorted(vectors)} do not match the header's {sorted(layouts)}")
-    for name, layout in layouts.items():
-        body[name] = Tensors(_layout(kind, name, layout, vectors[name]), vectors[name])
+    for name, text in layouts.items():
+        body[name] = _tensors(f"{kind}.{name}", text, vectors[name])
     fields = FIELDS[kind]
     if set(body) != set(fields):
         raise BadMessage(f"{kind} has fields {sorted(fields)}, not {sorted(map(str, body))}")
     return TYPES[kind](**{name: _typed(f"{kind}.{name}", body[name], hint) for name, hint in fields.items()})
 
 
-def _layout(kind: str, name: str, layout: Any, vector: Tensor) -> Layout:
+def _tensors(where: str, text: Any, vector: Tensor) -> Tensors:
     try:
-        names, shapes = layout
-        built = Layout(tuple(names), tuple(tuple(shape) for shape in shapes))
-        proper = all(isinstance(n, str) for n in built.names) and all(
-            isinstance(d, int) and d >= 0 for shape in built.shapes for d in shape
-        )
-        fits = proper and len(set(built.names)) == len(built.names) == len(built.shapes) and built.size == len(vector)
+        layout = _layout(text)
     except (TypeError, ValueError) as error:
-        raise BadMessage(f"{kind}.{name}: not a layout ({type(error).__name__})") from None
-    if not fits or vector.dtype != torch.float32 or vector.ndim != 1:
-        raise BadMessage(f"{kind}.{name}: the layout does not fit its {tuple(vector.shape)} {vector.dtype} vector")
-    return built
+        raise BadMessage(f"{where}: not a layout ({type(error).__name__})") from None
+    if vector.dtype != torch.float32 or vector.ndim != 1 or layout.size != len(vector):
+        raise BadMessage(f"{where}: the layout does not fit its {tuple(vector.shape)} {vector.dtype} vector")
+    return Tensors(layout, vector)
+
+
+@lru_cache(maxsize=64)
+def _layout(text: str) -> Layout:
+    """Parsed and checked once: the same few layouts come with every message."""
+    names, shapes = json.loads(text)
+    layout = Layout(tuple(names), tuple(tuple(shape) for shape in shapes))
+    sizes = [size for shape in layout.shapes for size in shape]
+    if not all(isinstance(name, str) for name in names) or not all(type(n) is int and n >= 0 for n in sizes):
+        raise ValueError("names must be text and shapes whole numbers")
+    if not len(set(names)) == len(names) == len(shapes):
+        raise ValueError("a name comes twice, or names and shapes differ in number")
+    return layout
 
 
 def _typed(where: str, value: Any, hint: Any) -> Any:

@@ -9,7 +9,7 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hansa.config import Model
 from hansa.errors import ConfigError
-from hansa.seeds import derive
+from hansa.seeds import torch_seeded
 
 SIZES = {"tiny": (2, 128, 2), "small": (4, 256, 4), "base": (12, 768, 12)}  # layers, width, heads
 AUTO = {
@@ -105,8 +105,7 @@ def initial(
     seed: int,
 ) -> PreTrainedModel:
     """The model every silo starts from. Fresh weights depend on the seed alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive(seed, "initial weights"))
+    with torch_seeded(seed, "initial weights"):
         if settings.preset is not None:
             return preset(settings.preset, auto, tokenizer, max_length, settings.dropout, labels)
         return load(str(settings.path), auto, labels)

@@ -31,6 +31,10 @@ class Vocabulary:
         return int(self.tokenizer.pad_token_id)
 
     @cached_property
+    def mask(self) -> int:
+        return int(self.tokenizer.mask_token_id)
+
+    @cached_property
     def size(self) -> int:
         return len(self.tokenizer)
 
@@ -76,13 +80,14 @@ class Task(Protocol):
     def predict(self, model: nn.Module, vocabulary: Vocabulary, text: str) -> list[dict[str, Any]]: ...
 
 
-def pad(samples: list[NDArray[np.int32]], filler: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Token ids as one rectangle, and the mask of what is real."""
-    lengths = np.fromiter(map(len, samples), np.int64, len(samples))
-    mask = np.arange(lengths.max(initial=1)) < lengths[:, None]
-    ids = np.full(mask.shape, filler, np.int64)
-    ids[mask] = np.concatenate(samples) if samples else []
-    return ids, mask.astype(np.int64)
+def pad(examples: Examples, indices: NDArray[np.int64], filler: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The samples' token ids as one rectangle, and the mask of what is real."""
+    lengths = examples.lengths[indices]
+    columns = np.arange(lengths.max(initial=1))
+    real = columns < lengths[:, None]
+    places = examples.offsets[indices][:, None] + columns
+    ids = np.where(real, examples.ids[np.minimum(places, len(examples.ids) - 1)], filler)
+    return ids.astype(np.int64), real.astype(np.int64)
 
 
 def windows(rows: list[Row], source: Source, vocabulary: Vocabulary) -> Iterator[Encoded]:

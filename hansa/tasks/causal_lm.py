@@ -29,7 +29,7 @@ class CausalLM:
     def batch(
         self, examples: Examples, indices: NDArray[np.int64], rng: np.random.Generator, vocabulary: Vocabulary
     ) -> Batch:
-        ids, mask = pad([examples[i] for i in indices], vocabulary.pad)
+        ids, mask = pad(examples, indices, vocabulary.pad)
         followed = np.zeros_like(mask)
         followed[:, :-1] = mask[:, 1:]  # positions that have a next token
         rows = np.flatnonzero(followed)

@@ -47,7 +47,7 @@ class Classify:
     def batch(
         self, examples: Examples, indices: NDArray[np.int64], rng: np.random.Generator, vocabulary: Vocabulary
     ) -> Batch:
-        ids, mask = pad([examples[i] for i in indices], vocabulary.pad)
+        ids, mask = pad(examples, indices, vocabulary.pad)
         targets = examples.labels[indices].astype(np.int64)
         return Batch(as_tensors(input_ids=ids, attention_mask=mask), None, torch.from_numpy(targets))
 

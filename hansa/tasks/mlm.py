@@ -38,14 +38,14 @@ class MaskedLM:
     def batch(
         self, examples: Examples, indices: NDArray[np.int64], rng: np.random.Generator, vocabulary: Vocabulary
     ) -> Batch:
-        ids, mask = pad([examples[i] for i in indices], vocabulary.pad)
+        ids, mask = pad(examples, indices, vocabulary.pad)
         chosen = self._choose(ids, rng, vocabulary)
         rows = np.flatnonzero(chosen)
         targets = ids.reshape(-1)[rows]
         fate = rng.random(len(rows))
         noise = rng.integers(0, vocabulary.size, len(rows))
         flat = ids.reshape(-1)
-        flat[rows] = np.where(fate < 0.8, vocabulary.tokenizer.mask_token_id, np.where(fate < 0.9, noise, targets))
+        flat[rows] = np.where(fate < 0.8, vocabulary.mask, np.where(fate < 0.9, noise, targets))
         inputs = as_tensors(input_ids=ids, attention_mask=mask)
         return Batch(inputs, torch.from_numpy(rows), torch.from_numpy(targets))
 

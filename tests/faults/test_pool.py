@@ -12,7 +12,7 @@ from hansa.runs.ledger import Ledger
 from tests.conftest import same, weights
 
 # A task of one's own, in one file, that misbehaves on request: also the test that users can add one.
-PLUGIN = '''
+PLUGIN = """
 import os, signal, time
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +52,7 @@ class Settings(Section):
     times: int = 1
     def build(self):
         return Unruly(marks=self.marks, deed=self.deed, times=self.times)
-'''
+"""
 
 
 @pytest.fixture
@@ -122,7 +122,17 @@ def test_workers_end_with_their_parent(federation, tmp_path):
     settings = federation(rounds=100000)
     (tmp_path / "fed.yaml").write_text(config.dump(settings))
     process = subprocess.Popen(
-        [sys.executable, "-m", "hansa", "run", str(tmp_path / "fed.yaml"), "--out", str(tmp_path / "run"), "--workers", "2"],
+        [
+            sys.executable,
+            "-m",
+            "hansa",
+            "run",
+            str(tmp_path / "fed.yaml"),
+            "--out",
+            str(tmp_path / "run"),
+            "--workers",
+            "2",
+        ],
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )

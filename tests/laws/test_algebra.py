@@ -63,7 +63,13 @@ def test_a_selection_and_its_rest_make_the_whole(whole):
     assert blank.same_bits(whole)
 
 
-@given(st.lists(st.tuples(st.lists(st.floats(-100, 100, width=32), min_size=5, max_size=5), st.floats(0.01, 10)), min_size=1, max_size=6))
+@given(
+    st.lists(
+        st.tuples(st.lists(st.floats(-100, 100, width=32), min_size=5, max_size=5), st.floats(0.01, 10)),
+        min_size=1,
+        max_size=6,
+    )
+)
 def test_the_running_mean_is_numpys(rows):
     layout = Layout(("a", "b"), ((2,), (3,)))
     mean = WeightedMean(layout)
@@ -73,7 +79,11 @@ def test_the_running_mean_is_numpys(rows):
     np.testing.assert_allclose(mean.mean().flat.numpy(), expected, rtol=1e-4, atol=1e-3)
 
 
-@given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=50), st.sampled_from([float("nan"), float("inf"), -float("inf")]), st.data())
+@given(
+    st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=50),
+    st.sampled_from([float("nan"), float("inf"), -float("inf")]),
+    st.data(),
+)
 def test_one_bad_value_is_always_found(values, bad, data):
     assert is_finite(torch.tensor(values))
     values[data.draw(st.integers(0, len(values) - 1))] = bad

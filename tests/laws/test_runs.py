@@ -129,7 +129,9 @@ def test_partial_runs_resume_to_the_same_bits(federation, tmp_path, kind):
     cut = run(settings, tmp_path / "cut", resume=True, workers=0).folder
     part = "model" if kind == "federated" else "silos/south/model"
     assert same(weights(whole / part), weights(cut / part))
-    assert len((cut / "metrics.jsonl").read_text().splitlines()) == len((whole / "metrics.jsonl").read_text().splitlines())
+    assert len((cut / "metrics.jsonl").read_text().splitlines()) == len(
+        (whole / "metrics.jsonl").read_text().splitlines()
+    )
 
 
 def test_the_pool_runs_a_thousand_small_requests_without_growing(federation, tmp_path):

@@ -25,7 +25,13 @@ def test_one_silo_alone_gets_its_own_model():
     np.testing.assert_array_equal(step([update([0.5, 0.25, -1.0], 7)]), [0.5, -2.25, 4.0])
 
 
-@given(st.lists(st.tuples(st.lists(st.floats(-10, 10, width=32), min_size=3, max_size=3), st.integers(1, 10_000)), min_size=1, max_size=8))
+@given(
+    st.lists(
+        st.tuples(st.lists(st.floats(-10, 10, width=32), min_size=3, max_size=3), st.integers(1, 10_000)),
+        min_size=1,
+        max_size=8,
+    )
+)
 def test_it_is_the_weighted_mean_of_the_silos_models(silos):
     theta = np.array([1.0, -2.0, 3.0])
     models = [theta - np.array(g) for g, _ in silos]

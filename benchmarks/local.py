@@ -1,0 +1,108 @@
+"""One round over nine silos (encoder 4 × 256, sequences of 64) on the worker pool, against the same steps in a plain
+PyTorch loop that uses all cores and the library's own masked-LM loss (transformers' BertForMaskedLM)."""
+
+import tempfile
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import torch
+from _federations import federation, model_folder, silos, tokenizer_of, words
+from _figures import Figures
+from transformers import AutoModelForMaskedLM
+
+from hansa.links.pool import PoolLink
+from hansa.messages import Train
+from hansa.methods.fedavg import Mean
+from hansa.round import Record, screen
+from hansa.run import begin, describe
+from hansa.runs.directory import RunDirectory
+from hansa.runs.ledger import Ledger
+from hansa.site import Site
+from hansa.watch import Quiet
+
+SILOS, STEPS, BATCH, LENGTH, ROUNDS = 9, 2, 16, 64, 3
+
+
+def plain_loop(site: Site, cores: int) -> float:
+    """The same local steps, silo after silo, as anybody would write them."""
+    torch.set_num_threads(cores)
+    model = AutoModelForMaskedLM.from_pretrained(site.folder / "start")
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    shortest = float("inf")
+    for round in range(1, ROUNDS + 1):
+        work = []
+        for number in range(SILOS):
+            for batch in site.silo(f"s{number}")._batches(round):
+                labels = np.full(batch.inputs["input_ids"].shape, -100)
+                labels.reshape(-1)[batch.rows.numpy()] = batch.targets.numpy()
+                work.append((number, batch.inputs, torch.from_numpy(labels)))
+        began, last = perf_counter(), -1
+        for number, inputs, labels in work:
+            if number != last:
+                model.load_state_dict(start)
+                last = number
+            optimiser.zero_grad()
+            model(**inputs, labels=labels).loss.backward()
+            optimiser.step()
+        shortest = min(shortest, perf_counter() - began)
+    return shortest
+
+
+def hansa_round(settings, folder: Path, workers: int, model) -> tuple[float, float]:
+    """The shortest round, and the training steps of all silos in it, in seconds."""
+    torch.set_num_threads(1)
+    best = (float("inf"), 0.0)
+    with PoolLink(settings, folder, workers) as link:
+        for round in range(ROUNDS + 1):  # round 0 warms up
+            began = perf_counter()
+            record = Record(round, list(settings.silos))
+            answers = link.ask(dict.fromkeys(settings.silos, Train(max(1, round), model)), None)
+            updates = screen(answers, model.layout, record)
+            Mean().combine(model.layout, ((u, float(u.samples)) for u in updates))
+            seconds = perf_counter() - began
+            assert len(record.updates) == SILOS
+            if round and seconds < best[0]:
+                best = (seconds, sum(u.seconds for u in record.updates.values()))
+    return best
+
+
+def measure(figures: Figures, size: int, target: float, cores: int) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place)
+        vocabulary = words(size)
+        tokenizer = tokenizer_of(vocabulary, size)
+        model = model_folder(root / "model", tokenizer, layers=4, width=256, heads=4, positions=LENGTH + 2)
+        files = silos(root / "data", SILOS, STEPS * BATCH, 70, vocabulary)
+        training = {"lr": 0.1, "batch": BATCH, "samples": {"floor": STEPS * BATCH}}
+        settings = federation(files, model, LENGTH, train=training)
+        directory = RunDirectory.create(settings, root / "run", False)
+        ledger = Ledger(directory.path)
+        with PoolLink(settings, directory.path, cores) as link:
+            begin(settings, directory, link, ledger, Quiet())
+            describe(settings, directory, link, ledger, Quiet())
+        ledger.close()
+        site = Site(settings, directory.path)
+        start = site.start
+        theirs = plain_loop(site, cores)
+        ours, _ = hansa_round(settings, directory.path, cores, start)
+        alone, steps = hansa_round(settings, directory.path, 1, start)
+        print(
+            f"vocabulary {len(tokenizer):,}: plain loop on {cores} cores {theirs:.2f} s, Hansa with {cores} workers "
+            f"{ours:.2f} s, with one worker {alone:.2f} s of which steps {steps:.2f} s"
+        )
+        figures.add(f"round_time_vs_plain_pytorch_{size // 1000}k", ours / theirs, "ratio", "<=", target)
+        figures.add(f"time_outside_steps_{size // 1000}k", 100 * (1 - steps / alone), "percent", "<=", 5.0)
+
+
+def main() -> None:
+    figures = Figures()
+    cores = torch.get_num_threads()
+    measure(figures, 8000, 0.65, cores)
+    measure(figures, 32000, 0.40, cores)
+    figures.end()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""A round over 1,000 silos (0.16M parameters, one step each) on the worker pool, against the same steps bare: as many
+processes, one resident model each, batches made beforehand, no federation. pfl-research, the fastest simulator we
+measured, adds 0.7 to 1.05 ms per silo."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from time import perf_counter
+
+import psutil
+import torch
+from _federations import federation, model_folder, silos, tokenizer_of, words
+from _figures import Figures
+
+from hansa.config import read
+from hansa.links.pool import PoolLink
+from hansa.methods.fedavg import fedavg
+from hansa.round import Member, Moving, federated_round
+from hansa.run import begin, describe
+from hansa.runs.directory import RunDirectory
+from hansa.runs.ledger import Ledger
+from hansa.site import Site
+from hansa.train import Optimiser
+from hansa.watch import Quiet
+
+BATCH, LENGTH, ROUNDS = 8, 32, 3
+
+
+def bare_steps(folder: Path, names: list[str]) -> None:
+    """Forward, backward and step for every silo's batch; once for every line on standard input."""
+    torch.set_num_threads(1)
+    site = Site(read(folder / "federation.yaml"), folder)
+    learner, task = site.learner, site.task
+    batches = [next(site.silo(name)._batches(1)) for name in names]
+    optimiser = Optimiser(learner, site.federation.train, 1.0)
+    learner.model.train()
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        for batch in batches:
+            learner.grad.zero_()
+            task.loss(learner.model, batch).backward()
+            optimiser.step()
+        print("done", flush=True)
+
+
+def time_bare(folder: Path, names: list[str], workers: int) -> float:
+    """The shortest time in which ``workers`` processes take all the bare steps."""
+    command = [sys.executable, __file__, "bare", str(folder)]
+    running = [
+        subprocess.Popen([*command, *names[i::workers]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for i in range(workers)
+    ]
+
+    def all_say(word: str) -> None:
+        assert all(process.stdout.readline().strip() == word for process in running)
+
+    all_say("ready")
+    shortest = float("inf")
+    for _ in range(ROUNDS):
+        began = perf_counter()
+        for process in running:
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        all_say("done")
+        shortest = min(shortest, perf_counter() - began)
+    for process in running:
+        process.communicate()
+    return shortest
+
+
+def measure(count: int, workers: int) -> dict[str, float]:
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place)
+        os.environ["HANSA_CACHE"] = str(root / "cache")
+        model = model_folder(root / "model", tokenizer_of([], 0), layers=3, width=60, heads=2, positions=LENGTH + 2)
+        files = silos(root / "data", count, BATCH, 12, words(500))
+        training = {"lr": 0.01, "batch": BATCH, "samples": {"floor": BATCH}}
+        settings = federation(files, model, LENGTH, train=training)
+        directory = RunDirectory.create(settings, root / "run", False)
+        ledger = Ledger(directory.path)
+        with PoolLink(settings, directory.path, workers) as link:
+            begin(settings, directory, link, ledger, Quiet())
+            cards = describe(settings, directory, link, ledger, Quiet())
+            start = Site(settings, directory.path).start
+            moving = Moving(start.copy(), {})
+            members = {name: Member(card.samples(), card.per_round) for name, card in cards.items()}
+            best = float("inf")
+            for _ in range(ROUNDS):
+                began = perf_counter()
+                record = federated_round("bench", members, link, fedavg(), settings, moving, 0)
+                best = min(best, perf_counter() - began)
+                assert len(record.updates) == count
+            memory = sum(map(peak, [os.getpid(), *(worker.process.pid for worker in link._workers)]))
+        ledger.close()
+        bare = time_bare(directory.path, list(settings.silos), workers) if count > 100 else 0.0
+        return {"round": best, "bare": bare, "memory": memory, "parameters": start.layout.size}
+
+
+def peak(process: int) -> int:
+    """The largest resident size so far, in bytes."""
+    status = Path(f"/proc/{process}/status").read_text()
+    return 1024 * int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
+
+
+def main() -> None:
+    figures = Figures()
+    workers = psutil.cpu_count() or 1
+
+    def fresh(count: int) -> dict[str, float]:
+        """In a process of its own, so that peaks of memory are its own too."""
+        command = [sys.executable, __file__, "measure", str(count), str(workers)]
+        return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+
+    many, few = fresh(1000), fresh(9)
+    print(
+        f"{many['parameters']:,.0f} parameters, 1,000 silos, {workers} workers: bare steps {many['bare']:.2f} s, round "
+        f"{many['round']:.2f} s; memory {many['memory'] / 1e6:.0f} MB, with 9 silos {few['memory'] / 1e6:.0f} MB"
+    )
+    figures.add("overhead_per_silo", many["round"] - many["bare"], "ms", "<=", 1.0)
+    figures.add("memory_1000_silos_vs_9", many["memory"] / few["memory"], "ratio", "<=", 1.2)
+    figures.end()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["bare"]:
+        bare_steps(Path(sys.argv[2]), sys.argv[3:])
+    elif sys.argv[1:2] == ["measure"]:
+        print(json.dumps(measure(int(sys.argv[2]), int(sys.argv[3]))))
+    else:
+        main()
