@@ -8,12 +8,11 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from time import perf_counter
 
 import psutil
 import torch
 from _federations import federation, model_folder, silos, tokenizer_of, words
-from _figures import Figures
+from _figures import Figures, best_of
 
 from hansa.config import read
 from hansa.links.pool import PoolLink
@@ -26,7 +25,7 @@ from hansa.site import Site
 from hansa.train import Optimiser
 from hansa.watch import Quiet
 
-BATCH, LENGTH, ROUNDS = 8, 32, 3
+BATCH, LENGTH, ROUNDS = 8, 32, 5
 
 
 def bare_steps(folder: Path, names: list[str]) -> None:
@@ -46,32 +45,33 @@ def bare_steps(folder: Path, names: list[str]) -> None:
         print("done", flush=True)
 
 
-def time_bare(folder: Path, names: list[str], workers: int) -> float:
-    """The shortest time in which ``workers`` processes take all the bare steps."""
-    command = [sys.executable, __file__, "bare", str(folder)]
-    running = [
-        subprocess.Popen([*command, *names[i::workers]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for i in range(workers)
-    ]
+class Bare:
+    """The bare steps on ``workers`` processes that wait between runs."""
 
-    def all_say(word: str) -> None:
-        assert all(process.stdout.readline().strip() == word for process in running)
+    def __init__(self, folder: Path, names: list[str], workers: int) -> None:
+        command = [sys.executable, __file__, "bare", str(folder)]
+        self.running = [
+            subprocess.Popen([*command, *names[i::workers]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            for i in range(workers)
+        ]
+        self._all_say("ready")
 
-    all_say("ready")
-    shortest = float("inf")
-    for _ in range(ROUNDS):
-        began = perf_counter()
-        for process in running:
+    def _all_say(self, word: str) -> None:
+        assert all(process.stdout.readline().strip() == word for process in self.running)
+
+    def run(self) -> None:
+        for process in self.running:
             process.stdin.write("go\n")
             process.stdin.flush()
-        all_say("done")
-        shortest = min(shortest, perf_counter() - began)
-    for process in running:
-        process.communicate()
-    return shortest
+        self._all_say("done")
+
+    def close(self) -> None:
+        for process in self.running:
+            process.communicate()
 
 
 def measure(count: int, workers: int) -> dict[str, float]:
+    """The shortest round and the shortest bare run, taken in turns: what disturbs one disturbs the other."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as place:
         root = Path(place)
@@ -88,16 +88,23 @@ def measure(count: int, workers: int) -> dict[str, float]:
             start = Site(settings, directory.path).start
             moving = Moving(start.copy(), {})
             members = {name: Member(card.samples(), card.per_round) for name, card in cards.items()}
-            best = float("inf")
+            bare = Bare(directory.path, list(settings.silos), workers)
+            round_seconds = bare_seconds = float("inf")
             for _ in range(ROUNDS):
-                began = perf_counter()
-                record = federated_round("bench", members, link, fedavg(), settings, moving, 0)
-                best = min(best, perf_counter() - began)
+                record = None
+
+                def one_round() -> None:
+                    nonlocal record
+                    record = federated_round("bench", members, link, fedavg(), settings, moving, 0)
+
+                round_seconds = min(round_seconds, best_of(1, one_round))
+                bare_seconds = min(bare_seconds, best_of(1, bare.run))
+                assert record is not None
                 assert len(record.updates) == count
             memory = sum(map(peak, [os.getpid(), *(worker.process.pid for worker in link._workers)]))
+            bare.close()
         ledger.close()
-        bare = time_bare(directory.path, list(settings.silos), workers) if count > 100 else 0.0
-        return {"round": best, "bare": bare, "memory": memory, "parameters": start.layout.size}
+    return {"round": round_seconds, "bare": bare_seconds, "memory": memory, "parameters": start.layout.size}
 
 
 def peak(process: int) -> int:

@@ -35,7 +35,7 @@ class Layout:
 
     @cached_property
     def text(self) -> str:
-        """The layout as JSON, written once: it goes with every message."""
+        """The layout as one line of JSON, written once: it goes with every message."""
         return json.dumps([self.names, self.shapes], ensure_ascii=False)
 
     def only(self, names: Iterable[str]) -> "Layout":

@@ -5,7 +5,6 @@ where the worker left it. A dispatcher thread hands out work in the order asked;
 silo asked once more. Several threads may ask at once (regions of a tree share the pool).
 """
 
-import json
 import os
 import sys
 import threading
@@ -14,9 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from multiprocessing.forkserver import ensure_running, set_forkserver_preload
 from pathlib import Path
+from selectors import EVENT_READ, DefaultSelector
 from time import monotonic
 from typing import Any
 
@@ -24,7 +24,7 @@ from hansa.config import Federation
 from hansa.errors import DataError
 from hansa.links import Answer, wire
 from hansa.links.blocks import Block, Blocks, Views, look
-from hansa.links.worker import work
+from hansa.links.worker import pack, unpack, work
 from hansa.messages import Lost, NodeId, Request
 
 TRIES = 2
@@ -57,10 +57,9 @@ def _without_main() -> Iterator[None]:
 @dataclass
 class Job:
     node: NodeId
-    header: str
+    text: str
     places: dict[str, tuple[str, int, int]]
     room: int
-    until: float | None
     index: int
     call: "Call"
     tries: int = 0
@@ -78,6 +77,7 @@ class Job:
 class Call:
     """One `ask`: its jobs, and how many of their answers have been taken."""
 
+    until: float | None
     jobs: list[Job] = field(default_factory=list)
     taken: int = 0
     window: int = 1  # how far workers may run ahead of the taker
@@ -98,6 +98,8 @@ class PoolLink:
         self._watch: Watch = watch or (lambda node, state: None)
         self._blocks, self._views = Blocks(), Views()
         self._queue: deque[Job] = deque()
+        self._calls: list[Call] = []
+        self._selector = DefaultSelector()
         self._changed = threading.Condition()
         self._wake_out, self._wake_in = os.pipe()
         self._closing = False
@@ -130,11 +132,11 @@ class PoolLink:
         """Write each distinct request once, then queue one job per node."""
         written: dict[int, tuple[str, dict[str, tuple[str, int, int]], int]] = {}
         borrowed: list[Block] = []
-        call = Call()
+        call = Call(until)
         with self._changed:
             for index, (node, request) in enumerate(asks.items()):
                 if id(request) not in written:
-                    header, vectors = wire.split(request)
+                    text, vectors = wire.split(request)
                     places, room = {}, 0
                     for name, vector in vectors.items():
                         block = self._blocks.take(vector.numel())
@@ -142,11 +144,12 @@ class PoolLink:
                         look(block.memory, 0, vector.numel()).copy_(vector)
                         places[name] = (block.name, 0, vector.numel())
                         room += vector.numel()
-                    written[id(request)] = (header, places, room)
-                header, places, room = written[id(request)]
-                call.jobs.append(Job(node, header, places, room, until, index, call))
+                    written[id(request)] = (text, places, room)
+                text, places, room = written[id(request)]
+                call.jobs.append(Job(node, text, places, room, index, call))
             largest = max((job.room for job in call.jobs), default=0)
             call.window = max(2 * len(self._workers), WAITING_BYTES // max(1, 4 * largest))
+            self._calls.append(call)
             self._queue.extend(call.jobs)
         self._wake()
         return call, borrowed
@@ -164,6 +167,7 @@ class PoolLink:
     def _forget(self, call: Call, borrowed: list[Block]) -> None:
         """An asker that stops early leaves nothing behind: queued jobs go, running ones stop with their worker."""
         with self._changed:
+            self._calls.remove(call)
             self._queue = deque(job for job in self._queue if job.call is not call)
             for worker in self._workers:
                 mine = [job for job in worker.jobs if job.call is call]
@@ -179,9 +183,6 @@ class PoolLink:
             for block in borrowed:
                 self._blocks.give_back(block)
 
-    def _running(self) -> list[Job]:
-        return [job for worker in self._workers for job in worker.jobs]
-
     def close(self) -> None:
         self._closing = True
         self._wake()
@@ -191,6 +192,7 @@ class PoolLink:
             worker.process.join(timeout=5)
             if worker.process.is_alive():
                 worker.process.kill()
+        self._selector.close()
         self._blocks.close()
         os.close(self._wake_in)
         os.close(self._wake_out)
@@ -209,28 +211,29 @@ class PoolLink:
         with _without_main():
             process.start()
         theirs.close()
-        return Worker(process, ours)
+        worker = Worker(process, ours)
+        self._selector.register(ours, EVENT_READ, worker)
+        return worker
 
     def _wake(self) -> None:
         os.write(self._wake_in, b"!")
 
     def _dispatch(self) -> None:
+        self._selector.register(self._wake_out, EVENT_READ)
         while not self._closing:
             with self._changed:
                 self._hand_out()
-                sources = {worker.connection: worker for worker in self._workers}
                 patience = self._patience()
-            for ready in wait([*sources, self._wake_out], patience):
-                if ready == self._wake_out:
+            for key, _ in self._selector.select(patience):
+                if key.data is None:
                     os.read(self._wake_out, 65536)
                     continue
-                worker = sources[ready]  # type: ignore[index]
                 try:
-                    message = worker.connection.recv_bytes()
+                    message = key.data.connection.recv_bytes()
                 except (EOFError, ConnectionError):
-                    self._replace(worker, "its worker died")
+                    self._replace(key.data, "its worker died")
                 else:
-                    self._finish(worker, json.loads(message))
+                    self._finish(key.data, *unpack(message))
             self._expire()
 
     def _hand_out(self) -> None:
@@ -250,9 +253,8 @@ class PoolLink:
     def _send(self, worker: Worker, job: Job) -> None:
         job.block = self._blocks.take(job.room) if job.room else None
         job.began = monotonic()
-        task = {
+        envelope = {
             "node": job.node,
-            "header": job.header,
             "vectors": job.places,
             "block": job.block.name if job.block else "",
             "room": job.room,
@@ -260,19 +262,18 @@ class PoolLink:
         worker.jobs.append(job)
         self._watch(job.node, "working")
         with suppress(OSError):  # a closed pipe is found, and its worker replaced, where it is read
-            worker.connection.send_bytes(json.dumps(task).encode())
+            worker.connection.send_bytes(pack(envelope, job.text))
 
-    def _finish(self, worker: Worker, message: dict[str, Any]) -> None:
+    def _finish(self, worker: Worker, envelope: dict[str, Any], text: str) -> None:
         with self._changed:
             job = worker.jobs.popleft()
             self._brief = monotonic() - job.began < BRIEF
-            if "user_error" in message:
-                job.error = message["user_error"]
+            if "user_error" in envelope:
+                job.error = envelope["user_error"]
             else:
-                vectors = {name: self._views.view(tuple(place)) for name, place in message["vectors"].items()}
-                reply = wire.join(message["header"], vectors)
-                received = len(message["header"]) + sum(4 * v.numel() for v in vectors.values())
-                job.answer = Answer(job.node, reply, len(job.header) + 4 * job.room, received)
+                vectors = {name: self._views.view(tuple(place)) for name, place in envelope["vectors"].items()}
+                received = len(text) + sum(4 * v.numel() for v in vectors.values())
+                job.answer = Answer(job.node, wire.join(text, vectors), len(job.text) + 4 * job.room, received)
             self._watch(job.node, "done")
             self._changed.notify_all()
 
@@ -292,6 +293,7 @@ class PoolLink:
                     self._lose(job, f"{why}, twice")
                 else:
                     self._queue.appendleft(job)
+            self._selector.unregister(worker.connection)
             worker.connection.close()
             self._workers[self._workers.index(worker)] = self._start()
 
@@ -302,20 +304,24 @@ class PoolLink:
 
     def _patience(self) -> float | None:
         """Seconds until the next deadline."""
-        deadlines = [job.until for job in [*self._queue, *self._running()] if job.until is not None]
+        deadlines = [call.until for call in self._calls if call.until is not None]
         return max(0.0, min(deadlines) - monotonic()) if deadlines else None
 
     def _expire(self) -> None:
         """At its deadline a queued job is lost; a running one too, and its worker is stopped so that nothing waits."""
         now = monotonic()
+        late = {id(call) for call in self._calls if call.until is not None and call.until <= now}
+        if not late:
+            return
         with self._changed:
-            late = [job for job in self._queue if job.until is not None and job.until <= now]
-            for job in late:
+            for job in [job for job in self._queue if id(job.call) in late]:
                 self._queue.remove(job)
                 self._lose(job, "the deadline passed before a worker was free")
-            stuck = [w for w in self._workers if w.jobs and w.jobs[0].until is not None and w.jobs[0].until <= now]
+            stuck = [worker for worker in self._workers if worker.jobs and id(worker.jobs[0].call) in late]
             for worker in stuck:
                 self._lose(worker.jobs[0], "it did not answer before the deadline")
+            for call in [call for call in self._calls if id(call) in late]:
+                call.until = None  # everything of it is answered now
         for worker in stuck:
             worker.process.kill()
             self._replace(worker, "stopped at the deadline")

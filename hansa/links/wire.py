@@ -28,40 +28,46 @@ class BadMessage(HansaError):
 
 
 def split(message: Any) -> tuple[str, dict[str, Tensor]]:
-    """A message as JSON and the flat vectors it refers to: a link may move the two by different ways."""
+    """A message as text and the flat vectors it refers to: a link may move the two by different ways.
+
+    The text is one line of JSON for the message and one for the layout of each vector, in their order.
+    """
+    kind = type(message).__name__
     body: dict[str, Any] = {}
-    layouts: dict[str, Any] = {}
+    lines: list[str] = []
     vectors: dict[str, Tensor] = {}
-    for name in FIELDS[type(message).__name__]:
+    for name in FIELDS[kind]:
         value = getattr(message, name)
         if isinstance(value, Tensors):
-            layouts[name], vectors[name] = value.layout.text, value.flat
+            lines.append(value.layout.text)
+            vectors[name] = value.flat
         else:
             body[name] = value
-    header = {"type": type(message).__name__, "body": body, "layouts": layouts}
-    return json.dumps(header, ensure_ascii=False), vectors
+    header = json.dumps({"type": kind, "body": body, "vectors": list(vectors)}, ensure_ascii=False)
+    return "\n".join([header, *lines]), vectors
 
 
-def join(header: str, vectors: dict[str, Tensor]) -> Any:
+def join(text: str, vectors: dict[str, Tensor]) -> Any:
     """The message that `split` took apart; refuses whatever does not fit."""
+    header, *layouts = text.split("\n")
     try:
         parsed = json.loads(header)
-        kind, body, layouts = parsed["type"], dict(parsed["body"]), parsed["layouts"]
+        kind, body, names = parsed["type"], dict(parsed["body"]), list(parsed["vectors"])
     except (ValueError, KeyError, TypeError) as error:
         raise BadMessage(f"the header is not a message header ({type(error).__name__})") from None
     if kind not in TYPES:
         raise BadMessage(f"unknown message type {str(kind)[:60]!r}")
-    if set(layouts) != set(vectors):
-        raise BadMessage(f"{kind}: tensors {sorted(vectors)} do not match the header's {sorted(layouts)}")
-    for name, text in layouts.items():
-        body[name] = _tensors(f"{kind}.{name}", text, vectors[name])
+    if sorted(map(str, names)) != sorted(vectors) or len(names) != len(layouts):
+        raise BadMessage(f"{kind}: vectors {sorted(vectors)} do not match the header's {names}")
+    for name, layout in zip(names, layouts, strict=True):
+        body[name] = _tensors(f"{kind}.{name}", layout, vectors[name])
     fields = FIELDS[kind]
     if set(body) != set(fields):
         raise BadMessage(f"{kind} has fields {sorted(fields)}, not {sorted(map(str, body))}")
     return TYPES[kind](**{name: _typed(f"{kind}.{name}", body[name], hint) for name, hint in fields.items()})
 
 
-def _tensors(where: str, text: Any, vector: Tensor) -> Tensors:
+def _tensors(where: str, text: str, vector: Tensor) -> Tensors:
     try:
         layout = _layout(text)
     except (TypeError, ValueError) as error:

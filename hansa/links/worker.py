@@ -24,30 +24,37 @@ def work(connection: Connection, federation: str, folder: str) -> None:
     site, views = Site(Federation.model_validate_json(federation), Path(folder)), Views()
     while True:
         try:
-            job = json.loads(connection.recv_bytes())
+            job, request = unpack(connection.recv_bytes())
         except (EOFError, OSError):  # the parent is gone, or done
             os._exit(0)
-        connection.send_bytes(json.dumps(_do(job, site, views)).encode())
+        connection.send_bytes(_do(job, request, site, views))
 
 
-def _do(job: dict[str, Any], site: Site, views: Views) -> dict[str, Any]:
+def pack(envelope: dict[str, Any], message: str) -> bytes:
+    """What goes through the pipe: a line for the link itself, then the message's own lines."""
+    return f"{json.dumps(envelope)}\n{message}".encode()
+
+
+def unpack(data: bytes) -> tuple[dict[str, Any], str]:
+    envelope, _, message = data.decode().partition("\n")
+    return json.loads(envelope), message
+
+
+def _do(job: dict[str, Any], text: str, site: Site, views: Views) -> bytes:
     vectors = {name: views.view(tuple(place)) for name, place in job["vectors"].items()}
-    request = wire.join(job["header"], vectors)
+    request = wire.join(text, vectors)
     try:
         reply = attempt(lambda r: site.silo(job["node"]).answer(r), request)
     except UserError as error:
-        return {"user_error": str(error)}
-    header, out = wire.split(reply)
+        return pack({"user_error": str(error)}, "")
+    text, out = wire.split(reply)
     places, offset = {}, 0
     for name, vector in out.items():
         length = vector.numel()
         if offset + length > job["room"]:
-            header, _ = wire.split(
-                Lost(f"its reply has {offset + length} values, more than the {job['room']} it was sent")
-            )
-            return {"header": header, "vectors": {}}
-        place = (job["block"], offset, length)
-        views.view(place).copy_(vector)
-        places[name] = place
+            refusal = Lost(f"its reply has {offset + length} values, more than the {job['room']} it was sent")
+            return pack({"vectors": {}}, wire.split(refusal)[0])
+        places[name] = (job["block"], offset, length)
+        views.view(places[name]).copy_(vector)
         offset += length
-    return {"header": header, "vectors": places}
+    return pack({"vectors": places}, text)
