@@ -36,6 +36,7 @@ FormatOption = Annotated[Format, typer.Option("--format", help="text for people,
 WorkersOption = Annotated[int | None, typer.Option(min=0, help="worker processes; default one per core, 0: in-process")]
 FederationFile = Annotated[Path, typer.Argument(metavar="FED.yaml", help="the federation file")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="override a setting")]
+INTERRUPTED = 130  # how typer ends after Ctrl-C
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="a run directory")]
 
 
@@ -48,8 +49,10 @@ def main() -> None:
         errors.print(f"[bold red]{'error' if isinstance(error, UserError) else 'failed'}:[/] ", end="")
         errors.print(str(error), markup=False, highlight=False)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        errors.print("stopped; 'hansa run … --resume' continues from the last checkpoint")
+    except SystemExit as stop:
+        if stop.code != INTERRUPTED:
+            raise
+        errors.print("stopped; 'hansa run … --resume' continues from the last checkpoint", highlight=False)
         sys.exit(1)
 
 

@@ -391,7 +391,8 @@ def _absolute(federation: Federation, base: Path) -> Federation:
 
 
 def _sentence(error: ValidationError, where: str, raw: dict[str, Any], text: str) -> str:
-    first = error.errors()[0]
+    # A misspelt key is often also a missing one: name the misspelling.
+    first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
     path = [p for p in first["loc"] if not (isinstance(p, str) and p.startswith("function-"))]
     place = where + (f", line {line}" if (line := _line(text, path)) else "")
     name = ".".join(map(str, path))

@@ -23,8 +23,8 @@ MARKS = {"working": "●", "done": "✓", "lost": "✗", "waiting": "·"}
 class Progress:
     """Implements `watch.Watcher`."""
 
-    def __init__(self, console: Console, label: str = "", live: bool = True) -> None:
-        self.console, self.label, self._wants_live = console, label, live
+    def __init__(self, console: Console, label: str = "") -> None:
+        self.console, self.label = console, label
         self._live: Live | None = None
         self._started = self._last_line = monotonic()
         self._rounds = self._done = self._from = 0
@@ -46,7 +46,7 @@ class Progress:
         self._started = self._last_line = monotonic()
         if done:
             self.say(f"resumed after round {done}")
-        if self._wants_live and self.console.is_terminal and self._rounds:
+        if self.console.is_terminal and self._rounds:
             self._live = Live(get_renderable=self._table, console=self.console, refresh_per_second=4, transient=True)
             self._live.start()
 

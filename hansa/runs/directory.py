@@ -9,7 +9,6 @@ runs/NAME/
   report.html         self-contained
 """
 
-import errno
 import json
 import os
 import shutil
@@ -88,20 +87,12 @@ class RunDirectory:
             draft.chmod(0o755)
             draft.rename(folder)
             _sync(folder.parent)
-        except OSError as error:
-            shutil.rmtree(draft, ignore_errors=True)
-            if error.errno in (errno.ENOSPC, errno.EROFS, errno.EDQUOT):
-                raise RunFailed(
-                    f"{folder} could not be written ({error.strerror}); what was written before is intact: "
-                    "make room, then continue with --resume"
-                ) from None
-            raise
         except BaseException as error:
             shutil.rmtree(draft, ignore_errors=True)
-            if isinstance(error, SafetensorError) and "No space left" in str(error):
+            if isinstance(error, OSError | SafetensorError):
                 raise RunFailed(
-                    f"{folder} could not be written (no space left on device); what was written before is "
-                    "intact: make room, then continue with --resume"
+                    f"{folder} could not be written ({error}); what was written before is intact: "
+                    "make room, then continue with --resume"
                 ) from None
             raise
 

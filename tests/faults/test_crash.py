@@ -1,0 +1,98 @@
+"""kill -9, Ctrl-C, a full disk: what was reached stays, and resuming ends in the same bits."""
+
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from hansa import config
+from hansa.errors import RunFailed, UserError
+from hansa.run import run
+from hansa.runs.directory import RunDirectory
+from hansa.watch import Quiet
+from tests.conftest import same, weights
+from tests.faults.test_pool import wait_for
+
+
+def start(file: Path, out: Path, *more: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "hansa", "run", str(file), "--out", str(out), "--workers", "2", *more]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def test_kill_9_and_resume_end_in_the_same_bits(federation, tmp_path):
+    settings = federation(rounds=40, server={"optimizer": "adam", "lr": 0.01}, checkpoint={"every": 3})
+    file = tmp_path / "fed.yaml"
+    file.write_text(config.dump(settings))
+    whole = run(settings, tmp_path / "whole", workers=0).folder
+    for reached in ("start", "checkpoints/round-3", "checkpoints/round-15"):
+        more = ["--resume"] if (tmp_path / "cut").exists() else []
+        process = start(file, tmp_path / "cut", *more)
+        wait_for(tmp_path / "cut" / reached)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    process = start(file, tmp_path / "cut", "--resume")
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    assert "resumed after round" in said
+    assert same(weights(whole / "model"), weights(tmp_path / "cut" / "model"))
+
+
+def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(federation, tmp_path):
+    file = tmp_path / "fed.yaml"
+    file.write_text(config.dump(federation(rounds=100000)))
+    process = start(file, tmp_path / "run")
+    wait_for(tmp_path / "run" / "checkpoints" / "round-2")
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "--resume" in said
+    assert "Traceback" not in said
+
+
+def test_a_disk_that_takes_no_more_leaves_the_previous_checkpoint(federation, tmp_path):
+    """From round 3 on the operating system refuses to write more than 100 kB into a file."""
+    settings = federation(rounds=4)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    class Full(Quiet):
+        def round(self, record, seconds):
+            if record.round == 2:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+
+    try:
+        with pytest.raises(RunFailed, match=r"round-3 could not be written \(.*File too large.*\); .* --resume"):
+            run(settings, tmp_path / "run", workers=0, watcher=Full())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    directory = RunDirectory(tmp_path / "run")
+    assert directory.checkpoints() == [1, 2]
+    assert directory.newest().round == 2
+    assert not list((tmp_path / "run" / "checkpoints").glob(".draft*")), "no rubbish is left"
+    resumed = run(settings, tmp_path / "run", resume=True, workers=0).folder
+    assert same(weights(resumed / "model"), weights(run(settings, tmp_path / "whole", workers=0).folder / "model"))
+
+
+def test_a_run_directory_is_never_overwritten(federation, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = federation(rounds=1)
+    run(settings, tmp_path / "run", workers=0)
+    with pytest.raises(UserError, match="is not empty"):
+        run(settings, tmp_path / "run", workers=0)
+    with pytest.raises(UserError, match="differs from the one"):
+        run(federation(rounds=2), tmp_path / "run", resume=True, workers=0)
+    with pytest.raises(UserError, match="holds no run"):
+        run(settings, tmp_path / "elsewhere", resume=True, workers=0)
+    names = [run(settings, workers=0).folder for _ in range(2)]
+    assert [str(n) for n in names] == ["runs/small", "runs/small-2"]
+
+
+def test_finished_runs_resume_to_themselves(federation, tmp_path):
+    settings = federation(rounds=2)
+    before = weights(run(settings, tmp_path / "run", workers=0).folder / "model")
+    after = weights(run(settings, tmp_path / "run", resume=True, workers=0).folder / "model")
+    assert same(before, after)
+    assert torch.isfinite(next(iter(after.values()))).all()

@@ -1,0 +1,121 @@
+"""Updates and bytes that make no sense: refused with a reason, the round goes on."""
+
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import save
+
+from hansa.config import parse
+from hansa.links import Answer, wire
+from hansa.messages import Lost, Scores, Train, Update
+from hansa.methods.fedavg import fedavg
+from hansa.round import Member, Moving, federated_round, flaw
+from hansa.tensors import Layout, Tensors
+from tests.toys import update
+
+LAYOUT = Layout(("w",), ((2,),))
+GOOD = update([1.0, -1.0], samples=10, loss=0.5)
+NAN, INF = float("nan"), float("inf")
+BAD = {
+    "not finite": update([NAN, 0.0]),
+    "not finite ": update([0.0, INF]),
+    "claims 0 samples": replace(GOOD, samples=0),
+    "claims -3 samples": replace(GOOD, samples=-3),
+    "claims 10000000000000 samples": replace(GOOD, samples=10**13),
+    "training loss is nan": replace(GOOD, loss=NAN),
+    "which the model does not have": update([1.0, 2.0, 3.0]),
+    "its update has v": update([1.0, 2.0], name="v"),
+    "it sent a Scores": Scores({}),
+    "gone": Lost("gone"),
+}
+
+
+class Given:
+    """A link whose answers are given."""
+
+    def __init__(self, replies):
+        self.replies = replies
+
+    def ask(self, asks, until):
+        for node in asks:
+            yield Answer(node, self.replies[node])
+
+
+def one_round(replies, quorum=0.5):
+    settings = parse({"silos": dict.fromkeys(replies, "x"), "participation": {"quorum": quorum}})
+    moving = Moving(Tensors(LAYOUT, torch.tensor([5.0, 5.0])), {})
+    members = {name: Member(10, 10) for name in replies}
+    return federated_round("root", members, Given(replies), fedavg(), settings, moving, 0), moving
+
+
+@pytest.mark.parametrize("reason", BAD)
+def test_a_bad_update_is_left_out_with_a_reason(reason):
+    record, moving = one_round({"good": GOOD, "bad": BAD[reason]})
+    assert reason.strip() in record.lost["bad"]
+    assert list(record.updates) == ["good"]
+    assert moving.model.flat.tolist() == [4.0, 6.0], "the good one alone moved the model"
+
+
+def test_too_few_good_ones_move_nothing():
+    record, moving = one_round({"a": GOOD, "b": BAD["gone"], "c": BAD["not finite"]}, quorum=0.6)
+    assert "1 of 3 answered, 2 needed" in record.failed
+    assert moving.model.flat.tolist() == [5.0, 5.0]
+    assert moving.round == 0
+
+
+def test_a_good_update_has_no_flaw():
+    assert flaw(GOOD, LAYOUT) == ""
+
+
+class Bomb:
+    def __reduce__(self):
+        return (pytest.fail, ("a payload was executed",))
+
+
+def safetensors(header: str, **tensors: torch.Tensor) -> bytes:
+    return save(tensors, {"message": header})
+
+
+def train(round: str, layout: str, model: torch.Tensor) -> bytes:
+    header = f'{{"type": "Train", "body": {{"round": {round}, "durable": 0}}, "vectors": ["model"]}}'
+    return safetensors(f"{header}\n{layout}", model=model)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pickle.dumps(Bomb()),
+        b"",
+        b"\x00" * 7,
+        b"\xff" * 64,
+        (10**10).to_bytes(8, "little") + b"{}",
+        save({}),
+        safetensors("not json"),
+        safetensors('{"type": "Train"}'),
+        safetensors('{"type": "os.system", "body": {}, "vectors": []}'),
+        safetensors('{"type": "Lost", "body": {"reason": 3}, "vectors": []}'),
+        safetensors('{"type": "Lost", "body": {"reason": "x", "more": 1}, "vectors": []}'),
+        safetensors('{"type": "Lost", "body": {}, "vectors": []}'),
+        train("true", "[[], []]", torch.zeros(0)),
+        train("1", '[["w"], [[3]]]', torch.zeros(2)),
+        train("1", '[["w"], [[-2]]]', torch.zeros(2)),
+        train("1", '[["w", "w"], [[1], [1]]]', torch.zeros(2)),
+        train("1", "nonsense", torch.zeros(2)),
+        train("1", '[["w"], [[2]]]', torch.zeros(2, dtype=torch.float64)),
+        safetensors('{"type": "Train", "body": {"round": 1, "durable": 0}, "vectors": []}', model=torch.zeros(2)),
+    ],
+)
+def test_bytes_that_are_no_message_are_refused_and_nothing_runs(data):
+    with pytest.raises(wire.BadMessage):
+        wire.decode(data)
+
+
+def test_a_cut_message_is_refused():
+    whole = wire.encode(Train(1, Tensors(LAYOUT, torch.tensor([1.0, 2.0]))))
+    for length in range(0, len(whole) - 1, 7):
+        with pytest.raises(wire.BadMessage):
+            wire.decode(whole[:length])
+    assert isinstance(wire.decode(whole), Train)
+    assert isinstance(GOOD, Update)

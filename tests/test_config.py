@@ -1,0 +1,102 @@
+"""Every mistake in a federation file: one sentence that says where, what was seen, and what to do."""
+
+from pathlib import Path
+
+import pytest
+
+from hansa.config import parse, read
+from hansa.errors import ConfigError
+from hansa.run import check
+
+GOOD = "silos:\n  fr: fr.jsonl\n  it: {train: it.jsonl, language: it}\n"
+
+
+def refused(tmp_path: Path, text: str, *overrides: str) -> str:
+    file = tmp_path / "federation.yaml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        check(read(file, list(overrides)))
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (GOOD + "train: {lrr: 1}\n", "line 4: 'train.lrr' is not a setting; did you mean 'lr'?"),
+        (GOOD + "rouds: 3\n", "'rouds' is not a setting; did you mean 'rounds'?"),
+        (GOOD + "rounds: many\n", "rounds is 'many', but input should be a valid integer"),
+        (GOOD + "rounds: -1\n", "rounds is -1, but input should be greater than or equal to 0"),
+        (GOOD + "server: {optimizer: adamm}\n", "server.optimizer is 'adamm'; did you mean 'adam'?"),
+        (GOOD + "method: fedprocks\n", "method 'fedprocks' is not known; did you mean 'fedprox'?"),
+        (GOOD + "method: {name: fedprox, nu: 1}\n", "method.nu is not a setting of 'fedprox'; did you mean 'mu'?"),
+        (GOOD + "method: {name: fedprox, mu: -1}\n", "method.mu is -1"),
+        (GOOD + "method: {name: fedavg, mu: 1}\n", "fedavg has no settings"),
+        (GOOD + "task: mln\n", "task 'mln' is not known; did you mean 'mlm'?"),
+        (GOOD + "data: {valid: 0.5, test: 0.5}\n", "leave nothing to train on"),
+        (GOOD + "participation: {count: 3}\n", "participation.count is 3, but there are 2 silos"),
+        (GOOD + "aggregate: krum\n", "krum with 1 bad silos needs at least 5 silos, and there are 2"),
+        (GOOD + "train: {samples: {floor: 5, epochs: 1}}\n", "choose one rule"),
+        (GOOD + "model: {preset: tiny, path: x}\n", "a model is either a 'preset'"),
+        (GOOD + "method: dga\naggregate: {weights: uniform}\n", "weighs silos by their loss"),
+        ("silos: {}\n", "a federation needs at least one silo"),
+        ("rounds: 3\n", "'silos' is missing"),
+        ("silos:\n  fr: a.jsonl\n  fr: b.jsonl\n", "line 3: 'fr' is given twice"),
+        ("silos:\n  ../up: a.jsonl\n", "not usable as a folder name"),
+        ("silos:\n  fr: {tain: a.jsonl}\n", "'silos.fr.sources.0.tain' is not a setting; did you mean 'train'?"),
+        ("silos:\n  west: {silos: {fr: a}}\n  fr: b\n", "silo name 'fr' is used twice"),
+        ("silos:\n  west: {silos: {fr: a}, sources: [{train: b}]}\n", "either data of its own"),
+        ("silos: [\n", "not valid YAML"),
+        ("just text\n", "a federation file is a mapping"),
+        (GOOD + "uses: [nowhere.py]\n", "there is no such Python file"),
+    ],
+)
+def test_mistakes(tmp_path, text, expected):
+    assert expected in refused(tmp_path, text)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="there is no such file"):
+        read(tmp_path / "no.yaml")
+
+
+def test_missing_data_is_named(tmp_path):
+    from hansa.errors import DataError
+
+    (tmp_path / "f.yaml").write_text(GOOD)
+    with pytest.raises(DataError, match=r"silos.fr: .*fr.jsonl does not exist"):
+        check(read(tmp_path / "f.yaml"))
+
+
+def test_overrides_reach_any_depth(tmp_path):
+    (tmp_path / "f.yaml").write_text(GOOD + "method: fedprox\n")
+    settings = read(tmp_path / "f.yaml", ["train.lr=3e-4", "method.mu=0.5", "server.optimizer=adam", "rounds=7"])
+    assert settings.train.lr == 3e-4
+    assert settings.method.settings == {"mu": 0.5}
+    assert settings.server is not None
+    assert settings.rounds == 7
+    assert "write it as a.b=value" in refused(tmp_path, GOOD, "rounds")
+
+
+def test_paths_are_relative_to_the_file(tmp_path):
+    (tmp_path / "f.yaml").write_text(GOOD)
+    assert read(tmp_path / "f.yaml").silos["fr"].sources[0].train == str(tmp_path / "fr.jsonl")
+
+
+def test_norway_is_not_false_and_small_numbers_are_numbers():
+    import yaml
+
+    from hansa.config import _StrictLoader
+
+    assert yaml.load("{no: a, lr: 1e-4, on: true}", Loader=_StrictLoader) == {"no": "a", "lr": 1e-4, "on": True}
+
+
+def test_what_is_written_is_read_back(tmp_path):
+    from hansa.config import dump
+
+    settings = parse({"silos": {"fr": "a"}, "method": {"name": "fedprox", "mu": 0.3}, "server": {"optimizer": "yogi"}})
+    (tmp_path / "f.yaml").write_text(dump(settings))
+    back = read(tmp_path / "f.yaml")
+    assert back.method == settings.method
+    assert back.server == settings.server

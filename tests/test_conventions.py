@@ -1,0 +1,38 @@
+"""A convention without a test is a wish."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+METHODS = sorted(p.stem for p in (ROOT / "hansa" / "methods").glob("*.py") if p.stem != "__init__")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_has_a_paper_test_a_row_and_a_citation(name):
+    assert (ROOT / "tests" / "papers" / f"test_{name}.py").exists()
+    assert f"methods/{name}.py" in (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
+    text = (ROOT / "hansa" / "methods" / f"{name}.py").read_text(encoding="utf-8")
+    assert re.search(r"\(20\d\d\)", text.split('"""')[1]), "it opens with its citation"
+
+
+def test_paths_named_in_the_readme_and_docs_exist():
+    for file in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for path in re.findall(r"`((?:hansa|tests|benchmarks|docs)/[\w./-]+)`", file.read_text(encoding="utf-8")):
+            assert (ROOT / path).exists(), f"{file.name}: {path}"
+
+
+def test_the_readmes_federation_file_is_valid():
+    import yaml
+
+    from hansa.config import parse
+
+    [block] = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S)
+    assert parse(yaml.safe_load(block)).rounds > 0
+    assert len(block.strip().splitlines()) <= 12
+
+
+def test_files_fit_in_a_readers_head():
+    for file in (ROOT / "hansa").rglob("*.py"):
+        assert len(file.read_text(encoding="utf-8").splitlines()) <= 500, file

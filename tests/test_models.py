@@ -1,0 +1,101 @@
+"""Parts by structure, presets without download, tokenisers built from counts."""
+
+import pytest
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hansa.models.build import preset
+from hansa.models.parts import matching, parts
+from hansa.models.tokenizer import byte_tokenizer, count_pieces, starts_word, train_vocabulary
+from tests.test_tasks import DECODERS, ENCODERS, TINY
+
+TEXTS = ["Chronic kidney disease, stage 3", "慢性腎臓病のある患者", "Хроническая болезнь почек", "مرض الكلى المزمن"]
+
+
+@pytest.mark.parametrize("name", [*ENCODERS, *DECODERS])
+def test_every_parameter_has_a_part_and_blocks_are_counted(name):
+    if name in ENCODERS:
+        model = transformers.AutoModelForMaskedLM.from_config(ENCODERS[name](300))
+    else:
+        model = transformers.AutoModelForCausalLM.from_config(DECODERS[name](300))
+    found = parts(model)
+    assert set(found) == {n for n, _ in model.named_parameters()}
+    kinds = set(found.values())
+    assert "embeddings" in kinds
+    blocks = {k for k in kinds if k.startswith("block.")}
+    assert blocks == ({"block.0"} if name == "albert" else {"block.0", "block.1"}), "ALBERT shares one block"
+    assert len(matching(model, ["block.0"])) > 4
+    table = model.get_input_embeddings().weight
+    [name_of_table] = [n for n, p in model.named_parameters() if p is table]
+    assert found[name_of_table] == "embeddings"
+
+
+@pytest.mark.parametrize("family", ["t5", "bart", "marian"])
+def test_both_sides_of_an_encoder_decoder_are_found(family):
+    config = {
+        "t5": transformers.T5Config(vocab_size=300, d_model=32, d_ff=48, num_layers=2, num_heads=2, d_kv=16),
+        "bart": transformers.BartConfig(
+            vocab_size=300, d_model=32, encoder_layers=2, decoder_layers=3, encoder_attention_heads=2,
+            decoder_attention_heads=2, encoder_ffn_dim=48, decoder_ffn_dim=48,
+        ),
+        "marian": transformers.MarianConfig(
+            vocab_size=300, d_model=32, encoder_layers=2, decoder_layers=3, encoder_attention_heads=2,
+            decoder_attention_heads=2, encoder_ffn_dim=48, decoder_ffn_dim=48, pad_token_id=0,
+        ),
+    }[family]  # fmt: skip
+    model = transformers.AutoModelForSeq2SeqLM.from_config(config)
+    kinds = set(parts(model).values())
+    assert {"encoder.block.0", "encoder.block.1", "decoder.block.0", "decoder.block.1", "embeddings"} <= kinds
+    encoder, decoder = set(matching(model, ["encoder"])), set(matching(model, ["decoder"]))
+    assert encoder
+    assert decoder
+    assert not encoder & decoder
+
+
+def test_the_head_of_a_classifier_is_its_head():
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=300, **TINY))
+    assert {n for n, p in parts(model).items() if p == "head"} == {"classifier.weight", "classifier.bias"}
+
+
+@pytest.mark.parametrize("auto", ["AutoModelForMaskedLM", "AutoModelForCausalLM", "AutoModelForSeq2SeqLM"])
+@pytest.mark.parametrize("size", ["tiny", "small"])
+def test_presets_build_without_download(auto, size):
+    model = preset(size, auto, byte_tokenizer(), 32)
+    assert 100_000 < sum(p.numel() for p in model.parameters()) < 20_000_000
+
+
+@given(st.lists(st.text(max_size=40), max_size=5))
+def test_a_federated_vocabulary_loses_no_text(extra):
+    tokenizer = train_vocabulary(count_pieces(TEXTS * 5, 5)[0], 420)
+    import unicodedata
+
+    for text in [*TEXTS, *extra]:
+        normal = unicodedata.normalize("NFC", text)
+        special = set(tokenizer.all_special_tokens) | {"▁"}
+        if any(token in normal for token in special):
+            continue
+        back = tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True)
+        assert back == normal.removeprefix(" ") or back == normal
+
+
+def test_rare_words_do_not_leave():
+    texts = ["fever and cough"] * 5 + ["Mrs Antonella Quattrocchi has fever"]
+    told, withheld = count_pieces(texts, 5)
+    assert "▁fever" in told
+    assert not any("Antonella" in piece or "Quattrocchi" in piece for piece in told)
+    assert withheld == 4
+
+
+def test_a_vocabulary_depends_on_counts_alone():
+    counts = count_pieces(TEXTS * 5, 1)[0]
+    one = train_vocabulary(counts, 400).get_vocab()
+    two = train_vocabulary(dict(reversed(counts.items())), 400).get_vocab()
+    assert one == two
+
+
+def test_word_starts_for_three_kinds_of_tokeniser():
+    tokenizer = train_vocabulary({"▁fever": 9, "cough": 9}, 300)
+    starts = starts_word(tokenizer)
+    assert starts[tokenizer.get_vocab()["▁fever"]]
+    assert not starts[tokenizer.get_vocab()["cough"]]
