@@ -224,8 +224,8 @@ def reading(figures: dict[str, dict[str, float]], languages: list[str]) -> list[
     if len(beats_own) < len(languages) / 2:
         own_line = (
             f"A silo's own model is still ahead in {len(languages) - len(beats_own)} of {len(languages)} languages: "
-            "it has one language to learn, the shared model nine, and both took the same number of steps. Train longer, or "
-            "personalise the shared model, before drawing conclusions."
+            "it has one language to learn, the shared model nine, and both took the same number of steps. "
+            "Train longer, or personalise the shared model, before drawing conclusions."
         )
     verdict = "below" if mean["FL"] < mean["CL"] else "above"
     lines = [

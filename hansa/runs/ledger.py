@@ -2,11 +2,13 @@
 
 import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from time import time
 from typing import Any
 
+from hansa.errors import RunFailed
 from hansa.round import Record
 
 SCHEMA = """
@@ -40,6 +42,19 @@ class Ledger:
             kept = [line for line in lines if _round_of(line) <= round]
             self._jsonl.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
 
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """All of it, or nothing; a disk that takes no more ends the run in one sentence."""
+        try:
+            yield
+            self._db.commit()
+        except (sqlite3.OperationalError, OSError) as error:
+            self._db.rollback()
+            raise RunFailed(
+                f"{self._jsonl.parent} could not be written ({error}); the last checkpoint is intact: "
+                "make room, then continue with --resume"
+            ) from None
+
     def round(self, record: Record, seconds: Mapping[str, float], workers: int) -> None:
         updates = record.updates.values()
         row = {
@@ -57,38 +72,43 @@ class Ledger:
             "evaluate_seconds": seconds.get("evaluate", 0.0),
             "checkpoint_seconds": seconds.get("checkpoint", 0.0),
         }
-        self._insert("rounds", row)
-        for node in record.cohort:
-            update = record.updates.get(node)
-            sent, received = record.sent.get(node, 0), record.received.get(node, 0)
-            entry = (record.round, node, sent, received, update.seen if update else 0, update.loss if update else None)
-            self._db.execute("insert into traffic values (?,?,?,?,?,?)", entry)
-        self._line({"event": "round", **row})
+        with self._writing():
+            self._insert("rounds", row)
+            for node in record.cohort:
+                update = record.updates.get(node)
+                sent, received = record.sent.get(node, 0), record.received.get(node, 0)
+                entry = (
+                    record.round,
+                    node,
+                    sent,
+                    received,
+                    update.seen if update else 0,
+                    update.loss if update else None,
+                )
+                self._db.execute("insert into traffic values (?,?,?,?,?,?)", entry)
+            self._line({"event": "round", **row})
         for node, reason in record.lost.items():
             self.event(record.round, node, "lost", reason)
         for node, update in record.updates.items():
             for below, reason in update.lost.items():
                 self.event(record.round, below, "lost", f"below {node}: {reason}")
-        self._db.commit()
 
     def scores(self, round: int, split: str, share: float, metrics: Mapping[str, Mapping[str, float]]) -> None:
-        for group, values in metrics.items():
-            for metric, value in values.items():
-                self._db.execute(
-                    "insert into metrics values (?,?,?,?,?,?)", (round, split, share, group, metric, value)
-                )
-        self._line({"event": "scores", "round": round, "split": split, "share": share, "metrics": metrics})
-        self._db.commit()
+        with self._writing():
+            for group, values in metrics.items():
+                rows = [(round, split, share, group, metric, value) for metric, value in values.items()]
+                self._db.executemany("insert into metrics values (?,?,?,?,?,?)", rows)
+            self._line({"event": "scores", "round": round, "split": split, "share": share, "metrics": metrics})
 
     def event(self, round: int, node: str, kind: str, text: str) -> None:
-        self._db.execute("insert into events values (?,?,?,?,?)", (time(), round, node, kind, text))
-        self._line({"event": kind, "round": round, "node": node, "text": text})
-        self._db.commit()
+        with self._writing():
+            self._db.execute("insert into events values (?,?,?,?,?)", (time(), round, node, kind, text))
+            self._line({"event": kind, "round": round, "node": node, "text": text})
 
     def fact(self, name: str, value: Any) -> None:
         """Something true of the whole run: the silos' cards, versions, what was released to build the vocabulary."""
-        self._db.execute("insert or replace into facts values (?,?)", (name, json.dumps(value, ensure_ascii=False)))
-        self._db.commit()
+        with self._writing():
+            self._db.execute("insert or replace into facts values (?,?)", (name, json.dumps(value, ensure_ascii=False)))
 
     def facts(self) -> dict[str, Any]:
         return {name: json.loads(value) for name, value in self._db.execute("select name, value from facts")}
