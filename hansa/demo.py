@@ -67,7 +67,7 @@ def demo(out: Path | None, workers: int | None, offline: bool, console: Console)
     federation = settings(folder / "data", languages)
 
     say("building one vocabulary from the silos' word counts")
-    start = vocabulary(federation, folder / "vocabulary", workers)
+    start, survey = vocabulary(federation, folder / "vocabulary", workers)
     say("pre-training the base on general hospital vocabulary (some seconds)")
     base = run(pretraining(folder / "data", languages, start), folder / "pretraining", workers=1)
     federation = federation.model_copy(update={"model": Model(path=str((base.folder / "model").resolve()))})
@@ -78,6 +78,9 @@ def demo(out: Path | None, workers: int | None, offline: bool, console: Console)
         outcomes["FL"] = run(federation, folder / "federated", workers=workers, watcher=progress)
     finally:
         progress.stop()
+    ledger = Ledger(outcomes["FL"].folder)
+    ledger.fact("survey", survey)  # the vocabulary was built beforehand, from the same silos
+    ledger.close()
     say("the baselines, side by side: central training, one model per silo, the base untouched")
     kinds = {"CL": "central", "own silo": "per-silo", "base": "base"}
     with ThreadPoolExecutor(len(kinds)) as threads:
@@ -177,16 +180,16 @@ def pretraining(data: Path, languages: list[str], start: Path) -> Federation:
     )
 
 
-def vocabulary(federation: Federation, folder: Path, workers: int | None) -> Path:
-    """The federatedly built tokeniser alone, to pre-train the base with."""
+def vocabulary(federation: Federation, folder: Path, workers: int | None) -> tuple[Path, Any]:
+    """The federatedly built tokeniser alone, to pre-train the base with; and what the silos told for it."""
     directory = RunDirectory.create(federation, folder, resume=False)
     ledger = Ledger(directory.path)
     try:
         with link_to(federation, directory.path, workers, Quiet()) as link:
             begin(federation, directory, link, ledger, Quiet())
+        return directory.start.resolve(), ledger.facts()["survey"]
     finally:
         ledger.close()
-    return directory.start.resolve()
 
 
 def told(outcomes: dict[str, Outcome], languages: list[str], folder: Path) -> Demo:
@@ -224,7 +227,7 @@ def reading(figures: dict[str, dict[str, float]], languages: list[str]) -> list[
     if len(beats_own) < len(languages) / 2:
         own_line = (
             f"A silo's own model is still ahead in {len(languages) - len(beats_own)} of {len(languages)} languages: "
-            "it has one language to learn, the shared model nine, and both took the same number of steps. "
+            "it has one language to learn, the shared model nine, and both saw as much of that language. "
             "Train longer, or personalise the shared model, before drawing conclusions."
         )
     verdict = "below" if mean["FL"] < mean["CL"] else "above"

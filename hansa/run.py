@@ -219,6 +219,7 @@ class Run:
                 self.directory.save(moving, federation.checkpoint.keep)
                 durable = moving.round
                 seconds["checkpoint"] = perf_counter() - began
+                self.ledger.checkpointed(moving.round, seconds["checkpoint"])
             watcher.round(record, seconds)
         self._save_models(moving)
         watcher.end()

@@ -70,7 +70,7 @@ class Ledger:
             "step_seconds": sum(u.seconds for u in updates) / workers,
             "move_seconds": seconds.get("move", 0.0),
             "evaluate_seconds": seconds.get("evaluate", 0.0),
-            "checkpoint_seconds": seconds.get("checkpoint", 0.0),
+            "checkpoint_seconds": 0.0,
         }
         with self._writing():
             self._insert("rounds", row)
@@ -92,6 +92,13 @@ class Ledger:
         for node, update in record.updates.items():
             for below, reason in update.lost.items():
                 self.event(record.round, below, "lost", f"below {node}: {reason}")
+
+    def checkpointed(self, round: int, seconds: float) -> None:
+        """A round is in the ledger before its checkpoint is on disk, never the other way round."""
+        with self._writing():
+            self._db.execute(
+                "update rounds set checkpoint_seconds=?, seconds=seconds+? where round=?", (seconds, seconds, round)
+            )
 
     def scores(self, round: int, split: str, share: float, metrics: Mapping[str, Mapping[str, float]]) -> None:
         with self._writing():
