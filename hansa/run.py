@@ -58,10 +58,10 @@ def run(
             cards = describe(federation, directory, link, ledger, watcher)
             arranged = baselines.arrange(federation, sum(card.per_round for card in cards.values()))
             if arranged is federation:
-                return Run(federation, directory, link, cards, ledger, watcher, workers).go()
+                return Run(federation, directory, link, cards, ledger, watcher).go()
         with link_to(arranged, directory.path, workers, watcher) as link:
             cards = describe(arranged, directory, link, ledger, watcher)
-            return Run(arranged, directory, link, cards, ledger, watcher, workers).go()
+            return Run(arranged, directory, link, cards, ledger, watcher).go()
     finally:
         ledger.close()
 
@@ -134,6 +134,8 @@ def begin(federation: Federation, directory: RunDirectory, link: Link, ledger: L
     else:
         words = tokenizer.load(str(settings.path or federation.model.path))
     labels = named_labels or found.labels
+    if task.needs_labels and len(labels) < 2:
+        raise DataError(f"task '{federation.task.name}' needs at least two labels, and the silos have {list(labels)}")
     model = build.initial(federation.model, task.auto, words, federation.data.max_length, labels, federation.seed)
     with directory.atomically(directory.start) as draft:
         words.save_pretrained(draft)
@@ -184,7 +186,6 @@ class Run:
         cards: Mapping[NodeId, Card],
         ledger: Ledger,
         watcher: Watcher,
-        workers: int | None,
     ) -> None:
         self.federation, self.directory, self.cards = federation, directory, cards
         self.ledger, self.watcher = ledger, watcher
@@ -199,7 +200,7 @@ class Run:
         durable = moving.round
         watcher.begin(federation, moving.round, {n: c.samples() for n, c in self.cards.items()})
         if moving.round == 0:
-            self._evaluate(moving, final=federation.rounds == 0)
+            self._evaluate(moving)
         while moving.round < federation.rounds:
             record = federated_round(
                 federation.name, self.members, self.link, self.site.method, federation, moving, durable
@@ -212,7 +213,7 @@ class Run:
             seconds = dict(record.seconds)
             last = moving.round == federation.rounds
             if last or moving.round % federation.evaluate.every == 0:
-                seconds["evaluate"] = self._evaluate(moving, final=last)
+                seconds["evaluate"] = self._evaluate(moving)
             self.ledger.round(record, seconds, self.workers)
             if last or moving.round % federation.checkpoint.every == 0:
                 began = perf_counter()
@@ -233,15 +234,19 @@ class Run:
         shared = start.only(self.site.method.scope.shared(start.layout)).copy()
         return Moving(shared, self.site.method.server.begin(shared.layout))
 
-    def _evaluate(self, moving: Moving, final: bool) -> float:
-        """Score the model everywhere: on a part of the test data while running, on all of it at the end."""
+    def _evaluate(self, moving: Moving) -> float:
+        """Score the model everywhere: while running, on a share of the validation data (of the test data where some
+        silo has no validation data, as in the Medical paper); at the end also on the whole test set."""
         began = perf_counter()
-        split, share = "test", 1.0 if final else self.federation.evaluate.share
-        request = Evaluate(moving.round, moving.model, split, share)
-        scores = self._scores(request)
-        metrics = {group: self.site.task.metrics(sums) for group, sums in scores.sums.items()}
-        self.ledger.scores(moving.round, split, share, metrics)
-        self.watcher.scores(moving.round, metrics, self.site.task.headline)
+        validated = all(card.samples("valid") for card in self.cards.values())
+        looks = [("valid" if validated else "test", self.federation.evaluate.share)]
+        if moving.round == self.federation.rounds:
+            looks.append(("test", 1.0))
+        for split, share in dict.fromkeys(looks):
+            scores = self._scores(Evaluate(moving.round, moving.model, split, share))
+            metrics = {group: self.site.task.metrics(sums) for group, sums in scores.sums.items()}
+            self.ledger.scores(moving.round, split, share, metrics)
+            self.watcher.scores(moving.round, metrics, self.site.task.headline)
         return perf_counter() - began
 
     def _scores(self, request: Evaluate) -> Scores:

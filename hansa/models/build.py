@@ -108,7 +108,23 @@ def initial(
     with torch_seeded(seed, "initial weights"):
         if settings.preset is not None:
             return preset(settings.preset, auto, tokenizer, max_length, settings.dropout, labels)
-        return load(str(settings.path), auto, labels)
+        model = load(str(settings.path), auto, labels)
+    _check_sizes(model, settings, tokenizer, max_length)
+    return model
+
+
+def _check_sizes(model: Any, settings: Model, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+    rows = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > rows:
+        raise ConfigError(
+            f"the tokenizer has {len(tokenizer)} tokens, but the embedding table of {settings.path} has {rows}: "
+            "use the model's own tokenizer (leave 'tokenizer' out)"
+        )
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if positions is not None and max_length > positions:
+        raise ConfigError(
+            f"data.max_length is {max_length}, but {settings.path} knows {positions} positions: lower data.max_length"
+        )
 
 
 def load(path: str, auto: str, labels: tuple[str, ...] = ()) -> PreTrainedModel:

@@ -54,12 +54,13 @@ def see(folder: Path, name: str = "") -> Seen:
     try:
         seen_by_round = dict(ledger.select("select round, sum(seen) over (order by round) from rounds"))
         curves: dict[str, list[tuple[float, float]]] = {}
-        query = "select round, grp, value from metrics where metric=? and split='test' order by round, share"
+        # The running looks, all on the same data: those of the first evaluation's split and share.
+        query = (
+            "select round, grp, value from metrics where metric=?1 and (split, share) ="
+            " (select split, share from metrics order by rowid limit 1) order by round"
+        )
         for round, group, value in ledger.select(query, task.headline):
-            series = curves.setdefault(group, [])
-            x = float(seen_by_round.get(round, 0))
-            if not series or series[-1][0] != x:
-                series.append((x, value))
+            curves.setdefault(group, []).append((float(seen_by_round.get(round, 0)), value))
         return Seen(
             name=name or federation.name,
             federation=federation,

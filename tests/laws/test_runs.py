@@ -24,7 +24,7 @@ def run_over(federation, folder: Path, link_of) -> dict[str, torch.Tensor]:
     link = link_of(site)
     begin(federation, directory, link, ledger, watcher)
     cards = describe(federation, directory, link, ledger, watcher)
-    Run(federation, directory, link, cards, ledger, watcher, 0).go()
+    Run(federation, directory, link, cards, ledger, watcher).go()
     ledger.close()
     return weights(folder / "model")
 
@@ -144,7 +144,7 @@ def test_the_pool_runs_a_thousand_small_requests_without_growing(federation, tmp
         cards = describe(settings, directory, link, ledger, watcher)
         blocks = []
         many = settings.model_copy(update={"rounds": 30})
-        one = Run(many, directory, link, cards, ledger, watcher, 2)
+        one = Run(many, directory, link, cards, ledger, watcher)
         watcher.round = lambda record, seconds: blocks.append(len(link._blocks._all))  # type: ignore[method-assign]
         one.go()
     ledger.close()

@@ -1,0 +1,75 @@
+"""Models nobody here made: folders as people have them, and sizes that cannot work together."""
+
+import pytest
+import transformers
+
+from hansa.errors import ConfigError, DataError, UserError
+from hansa.models.tokenizer import byte_tokenizer
+from hansa.run import run
+from tests.test_tasks import DECODERS, TINY
+
+
+def save(folder, config, auto="AutoModelForMaskedLM", tokenizer=None):
+    tokenizer = tokenizer or byte_tokenizer()
+    getattr(transformers, auto).from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return {"path": str(folder)}
+
+
+def test_a_folder_runs_with_its_own_tokeniser(federation, tmp_path):
+    config = transformers.RobertaConfig(vocab_size=264, max_position_embeddings=40, pad_token_id=0, **TINY)
+    settings = federation(model=save(tmp_path / "m", config), rounds=1, tokenizer={})
+    outcome = run(settings, tmp_path / "run", workers=0)
+    assert transformers.AutoModelForMaskedLM.from_pretrained(outcome.folder / "model").config.model_type == "roberta"
+
+
+def test_frozen_parts_stay_and_do_not_travel(tmp_path):
+    """Only what is trainable is in the flat vector; a frozen table is neither sent nor changed."""
+    from hansa.train import Learner
+
+    model = transformers.AutoModelForMaskedLM.from_config(transformers.BertConfig(vocab_size=264, **TINY))
+    whole = Learner(model).layout
+    model.get_input_embeddings().weight.requires_grad_(False)
+    kept = Learner(model).layout
+    assert set(whole.names) - set(kept.names) == {"bert.embeddings.word_embeddings.weight"}
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "reason"),
+    [
+        ({"tokenizer": {"kind": "federated", "size": 330, "minimum": 1}}, ConfigError, "use the model's own tokenizer"),
+        ({"tokenizer": {"kind": "model"}, "data": {"max_length": 64}}, ConfigError, "knows 32 positions"),
+    ],
+)
+def test_sizes_that_cannot_work_are_refused(federation, tmp_path, change, error, reason):
+    config = transformers.BertConfig(vocab_size=264, max_position_embeddings=32, **TINY)
+    with pytest.raises(error, match=reason):
+        run(federation(model=save(tmp_path / "m", config), **change), tmp_path / "run", workers=0)
+
+
+def test_a_folder_without_a_model_is_named(federation, tmp_path):
+    (tmp_path / "empty").mkdir()
+    settings = federation(model={"path": str(tmp_path / "empty")}, tokenizer={"kind": "bytes"})
+    with pytest.raises(ConfigError, match="not a Hugging Face model folder"):
+        run(settings, tmp_path / "run", workers=0)
+
+
+def test_masked_modelling_needs_a_mask_token(federation, tmp_path):
+    tokenizer = byte_tokenizer()
+    tokenizer.mask_token = None
+    model = save(tmp_path / "m", DECODERS["llama"](264), "AutoModelForCausalLM", tokenizer)
+    encoder = save(tmp_path / "e", transformers.BertConfig(vocab_size=264, **TINY), tokenizer=tokenizer)
+    with pytest.raises(UserError, match="needs a tokenizer with a mask token"):
+        run(federation(model=encoder, tokenizer={"kind": "model"}), tmp_path / "run", workers=0)
+    outcome = run(
+        federation(model=model, tokenizer={"kind": "model"}, task="causal-lm", rounds=1), tmp_path / "c", workers=0
+    )
+    assert outcome.metrics["north"]["perplexity"] > 1
+
+
+def test_one_label_is_not_a_classification(federation, tmp_path):
+    settings = federation(task="classify", sizes={"north": 30})
+    file = tmp_path / "data" / "north.jsonl"
+    file.write_text(file.read_text().replace('"high"', '"low"'))
+    with pytest.raises(DataError, match="needs at least two labels"):
+        run(settings, tmp_path / "run", workers=0)
