@@ -71,7 +71,7 @@ def demo(
     format: FormatOption = Format.text,
 ) -> None:
     """The main job on real data: nine silos, one model, its baselines, a report."""
-    from hansa.links.pool import warm_up
+    from hansa.warm import warm_up
 
     if workers != 0:
         warm_up()
@@ -147,8 +147,11 @@ def run(
     from hansa.config import read
 
     settings = read(federation, set)
+    from hansa.checks import check
+
+    check(settings)  # before the heavy imports: a mistake is answered at once
     if workers != 0:
-        from hansa.links.pool import warm_up
+        from hansa.warm import warm_up
 
         warm_up()
     from hansa.report import html

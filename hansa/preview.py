@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
+from hansa.checks import check
 from hansa.config import Federation, leaves, walk
 from hansa.data.readers import Problems, rows
 from hansa.errors import DataError
 from hansa.models import build
 from hansa.models.tokenizer import byte_tokenizer
-from hansa.run import check
 from hansa.tasks import TASKS
 
 DOMINANT = 0.5  # a silo with more than this share of a round is named

@@ -11,7 +11,8 @@ from time import monotonic, perf_counter
 
 import torch
 
-from hansa import baselines, methods
+from hansa import baselines
+from hansa.checks import check
 from hansa.config import Federation, Node, leaves
 from hansa.errors import DataError, RunFailed
 from hansa.links import Link
@@ -22,13 +23,11 @@ from hansa.messages import Card, Describe, Evaluate, Findings, Lost, NodeId, Rep
 from hansa.models import build, tokenizer
 from hansa.node import PERSONAL, merge
 from hansa.node import Federation as Inner
-from hansa.registry import load_plugins
 from hansa.report.card import model_card
 from hansa.round import Member, Moving, federated_round
 from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import Ledger
 from hansa.site import Site
-from hansa.tasks import TASKS
 from hansa.watch import Quiet, Watcher
 
 VERSIONS = ("hansa", "torch", "transformers", "tokenizers", "safetensors", "numpy")
@@ -81,20 +80,6 @@ def link_to(federation: Federation, folder: Path, workers: int | None, watcher: 
                 yield pool
     finally:
         torch.set_num_threads(threads)
-
-
-def check(federation: Federation) -> None:
-    """Refuse what cannot work, before anything is loaded or written."""
-    load_plugins(federation.uses)
-    methods.build(federation)
-    TASKS.build(federation.task)
-    for name, node in leaves(federation.silos).items():
-        for source in node.sources:
-            for file in (source.train, source.valid, source.test):
-                if file is not None and not Path(file).exists():
-                    raise DataError(
-                        f"silos.{name}: {file} does not exist; give the path of a file or folder with its data"
-                    )
 
 
 def gather(link: Link, names: list[NodeId], request: Request) -> dict[NodeId, Reply]:

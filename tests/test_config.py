@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from hansa.checks import check
 from hansa.config import parse, read
 from hansa.errors import ConfigError
-from hansa.run import check
 
 GOOD = "silos:\n  fr: fr.jsonl\n  it: {train: it.jsonl, language: it}\n"
 

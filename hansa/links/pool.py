@@ -14,7 +14,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from multiprocessing.forkserver import ensure_running, set_forkserver_preload
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 from time import monotonic
@@ -26,18 +25,13 @@ from hansa.links import Answer, wire
 from hansa.links.blocks import Block, Blocks, Views, look
 from hansa.links.worker import pack, unpack, work
 from hansa.messages import Lost, NodeId, Request
+from hansa.warm import warm_up
 
 TRIES = 2
 BRIEF = 0.05  # seconds: jobs shorter than this are handed out ahead, so that a worker never waits for the next
 WAITING_BYTES = 2 << 30  # shared memory for updates that came early; beyond it, workers pause
 
 Watch = Callable[[NodeId, str], None]
-
-
-def warm_up() -> None:
-    """Start, in the background, the process that workers are forked from; it imports torch once for all of them."""
-    set_forkserver_preload(["hansa.links.worker"])
-    ensure_running()
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from hansa.config import Source
 from hansa.data.examples import Encoded, Examples
 from hansa.data.readers import Row
+from hansa.errors import UserError
 from hansa.models.tokenizer import starts_word
 
 
@@ -32,6 +33,8 @@ class Vocabulary:
 
     @cached_property
     def mask(self) -> int:
+        if self.tokenizer.mask_token_id is None:
+            raise UserError("task 'mlm' needs a tokenizer with a mask token, this one has none: use task 'causal-lm'")
         return int(self.tokenizer.mask_token_id)
 
     @cached_property

@@ -33,10 +33,6 @@ class MaskedLM:
     needs_labels: ClassVar[bool] = False
 
     def encode(self, rows: list[Row], source: Source, vocabulary: Vocabulary) -> Iterable[Encoded]:
-        if vocabulary.tokenizer.mask_token_id is None:
-            raise UserError(
-                "task 'mlm' needs a tokenizer with a mask token, and this one has none: use task 'causal-lm'"
-            )
         return windows(rows, source, vocabulary)
 
     def batch(

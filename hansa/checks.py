@@ -1,0 +1,23 @@
+"""What is refused before anything is loaded or written. It needs no model, so that a mistake is answered at once."""
+
+from pathlib import Path
+
+from hansa import methods
+from hansa.config import Federation, leaves
+from hansa.errors import DataError
+from hansa.registry import load_plugins
+from hansa.tasks import TASKS
+
+
+def check(federation: Federation) -> None:
+    """Refuse unknown methods and tasks, combinations that make no sense, and data that is not there."""
+    load_plugins(federation.uses)
+    methods.build(federation)
+    TASKS.build(federation.task)
+    for name, node in leaves(federation.silos).items():
+        for source in node.sources:
+            for file in (source.train, source.valid, source.test):
+                if file is not None and not Path(file).exists():
+                    raise DataError(
+                        f"silos.{name}: {file} does not exist; give the path of a file or folder with its data"
+                    )
