@@ -6,6 +6,7 @@ from pathlib import Path
 from hansa.config import Federation, Named
 from hansa.errors import ConfigError, did_you_mean
 from hansa.methods import METHODS
+from hansa.methods.fedavg import fedavg
 from hansa.registry import load_plugins
 from hansa.report import html
 from hansa.run import Outcome, run
@@ -22,16 +23,18 @@ def variant(federation: Federation, name: str) -> Federation:
         raise ConfigError(f"--methods: '{name}' is not known; {did_you_mean(name, [*METHODS.entries, *BASELINES])}")
     if name == federation.method.name:
         return federation
-    # A method that brings its own server or aggregation must not have it overridden by the file's.
-    return federation.model_copy(update={"method": Named(name=name)} | _own_slots(name))
+    return federation.model_copy(update={"method": Named(name=name)} | _own_slots(Named(name=name)))
 
 
-def _own_slots(name: str) -> dict[str, None]:
-    if name.startswith(("fedadam", "fedyogi", "fedadagrad", "fedavgm")):
-        return {"server": None}
-    if name in ("dga", "median", "trimmed-mean", "krum", "norm-bound"):
-        return {"aggregate": None}
-    return {}
+def _own_slots(named: Named) -> dict[str, None]:
+    """Sections of the file to leave out, because the method fills those slots itself."""
+    method, plain = METHODS.build(named), fedavg()
+    own: dict[str, None] = {}
+    if method.server != plain.server:
+        own["server"] = None
+    if (method.aggregate, method.weigh) != (plain.aggregate, plain.weigh):
+        own["aggregate"] = None
+    return own
 
 
 def compare(

@@ -4,7 +4,7 @@ A `Silo` (leaf) answers from its own data; a `Federation` (inner node) answers t
 children. So flat federated learning and federations of federations are one recursion.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
@@ -200,14 +200,16 @@ class Federation:
         )
 
     def _gather(self, request: Request) -> Reply:
+        """The children's replies as one; scores do without those who could not give any."""
         replies = [answer.reply for answer in self.link.ask(dict.fromkeys(self.members, request), None)]
-        lost = [reply.reason for reply in replies if isinstance(reply, Lost)]
-        if lost:
-            return Lost(f"federation '{self.name}': {lost[0]}")
-        return merge(replies)
+        given = [reply for reply in replies if not isinstance(reply, Lost)]
+        reasons = [reply.reason for reply in replies if isinstance(reply, Lost)]
+        if not given or (reasons and not isinstance(request, Evaluate)):
+            return Lost(f"federation '{self.name}': {reasons[0]}")
+        return merge(given)
 
 
-def merge(replies: list[Reply]) -> Reply:
+def merge(replies: Sequence[Reply]) -> Reply:
     """Replies of several nodes as if one had given them."""
     first, *rest = replies
     for other in rest:
@@ -215,17 +217,19 @@ def merge(replies: list[Reply]) -> Reply:
             case Scores(), Scores():
                 first = first + other
             case Findings(), Findings():
-                pieces = dict(first.pieces)
-                for piece, count in other.pieces.items():
-                    pieces[piece] = pieces.get(piece, 0) + count
+                pieces = _sum(first.pieces, other.pieces)
                 labels = tuple(sorted({*first.labels, *other.labels}))
                 first = Findings(pieces, labels, first.withheld + other.withheld)
             case Card(), Card():
                 groups = {
-                    split: {**first.groups.get(split, {}), **other.groups.get(split, {})}
+                    split: _sum(first.groups.get(split, {}), other.groups.get(split, {}))
                     for split in ("train", "valid", "test")
                 }
                 first = Card(groups, first.per_round + other.per_round, first.problems + other.problems)
             case _:
                 raise TypeError(f"cannot merge {type(first).__name__} with {type(other).__name__}")
     return first
+
+
+def _sum(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, int]:
+    return {key: a.get(key, 0) + b.get(key, 0) for key in {**a, **b}}
