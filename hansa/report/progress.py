@@ -1,6 +1,7 @@
 """What a person sees while a run goes on: a live table in a terminal, plain lines elsewhere."""
 
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from statistics import fmean
 from time import monotonic
 
@@ -26,7 +27,8 @@ class Progress:
     def __init__(self, console: Console, label: str = "") -> None:
         self.console, self.label = console, label
         self._live: Live | None = None
-        self._started = self._last_line = monotonic()
+        self._started = self._last_line = self._round_began = monotonic()
+        self._deadline: float | None = None
         self._rounds = self._done = self._from = 0
         self._loss = float("nan")
         self._states: dict[NodeId, str] = {}
@@ -41,9 +43,10 @@ class Progress:
 
     def begin(self, federation: Federation, done: int, samples: Mapping[NodeId, int]) -> None:
         self._rounds, self._done, self._from = federation.rounds, done, done
+        self._deadline = federation.participation.deadline
         self._samples = dict(samples)
         self._states = dict.fromkeys(samples, "waiting")
-        self._started = self._last_line = monotonic()
+        self._started = self._last_line = self._round_began = monotonic()
         if done:
             self.say(f"resumed after round {done}")
         if self.console.is_terminal and self._rounds:
@@ -60,7 +63,7 @@ class Progress:
             if self._lost.get(node) != reason:
                 self.say(f"round {record.round}: {node} is left out: {reason}")
             self._lost[node] = reason
-        now = monotonic()
+        now = self._round_began = monotonic()
         last = self._done == self._rounds
         if self._live is None and (last or now - self._last_line >= LINES_EVERY):
             self._last_line = now
@@ -79,7 +82,9 @@ class Progress:
             self._live = None
 
     def _line(self) -> str:
-        text = f"round {self._done}/{self._rounds}, training loss {self._loss:.3f}"
+        text = f"round {self._done}/{self._rounds}"
+        if self._done > self._from:
+            text += f", training loss {self._loss:.3f}"
         if self._scores:
             text += f", mean {self._headline} {short(fmean(self._scores.values()))}"
         return f"{text}, {self._left()}"
@@ -92,7 +97,7 @@ class Progress:
         return f"about {left:.0f} s left"
 
     def _table(self) -> Group:
-        bar = ProgressBar(total=max(1, self._rounds), completed=self._done, width=40)
+        bar = ProgressBar(total=max(1, self._rounds), completed=self._done, width=24)
         head = Table.grid(padding=(0, 2))
         head.add_row(Text(self.label or "run", style="bold"), bar, Text(self._line(), style="dim"))
         silos = Table(box=None, padding=(0, 2), show_header=True, header_style="dim")
@@ -102,7 +107,20 @@ class Progress:
             state = self._states[node]
             score = self._scores.get(node)
             mark = f"{MARKS.get(state, '·')} {state}"
-            silos.add_row(escape(node), f"{self._samples.get(node, 0):,}", mark, short(score) if score else "")
+            silos.add_row(
+                escape(node), f"{self._samples.get(node, 0):,}", mark, short(score) if score is not None else ""
+            )
         if len(self._states) > 24:
             silos.add_row(f"… {len(self._states) - 24} more", "", "", "")
-        return Group(head, silos)
+        return Group(head, Text(self._waiting(), style="dim"), silos)
+
+    def _waiting(self) -> str:
+        """Whom the round waits for, and until when."""
+        names = [node for node, state in self._states.items() if state == "working"]
+        if not names:
+            return ""
+        until = ""
+        if self._deadline is not None:
+            left = self._round_began + self._deadline - monotonic()
+            until = f", until {datetime.now() + timedelta(seconds=left):%H:%M:%S}"
+        return f"waits for {', '.join(names[:6])}{' …' if len(names) > 6 else ''}{until}"
