@@ -115,6 +115,8 @@ def check(federation: FederationFile, set: SetOption = None, format: FormatOptio
 
 
 def show_preview(seen: Any) -> None:
+    from hansa.releases import releases
+
     total, per_round = sum(s.samples for s in seen.silos), sum(s.per_round for s in seen.silos)
     rows = [
         [s.name, f"{s.samples:,}", f"{s.samples / total:.1%}", f"{s.per_round:,}", f"{s.per_round / per_round:.1%}"]
@@ -126,7 +128,9 @@ def show_preview(seen: Any) -> None:
     if seen.parameters is not None:
         size = f"about {seen.parameters:,} parameters, {seen.traffic_per_round / 1e6:.1f} MB per round (up and down)"
         output.print(f"Model: {size}", highlight=False)
-    output.print("Leaves the silos: " + "; ".join(seen.releases()) + ".", highlight=False)
+    output.print("What leaves the silos:", highlight=False)
+    for line in releases(f):
+        output.print(f"· {line}", highlight=False)
     for silo in seen.silos:
         for problem in silo.problems:
             output.print(f"note: {silo.name}: {problem}", highlight=False, markup=False)

@@ -11,6 +11,7 @@ from hansa.data.readers import Problems, rows
 from hansa.errors import DataError
 from hansa.models import build
 from hansa.models.tokenizer import byte_tokenizer
+from hansa.releases import releases
 from hansa.tasks import TASKS
 
 DOMINANT = 0.5  # a silo with more than this share of a round is named
@@ -41,7 +42,7 @@ class Preview:
             "silos": [vars(s) for s in self.silos],
             "parameters": self.parameters,
             "traffic_per_round": self.traffic_per_round,
-            "releases": self.releases(),
+            "releases": releases(self.federation),
             "warnings": self.warnings,
         }
 
@@ -53,20 +54,6 @@ class Preview:
         part = self.federation.participation
         count = part.count or max(1, int(part.share * len(self.silos) + 0.5))
         return 2 * 4 * self.parameters * count if self.federation.method.name != "alone" else 0
-
-    def releases(self) -> list[str]:
-        """What would leave the silos: the administrator's question."""
-        f = self.federation
-        found = ["sample counts by language, once"]
-        own_tokenizer = f.tokenizer.kind in ("model", "bytes") or f.tokenizer.path or f.model.path
-        if not own_tokenizer:
-            found.append(f"counts of word pieces seen at least {f.tokenizer.minimum} times in a silo, once")
-        if f.kind == "federated" and f.rounds:
-            found.append("every round: model update, mean training loss, step counts")
-        if f.kind == "central":
-            found.append("all training data: a central run pools it, so it is for comparison only")
-        found.append("at evaluations: sums of losses and hits on held-out data")
-        return found
 
 
 def preview(federation: Federation) -> Preview:

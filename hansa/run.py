@@ -23,6 +23,7 @@ from hansa.messages import Card, Describe, Evaluate, Findings, Lost, NodeId, Rep
 from hansa.models import build, tokenizer
 from hansa.node import PERSONAL, merge
 from hansa.node import Federation as Inner
+from hansa.releases import federated_vocabulary
 from hansa.report.card import model_card
 from hansa.round import Member, Moving, federated_round
 from hansa.runs.directory import RunDirectory
@@ -100,7 +101,7 @@ def begin(federation: Federation, directory: RunDirectory, link: Link, ledger: L
         return
     task = Site(federation, directory.path).task
     settings = federation.tokenizer
-    kind = settings.kind or ("model" if federation.model.path or settings.path else "federated")
+    kind = "federated" if federated_vocabulary(federation) else settings.kind or "model"
     named_labels: tuple[str, ...] = getattr(task, "labels", ())
     ask_labels = task.needs_labels and not named_labels
     found = Findings({})

@@ -5,12 +5,7 @@ from typing import Any
 
 from hansa.config import Federation
 from hansa.messages import Card, NodeId
-
-LIBRARY = {
-    "AutoModelForMaskedLM": "fill-mask",
-    "AutoModelForCausalLM": "text-generation",
-    "AutoModelForSequenceClassification": "text-classification",
-}
+from hansa.releases import releases
 
 
 def model_card(
@@ -50,27 +45,9 @@ def model_card(
         "",
         "## What left the silos",
         "",
-        *_releases(facts),
-        f"- In every round: model updates, sample counts and mean training losses (method `{federation.method.name}`).",
-        "- Scores (sums of losses and hits) on each silo's own held-out data.",
+        *(f"- {line}" for line in releases(federation, facts.get("survey", {"minimum": 0, "silos": {}}))),
         "",
         "Versions: " + ", ".join(f"{k} {v}" for k, v in facts.get("versions", {}).items()) + ".",
         "",
     ]
     return "\n".join(lines)
-
-
-def _releases(facts: Mapping[str, Any]) -> list[str]:
-    survey = facts.get("survey")
-    if not survey:
-        return []
-    told = sum(s["told"] for s in survey["silos"].values())
-    lines = []
-    if survey["minimum"]:
-        lines.append(
-            f"- To build the vocabulary: counts of {told:,} word pieces, each seen at least {survey['minimum']} times "
-            "in its silo; rarer ones were withheld."
-        )
-    if any(s["labels"] for s in survey["silos"].values()):
-        lines.append("- The names of the labels each silo uses.")
-    return lines

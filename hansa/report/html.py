@@ -13,11 +13,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from hansa.config import Federation, parse
 from hansa.errors import UserError
 from hansa.registry import load_plugins
+from hansa.releases import releases
 from hansa.report.charts import bars, lines, short
 from hansa.runs.ledger import Ledger
 from hansa.tasks import TASKS
 from hansa.tasks.base import Task
 
+NO_SURVEY: dict[str, Any] = {"minimum": 0, "silos": {}}
 PHASES = ("steps", "around them", "moving the model", "evaluating", "checkpoints")
 
 
@@ -107,7 +109,7 @@ def content(runs: list[Seen], title: str, reading: list[str]) -> dict[str, Any]:
         "curve_note": f"{first.task.headline} on held-out data against samples seen by all silos together.",
         "silos": _silos(first),
         "share_chart": _shares(first),
-        "releases": _releases(first),
+        "releases": releases(first.federation, first.facts.get("survey", NO_SURVEY)),
         "traffic": _traffic(first),
         "traffic_chart": _traffic_chart(runs),
         "phases": [row for run in runs if (row := _phases(run))],
@@ -217,27 +219,6 @@ def _shares(run: Seen) -> str:
         return ""
     rows = [(n, (100 * counts[n] / total, 100 * c["per_round"] / per_round)) for n, c in run.cards.items()]
     return bars("Share of the data (first bar) and of a round's samples (second)", rows, ["data", "round"], " %")
-
-
-def _releases(run: Seen) -> list[str]:
-    found = []
-    survey = run.facts.get("survey")
-    if survey and survey["minimum"]:
-        told = sum(s["told"] for s in survey["silos"].values())
-        withheld = sum(s["withheld"] for s in survey["silos"].values())
-        found.append(
-            f"Once, to build the vocabulary: counts of {told:,} word pieces that a silo had seen at least "
-            f"{survey['minimum']} times; {withheld:,} rarer ones were withheld."
-        )
-    if survey and any(s["labels"] for s in survey["silos"].values()):
-        found.append("Once: the names of the labels each silo uses.")
-    found.append("Once: how many samples each silo holds, by language.")
-    if run.federation.method.name != "alone" and run.federation.rounds:
-        found.append(
-            "In every round, from each silo taking part: its model update, mean training loss and step counts."
-        )
-    found.append("At every evaluation: sums of losses and hits on each silo's held-out data. No text at any time.")
-    return found
 
 
 def _traffic(run: Seen) -> list[dict[str, Any]]:

@@ -97,7 +97,7 @@ def test_check_previews_and_writes_nothing(file, tmp_path):
     assert told["traffic_per_round"] > 0
     text = ok("check", str(file), "--set", "train.samples={fraction: 1.0}")
     assert "warning: north is" in text
-    assert "word pieces seen at least 2 times" in " ".join(text.split())
+    assert "word pieces that a silo has seen at least 2 times" in " ".join(text.split())
     assert sorted(tmp_path.rglob("*")) == before
 
 

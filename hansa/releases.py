@@ -1,0 +1,42 @@
+"""What leaves the silos, in words: the administrator's question, answered the same before a run (`hansa check`), after it
+(the report) and with the model (its card)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from hansa.config import Federation
+
+
+def releases(federation: Federation, survey: Mapping[str, Any] | None = None) -> list[str]:
+    """``survey`` is what the ledger noted of the silos' word counts and labels; without it, what the file provides for."""
+    found = []
+    if federation.kind == "central":
+        found.append("Everything: a central run pools the silos' data. It is for comparison only.")
+    if survey is None and federated_vocabulary(federation):
+        minimum = federation.tokenizer.minimum
+        found.append(
+            f"Once, to build the vocabulary: counts of word pieces that a silo has seen at least {minimum} times."
+        )
+    if survey is not None and survey["minimum"]:
+        told, withheld = (sum(s[key] for s in survey["silos"].values()) for key in ("told", "withheld"))
+        found.append(
+            f"Once, to build the vocabulary: counts of {told:,} word pieces that a silo had seen at least "
+            f"{survey['minimum']} times; {withheld:,} rarer ones were withheld."
+        )
+    if survey is not None and any(s["labels"] for s in survey["silos"].values()):
+        found.append("Once: the names of the labels each silo uses.")
+    found.append("Once: how many samples each silo holds, by language.")
+    if federation.kind == "federated" and federation.method.name != "alone" and federation.rounds:
+        found.append(
+            "In every round, from each silo taking part: its model update, mean training loss and step counts."
+        )
+    found.append("At every evaluation: sums of losses and hits on each silo's held-out data.")
+    return found
+
+
+def federated_vocabulary(federation: Federation) -> bool:
+    """Whether the tokeniser is built from the silos' word counts."""
+    settings = federation.tokenizer
+    return settings.kind == "federated" or (
+        settings.kind is None and settings.path is None and federation.model.path is None
+    )
