@@ -4,7 +4,7 @@ from pathlib import Path
 
 from hansa import methods
 from hansa.config import Federation, leaves
-from hansa.errors import DataError
+from hansa.errors import ConfigError, DataError
 from hansa.registry import load_plugins
 from hansa.tasks import TASKS
 
@@ -14,6 +14,12 @@ def check(federation: Federation) -> None:
     load_plugins(federation.uses)
     methods.build(federation)
     TASKS.build(federation.task)
+    path = federation.model.path
+    if path is not None and path.startswith((".", "/", "~")) and not (Path(path) / "config.json").is_file():
+        raise ConfigError(
+            f"model: {path} is not a Hugging Face model folder (no config.json there); give such a folder, a hub id, "
+            "or a preset: tiny, small, base"
+        )
     for name, node in leaves(federation.silos).items():
         for source in node.sources:
             for file in (source.train, source.valid, source.test):

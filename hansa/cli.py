@@ -52,7 +52,7 @@ def main() -> None:
     except SystemExit as stop:
         if stop.code != INTERRUPTED:
             raise
-        errors.print("stopped; 'hansa run … --resume' continues from the last checkpoint", highlight=False)
+        errors.print("stopped; a run that had begun its rounds continues with 'hansa run … --resume'", highlight=False)
         sys.exit(1)
 
 
@@ -124,9 +124,9 @@ def show_preview(seen: Any) -> None:
     ]
     f = seen.federation
     title = f"{f.name}: {f.kind}, {f.task.name}, {f.method.name}, {f.rounds} rounds"
-    output.print(table(["silo", "training samples", "share", "per round", "share of a round"], rows, title))
+    output.print(table(["silo", "training texts", "share", "per round", "share of a round"], rows, title))
     if seen.parameters is not None:
-        size = f"about {seen.parameters:,} parameters, {seen.traffic_per_round / 1e6:.1f} MB per round (up and down)"
+        size = f"at most {seen.parameters:,} parameters, {seen.traffic_per_round / 1e6:.1f} MB per round (up and down)"
         output.print(f"Model: {size}", highlight=False)
     output.print("What leaves the silos:", highlight=False)
     for line in releases(f):
@@ -193,10 +193,12 @@ def compare(
     from hansa.report.progress import Progress
 
     settings = read(federation, set)
+    names = list(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
+    if not names:
+        raise UserError("--methods is empty: name methods and baselines, separated by commas")
     folder = out or Path("runs") / f"{settings.name}-compare"
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; choose another --out")
-    names = [name.strip() for name in methods.split(",") if name.strip()]
     outcomes = compare_methods(settings, names, folder, workers, lambda name: Progress(errors, name))
     result = {
         "report": str(folder / "report.html"),

@@ -274,6 +274,14 @@ def walk(silos: dict[str, Node]) -> Iterator[tuple[str, Node]]:
         yield from walk(node.silos)
 
 
+def repeats(silos: dict[str, Node], times: int = 1) -> dict[str, int]:
+    """How often each silo trains in one round of the root: inner federations may have several rounds of their own."""
+    found: dict[str, int] = {}
+    for name, node in silos.items():
+        found |= {name: times} if node.sources else repeats(node.silos, times * node.rounds)
+    return found
+
+
 def leaves(silos: dict[str, Node]) -> dict[str, Node]:
     return {name: node for name, node in walk(silos) if node.sources}
 
@@ -352,12 +360,22 @@ def _override(raw: dict[str, Any], override: str) -> None:
     target = raw
     for parent in parents:
         child = target.setdefault(parent, {})
-        if isinstance(child, str):  # the short form `method: fedprox`
-            child = target[parent] = {"name": child}
+        if isinstance(child, str):  # a short form, such as `method: fedprox`
+            child = target[parent] = {_long_form(parent, child): child}
         if not isinstance(child, dict):
             raise ConfigError(f"--set {override!r}: '{parent}' has no settings below it")
         target = child
-    target[last] = yaml.load(value, Loader=_StrictLoader)
+    try:
+        target[last] = yaml.load(value, Loader=_StrictLoader)
+    except yaml.YAMLError:
+        raise ConfigError(f"--set {override!r}: '{value}' is not a valid YAML value") from None
+
+
+def _long_form(section: str, value: str) -> str:
+    """The setting that a section's short form stands for."""
+    if section == "model":
+        return "preset" if value in ("tiny", "small", "base") else "path"
+    return {"schedule": "kind", "weights": "by", "aggregate": "rule"}.get(section, "name")
 
 
 def _absolute(federation: Federation, base: Path) -> Federation:

@@ -237,7 +237,14 @@ def reading(figures: dict[str, dict[str, float]], languages: list[str]) -> list[
         own_line,
     ]
     if beats_central:
-        lines.append(f"It beats central training in {listed(beats_central)}.")
+        lines.append(f"The federated model beats central training in {listed(beats_central)}.")
+    shares = {code: size / sum(SIZES) for code, size in zip(languages, SIZES, strict=True)}
+    weighted = {name: sum(shares[code] * values[code] for code in languages) for name, values in figures.items()}
+    ahead = "ahead" if weighted["CL"] < weighted["FL"] else "behind"
+    lines.append(
+        f"Weighted by data, where {NAMES[languages[0]]} is two thirds, central training is {ahead} "
+        f"({short(weighted['CL'])} against {short(weighted['FL'])})."
+    )
     smallest = languages[-3:]
     gain = fmean(central[code] / federated[code] for code in smallest)
     lines.append(

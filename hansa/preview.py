@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from hansa.checks import check
-from hansa.config import Federation, leaves, walk
+from hansa.config import Federation, leaves, repeats, walk
 from hansa.data.readers import Problems, rows
 from hansa.errors import DataError
 from hansa.models import build
@@ -52,13 +52,15 @@ class Preview:
         if self.parameters is None:
             return None
         part = self.federation.participation
-        count = part.count or max(1, int(part.share * len(self.silos) + 0.5))
-        return 2 * 4 * self.parameters * count if self.federation.method.name != "alone" else 0
+        asked = sum(repeats(self.federation.silos).values())
+        if part.count is not None or part.share < 1.0:
+            asked = part.count or max(1, int(part.share * asked + 0.5))
+        return 2 * 4 * self.parameters * asked if self.federation.method.name != "alone" else 0
 
 
 def preview(federation: Federation) -> Preview:
     check(federation)
-    silos = []
+    silos, times = [], repeats(federation.silos)
     for name, node in leaves(federation.silos).items():
         problems, count = Problems(), 0
         for source in node.sources:
@@ -66,7 +68,7 @@ def preview(federation: Federation) -> Preview:
             problems.check(federation.data.broken, source.train)
         if not count:
             raise DataError(f"silos.{name}: no training samples are left after reading and splitting its data")
-        silos.append(SiloPreview(name, count, federation.train.per_round(count), tuple(problems.first)))
+        silos.append(SiloPreview(name, count, times[name] * federation.train.per_round(count), tuple(problems.first)))
     return Preview(federation, silos, _parameters(federation), _warnings(federation, silos))
 
 

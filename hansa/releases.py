@@ -1,5 +1,5 @@
-"""What leaves the silos, in words: the administrator's question, answered the same before a run (`hansa check`), after it
-(the report) and with the model (its card)."""
+"""What leaves the silos, in words: the administrator's question, answered the same before a run (`hansa check`),
+after it (the report) and with the model (its card)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from hansa.config import Federation
 
 
 def releases(federation: Federation, survey: Mapping[str, Any] | None = None) -> list[str]:
-    """``survey`` is what the ledger noted of the silos' word counts and labels; without it, what the file provides for."""
+    """``survey``: what the ledger noted of the silos' word counts and labels; without it, what the file foresees."""
     found = []
     if federation.kind == "central":
         found.append("Everything: a central run pools the silos' data. It is for comparison only.")

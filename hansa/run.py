@@ -2,9 +2,10 @@
 
 import json
 import platform
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from time import monotonic, perf_counter
@@ -13,8 +14,8 @@ import torch
 
 from hansa import baselines
 from hansa.checks import check
-from hansa.config import Federation, Node, leaves
-from hansa.errors import DataError, RunFailed
+from hansa.config import Federation, Node, leaves, repeats
+from hansa.errors import DataError, RunFailed, UserError
 from hansa.links import Link
 from hansa.links.local import LocalLink
 from hansa.links.pool import PoolLink
@@ -51,6 +52,7 @@ def run(
     watcher = watcher or Quiet()
     check(federation)
     directory = RunDirectory.create(federation, out, resume)
+    watcher.say(f"writing to {directory.path}")
     ledger = Ledger(directory.path)
     try:
         with link_to(federation, directory.path, workers, watcher) as link:
@@ -62,6 +64,10 @@ def run(
         with link_to(arranged, directory.path, workers, watcher) as link:
             cards = describe(arranged, directory, link, ledger, watcher)
             return Run(arranged, directory, link, cards, ledger, watcher).go()
+    except UserError:
+        if not directory.start.exists():  # found wrong before anything was agreed: leave nothing behind
+            shutil.rmtree(directory.path)
+        raise
     finally:
         ledger.close()
 
@@ -145,7 +151,8 @@ def describe(
     federation: Federation, directory: RunDirectory, link: Link, ledger: Ledger, watcher: Watcher
 ) -> dict[NodeId, Card]:
     watcher.say("silos prepare their data")
-    cards = {n: c for n, c in gather(link, list(leaves(federation.silos)), Describe()).items() if isinstance(c, Card)}
+    replies, times = gather(link, list(leaves(federation.silos)), Describe()), repeats(federation.silos)
+    cards = {n: replace(c, per_round=times[n] * c.per_round) for n, c in replies.items() if isinstance(c, Card)}
     for name, card in cards.items():
         for problem in card.problems:
             watcher.say(f"{name}: {problem}")

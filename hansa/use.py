@@ -41,7 +41,7 @@ def load(folder: Path, silo: str | None = None, checkpoint: int | None = None) -
             raise UserError(f"{folder}: silo '{silo}' has no model of its own; {hint}")
         return site, build.load(str(folder / "silos" / silo / "model"), site.task.auto).eval()
     if not (folder / "model" / "config.json").is_file():
-        raise UserError(f"{folder}: the run has no final model yet; finish it with --resume, or name a --checkpoint")
+        raise UserError(f"{folder}: the run has no final model yet; finish it with 'hansa run … --resume'")
     return site, build.load(str(folder / "model"), site.task.auto).eval()
 
 

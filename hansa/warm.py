@@ -4,10 +4,20 @@ In a file of its own because it imports nothing heavy itself: the command line c
 beside our own.
 """
 
+import signal
+import threading
 from multiprocessing.forkserver import ensure_running, set_forkserver_preload
 
 
 def warm_up() -> None:
     """Start it, in the background, unless it is running."""
     set_forkserver_preload(["hansa.links.worker"])
-    ensure_running()
+    if threading.current_thread() is not threading.main_thread():
+        ensure_running()
+        return
+    # Ctrl-C reaches every process of the terminal; this one must not die of it in the middle of an import.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, before)

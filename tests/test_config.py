@@ -50,6 +50,7 @@ def refused(tmp_path: Path, text: str, *overrides: str) -> str:
         ("silos: [\n", "not valid YAML"),
         ("just text\n", "a federation file is a mapping"),
         (GOOD + "uses: [nowhere.py]\n", "there is no such Python file"),
+        (GOOD + "model: ./nowhere\n", "is not a Hugging Face model folder"),
     ],
 )
 def test_mistakes(tmp_path, text, expected):
@@ -77,6 +78,13 @@ def test_overrides_reach_any_depth(tmp_path):
     assert settings.server is not None
     assert settings.rounds == 7
     assert "write it as a.b=value" in refused(tmp_path, GOOD, "rounds")
+    assert "is not a valid YAML value" in refused(tmp_path, GOOD, "rounds=[")
+    short = GOOD + "model: tiny\nserver: {schedule: linear}\n"
+    (tmp_path / "f.yaml").write_text(short)
+    settings = read(tmp_path / "f.yaml", ["model.dropout=0.1", "server.schedule.decay=0.5"])
+    assert (settings.model.preset, settings.model.dropout) == ("tiny", 0.1)
+    assert settings.server is not None
+    assert (settings.server.schedule.kind, settings.server.schedule.decay) == ("linear", 0.5)
 
 
 def test_paths_are_relative_to_the_file(tmp_path):

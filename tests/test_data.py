@@ -74,11 +74,15 @@ def test_broken_lines_are_counted_with_their_place(tmp_path):
     problems.check(0.9, str(file))
 
 
-def test_a_damaged_gzip_is_reported(tmp_path):
-    file = tmp_path / "a.jsonl.gz"
-    file.write_bytes(gzip.compress(LINES.encode())[:-12])
-    _, problems = read(file)
-    assert "ends early or is damaged" in problems.first[0]
+@pytest.mark.parametrize("suffix", ["jsonl", "txt", "csv"])
+def test_damaged_and_foreign_bytes_are_reported_in_every_text_format(tmp_path, suffix):
+    cut, foreign, latin = (tmp_path / f"{name}.{suffix}{gz}" for name, gz in (("a", ".gz"), ("b", ".gz"), ("c", "")))
+    cut.write_bytes(gzip.compress(b"text\n" * (suffix == "csv") + LINES.encode())[:-12])
+    foreign.write_bytes(b"no gzip")
+    latin.write_bytes('text\n{"text": "fièvre"}\n'.encode("latin-1"))
+    for file, reason in ((cut, "ends early or is damaged"), (foreign, "is damaged"), (latin, "not valid UTF-8")):
+        _, problems = read(file)
+        assert reason in problems.first[-1], file
 
 
 def test_unreadable_places_are_refused(tmp_path):

@@ -50,7 +50,7 @@ def test_sizes_that_cannot_work_are_refused(federation, tmp_path, change, error,
 def test_a_folder_without_a_model_is_named(federation, tmp_path):
     (tmp_path / "empty").mkdir()
     settings = federation(model={"path": str(tmp_path / "empty")}, tokenizer={"kind": "bytes"})
-    with pytest.raises(ConfigError, match="not a Hugging Face model folder"):
+    with pytest.raises(ConfigError, match="is not a Hugging Face model folder"):
         run(settings, tmp_path / "run", workers=0)
 
 

@@ -51,4 +51,5 @@ def _spread(values: list[int]) -> dict[str, float]:
     if not values:
         return {}
     low, middle, high = np.percentile(values, [5, 50, 95])
-    return {"mean": round(float(np.mean(values)), 1), "p5": float(low), "median": float(middle), "p95": float(high)}
+    found = {"mean": np.mean(values), "p5": low, "median": middle, "p95": high}
+    return {name: round(float(value), 1) for name, value in found.items()}

@@ -7,6 +7,7 @@ import csv
 import gzip
 import io
 import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -35,9 +36,13 @@ class Problems:
 
     def check(self, allowed: float, what: str) -> None:
         if self.broken > allowed * max(1, self.lines):
-            raise DataError(
-                f"{what}: {self.broken} of {self.lines} lines cannot be used, first {self.first[0]}; "
+            remedy = (
                 f"mend them, or raise data.broken above {self.broken / max(1, self.lines):.3g} to go on without them"
+            )
+            if self.broken >= self.lines:
+                remedy = "look at the file, and name the field that holds the text with 'text:' (or --text)"
+            raise DataError(
+                f"{what}: {self.broken} of {self.lines} lines cannot be used, first {self.first[0]}; {remedy}"
             )
 
 
@@ -101,19 +106,28 @@ def files(path: Path) -> list[Path]:
 def _numbered(path: Path) -> Numbered:
     for file in files(path):
         suffix = _suffix(file)
-        if suffix in (".jsonl", ".ndjson", ".json"):
-            yield from _json_lines(file)
-        elif suffix in (".csv", ".tsv"):
-            yield from _csv(file, "\t" if suffix == ".tsv" else ",")
-        elif suffix == ".txt":
-            with _open(file) as lines:
-                for number, line in enumerate(lines, 1):
-                    if line.strip():
-                        yield f"{file}:{number}", {"text": line.strip()}, ""
-        elif suffix in (".parquet", ".arrow"):
+        if suffix in (".parquet", ".arrow"):
             yield from _arrow(file)
+        elif suffix in SUFFIXES:
+            yield from _lines(file, suffix)
         else:
             raise DataError(f"{file}: this kind of file is not readable; readable are {', '.join(SUFFIXES)}")
+
+
+def _lines(file: Path, suffix: str) -> Numbered:
+    """Text files of all kinds: a line that is not UTF-8, and a file that breaks off, are reported like broken lines."""
+    number = 0
+    try:
+        with _open(file) as stream:
+            if suffix in (".csv", ".tsv"):
+                rows = _csv(stream, "\t" if suffix == ".tsv" else ",")
+            else:
+                rows = _plain(stream) if suffix == ".txt" else _json_lines(stream)
+            for number, row, reason in rows:
+                not_utf8 = row is not None and any("\ufffd" in v for v in row.values() if isinstance(v, str))
+                yield (f"{file}:{number}", None, "not valid UTF-8") if not_utf8 else (f"{file}:{number}", row, reason)
+    except (EOFError, OSError, zlib.error, csv.Error) as error:
+        yield f"{file}:{number + 1}", None, f"the file ends early or is damaged ({error})"
 
 
 def _suffix(file: Path) -> str:
@@ -126,36 +140,34 @@ def _open(file: Path) -> TextIO:
     return io.TextIOWrapper(binary, encoding="utf-8-sig", errors="replace", newline=None)
 
 
-def _json_lines(file: Path) -> Numbered:
-    with _open(file) as lines:
-        number = 0
+Parsed = Iterator[tuple[int, Row | None, str]]  # line number, row (or None), reason
+
+
+def _plain(stream: TextIO) -> Parsed:
+    for number, line in enumerate(stream, 1):
+        if line.strip():
+            yield number, {"text": line.strip()}, ""
+
+
+def _json_lines(stream: TextIO) -> Parsed:
+    for number, line in enumerate(stream, 1):
+        if not line.strip():
+            continue
         try:
-            for number, line in enumerate(lines, 1):
-                if not line.strip():
-                    continue
-                place = f"{file}:{number}"
-                if "\ufffd" in line:
-                    yield place, None, "not valid UTF-8"
-                    continue
-                try:
-                    row = json.loads(line)
-                except json.JSONDecodeError as error:
-                    yield place, None, f"not valid JSON ({error.msg})"
-                    continue
-                yield (place, row, "") if isinstance(row, dict) else (place, None, "not a JSON object")
-        except (EOFError, gzip.BadGzipFile, OSError) as error:
-            yield f"{file}:{number + 1}", None, f"the file ends early or is damaged ({error})"
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            yield number, None, f"not valid JSON ({error.msg})"
+            continue
+        yield (number, row, "") if isinstance(row, dict) else (number, None, "not a JSON object")
 
 
-def _csv(file: Path, delimiter: str) -> Numbered:
-    with _open(file) as lines:
-        reader = csv.DictReader(lines, delimiter=delimiter)
-        for row in reader:
-            place = f"{file}:{reader.line_num}"
-            if None in row or None in row.values():
-                yield place, None, "the number of fields differs from the header's"
-            else:
-                yield place, dict(row), ""
+def _csv(stream: TextIO, delimiter: str) -> Parsed:
+    reader = csv.DictReader(stream, delimiter=delimiter)
+    for row in reader:
+        if None in row or None in row.values():
+            yield reader.line_num, None, "the number of fields differs from the header's"
+        else:
+            yield reader.line_num, dict(row), ""
 
 
 def _arrow(file: Path) -> Numbered:

@@ -1,6 +1,5 @@
 """A model from a Hugging Face folder or hub id, or from a preset built here without any download."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -128,8 +127,6 @@ def _check_sizes(model: Any, settings: Model, tokenizer: PreTrainedTokenizerBase
 
 
 def load(path: str, auto: str, labels: tuple[str, ...] = ()) -> PreTrainedModel:
-    if _looks_like_folder(path) and not (Path(path) / "config.json").is_file():
-        raise ConfigError(f"model.path: {path} holds no config.json: it is not a Hugging Face model folder")
     try:
         config = AutoConfig.from_pretrained(path)
         _name_labels(config, labels)
@@ -138,7 +135,3 @@ def load(path: str, auto: str, labels: tuple[str, ...] = ()) -> PreTrainedModel:
         first = str(error).strip().splitlines()[0]
         raise ConfigError(f"model.path: {path} cannot be loaded as {auto}: {first}") from None
     return model
-
-
-def _looks_like_folder(path: str) -> bool:
-    return path.startswith((".", "/", "~")) or Path(path).exists()

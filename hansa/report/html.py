@@ -108,6 +108,7 @@ def content(runs: list[Seen], title: str, reading: list[str]) -> dict[str, Any]:
         "curve_names": [run.name for run in runs if run.curves],
         "curve_note": f"{first.task.headline} on held-out data against samples seen by all silos together.",
         "silos": _silos(first),
+        "sample_note": _sample_note(first.federation.data.max_length),
         "share_chart": _shares(first),
         "releases": releases(first.federation, first.facts.get("survey", NO_SURVEY)),
         "traffic": _traffic(first),
@@ -210,6 +211,10 @@ def _silos(run: Seen) -> list[dict[str, str]]:
         }
         for name, card in run.cards.items()
     ]
+
+
+def _sample_note(length: int) -> str:
+    return f"A sample is a window of at most {length} tokens: a long text gives several."
 
 
 def _shares(run: Seen) -> str:

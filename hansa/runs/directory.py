@@ -55,7 +55,7 @@ class RunDirectory:
             if written.read_text() != dump(federation):
                 raise UserError(
                     f"--resume: the federation file differs from the one {out} was started with; "
-                    f"resume with {written}, or start anew without --resume"
+                    f"resume with {written} (or with the same --set), or start anew without --resume"
                 )
         else:
             if out.exists() and any(out.iterdir()):
