@@ -208,7 +208,7 @@ def told(outcomes: dict[str, Outcome], languages: list[str], folder: Path) -> De
     report = html.write(runs, folder / "report.html", "One model, nine languages, nine silos", words)
     title = "Masked-language-model perplexity on each language's test set (lower is better)"
     return Demo(
-        title, ["", "samples", *outcomes], rows, words, report, {name: o.metrics for name, o in outcomes.items()}
+        title, ["", "texts", *outcomes], rows, words, report, {name: o.metrics for name, o in outcomes.items()}
     )
 
 
