@@ -203,17 +203,15 @@ def told(outcomes: dict[str, Outcome], languages: list[str], folder: Path) -> De
         for language, size in zip(languages, SIZES, strict=True)
     ]
     rows.append(["mean", "", *(short(fmean(values.values())) for values in figures.values())])
-    words = reading(figures, languages)
+    words = reading(figures, languages, html.weights_of(html.see(outcomes["FL"].folder)))
     runs = [(name, outcome.folder) for name, outcome in outcomes.items()]
     report = html.write(runs, folder / "report.html", "One model, nine languages, nine silos", words)
     title = "Masked-language-model perplexity on each language's test set (lower is better)"
-    return Demo(
-        title, ["", "texts", *outcomes], rows, words, report, {name: o.metrics for name, o in outcomes.items()}
-    )
+    return Demo(title, ["", "texts", *outcomes], rows, words, report, {name: o.metrics for name, o in outcomes.items()})
 
 
-def reading(figures: dict[str, dict[str, float]], languages: list[str]) -> list[str]:
-    """What the table says, computed from it."""
+def reading(figures: dict[str, dict[str, float]], languages: list[str], counts: dict[str, float]) -> list[str]:
+    """What the table says, computed from it; ``counts`` are training samples by language."""
     mean = {name: fmean(values.values()) for name, values in figures.items()}
     federated, central, own = (figures[name] for name in ("FL", "CL", "own silo"))
 
@@ -238,8 +236,8 @@ def reading(figures: dict[str, dict[str, float]], languages: list[str]) -> list[
     ]
     if beats_central:
         lines.append(f"The federated model beats central training in {listed(beats_central)}.")
-    shares = {code: size / sum(SIZES) for code, size in zip(languages, SIZES, strict=True)}
-    weighted = {name: sum(shares[code] * values[code] for code in languages) for name, values in figures.items()}
+    total = sum(counts.values())
+    weighted = {name: sum(counts[c] * values[c] for c in languages) / total for name, values in figures.items()}
     ahead = "ahead" if weighted["CL"] < weighted["FL"] else "behind"
     lines.append(
         f"Weighted by data, where {NAMES[languages[0]]} is two thirds, central training is {ahead} "

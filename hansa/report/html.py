@@ -143,7 +143,7 @@ def headline(runs: list[Seen], metric: str) -> dict[str, Any]:
     """Rows: languages; columns: runs; the best of each row marked; then the plain and the weighted mean."""
     lower = metric == "perplexity"
     groups = list(dict.fromkeys(g for run in runs for g in run.final))
-    weights = _weights(runs[0])
+    weights = weights_of(runs[0])
 
     def row(name: str, values: list[float | None], total: bool) -> dict[str, Any]:
         known = [v for v in values if v is not None]
@@ -174,7 +174,8 @@ def average(final: dict[str, dict[str, float]], metric: str, weights: dict[str, 
     return sum(v * weights.get(g, 0.0) for g, v in values.items()) / total if total else None
 
 
-def _weights(run: Seen) -> dict[str, float]:
+def weights_of(run: Seen) -> dict[str, float]:
+    """Training samples by language."""
     counts: dict[str, float] = {}
     for card in run.cards.values():
         for group, n in card["groups"]["train"].items():
