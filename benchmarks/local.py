@@ -24,48 +24,46 @@ from hansa.watch import Quiet
 SILOS, STEPS, BATCH, LENGTH, ROUNDS = 9, 2, 16, 64, 3
 
 
-def plain_loop(site: Site, cores: int) -> float:
+class PlainLoop:
     """The same local steps, silo after silo, as anybody would write them."""
-    torch.set_num_threads(cores)
-    model = AutoModelForMaskedLM.from_pretrained(site.folder / "start")
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
-    start = {name: value.clone() for name, value in model.state_dict().items()}
-    shortest = float("inf")
-    for round in range(1, ROUNDS + 1):
+
+    def __init__(self, site: Site, cores: int) -> None:
+        self.site, self.cores = site, cores
+        self.model = AutoModelForMaskedLM.from_pretrained(site.folder / "start")
+        self.optimiser = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.start = {name: value.clone() for name, value in self.model.state_dict().items()}
+
+    def round(self, number: int) -> float:
         work = []
-        for number in range(SILOS):
-            for batch in site.silo(f"s{number}")._batches(round):
+        for silo in range(SILOS):
+            for batch in self.site.silo(f"s{silo}")._batches(number):
                 labels = np.full(batch.inputs["input_ids"].shape, -100)
                 labels.reshape(-1)[batch.rows.numpy()] = batch.targets.numpy()
-                work.append((number, batch.inputs, torch.from_numpy(labels)))
+                work.append((silo, batch.inputs, torch.from_numpy(labels)))
+        torch.set_num_threads(self.cores)
         began, last = perf_counter(), -1
-        for number, inputs, labels in work:
-            if number != last:
-                model.load_state_dict(start)
-                last = number
-            optimiser.zero_grad()
-            model(**inputs, labels=labels).loss.backward()
-            optimiser.step()
-        shortest = min(shortest, perf_counter() - began)
-    return shortest
+        for silo, inputs, labels in work:
+            if silo != last:
+                self.model.load_state_dict(self.start)
+                last = silo
+            self.optimiser.zero_grad()
+            self.model(**inputs, labels=labels).loss.backward()
+            self.optimiser.step()
+        seconds = perf_counter() - began
+        torch.set_num_threads(1)
+        return seconds
 
 
-def hansa_round(settings, folder: Path, workers: int, model) -> tuple[float, float]:
-    """The shortest round, and the training steps of all silos in it, in seconds."""
-    torch.set_num_threads(1)
-    best = (float("inf"), 0.0)
-    with PoolLink(settings, folder, workers) as link:
-        for round in range(ROUNDS + 1):  # round 0 warms up
-            began = perf_counter()
-            record = Record(round, list(settings.silos))
-            answers = link.ask(dict.fromkeys(settings.silos, Train(max(1, round), model)), None)
-            updates = screen(answers, model.layout, record)
-            Mean().combine(model.layout, ((u, float(u.samples)) for u in updates))
-            seconds = perf_counter() - began
-            assert len(record.updates) == SILOS
-            if round and seconds < best[0]:
-                best = (seconds, sum(u.seconds for u in record.updates.values()))
-    return best
+def hansa_round(settings, link: PoolLink, model, number: int) -> tuple[float, float]:
+    """A round, and the training steps of all silos in it, in seconds."""
+    began = perf_counter()
+    record = Record(number, list(settings.silos))
+    answers = link.ask(dict.fromkeys(settings.silos, Train(number, model)), None)
+    updates = screen(answers, model.layout, record)
+    Mean().combine(model.layout, ((u, float(u.samples)) for u in updates))
+    seconds = perf_counter() - began
+    assert len(record.updates) == SILOS
+    return seconds, sum(u.seconds for u in record.updates.values())
 
 
 def measure(figures: Figures, size: int, target: float, cores: int) -> None:
@@ -84,10 +82,18 @@ def measure(figures: Figures, size: int, target: float, cores: int) -> None:
             describe(settings, directory, link, ledger, Quiet())
         ledger.close()
         site = Site(settings, directory.path)
-        start = site.start
-        theirs = plain_loop(site, cores)
-        ours, _ = hansa_round(settings, directory.path, cores, start)
-        alone, steps = hansa_round(settings, directory.path, 1, start)
+        start, plain = site.start, PlainLoop(site, cores)
+        theirs, ours, alone, steps = [], [], [], []
+        with PoolLink(settings, directory.path, cores) as pool, PoolLink(settings, directory.path, 1) as single:
+            for number in range(1, ROUNDS + 2):  # in turns: what disturbs one disturbs the others
+                theirs.append(plain.round(number))
+                ours.append(hansa_round(settings, pool, start, number)[0])
+                seconds, in_steps = hansa_round(settings, single, start, number)
+                alone.append(seconds)
+                steps.append(in_steps)
+        # The first round warms everything up.
+        theirs, ours = min(theirs[1:]), min(ours[1:])
+        alone, steps = min(zip(alone[1:], steps[1:], strict=True))
         print(
             f"vocabulary {len(tokenizer):,}: plain loop on {cores} cores {theirs:.2f} s, Hansa with {cores} workers "
             f"{ours:.2f} s, with one worker {alone:.2f} s of which steps {steps:.2f} s"

@@ -104,7 +104,9 @@ class Silo:
             kept = kept | {f"{PERSONAL}.{name}": learner.state[name] for name in self._personal}
         self.memory.keep(request.round, kept, request.durable)
         moved = learner.state.only(request.model.layout.names)
-        gradient = Tensors(request.model.layout, request.model.flat - moved.flat)
+        # In place: the resident model is overwritten by the next request anyway, and fresh memory costs page faults.
+        torch.sub(request.model.flat, moved.flat, out=moved.flat)
+        gradient = Tensors(request.model.layout, moved.flat)
         return Update(gradient, len(held), done.seen, done.steps, done.loss, done.seconds)
 
     def _evaluate(self, request: Evaluate) -> Scores:

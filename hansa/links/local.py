@@ -1,12 +1,13 @@
 """Nodes in this very process, asked one after another."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from threading import Lock
 from time import monotonic
 
 from hansa.errors import UserError
 from hansa.links import Answer, wire
-from hansa.messages import Lost, NodeId, Reply, Request
+from hansa.messages import Lost, NodeId, Reply, Request, Update
 
 Find = Callable[[NodeId], Callable[[Request], Reply]]  # a node's `answer`, by name
 
@@ -26,12 +27,17 @@ class LocalLink:
             if self._through_wire:
                 request = wire.decode(wire.encode(request))
             with self._one_at_a_time:
-                reply = attempt(self._find(node), request)
+                reply = _own(attempt(self._find(node), request))
             if until is not None and monotonic() > until:
                 reply = Lost("it answered after the deadline")
             if self._through_wire:
                 reply = wire.decode(wire.encode(reply))
             yield Answer(node, reply, wire.size(request), wire.size(reply))
+
+
+def _own(reply: Reply) -> Reply:
+    """An update lies in the resident model that the next silo will overwrite: take a copy of it."""
+    return replace(reply, gradient=reply.gradient.copy()) if isinstance(reply, Update) else reply
 
 
 def attempt(answer: Callable[[Request], Reply], request: Request) -> Reply:
