@@ -1,0 +1,50 @@
+"""What the commands share: where results and progress go, and how a table looks."""
+
+import json
+import sys
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+errors = Console(stderr=True, soft_wrap=True)
+output = Console(soft_wrap=True)
+
+
+class Format(StrEnum):
+    text = "text"
+    json = "json"
+
+
+FormatOption = Annotated[Format, typer.Option("--format", help="text for people, json for machines")]
+
+
+def finish(format: Format, result: dict[str, Any], show: Callable[[], None]) -> None:
+    if format is Format.json:
+        sys.stdout.write(json.dumps(result, ensure_ascii=False) + "\n")
+    else:
+        show()
+
+
+def show_metrics(metrics: dict[str, dict[str, float]], title: str) -> None:
+    columns = list(dict.fromkeys(m for values in metrics.values() for m in values))
+    rows = [[group, *(number(values.get(c)) for c in columns)] for group, values in metrics.items()]
+    output.print(table(["", *columns], rows, title))
+
+
+def number(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.4f}"
+
+
+def table(columns: list[str], rows: list[list[str]], title: str) -> Table:
+    built = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2), pad_edge=False)
+    for index, column in enumerate(columns):
+        built.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
+    for row in rows:
+        built.add_row(*row)
+    return built
