@@ -26,6 +26,7 @@ def arrange(federation: Federation, per_round: int) -> Federation:
         "method": Named(name="fedavg"),
         "server": None,
         "aggregate": None,
+        "personal": None,
         "participation": federation.participation.model_copy(update={"share": 1.0, "count": None}),
         "evaluate": federation.evaluate.model_copy(update={"every": 1}),
         "checkpoint": federation.checkpoint.model_copy(update={"every": 1}),

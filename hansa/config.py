@@ -71,6 +71,9 @@ class Model(Section):
     preset: Literal["tiny", "small", "base"] | None = None
     path: str | None = None  # a Hugging Face folder, or a hub id (then, and only then, it is downloaded)
     dropout: Share = 0.0
+    adapt: Literal["full", "frozen", "lora"] = "full"  # train everything, the head alone, or additions and the head
+    rank: Count = 8  # lora: of the additions
+    alpha: Count = 16  # lora: their scale is alpha/rank
 
     @model_validator(mode="before")
     @classmethod
@@ -160,6 +163,18 @@ class Training(Section):
         return amount if self.max_batches is None else min(amount, self.max_batches * self.batch)
 
 
+class Personal(Section):
+    """A model of its own for every silo, after the shared one; see personal.py."""
+
+    start: Annotated[int, Field(ge=0)] | None = None  # the round whose shared model it starts from; default the last
+    rounds: Count = 20  # of local work, each on as much data as a federated round
+    train: Training | None = None  # default: the baseline's
+    mix: Literal["sweep", "adaptive", "none"] = "sweep"
+    alpha: Share = 0.5  # adaptive: where α starts
+    alpha_lr: Positive = 0.1
+    nearby: Annotated[int, Field(ge=0)] = 0  # start from a mixture with so many similar silos, and compare
+
+
 class Server(Section):
     optimizer: Literal["sgd", "momentum", "adam", "adagrad", "yogi"] = "sgd"
     lr: Positive = 1.0
@@ -230,6 +245,7 @@ class Federation(Section):
     baseline: Training = Training(optimizer="adamw", lr=3e-5, eps=1e-6, weight_decay=0.01, keep_optimizer=True)
     server: Server | None = None  # default: what the method brings
     aggregate: Aggregation | None = None
+    personal: Personal | None = None
     evaluate: Evaluation = Evaluation()
     checkpoint: Checkpointing = Checkpointing()
 
@@ -258,6 +274,8 @@ class Federation(Section):
                 f"data.valid {self.data.valid} + data.test {self.data.test} leave nothing to train on: "
                 "together they must stay below 1"
             )
+        if self.personal is not None and (self.personal.start or 0) > self.rounds:
+            raise ValueError(f"personal.start is {self.personal.start}, but there are only {self.rounds} rounds")
         count = self.participation.count
         if count is not None and count > len(self.silos):
             raise ValueError(

@@ -12,6 +12,8 @@ from rich.table import Table
 
 errors = Console(stderr=True, soft_wrap=True)
 output = Console(soft_wrap=True)
+if not output.is_terminal:  # a pipe or a file is as wide as the table
+    output = Console(soft_wrap=True, width=240)
 
 
 class Format(StrEnum):

@@ -1,7 +1,8 @@
 """What nodes say to one another: frozen values, nothing else crosses a link.
 
-A request is one of `Survey`, `Describe`, `Train`, `Evaluate`; a reply is one of `Findings`, `Card`, `Update`,
-`Scores`, or `Lost` where a node gave none. Everything in a reply has left the silo: it is a release.
+A request is one of `Survey`, `Describe`, `Train`, `Evaluate`, `Personalise`; a reply is one of `Findings`, `Card`,
+`Update`, `Scores`, `Personal`, or `Lost` where a node gave none. Everything in a reply has left the silo: it is a
+release.
 """
 
 from dataclasses import dataclass, field
@@ -45,6 +46,18 @@ class Evaluate:
     model: Tensors
     split: str = "test"
     share: float = 1.0
+
+
+@dataclass(frozen=True)
+class Personalise:
+    """Train a model of your own from ``start`` and weigh it against the shared ``model``; see personal.py."""
+
+    round: int
+    model: Tensors
+    start: Tensors
+    label: str
+    leg: int = 0  # which stretch of the personal rounds this is: other batches each time
+    share: bool = False  # send the update back
 
 
 # ── replies ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -98,11 +111,22 @@ class Scores:
 
 
 @dataclass(frozen=True)
+class Personal:
+    """How a silo's own models do: sums on its test data, losses on its validation data, over α (``curve``)."""
+
+    gradient: Tensors  # empty unless it was asked for
+    sums: dict[str, dict[str, dict[str, float]]]  # model → group → quantity
+    losses: dict[str, float]
+    curve: tuple[float, ...]
+    alpha: float
+
+
+@dataclass(frozen=True)
 class Lost:
     """No reply, and why. A drop-out is a value, not an exception."""
 
     reason: str
 
 
-Request = Survey | Describe | Train | Evaluate
-Reply = Findings | Card | Update | Scores | Lost
+Request = Survey | Describe | Train | Evaluate | Personalise
+Reply = Findings | Card | Update | Scores | Personal | Lost

@@ -7,7 +7,8 @@ children. So flat federated learning and federations of federations are one recu
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 
@@ -23,6 +24,7 @@ from hansa.messages import (
     Findings,
     Lost,
     NodeId,
+    Personalise,
     Reply,
     Request,
     Scores,
@@ -33,11 +35,14 @@ from hansa.messages import (
 from hansa.method import Method
 from hansa.methods.fedavg import Sgd
 from hansa.methods.fedopt import scale
+from hansa.models.adapt import merged
 from hansa.models.tokenizer import count_pieces
+from hansa.personal import personalise
 from hansa.round import Member, Moving, federated_round
+from hansa.runs.directory import atomically
 from hansa.runs.memory import Memory
 from hansa.seeds import stream, torch_seeded
-from hansa.tasks.base import Batch
+from hansa.tasks.base import Batch, Labelled
 from hansa.tensors import Tensors
 from hansa.train import Work, train
 
@@ -68,9 +73,12 @@ class Silo:
                 return self._train(request)
             case Evaluate():
                 return self._evaluate(request)
+            case Personalise():
+                settings = self.site.federation.personal
+                return personalise(self, request, settings) if settings else Lost("its file has no 'personal' section")
 
     def _survey(self, request: Survey) -> Findings:
-        problems, data = Problems(), self.site.federation.data
+        problems, data, task = Problems(), self.site.federation.data, self.site.task
         texts: list[str] = []
         labels: set[str] = set()
         for source in self.node.sources:
@@ -78,7 +86,7 @@ class Silo:
                 if request.pieces:
                     texts.append(row[source.text])
                 if request.labels:
-                    labels.add(str(row.get(source.label)))
+                    labels.update(cast(Labelled, task).labels_in(row, source))
             problems.check(data.broken, source.train)
         pieces, withheld = count_pieces(texts, request.pieces) if request.pieces else ({}, 0)
         return Findings(pieces, tuple(sorted(labels)), withheld)
@@ -94,11 +102,18 @@ class Silo:
         if not len(held):
             return Lost("it has no training samples")
         learner = site.learner
-        memory = self._load(request.round, request.model)
+        memory = self.load(request.round, request.model)
         work = Work(learner, request.model, request.round, memory)
         rate = scale(federation.train.schedule, request.round, federation.rounds)
         with torch_seeded(federation.seed, request.round, self.name, "dropout"):
-            done = train(work, site.task, site.method.objective, federation.train, self._batches(request.round), rate)
+            done = train(
+                work,
+                site.task,
+                site.method.objective,
+                federation.train,
+                self.batches(request.round, federation.train),
+                rate,
+            )
         kept = done.memory
         if self._personal:
             kept = kept | {f"{PERSONAL}.{name}": learner.state[name] for name in self._personal}
@@ -110,13 +125,14 @@ class Silo:
         return Update(gradient, len(held), done.seen, done.steps, done.loss, done.seconds)
 
     def _evaluate(self, request: Evaluate) -> Scores:
-        site = self.site
-        self._load(request.round + 1, request.model)
-        held = self.examples(request.split)
+        self.load(request.round + 1, request.model)
+        return self.score(request.split, request.share)
+
+    def score(self, split: str, share: float) -> Scores:
+        """How the resident model does, as it is now."""
+        site, held = self.site, self.examples(split)
         batch = site.federation.evaluate.batch
-        return evaluate(
-            site.learner.model, site.task, held, site.vocabulary, site.federation.seed, request.share, batch
-        )
+        return evaluate(site.learner.model, site.task, held, site.vocabulary, site.federation.seed, share, batch)
 
     def examples(self, split: str) -> examples.Examples:
         """The samples of a split: tokenised by whoever asks first, mapped from the cache by everyone else."""
@@ -133,7 +149,7 @@ class Silo:
             )
         return self._examples[split]
 
-    def _load(self, round: int, shared: Tensors) -> dict[str, torch.Tensor]:
+    def load(self, round: int, shared: Tensors) -> dict[str, torch.Tensor]:
         """Put the received tensors and this silo's own into the resident model; return what it remembers."""
         memory = self.memory.recall(round)
         learner = self.site.learner
@@ -143,14 +159,25 @@ class Silo:
             learner.state[name].copy_(own if own is not None else self.site.start[name])
         return memory
 
+    @property
+    def home(self) -> Path:
+        """Where the silo keeps what is its own."""
+        return self.memory.folder.parent
+
+    def export(self) -> None:
+        """The resident model as a plain Hugging Face folder of the silo's own."""
+        with atomically(self.home / "model") as draft:
+            merged(self.site.learner.model).save_pretrained(draft)
+            self.site.vocabulary.tokenizer.save_pretrained(draft)
+
     @cached_property
     def _personal(self) -> list[str]:
         layout = self.site.learner.layout
         shared = set(self.site.method.scope.shared(layout))
         return [name for name in layout.names if name not in shared]
 
-    def _batches(self, round: int) -> Iterator[Batch]:
-        site, training = self.site, self.site.federation.train
+    def batches(self, round: int, training: config.Training) -> Iterator[Batch]:
+        site = self.site
         held, seed = self.examples("train"), site.federation.seed
         rng = stream(seed, round, self.name, "batches")
         chosen = sampling.draw(training, len(held), rng, seed, round, self.name)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from time import monotonic, perf_counter
+from typing import cast
 
 import torch
 
@@ -22,14 +23,17 @@ from hansa.links.pool import PoolLink
 from hansa.links.tree import TreeLink
 from hansa.messages import Card, Describe, Evaluate, Findings, Lost, NodeId, Reply, Request, Scores, Survey
 from hansa.models import build, tokenizer
+from hansa.models.adapt import merged
 from hansa.node import PERSONAL, merge
 from hansa.node import Federation as Inner
+from hansa.personal import hand_off
 from hansa.releases import federated_vocabulary
 from hansa.report.card import model_card
 from hansa.round import Member, Moving, federated_round
-from hansa.runs.directory import RunDirectory
+from hansa.runs.directory import RunDirectory, atomically
 from hansa.runs.ledger import Ledger
 from hansa.site import Site
+from hansa.tasks.base import Labelled
 from hansa.watch import Quiet, Watcher
 
 VERSIONS = ("hansa", "torch", "transformers", "tokenizers", "safetensors", "numpy")
@@ -125,11 +129,15 @@ def begin(federation: Federation, directory: RunDirectory, link: Link, ledger: L
         words = tokenizer.byte_tokenizer()
     else:
         words = tokenizer.load(str(settings.path or federation.model.path))
-    labels = named_labels or found.labels
+    names = named_labels or found.labels
+    labels = cast(Labelled, task).classes(names) if task.needs_labels else ()
     if task.needs_labels and len(labels) < 2:
-        raise DataError(f"task '{federation.task.name}' needs at least two labels, and the silos have {list(labels)}")
+        raise DataError(
+            f"task '{federation.task.name}' needs at least {'one type' if 'O' in labels else 'two labels'}, "
+            f"and the silos have {list(names) or 'none'}; look at the field named by 'label:'"
+        )
     model = build.initial(federation.model, task.auto, words, federation.data.max_length, labels, federation.seed)
-    with directory.atomically(directory.start) as draft:
+    with atomically(directory.start) as draft:
         words.save_pretrained(draft)
         model.save_pretrained(draft)
         (draft / "labels.json").write_text(json.dumps(labels, ensure_ascii=False))
@@ -160,6 +168,11 @@ def describe(
                 ledger.event(0, name, "data", problem)
         if not card.samples("train"):
             raise DataError(f"silos.{name}: no training samples are left after reading and splitting its data")
+        if federation.personal is not None and not card.samples("valid"):
+            raise DataError(
+                f"silos.{name}: it has no validation samples, and 'personal' chooses its model by them: "
+                "give it a 'valid:' file, or raise data.valid"
+            )
     ledger.fact(
         f"cards:{federation.kind}" if federation.kind != "federated" else "cards",
         {n: vars(c) for n, c in cards.items()},
@@ -184,6 +197,7 @@ class Run:
         self.ledger, self.watcher = ledger, watcher
         self.workers = getattr(link, "size", 1)
         self.site = Site(federation, directory.path)
+        self.silos = link
         self.members, self.link = grow(federation, federation.silos, link, cards, self.site)
 
     def go(self) -> Outcome:
@@ -199,7 +213,7 @@ class Run:
                 federation.name, self.members, self.link, self.site.method, federation, moving, durable
             )
             if record.failed:
-                self.directory.save(moving, federation.checkpoint.keep)
+                self._checkpoint(moving)
                 raise RunFailed(
                     f"{record.failed}; mend the cause, then continue with --resume (in {self.directory.path})"
                 )
@@ -208,16 +222,44 @@ class Run:
             if last or moving.round % federation.evaluate.every == 0:
                 seconds["evaluate"] = self._evaluate(moving)
             self.ledger.round(record, seconds, self.workers)
-            if last or moving.round % federation.checkpoint.every == 0:
+            if last or moving.round % federation.checkpoint.every == 0 or moving.round == self._personal_start:
                 began = perf_counter()
-                self.directory.save(moving, federation.checkpoint.keep)
+                self._checkpoint(moving)
                 durable = moving.round
                 seconds["checkpoint"] = perf_counter() - began
                 self.ledger.checkpointed(moving.round, seconds["checkpoint"])
             watcher.round(record, seconds)
         self._save_models(moving)
+        self._personalise(moving)
         watcher.end()
         return Outcome(self.directory.path, self.ledger.final())
+
+    @property
+    def _personal_start(self) -> int | None:
+        settings = self.federation.personal
+        if settings is None:
+            return None
+        return self.federation.rounds if settings.start is None else settings.start
+
+    def _checkpoint(self, moving: Moving) -> None:
+        self.directory.save(moving, self.federation.checkpoint.keep, self._personal_start)
+
+    def _personalise(self, moving: Moving) -> None:
+        """After the last round, a model of its own for every silo; asked once, also by a run that is resumed."""
+        settings = self.federation.personal
+        if settings is None or "personal" in self.ledger.facts():
+            return
+        self.watcher.say(f"silos train models of their own, {settings.rounds} rounds each")
+        names = list(leaves(self.federation.silos))
+        start = self.site.start.only(moving.model.layout.names)
+        if self._personal_start:
+            start = self.directory.restore(self._personal_start).model
+        found = hand_off(self.silos, names, settings, moving.round, moving.model, start, self.site.task)
+        for name, reason in found.get("lost", {}).items():
+            self.ledger.event(moving.round, name, "no personal model", reason)
+        for name, known in found["silos"].items():
+            self._card(self.directory.path / "silos" / name / "model", name, known["models"][known["kept"]])
+        self.ledger.fact("personal", found)
 
     def _restore(self) -> Moving:
         found = self.directory.newest()
@@ -273,13 +315,14 @@ class Run:
             self._export(self.directory.path / "silos" / name / "model", name)
 
     def _export(self, folder: Path, silo: str) -> None:
-        with self.directory.atomically(folder) as draft:
-            self.site.learner.model.save_pretrained(draft)  # type: ignore[operator]
+        with atomically(folder) as draft:
+            merged(self.site.learner.model).save_pretrained(draft)
             self.site.vocabulary.tokenizer.save_pretrained(draft)
-            (draft / "README.md").write_text(
-                model_card(self.federation, self.cards, self.ledger.final(), self.ledger.facts(), silo),
-                encoding="utf-8",
-            )
+            self._card(draft, silo, self.ledger.final())
+
+    def _card(self, folder: Path, silo: str, metrics: Mapping[str, Mapping[str, float]]) -> None:
+        card = model_card(self.federation, self.cards, metrics, self.ledger.facts(), silo)
+        (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 def grow(

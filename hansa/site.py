@@ -12,6 +12,7 @@ from hansa import methods
 from hansa.config import Federation, leaves
 from hansa.method import Method
 from hansa.models import build, tokenizer
+from hansa.models.adapt import adapt
 from hansa.node import Silo
 from hansa.registry import load_plugins
 from hansa.runs.memory import Memory
@@ -53,12 +54,17 @@ class Site:
     @cached_property
     def learner(self) -> Learner:
         """The resident model. Its shared values are overwritten by every request."""
-        return Learner(build.load(str(self.folder / "start"), self.task.auto))
+        return self.fresh()
 
     @cached_property
     def start(self) -> Tensors:
         """The values every silo starts from: what personal tensors are before a silo has its own."""
-        return Learner(build.load(str(self.folder / "start"), self.task.auto)).state
+        return self.fresh().state
+
+    def fresh(self) -> Learner:
+        """The common start, ready to be trained."""
+        model = build.load(str(self.folder / "start"), self.task.auto)
+        return Learner(adapt(model, self.federation.model, self.federation.seed))
 
     def silo(self, name: str) -> Silo:
         if name not in self._silos:

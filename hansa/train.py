@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -61,14 +61,35 @@ class Trained:
     memory: dict[str, Tensor] = field(default_factory=dict)
 
 
+class Parameters(Protocol):
+    """What an optimiser moves: a flat vector and its gradient, matrices first."""
+
+    flat: Tensor
+    grad: Tensor
+    matrices: int
+
+
+class Stepping(Protocol):
+    """Moves the parameters once per batch, after the gradient is there."""
+
+    def step(self) -> None: ...
+
+
 def train(
-    work: Work, task: Task, objective: Objective, settings: Training, batches: Iterator[Batch], scale: float
+    work: Work,
+    task: Task,
+    objective: Objective,
+    settings: Training,
+    batches: Iterator[Batch],
+    scale: float,
+    stepping: Stepping | None = None,
 ) -> Trained:
     """Take one step per batch; return what a silo reports about it."""
     learner, done = work.learner, Trained()
     optimiser = Optimiser(learner, settings, scale)
     if settings.keep_optimizer:
         optimiser.restore(work.memory)
+    stepping = stepping or optimiser
     if not learner.model.training:  # walking over all modules costs as much as a small step
         learner.model.train()
     for batch in batches:
@@ -81,7 +102,7 @@ def train(
         objective.gradient(work)
         if settings.clip is not None:
             _clip(learner.grad, settings.clip)
-        optimiser.step()
+        stepping.step()
         done.loss += float(loss.detach())
         done.steps += 1
         done.seen += len(next(iter(batch.inputs.values())))
@@ -99,7 +120,7 @@ def _clip(gradient: Tensor, bound: float) -> None:
 class Optimiser:
     """SGD or Adam(W) over the flat buffers, from torch; plain SGD is a single addition."""
 
-    def __init__(self, learner: Learner, settings: Training, scale: float) -> None:
+    def __init__(self, learner: Parameters, settings: Training, scale: float) -> None:
         self.learner, self.lr = learner, settings.lr * scale
         self.inner: torch.optim.Optimizer | None = None
         if settings.optimizer == "sgd" and not settings.momentum and not settings.weight_decay:

@@ -13,7 +13,6 @@ from hansa.evaluate import evaluate
 from hansa.models import build
 from hansa.runs.directory import RunDirectory
 from hansa.site import Site
-from hansa.train import Learner
 
 
 def open_run(folder: Path) -> Site:
@@ -31,7 +30,7 @@ def load(folder: Path, silo: str | None = None, checkpoint: int | None = None) -
         if checkpoint not in directory.checkpoints():
             kept = ", ".join(map(str, directory.checkpoints())) or "none"
             raise UserError(f"{folder}: there is no checkpoint of round {checkpoint}; kept are: {kept}")
-        learner = Learner(build.load(str(directory.start), site.task.auto))
+        learner = site.fresh()
         learner.state.write(directory.restore(checkpoint).model)
         return site, learner.model.eval()
     if silo is not None:

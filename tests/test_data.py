@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hansa.config import Data, Samples, Source, Training
 from hansa.data import examples, generator, icd10, sampling
 from hansa.data.describe import describe
+from hansa.data.examples import Encoded
 from hansa.data.readers import Problems, rows
 from hansa.errors import DataError, UserError
 from hansa.seeds import stream
@@ -127,7 +128,7 @@ def test_tokenised_once_and_again_when_the_content_changes(tmp_path):
 
     def encode(some, source):
         calls.append(len(some))
-        return [([len(row["text"])], -1) for row in some]
+        return [Encoded([len(row["text"])]) for row in some]
 
     def load(fingerprint="x"):
         return examples.load([Source(train=str(file))], "train", WHOLE, ["fr"], encode, fingerprint)
@@ -146,7 +147,7 @@ def test_several_sources_keep_their_groups(tmp_path):
         (tmp_path / f"{name}.txt").write_text("a\nbb\n")
     sources = [Source(train=str(tmp_path / f"{n}.txt")) for n in ("fr", "it", "fr")]
     held = examples.load(
-        sources, "train", WHOLE, ["fr", "it", "fr"], lambda some, s: [([1] * len(r["text"]), -1) for r in some], "y"
+        sources, "train", WHOLE, ["fr", "it", "fr"], lambda some, s: [Encoded([1] * len(r["text"])) for r in some], "y"
     )
     assert held.counts() == {"fr": 4, "it": 2}
     assert [len(held[i]) for i in range(6)] == [1, 2, 1, 2, 1, 2]

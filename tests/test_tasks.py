@@ -35,13 +35,14 @@ DECODERS = {
 
 def examples(task, vocabulary, rows) -> Examples:
     encoded = list(task.encode(rows, Source(train="x"), vocabulary))
-    ids = [np.asarray(i, np.int32) for i, _ in encoded]
+    ids = [np.asarray(sample.ids, np.int32) for sample in encoded]
     return Examples(
         np.concatenate(ids),
         np.cumsum([0, *map(len, ids)]),
-        np.asarray([label for _, label in encoded], np.int32),
+        np.asarray([sample.label for sample in encoded], np.int32),
         np.zeros(len(ids), np.int32),
         ("all",),
+        np.concatenate([np.asarray(sample.tags, np.int32) for sample in encoded]),
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +18,25 @@ from numpy.typing import NDArray
 from hansa.config import Data, Source
 from hansa.data.readers import Problems, Row, files, rows
 
-Encoded = tuple[Sequence[int], int]  # token ids, label (−1 where the task has none)
-Encoder = Callable[[list[Row], Source], Iterable[Encoded]]
+FORMAT = 2  # of the cached arrays
+
+
+class Encoded(NamedTuple):
+    """A sample as the model sees it: token ids; its class, or a tag per token, where the task has them (else −1)."""
+
+    ids: Sequence[int]
+    label: int = -1
+    tags: Sequence[int] = ()
+
+
+class Unusable(NamedTuple):
+    """A sample that contradicts itself: counted and reported, never dropped in silence."""
+
+    place: str
+    reason: str
+
+
+Encoder = Callable[[list[Row], Source], Iterable[Encoded | Unusable]]
 
 
 @dataclass(frozen=True)
@@ -28,6 +46,7 @@ class Examples:
     labels: NDArray[np.int32]
     group: NDArray[np.int32]  # index into `groups`
     groups: tuple[str, ...]  # languages or domains
+    tags: NDArray[np.int32]  # one per token id, where the task has them; else empty
     problems: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -56,7 +75,7 @@ def load(
     groups = tuple(dict.fromkeys(names))
     if len(parts) == 1:
         part = parts[0]
-        return Examples(part.ids, part.offsets, part.labels, part.group, groups, part.problems)
+        return Examples(part.ids, part.offsets, part.labels, part.group, groups, part.tags, part.problems)
     starts = np.cumsum([0, *(len(p.ids) for p in parts[:-1])])
     return Examples(
         ids=np.concatenate([p.ids for p in parts]),
@@ -64,6 +83,7 @@ def load(
         labels=np.concatenate([p.labels for p in parts]),
         group=np.concatenate([np.full(len(p), groups.index(n), np.int32) for p, n in zip(parts, names, strict=True)]),
         groups=groups,
+        tags=np.concatenate([p.tags for p in parts]),
         problems=tuple(problem for p in parts for problem in p.problems),
     )
 
@@ -78,7 +98,8 @@ def _load_one(source: Source, split: str, data: Data, encode: Encoder, fingerpri
     if not folder.exists():
         _write(folder, source, split, data, encode)
     meta = json.loads((folder / "meta.json").read_text())
-    ids, offsets, labels = (np.load(folder / f"{n}.npy", mmap_mode="r") for n in ("ids", "offsets", "labels"))
+    names = ("ids", "offsets", "labels", "tags")
+    ids, offsets, labels, tags = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in names)
     # Plain views of the mapped memory: np.memmap's own bookkeeping costs more than the reads.
     return Examples(
         ids=np.asarray(ids),
@@ -86,6 +107,7 @@ def _load_one(source: Source, split: str, data: Data, encode: Encoder, fingerpri
         labels=np.asarray(labels),
         group=np.zeros(len(labels), np.int32),
         groups=("",),
+        tags=np.asarray(tags),
         problems=tuple(meta["problems"]),
     )
 
@@ -93,17 +115,23 @@ def _load_one(source: Source, split: str, data: Data, encode: Encoder, fingerpri
 def _write(folder: Path, source: Source, split: str, data: Data, encode: Encoder) -> None:
     problems = Problems()
     ids: list[NDArray[np.int32]] = []
+    tags: list[NDArray[np.int32]] = []
     labels: list[int] = []
     for some in _in_batches(rows(source, split, data, problems), 2000):
-        for tokens, label in encode(some, source):
-            ids.append(np.asarray(tokens, np.int32))
-            labels.append(label)
+        for sample in encode(some, source):
+            if isinstance(sample, Unusable):
+                problems.note(sample.place, sample.reason)
+                continue
+            ids.append(np.asarray(sample.ids, np.int32))
+            tags.append(np.asarray(sample.tags, np.int32))
+            labels.append(sample.label)
     problems.check(data.broken, source.train)
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".draft-"))
     np.save(draft / "ids.npy", np.concatenate(ids) if ids else np.zeros(0, np.int32))
     np.save(draft / "offsets.npy", np.cumsum([0, *map(len, ids)]).astype(np.int64))
     np.save(draft / "labels.npy", np.asarray(labels, np.int32))
+    np.save(draft / "tags.npy", np.concatenate(tags) if tags else np.zeros(0, np.int32))
     seen = (
         [f"{problems.broken} of {problems.lines} lines left out, first {problems.first[0]}"] if problems.broken else []
     )
@@ -130,7 +158,7 @@ def _key(source: Source, split: str, data: Data, fingerprint: str) -> str:
         "valid": source.valid is None,
         "test": source.test is None,
     }
-    digest.update(json.dumps([settings, split, data.model_dump(mode="json"), fingerprint]).encode())
+    digest.update(json.dumps([FORMAT, settings, split, data.model_dump(mode="json"), fingerprint]).encode())
     return digest.hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Read rows out of whatever a silo has: JSON Lines, Parquet, CSV, text, a Hugging Face dataset, a folder of them.
+"""Read rows out of whatever a silo has: JSON Lines, Parquet, CSV, text, CoNLL, BRAT, a Hugging Face dataset, a folder.
 
 A line that cannot be read is never dropped in silence: it is counted and reported with its file and line.
 """
@@ -15,10 +15,17 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from hansa.config import Data, Source
+from hansa.data.standoff import Parsed, brat, columns
 from hansa.errors import DataError
 
-Row = dict[str, Any]
-SUFFIXES = (".jsonl", ".json", ".ndjson", ".parquet", ".arrow", ".csv", ".tsv", ".txt")
+SUFFIXES = (".jsonl", ".json", ".ndjson", ".parquet", ".arrow", ".csv", ".tsv", ".txt", ".conll", ".iob", ".bio")
+COLUMNS = (".conll", ".iob", ".bio")  # one token and its tag per line
+
+
+class Row(dict[str, Any]):
+    """A sample as it was read, and where it stands."""
+
+    place: str = ""
 
 
 @dataclass
@@ -77,6 +84,10 @@ def _readable(path: Path, source: Source, problems: Problems) -> Iterator[Row]:
             continue
         if any(row.get(key) != value and str(row.get(key)) != str(value) for key, value in source.where.items()):
             continue
+        row = Row(row)
+        row.place = place
+        if source.text not in row and isinstance(row.get("tokens"), list):
+            row[source.text] = " ".join(map(str, row["tokens"]))
         text = row.get(source.text)
         if text is None:
             problems.note(place, f"no field '{source.text}' (fields: {', '.join(map(str, row)) or 'none'})")
@@ -86,7 +97,7 @@ def _readable(path: Path, source: Source, problems: Problems) -> Iterator[Row]:
             yield row
 
 
-Numbered = Iterator[tuple[str, Row | None, str]]  # place, row (or None), reason
+Numbered = Iterator[tuple[str, dict[str, Any] | None, str]]  # place, row (or None), reason
 
 
 def files(path: Path) -> list[Path]:
@@ -108,6 +119,8 @@ def _numbered(path: Path) -> Numbered:
         suffix = _suffix(file)
         if suffix in (".parquet", ".arrow"):
             yield from _arrow(file)
+        elif file.with_suffix(".ann").is_file():
+            yield from brat(file)
         elif suffix in SUFFIXES:
             yield from _lines(file, suffix)
         else:
@@ -121,6 +134,8 @@ def _lines(file: Path, suffix: str) -> Numbered:
         with _open(file) as stream:
             if suffix in (".csv", ".tsv"):
                 rows = _csv(stream, "\t" if suffix == ".tsv" else ",")
+            elif suffix in COLUMNS:
+                rows = columns(stream)
             else:
                 rows = _plain(stream) if suffix == ".txt" else _json_lines(stream)
             for number, row, reason in rows:
@@ -138,9 +153,6 @@ def _open(file: Path) -> TextIO:
     binary = gzip.open(file, "rb") if file.name.endswith(".gz") else file.open("rb")  # noqa: SIM115 (the caller closes)
     # A byte that is not UTF-8 becomes U+FFFD; such a line is reported by the caller that minds.
     return io.TextIOWrapper(binary, encoding="utf-8-sig", errors="replace", newline=None)
-
-
-Parsed = Iterator[tuple[int, Row | None, str]]  # line number, row (or None), reason
 
 
 def _plain(stream: TextIO) -> Parsed:

@@ -14,6 +14,7 @@ SIZES = {"tiny": (2, 128, 2), "small": (4, 256, 4), "base": (12, 768, 12)}  # la
 AUTO = {
     "AutoModelForMaskedLM": "encoder",
     "AutoModelForSequenceClassification": "encoder",
+    "AutoModelForTokenClassification": "encoder",
     "AutoModelForCausalLM": "decoder",
     "AutoModelForSeq2SeqLM": "encoder-decoder",
 }

@@ -15,7 +15,7 @@ from torch import nn
 
 def parts(model: Any) -> dict[str, str]:
     """Parameter name → part name, for every parameter of a Hugging Face model."""
-    lists = _block_lists(model)
+    lists = block_lists(model)
     encoder, decoder = _sides(model)
     base = getattr(model, "base_model", model)
     base_ids = {id(p) for p in base.parameters()}
@@ -41,7 +41,7 @@ def matching(model: Any, patterns: Iterable[str]) -> list[str]:
     return [n for n, p in parts(model).items() if any(p == w or p.startswith(w + ".") for w in wanted)]
 
 
-def _block_lists(model: nn.Module) -> list[str]:
+def block_lists(model: nn.Module) -> list[str]:
     found: list[str] = []
     for name, module in model.named_modules():
         if not isinstance(module, nn.ModuleList) or any(name.startswith(outer + ".") for outer in found):

@@ -72,40 +72,18 @@ class RunDirectory:
     def model(self) -> Path:
         return self.path / "model"
 
-    @contextmanager
-    def atomically(self, folder: Path) -> Iterator[Path]:
-        """Write a folder under another name, then rename it: it is there whole, or not at all."""
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".draft-"))
-        try:
-            yield draft
-            for file in draft.rglob("*"):
-                if file.is_file():
-                    _sync(file)
-            if folder.exists():
-                shutil.rmtree(folder)
-            draft.chmod(0o755)
-            draft.rename(folder)
-            _sync(folder.parent)
-        except BaseException as error:
-            shutil.rmtree(draft, ignore_errors=True)
-            if isinstance(error, OSError | SafetensorError):
-                raise RunFailed(
-                    f"{folder} could not be written ({error}); what was written before is intact: "
-                    "make room, then continue with --resume"
-                ) from None
-            raise
-
     # ── checkpoints ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def save(self, moving: Moving, keep: int) -> None:
-        with self.atomically(self._checkpoint(moving.round)) as draft:
+    def save(self, moving: Moving, keep: int, pinned: int | None = None) -> None:
+        """Write a checkpoint; of the older ones only the newest stay, and the ``pinned`` one."""
+        with atomically(self._checkpoint(moving.round)) as draft:
             save_file(moving.model.named(), draft / "model.safetensors")
             save_file({name: t.flat for name, t in moving.state.items()}, draft / "server.safetensors")
             layout = moving.model.layout
             (draft / "layout.json").write_text(json.dumps([layout.names, layout.shapes]))
         for old in self.checkpoints()[:-keep]:
-            shutil.rmtree(self._checkpoint(old))
+            if old != pinned:
+                shutil.rmtree(self._checkpoint(old))
 
     def newest(self) -> Moving | None:
         rounds = self.checkpoints()
@@ -125,6 +103,31 @@ class RunDirectory:
 
     def _checkpoint(self, round: int) -> Path:
         return self.path / "checkpoints" / f"round-{round}"
+
+
+@contextmanager
+def atomically(folder: Path) -> Iterator[Path]:
+    """Write a folder under another name, then rename it: it is there whole, or not at all."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".draft-"))
+    try:
+        yield draft
+        for file in draft.rglob("*"):
+            if file.is_file():
+                _sync(file)
+        if folder.exists():
+            shutil.rmtree(folder)
+        draft.chmod(0o755)
+        draft.rename(folder)
+        _sync(folder.parent)
+    except BaseException as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        if isinstance(error, OSError | SafetensorError):
+            raise RunFailed(
+                f"{folder} could not be written ({error}); what was written before is intact: "
+                "make room, then continue with --resume"
+            ) from None
+        raise
 
 
 def _numbered(name: str) -> Iterator[Path]:

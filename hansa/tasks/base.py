@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from hansa.config import Source
-from hansa.data.examples import Encoded, Examples
+from hansa.data.examples import Encoded, Examples, Unusable
 from hansa.data.readers import Row
 from hansa.errors import UserError
 from hansa.models.tokenizer import starts_word
@@ -48,6 +48,18 @@ class Vocabulary:
         return mask
 
     @cached_property
+    def around(self) -> tuple[list[int], list[int]]:
+        """The special tokens that the tokeniser puts before and after a text."""
+        bare, whole = self.tokenizer("a", add_special_tokens=False)["input_ids"], self.tokenizer("a")["input_ids"]
+        before = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
+        return whole[:before], whole[before + len(bare) :]
+
+    @property
+    def room(self) -> int:
+        """How many tokens of text fit into one sample."""
+        return self.max_length - sum(map(len, self.around))
+
+    @cached_property
     def starts(self) -> NDArray[np.bool_]:
         return np.asarray(starts_word(self.tokenizer)) | self.special
 
@@ -63,11 +75,14 @@ class Batch:
 
 class Task(Protocol):
     auto: ClassVar[str]  # the transformers class that holds the model
-    headline: ClassVar[str]  # the metric a table shows
     lower_is_better: ClassVar[bool]
     needs_labels: ClassVar[bool]
 
-    def encode(self, rows: list[Row], source: Source, vocabulary: Vocabulary) -> Iterable[Encoded]: ...
+    @property
+    def headline(self) -> str:
+        """The metric a table shows."""
+
+    def encode(self, rows: list[Row], source: Source, vocabulary: Vocabulary) -> Iterable[Encoded | Unusable]: ...
 
     def batch(
         self, examples: Examples, indices: NDArray[np.int64], rng: np.random.Generator, vocabulary: Vocabulary
@@ -83,14 +98,30 @@ class Task(Protocol):
     def predict(self, model: nn.Module, vocabulary: Vocabulary, text: str) -> list[dict[str, Any]]: ...
 
 
-def pad(examples: Examples, indices: NDArray[np.int64], filler: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The samples' token ids as one rectangle, and the mask of what is real."""
+class Labelled(Task, Protocol):
+    """A task with classes (``needs_labels``): named in the federation file, or told by the silos."""
+
+    @property
+    def labels(self) -> tuple[str, ...]: ...
+
+    def labels_in(self, row: Row, source: Source) -> Iterable[str]:
+        """The names that a row uses; what a survey asks for."""
+
+    def classes(self, names: Iterable[str]) -> tuple[str, ...]:
+        """The model's classes, when these names are all there are."""
+
+
+def pad(
+    examples: Examples, indices: NDArray[np.int64], filler: int, values: NDArray[np.int32] | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The samples' token ids (or other ``values`` that go with them) as one rectangle, and the mask of what is real."""
+    values = examples.ids if values is None else values
     lengths = examples.lengths[indices]
     columns = np.arange(lengths.max(initial=1))
     real = columns < lengths[:, None]
     places = examples.offsets[indices][:, None] + columns
-    ids = np.where(real, examples.ids[np.minimum(places, len(examples.ids) - 1)], filler)
-    return ids.astype(np.int64), real.astype(np.int64)
+    filled = np.where(real, values[np.minimum(places, len(values) - 1)], filler)
+    return filled.astype(np.int64), real.astype(np.int64)
 
 
 def windows(rows: list[Row], source: Source, vocabulary: Vocabulary) -> Iterator[Encoded]:
@@ -104,7 +135,7 @@ def windows(rows: list[Row], source: Source, vocabulary: Vocabulary) -> Iterator
         return_token_type_ids=False,
     )
     for ids in encoded["input_ids"]:
-        yield ids, -1
+        yield Encoded(ids)
 
 
 def logits_at(model: Any, batch: Batch) -> Tensor:
@@ -139,6 +170,27 @@ def token_metrics(sums: Mapping[str, float]) -> dict[str, float]:
         return {}
     loss = sums["nll"] / tokens
     return {"perplexity": exp(min(loss, 700.0)), "accuracy": sums["correct"] / tokens, "loss": loss}
+
+
+def f1_averages(sums: Mapping[str, float], hit: str = "hit") -> dict[str, float]:
+    """F1 over all (micro), over classes (macro), over classes by frequency (weighted), from sums by class
+    (``hit:X``, ``guessed:X``, ``true:X``). A class that is neither there nor guessed does not count."""
+    kinds = {key.partition(":")[2] for key, n in sums.items() if key.startswith(("true:", "guessed:")) and n}
+
+    def f1(kinds: Iterable[str]) -> float:
+        hits, both = 0.0, 0.0
+        for kind in kinds:
+            hits += sums.get(f"{hit}:{kind}", 0.0)
+            both += sums.get(f"guessed:{kind}", 0.0) + sums.get(f"true:{kind}", 0.0)
+        return 2 * hits / both if both else 0.0
+
+    seen = {kind: sums.get(f"true:{kind}", 0.0) for kind in sorted(kinds)}
+    there = [kind for kind, n in seen.items() if n]
+    return {
+        "micro_f1": f1(kinds),
+        "macro_f1": sum(f1([kind]) for kind in there) / len(there) if there else 0.0,
+        "weighted_f1": sum(n * f1([kind]) for kind, n in seen.items()) / (sum(seen.values()) or 1.0),
+    }
 
 
 def as_tensors(**arrays: NDArray[np.int64]) -> dict[str, Tensor]:

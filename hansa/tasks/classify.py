@@ -1,7 +1,11 @@
-"""Text classification: one label per text. Labels come from the federation file or, if it names none, from the silos'
-own lists of label names (a release, stated in the report)."""
+"""Text classification: one label per text; of a marked mention (assertion) or pair (relation) in its context.
 
-from collections.abc import Iterator, Mapping
+Labels come from the federation file or, if it names none, from the silos' own lists of label names (a release, stated
+in the report).
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,38 +15,69 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hansa.config import Section, Source
-from hansa.data.examples import Encoded, Examples
+from hansa.data.annotated import NO_RELATION, BadRow, Entity, mark, mentions, pairs
+from hansa.data.examples import Encoded, Examples, Unusable
 from hansa.data.readers import Row
-from hansa.errors import DataError
+from hansa.errors import UserError
 from hansa.tasks import TASKS
-from hansa.tasks.base import Batch, Task, Vocabulary, as_tensors, pad
+from hansa.tasks.base import Batch, Task, Vocabulary, as_tensors, f1_averages, pad
+
+Focus = tuple[int, int]  # the part of a text that must not be cut off
+Sample = tuple[str, str, Focus]  # text, label, focus
+
+
+def whole_texts(row: Row, source: Source) -> Iterator[Sample]:
+    yield row[source.text], str(row.get(source.label)), (0, 0)
+
+
+def marked_mentions(row: Row, source: Source) -> Iterator[Sample]:
+    for mention, label in mentions(row, source.label):
+        text, focus = mark(row[source.text], mention)
+        yield text, label, focus
+
+
+def marked_pairs(row: Row, source: Source) -> Iterator[Sample]:
+    for head, tail, label in pairs(row, source.label):
+        text, focus = mark(row[source.text], head, tail)
+        yield text, label, focus
 
 
 @dataclass(frozen=True)
 class Classify:
     labels: tuple[str, ...] = ()
+    samples: Callable[[Row, Source], Iterable[Sample]] = whole_texts
+    negative: str = ""  # a class that means "nothing": it counts for accuracy, not for F1
+    headline: str = "accuracy"
     auto: ClassVar[str] = "AutoModelForSequenceClassification"
-    headline: ClassVar[str] = "accuracy"
     lower_is_better: ClassVar[bool] = False
     needs_labels: ClassVar[bool] = True
 
-    def encode(self, rows: list[Row], source: Source, vocabulary: Vocabulary) -> Iterator[Encoded]:
+    def labels_in(self, row: Row, source: Source) -> Iterator[str]:
+        try:
+            yield from (label for _, label, _ in self.samples(row, source))
+        except BadRow:
+            return  # reported when the row is encoded
+
+    def classes(self, names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(names)
+
+    def encode(self, rows: list[Row], source: Source, vocabulary: Vocabulary) -> Iterator[Encoded | Unusable]:
         known = {label: i for i, label in enumerate(vocabulary.labels)}
-        texts = vocabulary.tokenizer(
-            [row[source.text] for row in rows],
-            truncation=True,
-            max_length=vocabulary.max_length,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-        )["input_ids"]
-        for ids, row in zip(texts, rows, strict=True):
-            label = str(row.get(source.label))
-            if label not in known:
-                raise DataError(
-                    f"{source.train}: label {label!r} in field '{source.label}' is not one of "
-                    f"{', '.join(vocabulary.labels)}; name all labels in task.labels, or mend the file"
-                )
-            yield ids, known[label]
+        samples: list[Sample] = []
+        for row in rows:
+            try:
+                found = list(self.samples(row, source))
+            except BadRow as error:
+                yield Unusable(row.place, str(error))
+                continue
+            strange = next((label for _, label, _ in found if label not in known), None)
+            if strange is not None:
+                names = ", ".join(vocabulary.labels)
+                yield Unusable(row.place, f"label {strange!r} in field '{source.label}' is not one of {names}")
+                continue
+            samples += found
+        if samples:
+            yield from _encoded(samples, known, vocabulary)
 
     def batch(
         self, examples: Examples, indices: NDArray[np.int64], rng: np.random.Generator, vocabulary: Vocabulary
@@ -54,7 +89,7 @@ class Classify:
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         return nn.functional.cross_entropy(model(**batch.inputs).logits, batch.targets)
 
-    def score(self, model: nn.Module, batch: Batch) -> dict[str, float]:
+    def score(self, model: Any, batch: Batch) -> dict[str, float]:
         logits, targets = model(**batch.inputs).logits, batch.targets
         guesses = logits.argmax(dim=-1)
         sums = {
@@ -63,29 +98,69 @@ class Classify:
             "correct": float((guesses == targets).sum()),
         }
         for label in set(guesses.tolist() + targets.tolist()):
-            guessed, true = guesses == label, targets == label
-            sums[f"hit:{label}"] = float((guessed & true).sum())
-            sums[f"guessed:{label}"] = float(guessed.sum())
-            sums[f"true:{label}"] = float(true.sum())
+            name, guessed, true = model.config.id2label[label], guesses == label, targets == label
+            sums[f"hit:{name}"] = float((guessed & true).sum())
+            sums[f"guessed:{name}"] = float(guessed.sum())
+            sums[f"true:{name}"] = float(true.sum())
         return sums
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         samples = sums.get("samples", 0.0)
         if not samples:
             return {}
-        labels = [key.removeprefix("true:") for key, n in sums.items() if key.startswith("true:") and n > 0]
-        f1 = [
-            2 * sums.get(f"hit:{i}", 0.0) / max(1.0, sums.get(f"guessed:{i}", 0.0) + sums[f"true:{i}"]) for i in labels
-        ]
-        return {"accuracy": sums["correct"] / samples, "macro_f1": float(np.mean(f1)), "loss": sums["nll"] / samples}
+        counted = {key: n for key, n in sums.items() if key.partition(":")[2] != self.negative or not self.negative}
+        return {"accuracy": sums["correct"] / samples, **f1_averages(counted), "loss": sums["nll"] / samples}
 
     def predict(self, model: Any, vocabulary: Vocabulary, text: str) -> list[dict[str, Any]]:
-        inputs = vocabulary.tokenizer(text, return_tensors="pt", truncation=True, max_length=vocabulary.max_length)
-        accepted = {k: inputs[k] for k in ("input_ids", "attention_mask")}
+        text, focus = self._marked(text)
+        ids = _around(vocabulary, [text], [focus])[0]
+        inputs = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
         with torch.inference_mode():
-            chances = model(**accepted).logits.softmax(dim=-1)[0]
+            chances = model(**inputs).logits.softmax(dim=-1)[0]
         ranked = sorted(zip(vocabulary.labels, chances.tolist(), strict=True), key=lambda pair: -pair[1])
         return [{"label": label, "probability": round(p, 4)} for label, p in ranked]
+
+    def _marked(self, text: str) -> tuple[str, Focus]:
+        """On the command line a mention is written [[so]], and the other one of a pair ((so))."""
+        if self.samples is whole_texts:
+            return text, (0, 0)
+        wanted = ["[["] if self.samples is marked_mentions else ["[[", "(("]
+        places = {}
+        for opening, closing in (("[[", "]]"), ("((", "))")):
+            found = re.search(re.escape(opening) + "(.+?)" + re.escape(closing), text)
+            if opening in wanted and found is None:
+                raise UserError(f"mark the mention as {opening}so{closing} in {text!r}")
+            if found is not None:
+                places[opening] = found
+        shown, spans, position = "", {}, 0
+        for opening, found in sorted(places.items(), key=lambda item: item[1].start()):
+            shown += text[position : found.start()]
+            spans[opening] = Entity(len(shown), len(shown) + len(found.group(1)), "")
+            shown, position = shown + found.group(1), found.end()
+        return mark(shown + text[position:], spans["[["], spans.get("(("))
+
+
+def _encoded(samples: list[Sample], known: dict[str, int], vocabulary: Vocabulary) -> Iterator[Encoded]:
+    texts, labels, focuses = zip(*samples, strict=True)
+    for ids, label in zip(_around(vocabulary, list(texts), list(focuses)), labels, strict=True):
+        yield Encoded(ids, known[label])
+
+
+def _around(vocabulary: Vocabulary, texts: list[str], focuses: list[Focus]) -> list[list[int]]:
+    """Token ids of each text; of one that is too long, those around its focus."""
+    encoded = vocabulary.tokenizer(
+        texts, add_special_tokens=False, return_offsets_mapping=True, return_attention_mask=False
+    )
+    before, after = vocabulary.around
+    found = []
+    for ids, offsets, (start, end) in zip(encoded["input_ids"], encoded["offset_mapping"], focuses, strict=True):
+        if len(ids) > vocabulary.room:
+            inside = [i for i, (s, e) in enumerate(offsets) if s < end and e > start] or [0]
+            spare = max(0, vocabulary.room - (inside[-1] - inside[0] + 1))
+            first = min(max(0, inside[0] - spare // 2), len(ids) - vocabulary.room)
+            ids = ids[first : first + vocabulary.room]
+        found.append([*before, *ids, *after])
+    return found
 
 
 @TASKS.register("classify")
@@ -94,3 +169,24 @@ class Settings(Section):
 
     def build(self) -> Task:
         return Classify(self.labels)
+
+
+@TASKS.register("assertion")
+class Assertion(Section):
+    """Is a mentioned finding present, absent, possible, …?"""
+
+    labels: tuple[str, ...] = ()
+
+    def build(self) -> Task:
+        return Classify(self.labels, marked_mentions, headline="macro_f1")
+
+
+@TASKS.register("relation")
+class Relation(Section):
+    """How are two mentions related?"""
+
+    labels: tuple[str, ...] = ()
+    negative: str = NO_RELATION
+
+    def build(self) -> Task:
+        return Classify(self.labels, marked_pairs, self.negative, headline="micro_f1")

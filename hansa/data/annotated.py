@@ -1,0 +1,167 @@
+"""Annotated text in the forms people have it: tokens with tags, texts with spans, marked mentions, marked pairs.
+
+    {"tokens": […], "tags": ["O", "B-Disease", …]}                                    token/tag JSON Lines, CoNLL
+    {"text": …, "entities": [{"span": [s, e], "type": …, "assertion": …}], "relations": [{"head", "tail", "type"}]}
+    {"text": …, "spans": [{"start": s, "end": e, "label": …}]}                        spans; BRAT gives `entities`
+    {"text": …, "start": s, "end": e, "label": …}                                     one mention and its class
+    {"text": …, "h_start", "h_end", "t_start", "t_end", "label"}                      two mentions and their relation
+
+Offsets count characters. A row that contradicts itself raises `BadRow` with the reason; the caller counts and reports.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+WORD = re.compile(r"\w+|[^\w\s]")
+OUTSIDE = "O"
+NO_RELATION = "NONE"
+
+
+class BadRow(Exception):
+    """Why a row cannot be used."""
+
+
+@dataclass(frozen=True)
+class Entity:
+    start: int
+    end: int
+    type: str
+    assertion: str = ""
+
+
+def entities(row: Mapping[str, Any]) -> list[Entity]:
+    """The row's annotated spans, in the order given."""
+    given = row.get("entities", row.get("spans"))
+    if not isinstance(given, list):
+        raise BadRow("it has neither 'tokens' and 'tags' nor a list of 'entities' or 'spans'")
+    return [_entity(one, str(row["text"])) for one in given]
+
+
+def _entity(given: Any, text: str) -> Entity:
+    if not isinstance(given, dict):
+        raise BadRow(f"an annotation is {type(given).__name__}, not an object with a span and a type")
+    start, end = given.get("span") or (given.get("start"), given.get("end"))
+    kind = given.get("type", given.get("label"))
+    span = _span(text, start, end)
+    if not isinstance(kind, str) or not kind:
+        raise BadRow(f"the annotation at {list(span)} has no 'type'")
+    return Entity(*span, kind, str(given.get("assertion", "")))
+
+
+def _span(text: str, start: Any, end: Any) -> tuple[int, int]:
+    if type(start) is not int or type(end) is not int:
+        raise BadRow(f"a span is [{start!r}, {end!r}], not two character offsets")
+    if not 0 <= start < end <= len(text):
+        raise BadRow(f"span [{start}, {end}] does not lie in the text, which has {len(text)} characters")
+    return start, end
+
+
+# ── tokens and tags ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def words_and_tags(row: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """The row as words, each with its BIO tag."""
+    if "tokens" not in row:
+        return _cut(str(row["text"]), entities(row))
+    words, tags = row["tokens"], row.get("tags")
+    if not isinstance(tags, list):
+        raise BadRow("it has 'tokens' but no 'tags'")
+    if len(words) != len(tags):
+        raise BadRow(f"it has {len(words)} tokens but {len(tags)} tags")
+    for tag in tags:
+        if not isinstance(tag, str) or not re.fullmatch(r"O|[BI]-.+", tag):
+            raise BadRow(f"{tag!r} is not a BIO tag (O, B-TYPE, I-TYPE)")
+    return list(map(str, words)), tags
+
+
+def _cut(text: str, found: list[Entity]) -> tuple[list[str], list[str]]:
+    """Words and tags of a text; a word is cut where a span begins or ends inside it."""
+    ordered = sorted(found, key=lambda e: e.start)
+    for one, other in pairwise(ordered):
+        if other.start < one.end:
+            raise BadRow(f"spans [{one.start}, {one.end}] and [{other.start}, {other.end}] overlap")
+    words, tags, position = [], [], 0
+    for entity in ordered:
+        before = WORD.findall(text, position, entity.start)
+        inside = WORD.findall(text, entity.start, entity.end)
+        words += [*before, *inside]
+        tags += [OUTSIDE] * len(before) + [f"{'I' if i else 'B'}-{entity.type}" for i in range(len(inside))]
+        position = entity.end
+    rest = WORD.findall(text, position)
+    return [*words, *rest], [*tags, *[OUTSIDE] * len(rest)]
+
+
+def spans_of(tags: list[str]) -> list[tuple[int, int, str]]:
+    """(first, past the last, type) of every entity in a BIO sequence; an I- that continues nothing begins one."""
+    found: list[tuple[int, int, str]] = []
+    open_type, start = "", 0
+    for i, tag in enumerate([*tags, OUTSIDE]):
+        prefix, _, kind = tag.partition("-")
+        if open_type and (prefix != "I" or kind != open_type):
+            found.append((start, i, open_type))
+            open_type = ""
+        if kind and not open_type:
+            open_type, start = kind, i
+    return found
+
+
+# ── mentions and pairs ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def mentions(row: Mapping[str, Any], label: str) -> Iterator[tuple[Entity, str]]:
+    """Mentions and their class: the row's own, or its entities' assertions."""
+    if "start" in row:
+        yield Entity(*_span(str(row["text"]), row["start"], row.get("end")), ""), _label(row, label)
+        return
+    for entity in entities(row):
+        if not entity.assertion:
+            raise BadRow(f"the entity at [{entity.start}, {entity.end}] has no 'assertion'")
+        yield entity, entity.assertion
+
+
+def pairs(row: Mapping[str, Any], label: str) -> Iterator[tuple[Entity, Entity, str]]:
+    """Pairs of mentions and their relation; of a text with entities, every ordered pair: those that no relation joins
+    are `NONE`, and of two opposite ones only the related one counts."""
+    if "h_start" in row:
+        text = str(row["text"])
+        head = Entity(*_span(text, row["h_start"], row.get("h_end")), str(row.get("h_type", "")))
+        tail = Entity(*_span(text, row.get("t_start"), row.get("t_end")), str(row.get("t_type", "")))
+        yield head, tail, _label(row, label)
+        return
+    found = entities(row)
+    related = {}
+    for one in row.get("relations", []):
+        head, tail = one.get("head"), one.get("tail")
+        if not all(type(i) is int and 0 <= i < len(found) for i in (head, tail)):
+            raise BadRow(
+                f"relation {one.get('type')!r} joins {head!r} and {tail!r}, but there are {len(found)} entities"
+            )
+        related[head, tail] = str(one.get("type"))
+    for i in range(len(found)):
+        for j in range(len(found)):
+            if i != j and (j, i) not in related and ((i, j) in related or i < j):
+                yield found[i], found[j], related.get((i, j), NO_RELATION)
+
+
+def _label(row: Mapping[str, Any], field: str) -> str:
+    if row.get(field) is None:
+        raise BadRow(f"no field '{field}'")
+    return str(row[field])
+
+
+def mark(text: str, head: Entity, tail: Entity | None = None) -> tuple[str, tuple[int, int]]:
+    """The text with ``@ head @`` and ``# tail #`` marked, and where the marked part lies.
+
+    Zhou & Chen (2022), An Improved Baseline for Sentence-level Relation Extraction: plain signs do as well as special
+    tokens, and every tokeniser has them.
+    """
+    marks = [(head.start, "@ "), (head.end, " @")]
+    if tail is not None:
+        marks += [(tail.start, "# "), (tail.end, " #")]
+    first, last = min(m[0] for m in marks), max(m[0] for m in marks)
+    for position, sign in sorted(marks, reverse=True):
+        text = text[:position] + sign + text[position:]
+    return text, (first, last + sum(len(sign) for _, sign in marks))

@@ -1,0 +1,216 @@
+"""A silo's own model, beside the shared one (Manoel et al., 2023, Section 2.4 and Table 6; Deng et al., 2020).
+
+    personalised   θ_own: from the shared model of a chosen round, trained on the silo's data alone
+    interpolated   θ_int = α·θ_own + (1 − α)·θ                                                       (Equation 3)
+        sweep      α from 21 values in [0, 1], the best on validation data (Figure 3)
+        adaptive   APFL: θ_own ← θ_own − η·α·∇f(θ_int),  α ← α − η_α·⟨∇f(θ_int), θ_own − θ⟩, kept in [0, 1]
+    nearby         θ_own starts from a mixture of the silos that are most like this one:
+                   θ_start − ½·(uᵢ + Σⱼ sᵢⱼ·uⱼ),  sᵢⱼ ∝ max(0, cos(uᵢ, uⱼ)) over the nearest silos j
+
+θ: the shared model; uᵢ = θ_start − θ_own of silo i after half of its personal rounds: an update like any other, and all
+that is shared. The plain handoff it is compared with does as much local work. Personal models never leave their silos;
+what leaves are their scores, α and, for ``nearby``, uᵢ.
+Deviations: θ stays as it is while θ_own learns, as in the paper's post-hoc interpolation; APFL proper moves both.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hansa.config import Personal as Settings
+from hansa.config import Training
+from hansa.links import Link
+from hansa.messages import Lost, NodeId, Personal, Personalise, Scores
+from hansa.seeds import torch_seeded
+from hansa.tasks.base import Batch, Task
+from hansa.tensors import Layout, Tensors
+from hansa.train import Learner, Optimiser, Work, train
+
+if TYPE_CHECKING:
+    from hansa.node import Silo
+
+ALPHAS = tuple(i / 20 for i in range(21))
+FEDERATED, OWN, MIXED, NEARBY = "federated", "personalised", "interpolated", "nearby"
+
+
+# ── at the silo ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def personalise(silo: "Silo", request: Personalise, settings: Settings) -> Personal:
+    """Train the silo's own model, weigh it against the shared one, keep the best on validation data."""
+    learner = silo.site.learner
+    silo.load(request.round + 1, request.model)
+    shared = learner.flat.clone()
+    silo.load(request.round + 1, request.start)
+    start = learner.flat.clone()
+    alpha = _train(silo, request, settings, shared)
+    own = learner.flat.clone()
+    curve: tuple[float, ...] = ()
+    if settings.mix == "sweep":
+        curve = tuple(_loss(silo, own, shared, a) for a in ALPHAS)
+        alpha = ALPHAS[min(range(len(ALPHAS)), key=lambda i: curve[i])]
+    models = {FEDERATED: 0.0, request.label: 1.0}
+    if settings.mix != "none":
+        models[MIXED if request.label == OWN else f"{request.label}, {MIXED}"] = alpha
+    sums, losses = {}, {}
+    for name, share in models.items():
+        losses[name] = _loss(silo, own, shared, share)
+        sums[name] = silo.score("test", 1.0).sums
+    best = min(losses, key=lambda name: losses[name])
+    _keep(silo, own, shared, models[best], best, losses[best])
+    gradient = Tensors(Layout((), ()), torch.zeros(0))
+    if request.share:
+        gradient = Tensors(learner.layout, start - own).only(request.start.layout.names)
+    return Personal(gradient, sums, losses, curve, alpha)
+
+
+def _train(silo: "Silo", request: Personalise, settings: Settings, shared: Tensor) -> float:
+    site = silo.site
+    federation, learner = site.federation, site.learner
+    training = settings.train or federation.baseline
+    training = training.model_copy(update={"samples": federation.train.samples, "keep_optimizer": False})
+    first = request.round + 1 + request.leg * settings.rounds
+    batches: Iterator[Batch] = chain.from_iterable(
+        silo.batches(r, training) for r in range(first, first + settings.rounds)
+    )
+    mixing = None
+    if settings.mix == "adaptive":
+        mixing = Mixing(learner, shared, training, settings.alpha, settings.alpha_lr)
+    work = Work(learner, request.start, first, {})
+    with torch_seeded(federation.seed, first, silo.name, "personal"):
+        train(work, site.task, site.method.objective, training, batches, 1.0, mixing)
+    if mixing is None:
+        return 1.0
+    learner.flat.copy_(mixing.own)
+    return mixing.alpha
+
+
+@dataclass
+class Mixing:
+    """APFL's optimiser: the model computes with θ_int, the step is taken by θ_own and by α."""
+
+    learner: Learner
+    shared: Tensor
+    training: Training
+    alpha: float
+    alpha_lr: float
+    own: Tensor = field(init=False)
+    flat: Tensor = field(init=False)  # θ_own and its gradient, as the inner optimiser sees them
+    grad: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.own = self.flat = self.learner.flat.clone()
+        self.grad = torch.zeros_like(self.own)
+        self.matrices = self.learner.matrices
+        self.inner = Optimiser(self, self.training, 1.0)
+        self._mix()
+
+    def step(self) -> None:
+        gradient = self.learner.grad
+        slope = float(torch.dot(gradient, self.own - self.shared))
+        torch.mul(gradient, self.alpha, out=self.grad)
+        self.inner.step()
+        self.alpha = min(1.0, max(0.0, self.alpha - self.alpha_lr * slope))
+        self._mix()
+
+    def _mix(self) -> None:
+        torch.lerp(self.shared, self.own, self.alpha, out=self.learner.flat)
+
+
+def _loss(silo: "Silo", own: Tensor, shared: Tensor, alpha: float) -> float:
+    """The mean loss on validation data of the model at ``alpha``, which is left in the resident model."""
+    torch.lerp(shared, own, alpha, out=silo.site.learner.flat)
+    return mean_loss(silo.site.task, silo.score("valid", 1.0))
+
+
+def mean_loss(task: Task, scores: Scores) -> float:
+    total = Scores({})
+    for sums in scores.sums.values():
+        total = total + Scores({"": sums})
+    return task.metrics(total.sums.get("", {})).get("loss", float("inf"))
+
+
+def _keep(silo: "Silo", own: Tensor, shared: Tensor, alpha: float, name: str, loss: float) -> None:
+    """Write the silo's model, unless an earlier one was better on the same validation data."""
+    note = silo.home / "personal.json"
+    if note.is_file() and json.loads(note.read_text())["loss"] <= loss:
+        return
+    torch.lerp(shared, own, alpha, out=silo.site.learner.flat)
+    silo.export()
+    note.write_text(json.dumps({"model": name, "alpha": alpha, "loss": loss}))
+
+
+# ── at the federation ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def hand_off(
+    link: Link, names: list[NodeId], settings: Settings, round: int, model: Tensors, start: Tensors, task: Task
+) -> dict[str, Any]:
+    """Ask every silo for a model of its own; return what is known of them, silo by silo, for ledger and report."""
+    found: dict[str, Any] = {"silos": {}, "nearby": {}}
+    if not settings.nearby:
+        ask = Personalise(round, model, start, OWN)
+        _note(found, task, _answers(link, dict.fromkeys(names, ask), found))
+        return found
+    first = Personalise(round, model, start, OWN, 0, True)
+    updates = {n: reply.gradient.copy() for n, reply in _answers(link, dict.fromkeys(names, first), found)}
+    weights = similarity(updates, settings.nearby)
+    found["nearby"] = weights
+    for label, mixed in ((OWN, False), (NEARBY, True)):
+        asks = {}
+        for name, update in updates.items():
+            step = mixture(name, updates, weights) if mixed else update.flat
+            asks[name] = Personalise(round, model, Tensors(start.layout, start.flat - step), label, 1)
+        _note(found, task, _answers(link, asks, found))
+    return found
+
+
+def similarity(updates: Mapping[NodeId, Tensors], count: int) -> dict[NodeId, dict[NodeId, float]]:
+    """For every silo, its nearest others by the cosine of their updates, as shares that sum to one."""
+    unit = {name: u.flat / (u.flat.norm() + 1e-12) for name, u in updates.items()}
+    found = {}
+    for name, mine in unit.items():
+        others = {other: max(0.0, float(torch.dot(mine, theirs))) for other, theirs in unit.items() if other != name}
+        near = sorted(others, key=lambda other: (-others[other], other))[:count]
+        total = sum(others[n] for n in near)
+        found[name] = {n: others[n] / total for n in near if others[n] > 0} if total else {}
+    return found
+
+
+def mixture(
+    name: NodeId, updates: Mapping[NodeId, Tensors], weights: Mapping[NodeId, Mapping[NodeId, float]]
+) -> Tensor:
+    """Half the silo's own step, half that of its neighbours; all its own where nobody is near."""
+    if not weights[name]:
+        return updates[name].flat
+    mixed = updates[name].flat * 0.5
+    for other, share in weights[name].items():
+        mixed.add_(updates[other].flat, alpha=0.5 * share)
+    return mixed
+
+
+def _answers(
+    link: Link, asks: Mapping[NodeId, Personalise], found: dict[str, Any]
+) -> Iterator[tuple[NodeId, Personal]]:
+    for answer in link.ask(asks, None):
+        if isinstance(answer.reply, Personal):
+            yield answer.node, answer.reply
+        else:
+            reason = answer.reply.reason if isinstance(answer.reply, Lost) else "it sent no personal scores"
+            found.setdefault("lost", {})[answer.node] = reason
+
+
+def _note(found: dict[str, Any], task: Task, answers: Iterator[tuple[NodeId, Personal]]) -> None:
+    for name, reply in answers:
+        known = found["silos"].setdefault(name, {"models": {}, "losses": {}, "alpha": 0.0, "curve": []})
+        for model, groups in reply.sums.items():
+            known["models"][model] = {group: task.metrics(sums) for group, sums in groups.items()}
+        known["losses"] |= reply.losses
+        if MIXED in reply.sums:
+            known["alpha"], known["curve"] = reply.alpha, list(reply.curve)
+        known["kept"] = min(known["losses"], key=lambda model: known["losses"][model])

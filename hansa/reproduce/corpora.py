@@ -1,0 +1,90 @@
+"""The Medical paper's nine silos, laid out from real text: clinical and biomedical passages in five languages, ICD-10
+in four more, skewed like Table 1 of the paper; and general text in the same languages, to pre-train the common start.
+"""
+
+import gzip
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hansa.data import icd10
+from hansa.errors import DataError
+from hansa.seeds import derive, stream
+
+# Training texts per language. One language dominates, the smallest has a hundredth of it (Table 1 of the paper).
+CLINICAL = {"en": 8159, "fr": 120, "es": 120, "it": 100, "eu": 60}
+CODED = {"de": 600, "pt": 500, "vi": 300, "el": 200}
+LANGUAGES = (*CLINICAL, *CODED)
+NAMES = {
+    "en": "English", "fr": "French", "es": "Spanish", "it": "Italian", "eu": "Basque", "de": "German",
+    "pt": "Portuguese", "vi": "Vietnamese", "el": "Greek", "ru": "Russian", "ar": "Arabic", "he": "Hebrew",
+}  # fmt: skip
+HELD_OUT = 300  # ICD-10 names for validation, and as many for testing
+Row = dict[str, Any]
+
+
+def lay_out(data: Path, folder: Path) -> dict[str, dict[str, str]]:
+    """Write train, valid and test files of every silo, and general text below general/; return the silos' sources."""
+    texts = _clinical(data) | _coded()
+    for language, splits in texts.items():
+        for split, rows in splits.items():
+            icd10.write_rows(folder / f"{language}.{split}.jsonl", rows)
+    for language, rows in _general(data).items():
+        icd10.write_rows(folder / "general" / f"{language}.jsonl", rows)
+    return sources(folder, list(texts))
+
+
+def sources(folder: Path, languages: list[str]) -> dict[str, dict[str, str]]:
+    def file(language: str, split: str) -> str:
+        return str((folder / f"{language}.{split}.jsonl").resolve())
+
+    return {
+        language: {split: file(language, split) for split in ("train", "valid", "test")} | {"language": language}
+        for language in languages
+    }
+
+
+def _clinical(data: Path) -> dict[str, dict[str, list[Row]]]:
+    """Passages of med_text_e3c: its dev split is our test set; validation is cut from train by document."""
+    found: dict[str, dict[str, list[Row]]] = {language: defaultdict(list) for language in CLINICAL}
+    for row in lines(data / "med_text_e3c" / "train.jsonl.gz"):
+        held = derive(0, row["doc"], "validation") % 50 == 0
+        found[row["lang"]]["valid" if held else "train"].append({"text": row["text"], "lang": row["lang"]})
+    for row in lines(data / "med_text_e3c" / "dev.jsonl.gz"):
+        found[row["lang"]]["test"].append({"text": row["text"], "lang": row["lang"]})
+    for language, size in CLINICAL.items():
+        rows = found[language]["train"]
+        order = stream(0, language, "layout").permutation(len(rows))[:size]
+        found[language]["train"] = [rows[i] for i in order]
+    return {language: dict(splits) for language, splits in found.items()}
+
+
+def _coded() -> dict[str, dict[str, list[Row]]]:
+    diseases = icd10.diseases()
+    found = {}
+    for language, size in CODED.items():
+        order = stream(0, language, "layout").permutation(len(diseases[language]))
+        rows = [{"text": diseases[language][i]["text"], "lang": language} for i in order]
+        test, valid, train = rows[:HELD_OUT], rows[HELD_OUT : 2 * HELD_OUT], rows[2 * HELD_OUT :]
+        found[language] = {"test": test, "valid": valid, "train": train[:size]}
+    return found
+
+
+def _general(data: Path) -> dict[str, list[Row]]:
+    """mlm_text where it has the language; hospital vocabulary for the two it does not have."""
+    found: dict[str, list[Row]] = {language: [] for language in LANGUAGES}
+    for row in lines(data / "mlm_text" / "train.jsonl.gz"):
+        if row["lang"] in found:
+            found[row["lang"]].append({"text": row["text"], "lang": row["lang"]})
+    hospital = icd10.hospital_vocabulary()
+    return {language: rows or list(hospital[language]) for language, rows in found.items()}
+
+
+def lines(file: Path) -> Iterator[Row]:
+    if not file.is_file():
+        raise DataError(f"{file} is not there: --data needs a folder with med_text_e3c, mlm_text and the NER corpora")
+    with gzip.open(file, "rt", encoding="utf-8") as stream_of_lines:
+        for line in stream_of_lines:
+            yield json.loads(line)

@@ -1,0 +1,198 @@
+"""Named-entity recognition: a BIO tag per word (Ramshaw & Marcus, 1995), predicted at the word's first piece.
+
+    strict   boundaries and type must both be right
+    type     the type must be right and the spans overlap            (Segura-Bedmar et al., 2013, SemEval task 9)
+
+F1 is averaged over entities (micro), over types (macro) and over types by their frequency (weighted).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from hansa.config import Section, Source
+from hansa.data.annotated import OUTSIDE, WORD, BadRow, spans_of, words_and_tags
+from hansa.data.examples import Encoded, Examples, Unusable
+from hansa.data.readers import Row
+from hansa.tasks import TASKS
+from hansa.tasks.base import Batch, Task, Vocabulary, as_tensors, f1_averages, logits_at, pad
+
+NO_TAG = -1  # special tokens, and the pieces of a word after its first
+Span = tuple[int, int, str]
+
+
+@dataclass(frozen=True)
+class Tag:
+    labels: tuple[str, ...] = ()  # entity types
+    auto: ClassVar[str] = "AutoModelForTokenClassification"
+    headline: ClassVar[str] = "strict_f1"
+    lower_is_better: ClassVar[bool] = False
+    needs_labels: ClassVar[bool] = True
+
+    def labels_in(self, row: Row, source: Source) -> Iterator[str]:
+        try:
+            yield from (tag[2:] for tag in words_and_tags(row)[1] if tag != OUTSIDE)
+        except BadRow:
+            return  # reported when the row is encoded
+
+    def classes(self, names: Iterable[str]) -> tuple[str, ...]:
+        return (OUTSIDE, *(f"{prefix}-{name}" for name in names for prefix in "BI"))
+
+    def encode(self, rows: list[Row], source: Source, vocabulary: Vocabulary) -> Iterator[Encoded | Unusable]:
+        known = {tag: i for i, tag in enumerate(vocabulary.labels)}
+        texts: list[list[str]] = []
+        tags: list[list[int]] = []
+        for row in rows:
+            try:
+                words, named = words_and_tags(row)
+                strange = next((tag for tag in named if tag not in known), None)
+                if strange is not None:
+                    types = ", ".join(tag[2:] for tag in vocabulary.labels if tag.startswith("B-"))
+                    raise BadRow(f"type {strange[2:]!r} is not one of {types}")
+            except BadRow as error:
+                yield Unusable(row.place, str(error))
+                continue
+            texts.append(words)
+            tags.append([known[tag] for tag in named])
+        inside = {i for tag, i in known.items() if tag.startswith("I-")}
+        for pieces, numbers in zip(_pieces(texts, vocabulary), tags, strict=True):
+            yield from _windows(pieces, numbers, inside, vocabulary)
+
+    def batch(
+        self, examples: Examples, indices: NDArray[np.int64], rng: np.random.Generator, vocabulary: Vocabulary
+    ) -> Batch:
+        ids, mask = pad(examples, indices, vocabulary.pad)
+        tags, _ = pad(examples, indices, NO_TAG, examples.tags)
+        rows = np.flatnonzero(tags != NO_TAG)
+        targets = tags.reshape(-1)[rows]
+        return Batch(as_tensors(input_ids=ids, attention_mask=mask), torch.from_numpy(rows), torch.from_numpy(targets))
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return nn.functional.cross_entropy(logits_at(model, batch), batch.targets)
+
+    def score(self, model: Any, batch: Batch) -> dict[str, float]:
+        assert batch.rows is not None
+        logits = logits_at(model, batch)
+        sums = {
+            "nll": float(nn.functional.cross_entropy(logits, batch.targets, reduction="sum")),
+            "words": float(len(batch.targets)),
+        }
+        names = model.config.id2label
+        sample = (batch.rows // batch.inputs["input_ids"].shape[1]).numpy()
+        ends = np.flatnonzero(np.diff(sample, append=-1)) + 1
+        true, guessed = batch.targets.tolist(), logits.argmax(dim=-1).tolist()
+        for start, end in zip([0, *ends[:-1]], ends, strict=True):
+            found = [spans_of([names[i] for i in series[start:end]]) for series in (true, guessed)]
+            count(found[0], found[1], sums)
+        return sums
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        words = sums.get("words", 0.0)
+        if not words:
+            return {}
+        strict = f1_averages(sums)
+        hits, guessed, true = (
+            sum(n for key, n in sums.items() if key.startswith(prefix)) for prefix in ("hit:", "guessed:", "true:")
+        )
+        return {
+            "strict_f1": strict["micro_f1"],
+            "precision": hits / max(1.0, guessed),
+            "recall": hits / max(1.0, true),
+            "type_f1": f1_averages(sums, "overlap")["micro_f1"],
+            "macro_f1": strict["macro_f1"],
+            "weighted_f1": strict["weighted_f1"],
+            "loss": sums["nll"] / words,
+        }
+
+    def predict(self, model: Any, vocabulary: Vocabulary, text: str) -> list[dict[str, Any]]:
+        """The entities of a text, each with its place."""
+        places = [match.span() for match in WORD.finditer(text)]
+        pieces = _pieces([[text[s:e] for s, e in places]], vocabulary)[0]
+        names: list[str] = []
+        for window in _windows(pieces, [0] * len(places), set(), vocabulary):
+            inputs = {
+                "input_ids": torch.tensor([window.ids]),
+                "attention_mask": torch.ones(1, len(window.ids), dtype=torch.long),
+            }
+            with torch.inference_mode():
+                guesses = model(**inputs).logits[0].argmax(dim=-1).tolist()
+            names += [model.config.id2label[g] for g, tag in zip(guesses, window.tags, strict=True) if tag != NO_TAG]
+        return [
+            {"text": text[places[i][0] : places[j - 1][1]], "type": kind, "span": [places[i][0], places[j - 1][1]]}
+            for i, j, kind in spans_of(names)
+        ]
+
+
+def count(true: list[Span], guessed: list[Span], sums: dict[str, float]) -> None:
+    """Add one sentence's entities to the sums, by type."""
+
+    def add(what: str, kind: str) -> None:
+        sums[f"{what}:{kind}"] = sums.get(f"{what}:{kind}", 0.0) + 1.0
+
+    left = list(true)
+    for span in true:
+        add("true", span[2])
+    for span in guessed:
+        add("guessed", span[2])
+        if span in true:
+            add("hit", span[2])
+        match = next((t for t in left if t[2] == span[2] and t[0] < span[1] and span[0] < t[1]), None)
+        if match is not None:
+            left.remove(match)
+            add("overlap", span[2])
+
+
+Pieces = list[list[int]]  # token ids of each word
+
+
+def _pieces(texts: list[list[str]], vocabulary: Vocabulary) -> list[Pieces]:
+    if not texts:
+        return []
+    tokenizer = vocabulary.tokenizer
+    encoded = tokenizer(texts, is_split_into_words=True, add_special_tokens=False, return_attention_mask=False)
+    found: list[Pieces] = []
+    for i, words in enumerate(texts):
+        pieces: Pieces = [[] for _ in words]
+        for token, word in zip(encoded["input_ids"][i], encoded.word_ids(i), strict=True):
+            pieces[word].append(token)
+        unknown = tokenizer.unk_token_id if tokenizer.unk_token_id is not None else vocabulary.pad
+        found.append([p[: vocabulary.room] or [unknown] for p in pieces])
+    return found
+
+
+def _windows(pieces: Pieces, tags: list[int], inside: set[int], vocabulary: Vocabulary) -> Iterator[Encoded]:
+    """A sentence as one sample or, if it is too long, as several, cut between words and outside entities."""
+    start = 0
+    while start < len(pieces):
+        end, used = start, 0
+        while end < len(pieces) and used + len(pieces[end]) <= vocabulary.room:
+            used += len(pieces[end])
+            end += 1
+        cut = end
+        while cut < len(pieces) and cut > start and tags[cut] in inside:
+            cut -= 1
+        end = cut if cut > start else end  # an entity longer than a sample is cut where it must be
+        yield _sample(pieces[start:end], tags[start:end], vocabulary)
+        start = end
+
+
+def _sample(pieces: Pieces, tags: list[int], vocabulary: Vocabulary) -> Encoded:
+    before, after = vocabulary.around
+    ids, marks = list(before), [NO_TAG] * len(before)
+    for piece, tag in zip(pieces, tags, strict=True):
+        ids += piece
+        marks += [tag] + [NO_TAG] * (len(piece) - 1)
+    return Encoded([*ids, *after], tags=[*marks, *[NO_TAG] * len(after)])
+
+
+@TASKS.register("ner")
+class Settings(Section):
+    labels: tuple[str, ...] = ()
+
+    def build(self) -> Task:
+        return Tag(self.labels)
