@@ -6,7 +6,8 @@ from typing import Any
 
 import transformers
 
-from hansa.config import Federation, parse
+from hansa.config import Federation
+from hansa.federation_file import parse
 from hansa.models.tokenizer import byte_tokenizer, train_vocabulary
 from hansa.seeds import stream
 

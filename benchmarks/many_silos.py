@@ -14,7 +14,7 @@ import torch
 from _federations import federation, model_folder, silos, tokenizer_of, words
 from _figures import Figures, best_of
 
-from hansa.config import read
+from hansa.federation_file import read
 from hansa.links.pool import PoolLink
 from hansa.methods.fedavg import fedavg
 from hansa.round import Member, Moving, federated_round

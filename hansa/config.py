@@ -1,14 +1,12 @@
-"""federation.yaml: one file describes a federation, and every mistake in it is found before anything is loaded."""
+"""What a federation file may say: its sections, their defaults, and what contradicts what."""
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from hansa.errors import ConfigError, did_you_mean
+from hansa.errors import did_you_mean
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
@@ -70,6 +68,7 @@ class Node(Section):
 class Model(Section):
     preset: Literal["tiny", "small", "base"] | None = None
     path: str | None = None  # a Hugging Face folder, or a hub id (then, and only then, it is downloaded)
+    fresh: bool = False  # of the folder take the shape and the tokeniser, not the weights
     dropout: Share = 0.0
     adapt: Literal["full", "frozen", "lora"] = "full"  # train everything, the head alone, or additions and the head
     rank: Count = 8  # lora: of the additions
@@ -103,6 +102,15 @@ class Data(Section):
     broken: Share = 0.01  # go on while at most this share of the lines cannot be read
 
 
+class Adaptation(Section):
+    """The amount of samples follows the silo's validation loss; see stability.py."""
+
+    every: Count = 5  # rounds between looks
+    tolerance: Annotated[float, Field(ge=0.0)] = 0.005
+    least: Share = 0.25
+    most: Annotated[float, Field(ge=1.0)] = 4.0
+
+
 class Samples(Section):
     """How much a silo trains on in one round: ``max(floor, fraction·N)`` samples, or whole passes (``epochs``).
 
@@ -114,6 +122,12 @@ class Samples(Section):
     fraction: Share = 0.0
     epochs: Count | None = None
     replace: bool = True
+    adapt: Adaptation | None = None
+
+    @field_validator("adapt", mode="before")
+    @classmethod
+    def _switch(cls, value: Any) -> Any:
+        return {} if value is True else None if value is False else value
 
     @model_validator(mode="after")
     def _one_rule(self) -> "Samples":
@@ -125,6 +139,11 @@ class Samples(Section):
         if self.epochs is not None:
             return self.epochs * size
         return max(self.floor or 1, int(self.fraction * size))
+
+    def times(self, size: int, factor: float) -> "Samples":
+        """The same rule for ``factor`` times as many samples of a silo with ``size``."""
+        amount = max(1, round(self.amount(size) * factor))
+        return Samples(floor=amount, replace=self.replace and self.epochs is None, adapt=self.adapt)
 
 
 class Schedule(Section):
@@ -187,12 +206,18 @@ class Server(Section):
 
 class Weights(Section):
     by: Literal["samples", "uniform", "loss"] = "samples"
-    temperature: Positive = 1.0  # samples: N^temperature; loss: softmax(−temperature·loss)
+    temperature: float = 1.0  # samples: N^temperature; loss: softmax(−temperature·loss), negative favours bad fits
 
     @model_validator(mode="before")
     @classmethod
     def _short_form(cls, value: Any) -> Any:
         return {"by": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _sign(self) -> "Weights":
+        if self.by == "samples" and self.temperature < 0:
+            raise ValueError(f"temperature is {self.temperature}: below 0, large silos would count least")
+        return self
 
 
 class Aggregation(Section):
@@ -217,8 +242,17 @@ class Participation(Section):
     deadline: Positive | None = None  # seconds
 
 
+class Simulation(Section):
+    """Virtual time: how many seconds a silo's work in one round would take. Nobody sleeps."""
+
+    delay: dict[str, Annotated[float, Field(ge=0.0)]] = {}  # by silo
+    usual: Annotated[float, Field(ge=0.0)] = 1.0  # of silos not named in delay
+    jitter: Share = 0.0  # how far a delay may differ, as a share of it; from the seed
+
+
 class Evaluation(Section):
     every: Count = 5
+    target: float | None = None  # the report says when the mean of the headline metric got there
     share: Share = 0.1  # of the test data, while running; the final figures use all of it
     batch: Count = 64
 
@@ -241,6 +275,7 @@ class Federation(Section):
     method: Named = Named(name="fedavg")
     rounds: Annotated[int, Field(ge=0)] = 10
     participation: Participation = Participation()
+    simulate: Simulation = Simulation()
     train: Training = Training()
     baseline: Training = Training(optimizer="adamw", lr=3e-5, eps=1e-6, weight_decay=0.01, keep_optimizer=True)
     server: Server | None = None  # default: what the method brings
@@ -276,6 +311,11 @@ class Federation(Section):
             )
         if self.personal is not None and (self.personal.start or 0) > self.rounds:
             raise ValueError(f"personal.start is {self.personal.start}, but there are only {self.rounds} rounds")
+        strangers = set(self.simulate.delay) - set(names)
+        if strangers:
+            raise ValueError(
+                f"simulate.delay names '{min(strangers)}', which is no silo; {did_you_mean(min(strangers), names)}"
+            )
         count = self.participation.count
         if count is not None and count > len(self.silos):
             raise ValueError(
@@ -302,191 +342,3 @@ def repeats(silos: dict[str, Node], times: int = 1) -> dict[str, int]:
 
 def leaves(silos: dict[str, Node]) -> dict[str, Node]:
     return {name: node for name, node in walk(silos) if node.sources}
-
-
-# ── reading ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """PyYAML lets a repeated key overwrite the first one; here a silo named twice is a mistake. And ``1e-4`` is a
-    number, as everybody but YAML 1.1 thinks."""
-
-
-def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
-    seen: set[Any] = set()
-    for key_node, _ in node.value:
-        key = loader.construct_object(key_node)
-        if key in seen:
-            raise ConfigError(f"line {key_node.start_mark.line + 1}: '{key}' is given twice; keep one of the two")
-        seen.add(key)
-    loader.flatten_mapping(node)
-    return dict(loader.construct_pairs(node, deep=True))
-
-
-_StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
-_StrictLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
-# `no: data/no.jsonl` is Norwegian, not False.
-_StrictLoader.yaml_implicit_resolvers = {
-    first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:bool"]
-    for first, resolvers in _StrictLoader.yaml_implicit_resolvers.items()
-}
-_StrictLoader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(true|false|True|False)$"), list("tfTF"))
-
-
-def read(path: Path, overrides: list[str] | None = None) -> Federation:
-    """Read, override (``a.b=c``) and validate a federation file; paths in it are relative to the file."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: there is no such file; 'hansa new classify DIR' writes one to start from") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error})") from None
-    try:
-        raw = yaml.load(text, Loader=_StrictLoader)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(raw, dict):
-        raise ConfigError(f"{path}: a federation file is a mapping of settings, beginning with 'silos:'")
-    for override in overrides or []:
-        _override(raw, override)
-    return parse(raw, where=str(path), base=path.parent, text=text)
-
-
-def parse(raw: dict[str, Any], where: str = "federation", base: Path | None = None, text: str = "") -> Federation:
-    try:
-        federation = Federation.model_validate(raw)
-    except ValidationError as error:
-        raise ConfigError(_sentence(error, where, raw, text)) from None
-    return _absolute(federation, base) if base is not None else federation
-
-
-def dump(federation: Federation) -> str:
-    return yaml.safe_dump(
-        federation.model_dump(mode="json", exclude_defaults=True), sort_keys=False, allow_unicode=True
-    )
-
-
-def _override(raw: dict[str, Any], override: str) -> None:
-    key, sign, value = override.partition("=")
-    if not sign or not key:
-        raise ConfigError(f"--set {override!r}: write it as a.b=value")
-    *parents, last = key.split(".")
-    target = raw
-    for parent in parents:
-        child = target.setdefault(parent, {})
-        if isinstance(child, str):  # a short form, such as `method: fedprox`
-            child = target[parent] = {_long_form(parent, child): child}
-        if not isinstance(child, dict):
-            raise ConfigError(f"--set {override!r}: '{parent}' has no settings below it")
-        target = child
-    try:
-        target[last] = yaml.load(value, Loader=_StrictLoader)
-    except yaml.YAMLError:
-        raise ConfigError(f"--set {override!r}: '{value}' is not a valid YAML value") from None
-
-
-def _long_form(section: str, value: str) -> str:
-    """The setting that a section's short form stands for."""
-    if section == "model":
-        return "preset" if value in ("tiny", "small", "base") else "path"
-    return {"schedule": "kind", "weights": "by", "aggregate": "rule"}.get(section, "name")
-
-
-def _absolute(federation: Federation, base: Path) -> Federation:
-    """Resolve data, model and plug-in paths against the federation file's folder."""
-
-    def path(text: str) -> str:
-        return str((base / text).resolve())
-
-    def source(s: Source) -> Source:
-        given = {k: path(v) for k in ("train", "valid", "test") if (v := getattr(s, k)) is not None}
-        return s.model_copy(update=given)
-
-    def node(n: Node) -> Node:
-        below = {name: node(child) for name, child in n.silos.items()}
-        return n.model_copy(update={"sources": tuple(map(source, n.sources)), "silos": below})
-
-    def local(text: str | None) -> str | None:  # a folder if there is one, else a hub id
-        return path(text) if text is not None and (base / text).exists() else text
-
-    return federation.model_copy(
-        update={
-            "silos": {name: node(n) for name, n in federation.silos.items()},
-            "model": federation.model.model_copy(update={"path": local(federation.model.path)}),
-            "tokenizer": federation.tokenizer.model_copy(update={"path": local(federation.tokenizer.path)}),
-            "uses": tuple(path(u) for u in federation.uses),
-        }
-    )
-
-
-# ── errors in one sentence ────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _sentence(error: ValidationError, where: str, raw: dict[str, Any], text: str) -> str:
-    # A misspelt key is often also a missing one: name the misspelling.
-    first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
-    path = [p for p in first["loc"] if not (isinstance(p, str) and p.startswith("function-"))]
-    place = where + (f", line {line}" if (line := _line(text, path)) else "")
-    name = ".".join(map(str, path))
-    match first["type"]:
-        case "extra_forbidden":
-            known = _known_keys(path[:-1])
-            return f"{place}: '{name}' is not a setting; {did_you_mean(str(path[-1]), known)}"
-        case "missing":
-            return f"{place}: '{name}' is missing; it is needed"
-        case "value_error":
-            return f"{place}: {name + ': ' if name else ''}{first['msg'].removeprefix('Value error, ')}"
-        case "literal_error":
-            choices = re.findall(r"'([^']+)'", str(first.get("ctx", {}).get("expected", "")))
-            return f"{place}: {name} is {first['input']!r}; {did_you_mean(str(first['input']), choices)}"
-        case _:
-            message = first["msg"][0].lower() + first["msg"][1:]
-            return f"{place}: {name} is {_short(first['input'])}, but {message}"
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _known_keys(path: list[Any]) -> set[str]:
-    """The settings that exist where ``path`` leads, found by walking the sections."""
-    section: type[BaseModel] = Federation
-    for part in path:
-        found = section.model_fields.get(str(part))
-        if found is None:
-            section = Node if section in (Federation, Node) else section
-            continue
-        for candidate in _sections(found.annotation):
-            section = candidate
-    return set(section.model_fields) | (set(Source.model_fields) if section is Node else set())
-
-
-def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for inner in getattr(annotation, "__args__", ()):
-        yield from _sections(inner)
-
-
-def _line(text: str, path: list[Any]) -> int | None:
-    """The line on which the setting at ``path`` stands, as far as the path can be followed."""
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader) if text else None
-    except yaml.YAMLError:
-        return None
-    line = None
-    for part in path:
-        if isinstance(node, yaml.MappingNode):
-            found = [(k, v) for k, v in node.value if k.value == str(part)]
-            if not found:
-                continue
-            line, node = found[0][0].start_mark.line + 1, found[0][1]
-        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
-            node = node.value[part]
-            line = node.start_mark.line + 1
-    return line

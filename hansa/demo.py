@@ -5,10 +5,7 @@ from one base, pre-trained for some seconds on general hospital vocabulary in th
 central training and one model per silo see the same number of samples.
 """
 
-import json
 import shutil
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +14,10 @@ from typing import Any
 
 from rich.console import Console
 
-from hansa.config import Federation, Model, dump, parse
+from hansa.config import Federation, Model
 from hansa.data import generator, icd10
-from hansa.errors import RunFailed
+from hansa.federation_file import parse
+from hansa.processes import in_a_process
 from hansa.report import html
 from hansa.report.charts import short
 from hansa.report.progress import Progress
@@ -83,27 +81,11 @@ def demo(out: Path | None, workers: int | None, offline: bool, console: Console)
     ledger.close()
     say("the baselines, side by side: central training, one model per silo, the base untouched")
     kinds = {"CL": "central", "own silo": "per-silo", "base": "base"}
+    variants = {n: federation.model_copy(update={"name": kind, "kind": kind}) for n, kind in kinds.items()}
     with ThreadPoolExecutor(len(kinds)) as threads:
-        running = {name: threads.submit(in_a_process, federation, kind, folder, say) for name, kind in kinds.items()}
+        running = {n: threads.submit(in_a_process, one, folder / one.name, say) for n, one in variants.items()}
         outcomes |= {name: future.result() for name, future in running.items()}
     return told(outcomes, languages, folder)
-
-
-def in_a_process(federation: Federation, kind: str, folder: Path, say: Any) -> Outcome:
-    """A baseline as anybody would run it: `hansa run` on a federation file, with one worker."""
-    file = folder / f"{kind}.yaml"
-    file.write_text(dump(federation.model_copy(update={"name": kind, "kind": kind})), encoding="utf-8")
-    command = [sys.executable, "-m", "hansa", "run", str(file), "--out", str(folder / kind)]
-    command += ["--workers", "1", "--format", "json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8")
-    assert process.stdout is not None
-    assert process.stderr is not None
-    for line in process.stderr:
-        say(line.rstrip())
-    result = process.stdout.read()
-    if process.wait() != 0:
-        raise RunFailed(f"the {kind} run of the demo failed; its last words are above")
-    return Outcome(folder / kind, json.loads(result)["metrics"])
 
 
 def corpus(offline: bool, say: Any) -> tuple[Rows, Rows]:

@@ -1,6 +1,8 @@
 """Score a model on samples, language by language. The questions (masks, subset) come from the seed, so that every model
 and every round is asked the same."""
 
+from statistics import stdev
+
 import numpy as np
 import torch
 from torch import nn
@@ -11,6 +13,8 @@ from hansa.messages import Scores
 from hansa.seeds import stream
 from hansa.tasks.base import Task, Vocabulary
 
+PART = "|"
+
 
 def evaluate(
     model: nn.Module,
@@ -20,6 +24,7 @@ def evaluate(
     seed: int,
     share: float = 1.0,
     batch_size: int = 64,
+    parts: int = 1,
 ) -> Scores:
     if model.training:
         model.eval()
@@ -31,7 +36,26 @@ def evaluate(
                 keep = max(1, round(share * len(mine)))
                 mine = np.sort(stream(seed, group, "share").permutation(mine)[:keep])
             rng = stream(seed, group, "questions")
-            for indices in batches(mine, examples.lengths, batch_size, None):
-                sums = task.score(model, task.batch(examples, indices, rng, vocabulary))
-                total = total + Scores({group: sums})
+            for part in range(parts):
+                name = group if parts == 1 else f"{group}{PART}{part}"
+                for indices in batches(mine[part::parts], examples.lengths, batch_size, None):
+                    sums = task.score(model, task.batch(examples, indices, rng, vocabulary))
+                    total = total + Scores({name: sums})
     return total
+
+
+def whole(scores: Scores) -> Scores:
+    """The parts of every group put together again."""
+    total = Scores({})
+    for name, sums in scores.sums.items():
+        total = total + Scores({name.rpartition(PART)[0]: sums})
+    return total
+
+
+def deviations(task: Task, scores: Scores) -> dict[str, dict[str, float]]:
+    """Group → metric → standard deviation over its parts (Manoel et al., 2023, Table 7)."""
+    values: dict[str, dict[str, list[float]]] = {}
+    for name, sums in scores.sums.items():
+        for metric, value in task.metrics(sums).items():
+            values.setdefault(name.rpartition(PART)[0], {}).setdefault(metric, []).append(value)
+    return {g: {m: stdev(v) for m, v in found.items() if len(v) > 1} for g, found in values.items()}

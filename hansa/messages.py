@@ -46,6 +46,7 @@ class Evaluate:
     model: Tensors
     split: str = "test"
     share: float = 1.0
+    parts: int = 1  # cut every group's samples in so many, and score each: `fr` becomes `fr|0`, `fr|1`, …
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ class Update:
     steps: int
     loss: float
     seconds: float  # in training steps alone
+    stale: int = 0  # versions of the model since the silo began; noted by whoever waited (fedbuff)
     lost: dict[str, str] = field(default_factory=dict)  # below a federation: who gave no update, and why
 
 
@@ -112,12 +114,12 @@ class Scores:
 
 @dataclass(frozen=True)
 class Personal:
-    """How a silo's own models do: sums on its test data, losses on its validation data, over α (``curve``)."""
+    """How a silo's own models do: sums on its test data, losses on its validation data; metrics over α."""
 
     gradient: Tensors  # empty unless it was asked for
     sums: dict[str, dict[str, dict[str, float]]]  # model → group → quantity
     losses: dict[str, float]
-    curve: tuple[float, ...]
+    curves: dict[str, tuple[float, ...]]  # metric → its validation value at every α, where α was swept
     alpha: float
 
 

@@ -7,13 +7,16 @@
 `round.py` shows when each slot is asked.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from torch import Tensor
 
-from hansa.messages import Update
+from hansa.config import Federation
+from hansa.links import Answer, Link
+from hansa.messages import NodeId, Update
+from hansa.pace import Member, Moving
 from hansa.tensors import Layout, Tensors
 
 if TYPE_CHECKING:
@@ -60,9 +63,24 @@ class ServerOptimiser(Protocol):
     def step(self, model: Tensors, gradient: Tensors, state: dict[str, Tensors], round: int, scale: float) -> None: ...
 
 
+class Pace(Protocol):
+    """Who takes part in a round, and whose answers end it."""
+
+    def gather(
+        self,
+        name: NodeId,
+        members: Mapping[NodeId, Member],
+        link: Link,
+        settings: Federation,
+        moving: Moving,
+        durable: int,
+    ) -> tuple[list[NodeId], Iterator[Answer]]: ...
+
+
 @dataclass(frozen=True)
 class Method:
     name: str
+    pace: Pace
     scope: Scope
     objective: Objective
     weigh: Weighing

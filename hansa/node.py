@@ -7,6 +7,7 @@ children. So flat federated learning and federations of federations are one recu
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -37,11 +38,13 @@ from hansa.methods.fedavg import Sgd
 from hansa.methods.fedopt import scale
 from hansa.models.adapt import merged
 from hansa.models.tokenizer import count_pieces
-from hansa.personal import personalise
-from hansa.round import Member, Moving, federated_round
+from hansa.pace import Member, Moving
+from hansa.personal import overall, personalise
+from hansa.round import federated_round
 from hansa.runs.directory import atomically
 from hansa.runs.memory import Memory
 from hansa.seeds import stream, torch_seeded
+from hansa.stability import next_factor
 from hansa.tasks.base import Batch, Labelled
 from hansa.tensors import Tensors
 from hansa.train import Work, train
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
     from hansa.site import Site
 
 PERSONAL = "personal"
+WATCHED = "validation"  # what a silo remembers of its validation loss
 
 
 class Node(Protocol):
@@ -103,18 +107,13 @@ class Silo:
             return Lost("it has no training samples")
         learner = site.learner
         memory = self.load(request.round, request.model)
+        training, watched = self._amount(request.round, memory)
         work = Work(learner, request.model, request.round, memory)
         rate = scale(federation.train.schedule, request.round, federation.rounds)
+        batches = self.batches(request.round, training)
         with torch_seeded(federation.seed, request.round, self.name, "dropout"):
-            done = train(
-                work,
-                site.task,
-                site.method.objective,
-                federation.train,
-                self.batches(request.round, federation.train),
-                rate,
-            )
-        kept = done.memory
+            done = train(work, site.task, site.method.objective, training, batches, rate)
+        kept = done.memory | watched
         if self._personal:
             kept = kept | {f"{PERSONAL}.{name}": learner.state[name] for name in self._personal}
         self.memory.keep(request.round, kept, request.durable)
@@ -126,13 +125,27 @@ class Silo:
 
     def _evaluate(self, request: Evaluate) -> Scores:
         self.load(request.round + 1, request.model)
-        return self.score(request.split, request.share)
+        return self.score(request.split, request.share, request.parts)
 
-    def score(self, split: str, share: float) -> Scores:
+    def _amount(self, round: int, memory: dict[str, torch.Tensor]) -> tuple[config.Training, dict[str, torch.Tensor]]:
+        """This round's training, and what to remember of the validation loss that its amount follows (stability.py)."""
+        training = self.site.federation.train
+        settings = training.samples.adapt
+        if settings is None:
+            return training, {}
+        factor, before = memory[WATCHED].tolist() if WATCHED in memory else (1.0, inf)
+        if (round - 1) % settings.every == 0:
+            now = overall(self.site.task, self.score("valid", 1.0))["loss"]
+            factor = next_factor(factor, before, now, settings) if isfinite(before) else factor
+            before = now
+        samples = training.samples.times(len(self.examples("train")), factor)
+        return training.model_copy(update={"samples": samples}), {WATCHED: torch.tensor([factor, before])}
+
+    def score(self, split: str, share: float, parts: int = 1) -> Scores:
         """How the resident model does, as it is now."""
         site, held = self.site, self.examples(split)
-        batch = site.federation.evaluate.batch
-        return evaluate(site.learner.model, site.task, held, site.vocabulary, site.federation.seed, share, batch)
+        batch, seed = site.federation.evaluate.batch, site.federation.seed
+        return evaluate(site.learner.model, site.task, held, site.vocabulary, seed, share, batch, parts)
 
     def examples(self, split: str) -> examples.Examples:
         """The samples of a split: tokenised by whoever asks first, mapped from the cache by everyone else."""

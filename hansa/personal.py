@@ -17,6 +17,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -50,23 +51,24 @@ def personalise(silo: "Silo", request: Personalise, settings: Settings) -> Perso
     start = learner.flat.clone()
     alpha = _train(silo, request, settings, shared)
     own = learner.flat.clone()
-    curve: tuple[float, ...] = ()
+    curves: dict[str, tuple[float, ...]] = {}
     if settings.mix == "sweep":
-        curve = tuple(_loss(silo, own, shared, a) for a in ALPHAS)
-        alpha = ALPHAS[min(range(len(ALPHAS)), key=lambda i: curve[i])]
+        looks = [_look(silo, own, shared, a) for a in ALPHAS]
+        curves = {metric: tuple(look[metric] for look in looks) for metric in looks[0]}
+        alpha = ALPHAS[min(range(len(ALPHAS)), key=lambda i: looks[i]["loss"])]
     models = {FEDERATED: 0.0, request.label: 1.0}
     if settings.mix != "none":
         models[MIXED if request.label == OWN else f"{request.label}, {MIXED}"] = alpha
     sums, losses = {}, {}
     for name, share in models.items():
-        losses[name] = _loss(silo, own, shared, share)
+        losses[name] = _look(silo, own, shared, share)["loss"]
         sums[name] = silo.score("test", 1.0).sums
     best = min(losses, key=lambda name: losses[name])
     _keep(silo, own, shared, models[best], best, losses[best])
     gradient = Tensors(Layout((), ()), torch.zeros(0))
     if request.share:
         gradient = Tensors(learner.layout, start - own).only(request.start.layout.names)
-    return Personal(gradient, sums, losses, curve, alpha)
+    return Personal(gradient, sums, losses, curves, alpha)
 
 
 def _train(silo: "Silo", request: Personalise, settings: Settings, shared: Tensor) -> float:
@@ -122,17 +124,18 @@ class Mixing:
         torch.lerp(self.shared, self.own, self.alpha, out=self.learner.flat)
 
 
-def _loss(silo: "Silo", own: Tensor, shared: Tensor, alpha: float) -> float:
-    """The mean loss on validation data of the model at ``alpha``, which is left in the resident model."""
+def _look(silo: "Silo", own: Tensor, shared: Tensor, alpha: float) -> dict[str, float]:
+    """How the model at ``alpha`` does on validation data; it is left in the resident model."""
     torch.lerp(shared, own, alpha, out=silo.site.learner.flat)
-    return mean_loss(silo.site.task, silo.score("valid", 1.0))
+    return overall(silo.site.task, silo.score("valid", 1.0))
 
 
-def mean_loss(task: Task, scores: Scores) -> float:
+def overall(task: Task, scores: Scores) -> dict[str, float]:
+    """Metrics over all groups together."""
     total = Scores({})
     for sums in scores.sums.values():
         total = total + Scores({"": sums})
-    return task.metrics(total.sums.get("", {})).get("loss", float("inf"))
+    return {"loss": inf} | task.metrics(total.sums.get("", {}))
 
 
 def _keep(silo: "Silo", own: Tensor, shared: Tensor, alpha: float, name: str, loss: float) -> None:
@@ -207,10 +210,10 @@ def _answers(
 
 def _note(found: dict[str, Any], task: Task, answers: Iterator[tuple[NodeId, Personal]]) -> None:
     for name, reply in answers:
-        known = found["silos"].setdefault(name, {"models": {}, "losses": {}, "alpha": 0.0, "curve": []})
+        known = found["silos"].setdefault(name, {"models": {}, "losses": {}, "alpha": 0.0, "curves": {}})
         for model, groups in reply.sums.items():
             known["models"][model] = {group: task.metrics(sums) for group, sums in groups.items()}
         known["losses"] |= reply.losses
         if MIXED in reply.sums:
-            known["alpha"], known["curve"] = reply.alpha, list(reply.curve)
+            known["alpha"], known["curves"] = reply.alpha, reply.curves
         known["kept"] = min(known["losses"], key=lambda model: known["losses"][model])

@@ -30,6 +30,11 @@ def releases(federation: Federation, survey: Mapping[str, Any] | None = None) ->
         found.append(
             "In every round, from each silo taking part: its model update, mean training loss and step counts."
         )
+    personal = federation.personal if federation.kind == "federated" else None
+    if personal is not None:
+        found.append("At the end: how each silo's own models do on its validation and test data, and the α it chose.")
+        if personal.nearby:
+            found.append("Once, at the end: the update of each silo's own model, to find which silos are alike.")
     found.append("At every evaluation: sums of losses and hits on each silo's held-out data.")
     return found
 

@@ -1,6 +1,6 @@
 """START HERE: one federated round.
 
-1 who takes part          a cohort, drawn from the seed
+1 who takes part          a cohort, drawn from the seed, or whoever is done first: see pace.py
 2 trade knowledge         (methods that exchange something before training)
 3 local work              every silo starts from the model and minimises its objective
 4 what leaves a silo      the pseudo-gradient of the tensors in the method's scope
@@ -10,36 +10,19 @@
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, isfinite
-from time import monotonic, perf_counter
+from time import perf_counter
 
-from hansa.config import Federation, Participation
+from hansa.config import Federation
 from hansa.links import Answer, Link
-from hansa.messages import Lost, NodeId, Train, Update
+from hansa.messages import Lost, NodeId, Update
 from hansa.method import Method
 from hansa.methods.fedopt import scale
-from hansa.seeds import stream
+from hansa.pace import Member, Moving
 from hansa.tensors import Layout, Tensors, is_finite
 
 LARGEST = 1e12  # no silo has more samples than this: a larger figure is a lie or a bug
-
-
-@dataclass(frozen=True)
-class Member:
-    """What a federation knows of a child before it asks."""
-
-    samples: int
-    work: int  # samples per round: who has most is asked first, so that workers end together
-
-
-@dataclass
-class Moving:
-    """What a round moves: the shared model, the server optimiser's memory, the number of rounds done."""
-
-    model: Tensors
-    state: dict[str, Tensors]
-    round: int = 0
 
 
 @dataclass
@@ -53,6 +36,7 @@ class Record:
     sent: dict[NodeId, int] = field(default_factory=dict)
     received: dict[NodeId, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    clock: float = 0.0  # virtual time at its end
     failed: str = ""
 
     @property
@@ -74,23 +58,19 @@ def federated_round(
     number = moving.round + 1
     began = perf_counter()
 
-    # 1 who takes part
-    cohort = choose(members, settings.participation, settings.seed, number, name)
-    record = Record(number, cohort)
-
-    # 3, 4 local work; what leaves a silo
-    request = Train(number, moving.model, durable)
-    deadline = settings.participation.deadline
-    answers = link.ask(dict.fromkeys(cohort, request), None if deadline is None else monotonic() + deadline)
+    # 1 who takes part; 3, 4 local work, what leaves a silo
+    cohort, answers = method.pace.gather(name, members, link, settings, moving, durable)
+    record = Record(number, cohort, clock=moving.clock)
 
     # 5 where updates meet
     accepted = screen(answers, moving.model.layout, record)
     gradient = method.aggregate.combine(moving.model.layout, ((u, method.weigh.weight(u)) for u in accepted))
     record.seconds["work"] = perf_counter() - began
-    needed = max(1, ceil(settings.participation.quorum * len(cohort)))
+    asked = len(set(cohort))
+    needed = max(1, ceil(settings.participation.quorum * asked))
     if len(record.updates) < needed:
         reasons = "; ".join(f"{node}: {reason}" for node, reason in record.lost.items())
-        record.failed = f"round {number}: {len(record.updates)} of {len(cohort)} answered, {needed} needed ({reasons})"
+        record.failed = f"round {number}: {len(record.updates)} of {asked} answered, {needed} needed ({reasons})"
         return record
 
     # 6 move the model
@@ -102,34 +82,28 @@ def federated_round(
     return record
 
 
-def choose(
-    members: Mapping[NodeId, Member], participation: Participation, seed: int, round: int, federation: NodeId
-) -> list[NodeId]:
-    """The cohort, largest work first. Who takes part depends on the seed and on names, not on their order."""
-    names = sorted(members)
-    count = participation.count or max(1, round_half_up(participation.share * len(names)))
-    if count < len(names):
-        chosen = stream(seed, round, federation, "cohort").permutation(len(names))[:count]
-        names = [names[i] for i in chosen]
-    return sorted(names, key=lambda n: (-members[n].work, n))
-
-
-def round_half_up(x: float) -> int:
-    return int(x + 0.5)
-
-
 def screen(answers: Iterator[Answer], layout: Layout, record: Record) -> Iterator[Update]:
     """Let through updates that make sense; note the others as lost, with a reason."""
     for answer in answers:
-        record.sent[answer.node], record.received[answer.node] = answer.sent, answer.received
+        record.sent[answer.node] = record.sent.get(answer.node, 0) + answer.sent
+        record.received[answer.node] = record.received.get(answer.node, 0) + answer.received
         reason = flaw(answer.reply, layout)
         if reason:
             record.lost[answer.node] = reason
             continue
         assert isinstance(answer.reply, Update)
         yield answer.reply
-        empty = Tensors(Layout((), ()), answer.reply.gradient.flat[:0].clone())
-        record.updates[answer.node] = Update(**{**vars(answer.reply), "gradient": empty})
+        _note(record, answer.node, answer.reply)
+
+
+def _note(record: Record, node: NodeId, update: Update) -> None:
+    """Remember an update without its tensors; of a silo that gave two, both."""
+    noted = replace(update, gradient=Tensors(Layout((), ()), update.gradient.flat[:0].clone()))
+    before = record.updates.get(node)
+    if before is not None:
+        both = {key: getattr(before, key) + getattr(noted, key) for key in ("seen", "steps", "seconds")}
+        noted = replace(noted, **both)
+    record.updates[node] = noted
 
 
 def flaw(reply: object, layout: Layout) -> str:

@@ -17,6 +17,7 @@ from hansa import baselines
 from hansa.checks import check
 from hansa.config import Federation, Node, leaves, repeats
 from hansa.errors import DataError, RunFailed, UserError
+from hansa.evaluate import deviations, whole
 from hansa.links import Link
 from hansa.links.local import LocalLink
 from hansa.links.pool import PoolLink
@@ -26,16 +27,18 @@ from hansa.models import build, tokenizer
 from hansa.models.adapt import merged
 from hansa.node import PERSONAL, merge
 from hansa.node import Federation as Inner
+from hansa.pace import Member, Moving
 from hansa.personal import hand_off
 from hansa.releases import federated_vocabulary
 from hansa.report.card import model_card
-from hansa.round import Member, Moving, federated_round
+from hansa.round import federated_round
 from hansa.runs.directory import RunDirectory, atomically
 from hansa.runs.ledger import Ledger
 from hansa.site import Site
 from hansa.tasks.base import Labelled
 from hansa.watch import Quiet, Watcher
 
+PARTS = 4  # of the test set, for the spread that the report shows
 VERSIONS = ("hansa", "torch", "transformers", "tokenizers", "safetensors", "numpy")
 
 
@@ -168,9 +171,10 @@ def describe(
                 ledger.event(0, name, "data", problem)
         if not card.samples("train"):
             raise DataError(f"silos.{name}: no training samples are left after reading and splitting its data")
-        if federation.personal is not None and not card.samples("valid"):
+        watched = "personal" if federation.personal else "train.samples.adapt" if federation.train.samples.adapt else ""
+        if watched and not card.samples("valid"):
             raise DataError(
-                f"silos.{name}: it has no validation samples, and 'personal' chooses its model by them: "
+                f"silos.{name}: it has no validation samples, and '{watched}' goes by them: "
                 "give it a 'valid:' file, or raise data.valid"
             )
     ledger.fact(
@@ -278,7 +282,11 @@ class Run:
         if moving.round == self.federation.rounds:
             looks.append(("test", 1.0))
         for split, share in dict.fromkeys(looks):
-            scores = self._scores(Evaluate(moving.round, moving.model, split, share))
+            final = (split, share) == ("test", 1.0)
+            scores = self._scores(Evaluate(moving.round, moving.model, split, share, PARTS if final else 1))
+            if final:
+                self.ledger.fact("deviations", deviations(self.site.task, scores))
+                scores = whole(scores)
             metrics = {group: self.site.task.metrics(sums) for group, sums in scores.sums.items()}
             self.ledger.scores(moving.round, split, share, metrics)
             self.watcher.scores(moving.round, metrics, self.site.task.headline)

@@ -6,10 +6,11 @@ from typing import Any
 
 import yaml
 
-from hansa.config import Source, parse
+from hansa.config import Source
 from hansa.data import examples
 from hansa.errors import UserError, did_you_mean
 from hansa.evaluate import evaluate
+from hansa.federation_file import parse
 from hansa.models import build
 from hansa.runs.directory import RunDirectory
 from hansa.site import Site

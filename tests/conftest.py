@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from hansa.config import Federation, parse
+from hansa.config import Federation
+from hansa.federation_file import parse
 from hansa.seeds import stream
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

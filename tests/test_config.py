@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from hansa.checks import check
-from hansa.config import parse, read
 from hansa.errors import ConfigError
+from hansa.federation_file import parse, read
 
 GOOD = "silos:\n  fr: fr.jsonl\n  it: {train: it.jsonl, language: it}\n"
 
@@ -101,7 +101,7 @@ def test_norway_is_not_false_and_small_numbers_are_numbers():
 
 
 def test_what_is_written_is_read_back(tmp_path):
-    from hansa.config import dump
+    from hansa.federation_file import dump
 
     settings = parse({"silos": {"fr": "a"}, "method": {"name": "fedprox", "mu": 0.3}, "server": {"optimizer": "yogi"}})
     (tmp_path / "f.yaml").write_text(dump(settings))

@@ -26,7 +26,7 @@ def test_paths_named_in_the_readme_and_docs_exist():
 def test_the_readmes_federation_file_is_valid():
     import yaml
 
-    from hansa.config import parse
+    from hansa.federation_file import parse
 
     [block] = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S)
     assert parse(yaml.safe_load(block)).rounds > 0

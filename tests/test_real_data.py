@@ -5,7 +5,7 @@ from statistics import fmean
 
 import pytest
 
-from hansa.config import parse
+from hansa.federation_file import parse
 from hansa.run import Outcome, run
 
 DATA = Path(__file__).parent.parent.parent / "shared" / "data"

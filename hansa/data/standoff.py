@@ -70,3 +70,5 @@ def _note(line: str, found: dict[str, dict[str, Any]], relations: list[tuple[str
         kind, *arguments = rest.split()
         head, tail = (argument.split(":")[1] for argument in arguments[:2])
         relations.append((head, tail, kind))
+    elif line.strip() and not name.startswith(("E", "N", "#", "*")):  # events, normalisations, notes, equivalences
+        raise ValueError("no kind of annotation begins so")

@@ -10,7 +10,7 @@ from hansa.registry import Registry
 METHODS: Registry[Method] = Registry("method")
 
 # Each module registers itself above; the imports stand below because they need METHODS.
-from hansa.methods import alone, dga, fedavg, fedopt, fedprox, robust  # noqa: E402, F401
+from hansa.methods import alone, dga, fedavg, fedbuff, fedopt, fedprox, qffl, robust  # noqa: E402, F401
 from hansa.methods.fedopt import server_optimiser  # noqa: E402
 from hansa.methods.robust import aggregation  # noqa: E402
 
@@ -27,5 +27,30 @@ def build(federation: Federation) -> Method:
                 "method 'dga' weighs silos by their loss, but aggregate.weights says "
                 f"'{federation.aggregate.weights.by}': leave aggregate.weights out, or use method 'fedavg'"
             )
+        if method.aggregate.needs == "each" or federation.method.name == "fedbuff":
+            raise ConfigError(
+                f"method '{federation.method.name}' has an aggregation of its own: leave 'aggregate' out "
+                "(its settings stand below 'method')"
+            )
         method = replace(method, weigh=weigh, aggregate=aggregate)
+    if federation.method.name == "fedbuff":
+        _refuse_with_fedbuff(federation)
     return method
+
+
+def _refuse_with_fedbuff(federation: Federation) -> None:
+    part = federation.participation
+    if part.count is not None or part.share < 1.0:
+        raise ConfigError(
+            "method 'fedbuff' has every silo at work all the time: leave participation.share and .count out"
+        )
+    if any(node.silos for node in federation.silos.values()):
+        raise ConfigError("method 'fedbuff' works in a flat federation: the silos must stand directly below 'silos'")
+    if federation.train.keep_optimizer or federation.train.samples.adapt is not None:
+        raise ConfigError(
+            "method 'fedbuff' has silos that keep nothing: leave train.keep_optimizer and samples.adapt out"
+        )
+    if federation.train.schedule.kind != "constant":
+        raise ConfigError(
+            "method 'fedbuff' has no common rounds at the silos: leave train.schedule out (server.schedule works)"
+        )

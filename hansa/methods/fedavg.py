@@ -17,6 +17,7 @@ from hansa.config import Section
 from hansa.messages import Update
 from hansa.method import Method
 from hansa.methods import METHODS
+from hansa.pace import Together
 from hansa.tensors import Layout, Tensors, WeightedMean
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Sgd:
 
 
 def fedavg() -> Method:
-    return Method("fedavg", Everything(), TaskLoss(), BySamples(), Mean(), Sgd())
+    return Method("fedavg", Together(), Everything(), TaskLoss(), BySamples(), Mean(), Sgd())
 
 
 @METHODS.register("fedavg")

@@ -108,7 +108,7 @@ def initial(
     with torch_seeded(seed, "initial weights"):
         if settings.preset is not None:
             return preset(settings.preset, auto, tokenizer, max_length, settings.dropout, labels)
-        model = load(str(settings.path), auto, labels)
+        model = load(str(settings.path), auto, labels, settings.fresh)
     _check_sizes(model, settings, tokenizer, max_length)
     return model
 
@@ -127,10 +127,12 @@ def _check_sizes(model: Any, settings: Model, tokenizer: PreTrainedTokenizerBase
         )
 
 
-def load(path: str, auto: str, labels: tuple[str, ...] = ()) -> PreTrainedModel:
+def load(path: str, auto: str, labels: tuple[str, ...] = (), fresh: bool = False) -> PreTrainedModel:
     try:
         config = AutoConfig.from_pretrained(path)
         _name_labels(config, labels)
+        if fresh:
+            return from_config(config, auto)
         model: PreTrainedModel = getattr(transformers, auto).from_pretrained(path, config=config, dtype=torch.float32)
     except (OSError, ValueError) as error:
         first = str(error).strip().splitlines()[0]

@@ -10,11 +10,13 @@ from typing import Any
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from hansa.config import Federation, parse
+from hansa.config import Federation
 from hansa.errors import UserError
+from hansa.federation_file import parse
 from hansa.registry import load_plugins
 from hansa.releases import releases
 from hansa.report.charts import bars, lines, short
+from hansa.report.personal import alpha_charts, neighbours, personal_tables
 from hansa.runs.ledger import Ledger
 from hansa.tasks import TASKS
 from hansa.tasks.base import Task
@@ -33,6 +35,7 @@ class Seen:
     facts: dict[str, Any]
     final: dict[str, dict[str, float]]
     curves: dict[str, list[tuple[float, float]]]  # group → (samples seen, headline metric)
+    times: list[tuple[float, float]]  # (virtual seconds, mean of the headline metric)
     rounds: list[tuple[Any, ...]]
     traffic: list[tuple[Any, ...]]
     events: list[tuple[Any, ...]]
@@ -55,7 +58,9 @@ def see(folder: Path, name: str = "") -> Seen:
     ledger = Ledger(folder)
     try:
         seen_by_round = dict(ledger.select("select round, sum(seen) over (order by round) from rounds"))
+        clock = dict(ledger.select("select round, clock from rounds"))
         curves: dict[str, list[tuple[float, float]]] = {}
+        means: dict[float, list[float]] = {}
         # The running looks, all on the same data: those of the first evaluation's split and share.
         query = (
             "select round, grp, value from metrics where metric=?1 and (split, share) ="
@@ -63,6 +68,7 @@ def see(folder: Path, name: str = "") -> Seen:
         )
         for round, group, value in ledger.select(query, task.headline):
             curves.setdefault(group, []).append((float(seen_by_round.get(round, 0)), value))
+            means.setdefault(clock.get(round) or 0.0, []).append(value)
         return Seen(
             name=name or federation.name,
             federation=federation,
@@ -70,6 +76,7 @@ def see(folder: Path, name: str = "") -> Seen:
             facts=ledger.facts(),
             final=ledger.final(),
             curves=curves,
+            times=[(at, fmean(values)) for at, values in sorted(means.items())],
             rounds=ledger.select(
                 "select count(*), sum(seconds), sum(step_seconds), sum(work_seconds), sum(move_seconds), "
                 "sum(evaluate_seconds), sum(checkpoint_seconds) from rounds"
@@ -107,6 +114,9 @@ def content(runs: list[Seen], title: str, reading: list[str]) -> dict[str, Any]:
         "curves": _curves(runs),
         "curve_names": [run.name for run in runs if run.curves],
         "curve_note": f"{first.task.headline} on held-out data against samples seen by all silos together.",
+        "time_chart": _time_chart(runs),
+        "targets": _targets(runs),
+        "personal": [_personal(run) for run in runs if "personal" in run.facts],
         "silos": _silos(first),
         "sample_note": _sample_note(first.federation.data.max_length),
         "share_chart": _shares(first),
@@ -148,13 +158,18 @@ def headline(runs: list[Seen], metric: str) -> dict[str, Any]:
     def row(name: str, values: list[float | None], total: bool) -> dict[str, Any]:
         known = [v for v in values if v is not None]
         best = (min if lower else max)(known) if len(known) > 1 else None
-        cells = [{"text": _figure(v, metric), "best": v is not None and v == best} for v in values]
+        spread = [run.facts.get("deviations", {}).get(name, {}).get(metric) for run in runs]
+        cells = [
+            {"text": _figure(v, metric), "best": v is not None and v == best, "spread": _spread(s, metric)}
+            for v, s in zip(values, spread, strict=True)
+        ]
         return {"name": name, "cells": cells, "sum": total}
 
     rows = [row(g, [run.final.get(g, {}).get(metric) for run in runs], False) for g in groups]
     if len(groups) > 1:
         rows.append(row("mean of languages", [average(run.final, metric) for run in runs], True))
         rows.append(row("weighted by data", [average(run.final, metric, weights) for run in runs], True))
+        rows.append(row("worst language", [worst(run.final, metric) for run in runs], True))
     better = "lower is better" if lower else "higher is better"
     return {
         "title": f"{metric.replace('_', ' ').capitalize()} on the test set",
@@ -174,6 +189,12 @@ def average(final: dict[str, dict[str, float]], metric: str, weights: dict[str, 
     return sum(v * weights.get(g, 0.0) for g, v in values.items()) / total if total else None
 
 
+def worst(final: dict[str, dict[str, float]], metric: str) -> float | None:
+    """Of the language that the model serves least: the measure of fairness."""
+    values = [m[metric] for m in final.values() if metric in m]
+    return (max if metric == "perplexity" else min)(values) if values else None
+
+
 def weights_of(run: Seen) -> dict[str, float]:
     """Training samples by language."""
     counts: dict[str, float] = {}
@@ -181,6 +202,10 @@ def weights_of(run: Seen) -> dict[str, float]:
         for group, n in card["groups"]["train"].items():
             counts[group] = counts.get(group, 0.0) + n
     return counts
+
+
+def _spread(value: float | None, metric: str) -> str:
+    return "" if value is None else f"standard deviation {_figure(value, metric)} over four parts of the test set"
 
 
 def _figure(value: float | None, metric: str) -> str:
@@ -196,6 +221,37 @@ def _curves(runs: list[Seen]) -> list[str]:
     return [
         lines(group, [(run.name, run.curves.get(group, [])) for run in drawn], "samples seen", log) for group in groups
     ]
+
+
+def _time_chart(runs: list[Seen]) -> str:
+    if not any(run.federation.simulate.delay for run in runs):
+        return ""
+    metric, log = runs[0].task.headline, runs[0].task.lower_is_better
+    return lines(f"mean {metric}", [(run.name, run.times) for run in runs], "virtual seconds", log)
+
+
+def _targets(runs: list[Seen]) -> list[str]:
+    """When each run got to `evaluate.target`, by the virtual clock."""
+    found = []
+    for run in runs:
+        target = run.federation.evaluate.target
+        if target is None:
+            continue
+        lower = run.task.lower_is_better
+        at = next((at for at, mean in run.times if (mean <= target if lower else mean >= target)), None)
+        when = "did not get there" if at is None else f"after {short(at)} virtual seconds"
+        found.append(f"{run.name}: mean {run.task.headline} {short(target)} {when}")
+    return found
+
+
+def _personal(run: Seen) -> dict[str, Any]:
+    found = run.facts["personal"]
+    return {
+        "name": run.name,
+        "tables": personal_tables(found),
+        "charts": alpha_charts(found),
+        "neighbours": neighbours(found),
+    }
 
 
 def _silos(run: Seen) -> list[dict[str, str]]:

@@ -1,0 +1,79 @@
+"""`hansa reproduce`: a paper's experiments beside ours, its tables in our figures, its claims one by one."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+Scale = Literal["smoke", "small", "full"]
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+    note: str = ""
+
+    def markdown(self) -> str:
+        lines = [f"**{self.title}**", "", "| " + " | ".join(self.columns) + " |"]
+        lines.append("|---" + "|---:" * (len(self.columns) - 1) + "|")
+        lines += ["| " + " | ".join(row) + " |" for row in self.rows]
+        return "\n".join([*lines, "", *([self.note, ""] if self.note else [])])
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Something the paper shows, and whether it shows here: both figures, so that a reader can judge."""
+
+    name: str
+    holds: bool
+    ours: str
+    paper: str
+
+    @property
+    def line(self) -> str:
+        return f"{'holds' if self.holds else 'does not hold'}: {self.name} (ours: {self.ours}; paper: {self.paper})"
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    paper: str
+    scale: str
+    tables: Sequence[Table]
+    claims: Sequence[Claim]
+    report: Path
+    seconds: float
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "paper": self.paper,
+            "scale": self.scale,
+            "claims": [asdict(claim) for claim in self.claims],
+            "tables": [asdict(table) for table in self.tables],
+            "report": str(self.report),
+            "seconds": round(self.seconds, 1),
+            **self.facts,
+        }
+
+    def markdown(self) -> str:
+        lines = [f"## {self.paper.capitalize()}, scale {self.scale}", ""]
+        lines += [f"`hansa reproduce {self.paper} --scale {self.scale}`, {self.seconds / 60:.1f} minutes.", ""]
+        lines += [f"- {claim.line}" for claim in self.claims]
+        return "\n".join([*lines, "", *(table.markdown() for table in self.tables)])
+
+
+def update_results(file: Path, found: Reproduction) -> None:
+    """Replace this reproduction's section of the results page, and leave the others alone."""
+    begin, end = (f"<!-- {edge}: {found.paper} {found.scale} -->" for edge in ("begin", "end"))
+    text = file.read_text(encoding="utf-8") if file.exists() else "# Results\n\nWritten by `hansa reproduce`.\n"
+    section = f"{begin}\n{found.markdown()}\n{end}"
+    if begin in text and end in text:
+        text = text[: text.index(begin)] + section + text[text.index(end) + len(end) :]
+    else:
+        text = f"{text.rstrip()}\n\n{section}\n"
+    file.write_text(text, encoding="utf-8")
+
+
+Say = Callable[[str], None]

@@ -15,14 +15,16 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import astuple
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from hansa.config import Federation, dump
+from hansa.config import Federation
 from hansa.errors import RunFailed, UserError
-from hansa.round import Moving
+from hansa.federation_file import dump
+from hansa.pace import Flight, Moving
 from hansa.tensors import Layout, Tensors
 
 
@@ -81,6 +83,8 @@ class RunDirectory:
             save_file({name: t.flat for name, t in moving.state.items()}, draft / "server.safetensors")
             layout = moving.model.layout
             (draft / "layout.json").write_text(json.dumps([layout.names, layout.shapes]))
+            flights = [astuple(flight) for flight in moving.flights]
+            (draft / "clock.json").write_text(json.dumps({"clock": moving.clock, "flights": flights}))
         for old in self.checkpoints()[:-keep]:
             if old != pinned:
                 shutil.rmtree(self._checkpoint(old))
@@ -95,7 +99,9 @@ class RunDirectory:
         layout = Layout(tuple(names), tuple(map(tuple, shapes)))
         named = load_file(folder / "model.safetensors")
         state = {name: Tensors(layout, flat) for name, flat in load_file(folder / "server.safetensors").items()}
-        return Moving(Tensors.of({name: named[name] for name in layout.names}), state, round)
+        times = json.loads((folder / "clock.json").read_text())
+        flights = [Flight(*flight) for flight in times["flights"]]
+        return Moving(Tensors.of({name: named[name] for name in layout.names}), state, round, times["clock"], flights)
 
     def checkpoints(self) -> list[int]:
         found = (self.path / "checkpoints").glob("round-*")

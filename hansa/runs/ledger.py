@@ -14,7 +14,8 @@ from hansa.round import Record
 SCHEMA = """
 create table if not exists rounds (
   round integer primary key, at real, loss real, seen integer, steps integer, cohort integer, lost integer,
-  seconds real, work_seconds real, step_seconds real, move_seconds real, evaluate_seconds real, checkpoint_seconds real
+  seconds real, work_seconds real, step_seconds real, move_seconds real, evaluate_seconds real, checkpoint_seconds real,
+  clock real
 );
 create table if not exists metrics (round integer, split text, share real, grp text, metric text, value real);
 create table if not exists traffic (round integer, node text, sent integer, received integer, seen integer, loss real);
@@ -71,6 +72,7 @@ class Ledger:
             "move_seconds": seconds.get("move", 0.0),
             "evaluate_seconds": seconds.get("evaluate", 0.0),
             "checkpoint_seconds": 0.0,
+            "clock": record.clock,
         }
         with self._writing():
             self._insert("rounds", row)

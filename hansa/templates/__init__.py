@@ -14,7 +14,7 @@ SIZES = {"en": 3000, "de": 400, "es": 350, "fr": 330, "it": 300, "pt": 280, "ru"
 
 
 def templates() -> list[str]:
-    return sorted(file.stem for file in FOLDER.glob("*.yaml"))
+    return sorted(file.stem for file in FOLDER.glob("*.yaml") if "." not in file.stem)
 
 
 def new(template: str, folder: Path, seed: int = 0) -> Path:
@@ -28,10 +28,11 @@ def new(template: str, folder: Path, seed: int = 0) -> Path:
         with (folder / "data" / f"{language}.jsonl").open("w", encoding="utf-8") as stream:
             stream.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     silos = "\n".join(f"  {language}: {{train: data/{language}.jsonl, language: {language}}}" for language in SIZES)
-    text = (FOLDER / f"{template}.yaml").read_text(encoding="utf-8").replace("@SILOS@", silos)
-    file = folder / "federation.yaml"
-    file.write_text(text, encoding="utf-8")
-    return file
+    for source in FOLDER.glob(f"{template}*.yaml"):
+        variant = source.stem.partition(".")[2] or "federation"  # medical.small.yaml becomes small.yaml
+        text = source.read_text(encoding="utf-8").replace("@SILOS@", silos)
+        (folder / f"{variant}.yaml").write_text(text, encoding="utf-8")
+    return folder / "federation.yaml"
 
 
 def assertions(language: str, count: int, seed: int) -> Iterator[dict[str, Any]]:

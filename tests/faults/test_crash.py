@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hansa import config
+from hansa import federation_file
 from hansa.errors import RunFailed, UserError
 from hansa.run import run
 from hansa.runs.directory import RunDirectory
@@ -26,7 +26,7 @@ def start(file: Path, out: Path, *more: str) -> subprocess.Popen:
 def test_kill_9_and_resume_end_in_the_same_bits(federation, tmp_path):
     settings = federation(rounds=40, server={"optimizer": "adam", "lr": 0.01}, checkpoint={"every": 3})
     file = tmp_path / "fed.yaml"
-    file.write_text(config.dump(settings))
+    file.write_text(federation_file.dump(settings))
     whole = run(settings, tmp_path / "whole", workers=0).folder
     for reached in ("start", "checkpoints/round-9"):
         more = ["--resume"] if (tmp_path / "cut").exists() else []
@@ -43,7 +43,7 @@ def test_kill_9_and_resume_end_in_the_same_bits(federation, tmp_path):
 
 def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(federation, tmp_path):
     file = tmp_path / "fed.yaml"
-    file.write_text(config.dump(federation(rounds=100000)))
+    file.write_text(federation_file.dump(federation(rounds=100000)))
     process = start(file, tmp_path / "run")
     wait_for(tmp_path / "run" / "checkpoints" / "round-2")
     process.send_signal(signal.SIGINT)

@@ -117,10 +117,10 @@ def test_workers_end_with_their_parent(federation, tmp_path):
     import sys
     from time import sleep
 
-    from hansa import config
+    from hansa import federation_file
 
     settings = federation(rounds=100000)
-    (tmp_path / "fed.yaml").write_text(config.dump(settings))
+    (tmp_path / "fed.yaml").write_text(federation_file.dump(settings))
     process = subprocess.Popen(
         [
             sys.executable,

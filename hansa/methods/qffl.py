@@ -1,0 +1,58 @@
+"""Li et al. (2020), Fair Resource Allocation in Federated Learning, Algorithm 2 (q-FedAvg).
+
+    Δᵢ = L·Fᵢ^q·(θ − θᵢ),   hᵢ = q·Fᵢ^(q−1)·‖L·(θ − θᵢ)‖² + L·Fᵢ^q,   θ ← θ − Σ Δᵢ / Σ hᵢ
+
+Fᵢ: silo i's training loss; q: how much fairness (0: every silo the same; large: the worst one alone); L = 1/η: the
+inverse of the silo's learning rate. A silo that fits badly pulls harder, so losses even out over silos.
+Deviations: Fᵢ is the mean loss of the round's batches, which is the loss of θ itself when a round is one batch. With a
+server optimiser of your own (`server:`), Σ Δᵢ/Σ hᵢ is the pseudo-gradient it takes.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from hansa.config import Positive, Section
+from hansa.messages import Update
+from hansa.method import Method
+from hansa.methods import METHODS
+from hansa.methods.fedavg import fedavg
+from hansa.tensors import Layout, Tensors, WeightedMean
+
+
+@dataclass(frozen=True)
+class Uniform:
+    def weight(self, update: Update) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True)
+class FairMean:
+    q: float
+    lipschitz: float
+    needs: ClassVar[Literal["each"]] = "each"  # the norm of every single update
+
+    def combine(self, layout: Layout, updates: Iterable[tuple[Update, float]]) -> Tensors:
+        mean, total, scale = WeightedMean(layout), 0.0, 0.0
+        for update, weight in updates:
+            loss = max(update.loss, 1e-10)
+            pull = weight * self.lipschitz * loss**self.q
+            norm = float(update.gradient.flat.norm()) * self.lipschitz
+            scale += weight * self.q * loss ** (self.q - 1) * norm**2 + pull
+            mean.add(update.gradient, pull)
+            total += pull
+        result = mean.mean()
+        if scale:
+            result.flat.mul_(total / scale)
+        return result
+
+
+@METHODS.register("qffl")
+class QFfl(Section):
+    q: Annotated[float, Field(ge=0.0)] = 1.0
+    lr: Positive = 0.1  # the silo's learning rate, whose inverse bounds the curvature
+
+    def build(self) -> Method:
+        return replace(fedavg(), name="qffl", weigh=Uniform(), aggregate=FairMean(self.q, 1 / self.lr))

@@ -1,0 +1,92 @@
+"""Who is waited for: the first steps of a round, and the slot that FedBuff fills differently.
+
+`Together` asks a cohort and waits for all of it. Time may be virtual: `simulate.delay` says how long a silo's work
+would take, nobody sleeps, and methods can be compared by the clock on one machine.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from time import monotonic
+
+from hansa.config import Federation, Participation, Simulation
+from hansa.links import Answer, Link
+from hansa.messages import NodeId, Train
+from hansa.seeds import stream
+from hansa.tensors import Tensors
+
+
+@dataclass(frozen=True)
+class Member:
+    """What a federation knows of a child before it asks."""
+
+    samples: int
+    work: int  # samples per round: who has most is asked first, so that workers end together
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A silo at work: which version of the model it has, when it will be done, and how many such works there were."""
+
+    node: NodeId
+    version: int
+    due: float
+    number: int
+
+
+@dataclass
+class Moving:
+    """What a round moves: the shared model, the server optimiser's memory, the number of rounds done, virtual time."""
+
+    model: Tensors
+    state: dict[str, Tensors]
+    round: int = 0
+    clock: float = 0.0
+    flights: list[Flight] = field(default_factory=list)  # of silos that nobody waits for (fedbuff)
+
+
+@dataclass(frozen=True)
+class Together:
+    """A cohort, drawn from the seed; the round ends when all of it has answered, or the deadline has passed."""
+
+    def gather(
+        self,
+        name: NodeId,
+        members: Mapping[NodeId, Member],
+        link: Link,
+        settings: Federation,
+        moving: Moving,
+        durable: int,
+    ) -> tuple[list[NodeId], Iterator[Answer]]:
+        number = moving.round + 1
+        cohort = choose(members, settings.participation, settings.seed, number, name)
+        moving.clock += max(duration(node, number, settings.simulate, settings.seed) for node in cohort)
+        request = Train(number, moving.model, durable)
+        return cohort, link.ask(dict.fromkeys(cohort, request), until(settings.participation))
+
+
+def until(participation: Participation) -> float | None:
+    return None if participation.deadline is None else monotonic() + participation.deadline
+
+
+def choose(
+    members: Mapping[NodeId, Member], participation: Participation, seed: int, round: int, federation: NodeId
+) -> list[NodeId]:
+    """The cohort, largest work first. Who takes part depends on the seed and on names, not on their order."""
+    names = sorted(members)
+    count = participation.count or max(1, round_half_up(participation.share * len(names)))
+    if count < len(names):
+        chosen = stream(seed, round, federation, "cohort").permutation(len(names))[:count]
+        names = [names[i] for i in chosen]
+    return sorted(names, key=lambda n: (-members[n].work, n))
+
+
+def round_half_up(x: float) -> int:
+    return int(x + 0.5)
+
+
+def duration(node: NodeId, number: int, simulate: Simulation, seed: int) -> float:
+    """Virtual seconds of a silo's work."""
+    usual = simulate.delay.get(node, simulate.usual)
+    if not simulate.jitter:
+        return usual
+    return usual * (1 + simulate.jitter * float(stream(seed, node, number, "delay").uniform(-1.0, 1.0)))

@@ -1,0 +1,105 @@
+"""Nguyen et al. (2022): nobody waits for a slow silo; stale updates count less."""
+
+import numpy as np
+import pytest
+
+from hansa.errors import ConfigError
+from hansa.methods.fedbuff import ByStaleness, DampedMean
+from hansa.pace import Member, Moving
+from hansa.run import run
+from hansa.runs.ledger import Ledger
+from hansa.tensors import Tensors
+from tests.conftest import same, weights
+from tests.toys import update
+
+DELAY = {"delay": {"south": 10.0}}
+
+
+def stale(values, age):
+    from dataclasses import replace
+
+    return replace(update(values, 10, 1.0), stale=age)
+
+
+def test_the_step_is_the_damped_sum_over_k():
+    updates, power = [stale([1.0, 0.0], 0), stale([0.0, 4.0], 3)], 0.5
+    weigh = ByStaleness(power)
+    found = DampedMean(power).combine(updates[0].gradient.layout, ((u, weigh.weight(u)) for u in updates))
+    np.testing.assert_allclose(found.flat.numpy(), [0.5, 4.0 * (1 + 3) ** -0.5 / 2], rtol=1e-6)
+
+
+def test_with_equal_delays_and_a_full_buffer_it_is_fedavg_with_equal_weights(federation, tmp_path):
+    """The limit: everybody arrives at once, nobody is stale."""
+    fair = {"weights": "uniform"}
+    plain = federation(rounds=3, aggregate=fair)
+    buffered = federation(rounds=3, method={"name": "fedbuff", "buffer": 3}, aggregate=None)
+    a = weights(run(plain, tmp_path / "a", workers=0).folder / "model")
+    b = weights(run(buffered, tmp_path / "b", workers=0).folder / "model")
+    for name in a:
+        np.testing.assert_allclose(a[name], b[name], rtol=1e-4, atol=1e-6)
+
+
+def rounds_of(folder):
+    ledger = Ledger(folder)
+    try:
+        clock = [c for (c,) in ledger.select("select clock from rounds order by round")]
+        nodes = [n for (n,) in ledger.select("select node from traffic order by round, node")]
+        return clock, nodes
+    finally:
+        ledger.close()
+
+
+def test_a_straggler_holds_up_the_others_only_where_they_wait(federation, tmp_path):
+    together = run(federation(rounds=4, simulate=DELAY), tmp_path / "a", workers=0)
+    buffered = run(
+        federation(rounds=4, simulate=DELAY, method={"name": "fedbuff", "buffer": 2}), tmp_path / "b", workers=0
+    )
+    clock, _ = rounds_of(together.folder)
+    assert clock == [10.0, 20.0, 30.0, 40.0]
+    clock, nodes = rounds_of(buffered.folder)
+    assert clock[-1] <= 5.0
+    assert "south" not in nodes, "it is still at its first work when four rounds are over"
+
+
+def test_the_same_for_any_number_of_workers_and_after_a_resume(federation, tmp_path):
+    settings = federation(
+        rounds=6, method={"name": "fedbuff", "buffer": 2}, simulate=DELAY | {"jitter": 0.3}, checkpoint={"every": 2}
+    )
+    whole = run(settings, tmp_path / "a", workers=0).folder
+    pooled = run(settings, tmp_path / "b", workers=2).folder
+    assert same(weights(whole / "model"), weights(pooled / "model"))
+    # Undo the last rounds and go on from the checkpoint of round 4, with silos still in flight.
+    import shutil
+
+    shutil.rmtree(pooled / "checkpoints" / "round-6")
+    shutil.rmtree(pooled / "model")
+    run(settings, pooled, resume=True, workers=0)
+    assert same(weights(whole / "model"), weights(pooled / "model"))
+
+
+def test_staleness_counts_versions():
+    from hansa.methods.fedbuff import Buffered
+
+    class Settings:
+        class simulate:
+            delay, usual, jitter = {"slow": 3.5}, 1.0, 0.0
+
+        seed = 0
+
+    moving = Moving(Tensors.of({}), {})
+    members = {"slow": Member(1, 1), "fast": Member(1, 1)}
+    seen = []
+    for _ in range(4):
+        [flight] = Buffered(1)._arrivals(members, Settings, moving)
+        seen.append((flight.node, moving.round - flight.version))
+        moving.round += 1
+    assert seen == [("fast", 0), ("fast", 0), ("fast", 0), ("slow", 3)]
+
+
+def test_what_makes_no_sense_is_refused(federation):
+    from hansa import methods
+
+    with pytest.raises(ConfigError, match="every silo at work"):
+        methods.build(federation(method="fedbuff", participation={"count": 1}))
+    with pytest.raises(ConfigError, match="an aggregation of its own"):
+        methods.build(federation(method="fedbuff", aggregate={"weights": "uniform"}))

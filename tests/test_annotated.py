@@ -1,0 +1,236 @@
+"""Annotated text in all its forms, and what happens to rows that contradict themselves."""
+
+import json
+
+import numpy as np
+import pytest
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hansa.config import Data, Source
+from hansa.data import examples
+from hansa.data.annotated import BadRow, mark, pairs, spans_of, words_and_tags
+from hansa.data.examples import Unusable
+from hansa.data.readers import Problems, Row, rows
+from hansa.errors import DataError
+from hansa.models.tokenizer import byte_tokenizer
+from hansa.seeds import stream
+from hansa.tasks.base import Vocabulary
+from hansa.tasks.classify import Classify, marked_mentions, marked_pairs
+from hansa.tasks.tag import NO_TAG, Tag, count
+
+WHOLE = Data(valid=0.0, test=0.0)
+TEXT = "No fever, but pneumonia."
+LABELS = ("O", "B-Sign", "I-Sign", "B-Disease", "I-Disease")
+EXPECTED = [("No", "O"), ("fever", "B-Sign"), (",", "O"), ("but", "O"), ("pneumonia", "B-Disease"), (".", "O")]
+
+
+def read(path, **fields):
+    return list(rows(Source(train=str(path), **fields), "train", WHOLE, Problems()))
+
+
+def entity(start, end, kind, assertion="present"):
+    return {"span": [start, end], "type": kind, "assertion": assertion}
+
+
+def as_tokens(path):
+    words, tags = zip(*EXPECTED, strict=True)
+    path.write_text(json.dumps({"tokens": words, "tags": tags}))
+    return path
+
+
+def as_conll(path):
+    path.write_text("-DOCSTART- O\n\n" + "\n".join(f"{w} X {t}" for w, t in EXPECTED) + "\n\n")
+    return path
+
+
+def as_spans(path):
+    spans = [{"start": 3, "end": 8, "label": "Sign"}, {"start": 14, "end": 23, "label": "Disease"}]
+    path.write_text(json.dumps({"text": TEXT, "spans": spans}))
+    return path
+
+
+def as_brat(path):
+    path.with_suffix(".txt").write_text(TEXT)
+    path.with_suffix(".ann").write_text(
+        "T1\tSign 3 8\tfever\nT2\tDisease 14 23\tpneumonia\nA1\tAssertion T1 absent\nA2\tAssertion T2 present\n"
+        "R1\tcauses Arg1:T2 Arg2:T1\nthis line is no annotation\n#1\tAnnotatorNotes T1\ta remark\n"
+    )
+    return path.with_suffix(".txt")
+
+
+@pytest.mark.parametrize(
+    ("write", "name"), [(as_tokens, "a.jsonl"), (as_conll, "a.conll"), (as_spans, "b.jsonl"), (as_brat, "doc.txt")]
+)
+def test_every_form_gives_the_same_words_and_tags(write, name, tmp_path):
+    [row] = read(write(tmp_path / name))
+    assert list(zip(*words_and_tags(row), strict=True)) == EXPECTED
+
+
+def test_brat_gives_assertions_and_relations_and_reports_bad_lines(tmp_path):
+    problems = Problems()
+    source = Source(train=str(as_brat(tmp_path / "doc.txt")))
+    [row] = rows(source, "train", WHOLE, problems)
+    assert [e["assertion"] for e in row["entities"]] == ["absent", "present"]
+    assert [(h.type, t.type, kind) for h, t, kind in pairs(row, "label")] == [("Disease", "Sign", "causes")]
+    assert problems.broken == 1
+    assert "doc.ann:6: not a BRAT annotation" in problems.first[0]
+
+
+BAD = {
+    "tags": ({"tokens": ["a", "b"], "tags": ["O"]}, "2 tokens but 1 tags"),
+    "tag": ({"tokens": ["a"], "tags": ["Disease"]}, "is not a BIO tag"),
+    "range": ({"text": "abc", "entities": [entity(1, 9, "Sign")]}, "does not lie in the text, which has 3"),
+    "overlap": ({"text": "abc def", "entities": [entity(0, 5, "Sign"), entity(4, 7, "Sign")]}, "overlap"),
+    "untyped": ({"text": "abc", "entities": [{"span": [0, 1]}]}, "has no 'type'"),
+    "unknown": ({"tokens": ["a"], "tags": ["B-Planet"]}, "type 'Planet' is not one of Sign, Disease"),
+    "nothing": ({"text": "abc"}, "neither 'tokens' and 'tags' nor"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_row_that_contradicts_itself_is_reported_with_its_place(name, tmp_path):
+    row, reason = BAD[name]
+    good = {"text": TEXT, "entities": [entity(3, 8, "Sign")]}
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(json.dumps(r) + "\n" for r in (good, row)))
+    vocabulary = Vocabulary(byte_tokenizer(), 40, LABELS)
+    found = list(Tag().encode(read(file), Source(train=str(file)), vocabulary))
+    [bad] = [f for f in found if isinstance(f, Unusable)]
+    assert bad.place == f"{file}:2"
+    assert reason in bad.reason
+
+    def load(broken):
+        data = WHOLE.model_copy(update={"broken": broken})
+        encode = lambda some, s: Tag().encode(some, s, vocabulary)  # noqa: E731
+        return examples.load([Source(train=str(file))], "train", data, ["x"], encode, "f")
+
+    assert "1 of 2 lines left out, first" in load(0.6).problems[0]
+    with pytest.raises(DataError, match="1 of 2 lines cannot be used"):
+        load(0.01)
+
+
+def test_long_sentences_are_cut_between_words_and_outside_entities():
+    vocabulary = Vocabulary(byte_tokenizer(), 18, LABELS)
+    words = ["aa", "bb", "cccc", "dddd", "ee", "ff", "gg"]
+    tags = ["O", "O", "B-Sign", "I-Sign", "O", "O", "O"]
+    found = list(Tag().encode([Row({"tokens": words, "tags": tags, "text": ""})], Source(train="x"), vocabulary))
+    assert len(found) > 1
+    assert all(len(s.ids) <= 18 and len(s.ids) == len(s.tags) for s in found)
+    marked = [[LABELS[t] for t in s.tags if t != NO_TAG] for s in found]
+    assert [tag for sample in marked for tag in sample] == tags, "nothing is lost"
+    assert all(not sample[0].startswith("I-") for sample in marked), "no entity is cut"
+
+
+TAG = st.sampled_from(["O", "B-X", "I-X", "B-Y", "I-Y"])
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(TAG, TAG), min_size=1, max_size=12))
+def test_strict_f1_is_the_reference_librarys(both):
+    from seqeval.metrics import f1_score
+
+    true, guessed = map(list, zip(*both, strict=True))
+    sums: dict[str, float] = {"words": 1.0, "nll": 0.0}
+    count(spans_of(true), spans_of(guessed), sums)
+    ours = Tag().metrics(sums)
+    assert ours["strict_f1"] == pytest.approx(f1_score([true], [guessed], zero_division=0))
+    assert ours["type_f1"] >= ours["strict_f1"] - 1e-12, "type asks for less"
+
+
+ONE = st.sampled_from(["O", "B-X", "I-X"])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(ONE, ONE), min_size=1, max_size=12))
+def test_type_f1_is_the_reference_librarys(both):
+    """With one type; with several, the library also pairs spans of different types before it looks at them."""
+    from nervaluate import Evaluator
+
+    true, guessed = map(list, zip(*both, strict=True))
+    sums: dict[str, float] = {"words": 1.0, "nll": 0.0}
+    count(spans_of(true), spans_of(guessed), sums)
+    theirs = Evaluator([true], [guessed], tags=["X"], loader="list").evaluate()["overall"]["ent_type"]
+    assert Tag().metrics(sums)["type_f1"] == pytest.approx(theirs.f1)
+
+
+def test_an_overlap_counts_for_type_and_not_for_strict():
+    sums: dict[str, float] = {"words": 1.0, "nll": 0.0}
+    count([(0, 3, "X")], [(0, 2, "X")], sums)
+    count([(0, 2, "X")], [(0, 2, "Y")], sums)
+    metrics = Tag().metrics(sums)
+    assert metrics["strict_f1"] == 0.0
+    assert metrics["type_f1"] == pytest.approx(0.5)
+
+
+def test_macro_and_weighted_f1_by_hand():
+    sums: dict[str, float] = {"words": 1.0, "nll": 0.0}
+    count([(0, 1, "X"), (1, 2, "X"), (2, 3, "X"), (3, 4, "Y")], [(0, 1, "X"), (1, 2, "X"), (5, 6, "Y")], sums)
+    metrics = Tag().metrics(sums)
+    x, y = 2 * 2 / (2 + 3), 0.0
+    assert metrics["macro_f1"] == pytest.approx((x + y) / 2)
+    assert metrics["weighted_f1"] == pytest.approx((3 * x + 1 * y) / 4)
+    assert metrics["strict_f1"] == pytest.approx(2 * 2 / (3 + 4))
+
+
+def test_marked_mentions_and_pairs_survive_truncation():
+    vocabulary = Vocabulary(byte_tokenizer(), 40, ("absent", "present"))
+    text = "x " * 60 + "no fever at all" + " y" * 60
+    row = Row({"text": text, "start": 123, "end": 128, "label": "absent"})
+    [sample] = Classify((), marked_mentions).encode([row], Source(train="x"), vocabulary)
+    assert len(sample.ids) <= 40
+    assert "@ fever @" in vocabulary.tokenizer.decode(sample.ids)
+
+
+def test_pairs_are_related_or_none():
+    row = Row({"text": "abc def ghi", "entities": [entity(0, 3, "A"), entity(4, 7, "B"), entity(8, 11, "C")]})
+    row["relations"] = [{"head": 2, "tail": 0, "type": "of"}]
+    found = {(h.type, t.type): kind for h, t, kind in pairs(row, "label")}
+    assert found == {("C", "A"): "of", ("A", "B"): "NONE", ("B", "C"): "NONE"}
+    row["relations"] = [{"head": 7, "tail": 0, "type": "of"}]
+    with pytest.raises(BadRow, match="joins 7 and 0, but there are 3 entities"):
+        list(pairs(row, "label"))
+    head, tail, _ = next(
+        pairs(Row({"text": "abc", "h_start": 0, "h_end": 1, "t_start": 2, "t_end": 3, "label": "x"}), "label")
+    )
+    assert mark("abc", head, tail)[0] == "@ a @b# c #"
+
+
+def test_f1_of_relations_leaves_out_the_negative_class():
+    sums = {
+        "samples": 10.0,
+        "correct": 9.0,
+        "nll": 1.0,
+        "hit:NONE": 9.0,
+        "guessed:NONE": 10.0,
+        "true:NONE": 9.0,
+        "true:of": 1.0,
+    }
+    assert Classify((), marked_pairs, "NONE").metrics(sums)["micro_f1"] == 0.0
+    assert Classify((), marked_pairs).metrics(sums)["micro_f1"] == pytest.approx(0.9)
+
+
+def test_tagging_loss_is_the_librarys():
+    import torch
+
+    vocabulary = Vocabulary(byte_tokenizer(), 40, LABELS)
+    config = transformers.BertConfig(
+        vocab_size=vocabulary.size, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48
+    )
+    config.id2label = dict(enumerate(LABELS))
+    torch.manual_seed(0)
+    model = transformers.AutoModelForTokenClassification.from_config(config).eval()
+    row = Row({"tokens": [w for w, _ in EXPECTED], "tags": [t for _, t in EXPECTED], "text": TEXT})
+    [sample] = Tag().encode([row], Source(train="x"), vocabulary)
+    held = examples.Examples(
+        np.asarray(sample.ids, np.int32), np.array([0, len(sample.ids)]), np.array([-1], np.int32),
+        np.zeros(1, np.int32), ("all",), np.asarray(sample.tags, np.int32),
+    )  # fmt: skip
+    batch = Tag().batch(held, np.arange(1), stream(0), vocabulary)
+    labels = torch.tensor([[-100 if t == NO_TAG else t for t in sample.tags]])
+    theirs = model(**batch.inputs, labels=labels).loss
+    torch.testing.assert_close(Tag().loss(model, batch), theirs)
+    with torch.inference_mode():
+        assert Tag().score(model, batch)["words"] == len(EXPECTED)
+    assert all(set(e) == {"text", "type", "span"} for e in Tag().predict(model, vocabulary, TEXT))

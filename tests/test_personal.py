@@ -1,0 +1,105 @@
+"""Personal models: APFL's equations, the sweep, the mixture of nearby silos, and what is kept."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from hansa.config import Training
+from hansa.errors import DataError
+from hansa.methods.fedavg import TaskLoss
+from hansa.personal import ALPHAS, Mixing, mixture, similarity
+from hansa.run import run
+from hansa.runs.ledger import Ledger
+from hansa.tensors import Tensors
+from hansa.train import Learner, Work, train
+from hansa.use import load
+from tests.conftest import same, weights
+from tests.toys import Point, Pull, batches
+
+DATA = {"max_length": 16, "valid": 0.15, "test": 0.2}
+PERSONAL = {"rounds": 4, "train": {"optimizer": "adamw", "lr": 0.01, "batch": 8}}
+
+
+def facts(folder):
+    ledger = Ledger(folder)
+    try:
+        return ledger.facts()["personal"]
+    finally:
+        ledger.close()
+
+
+def test_adaptive_mixing_is_apfl_written_out():
+    targets, shared, lr, alpha_lr = [[3.0, -1.0], [2.0, 0.0], [4.0, 1.0]], np.array([1.0, 1.0]), 0.1, 0.05
+    own, alpha = np.array([0.5, 0.0]), 0.4
+    learner = Learner(Point(own.tolist()))
+    training = Training(optimizer="sgd", lr=lr)
+    mixing = Mixing(learner, torch.tensor(shared, dtype=torch.float32), training, alpha, alpha_lr)
+    work = Work(learner, learner.state.copy(), 1, {})
+    train(work, Pull(), TaskLoss(), training, batches(targets), 1.0, mixing)
+    for target in targets:
+        gradient = alpha * own + (1 - alpha) * shared - np.array(target)
+        slope = gradient @ (own - shared)
+        own = own - lr * alpha * gradient
+        alpha = min(1.0, max(0.0, alpha - alpha_lr * slope))
+    np.testing.assert_allclose(mixing.own.numpy(), own, rtol=1e-5)
+    assert mixing.alpha == pytest.approx(alpha, rel=1e-5)
+
+
+def test_alpha_stays_between_zero_and_one():
+    learner = Learner(Point([5.0, 5.0]))
+    mixing = Mixing(learner, torch.zeros(2), Training(lr=0.01), 0.5, 100.0)
+    work = Work(learner, learner.state.copy(), 1, {})
+    train(work, Pull(), TaskLoss(), Training(lr=0.01), batches([[0.0, 0.0]]), 1.0, mixing)
+    assert mixing.alpha == 0.0
+
+
+def test_the_sweep_keeps_the_best_on_validation_and_every_silo_has_a_model(federation, tmp_path):
+    outcome = run(federation(rounds=2, personal=PERSONAL, data=DATA), tmp_path / "r", workers=0)
+    found = facts(outcome.folder)
+    for name, known in found["silos"].items():
+        assert len(known["curves"]["loss"]) == len(ALPHAS) == 21
+        best = int(np.argmin(known["curves"]["loss"]))
+        assert known["alpha"] == ALPHAS[best]
+        assert known["losses"]["interpolated"] == pytest.approx(min(known["curves"]["loss"]))
+        assert known["losses"]["interpolated"] <= min(known["losses"]["federated"], known["losses"]["personalised"])
+        assert known["losses"]["federated"] == pytest.approx(known["curves"]["loss"][0])
+        _, model = load(outcome.folder, name)
+        assert model.config.vocab_size > 0
+        note = json.loads((outcome.folder / "silos" / name / "personal.json").read_text())
+        assert note["loss"] == min(known["losses"].values())
+    personal = weights(outcome.folder / "silos" / "north" / "model")
+    assert not same(personal, weights(outcome.folder / "model")), "a model of its own"
+
+
+def test_personal_training_starts_from_the_chosen_round(federation, tmp_path):
+    late = run(federation(rounds=4, personal=PERSONAL, data=DATA), tmp_path / "late", workers=0)
+    early = run(federation(rounds=4, personal=PERSONAL | {"start": 1}, data=DATA), tmp_path / "early", workers=0)
+    a, b = (facts(o.folder)["silos"]["north"]["losses"] for o in (late, early))
+    assert a["federated"] == b["federated"], "the shared model is the same"
+    assert a["personalised"] != b["personalised"]
+    assert (early.folder / "checkpoints" / "round-1").exists()
+
+
+def test_the_same_for_any_number_of_workers(federation, tmp_path):
+    settings = federation(rounds=2, personal=PERSONAL | {"nearby": 1}, data=DATA)
+    a = run(settings, tmp_path / "a", workers=0).folder
+    b = run(settings, tmp_path / "b", workers=2).folder
+    assert facts(a) == facts(b)
+    assert same(weights(a / "silos" / "east" / "model"), weights(b / "silos" / "east" / "model"))
+
+
+def test_similar_silos_are_found_and_strangers_are_not():
+    steps = {"a": [1.0, 0.1], "b": [0.9, 0.2], "c": [-1.0, 0.5]}
+    near = {n: Tensors.of({"w": torch.tensor(v)}) for n, v in steps.items()}
+    found = similarity(near, 2)
+    assert found["a"] == {"b": 1.0}, "c points the other way: it has no share"
+    np.testing.assert_allclose(mixture("a", near, found), [0.95, 0.15], rtol=1e-6)
+    assert found["c"] == {}
+    assert torch.equal(mixture("c", near, found), near["c"].flat), "alone, it keeps its own step"
+
+
+def test_without_validation_data_it_is_refused(federation, tmp_path):
+    with pytest.raises(DataError, match="no validation samples, and 'personal'"):
+        run(federation(rounds=1, personal=PERSONAL, data={"max_length": 24, "valid": 0.0}), tmp_path / "r", workers=0)
