@@ -100,6 +100,7 @@ class Data(Section):
     valid: Share = 0.05
     test: Share = 0.1
     broken: Share = 0.01  # go on while at most this share of the lines cannot be read
+    deidentify: str | None = None  # before anything else: 'rules', or a finder of your own as 'module:Class'
 
 
 class Adaptation(Section):

@@ -10,6 +10,11 @@ from hansa.config import Federation
 def releases(federation: Federation, survey: Mapping[str, Any] | None = None) -> list[str]:
     """``survey``: what the ledger noted of the silos' word counts and labels; without it, what the file foresees."""
     found = []
+    if federation.data.deidentify is not None:
+        found.append(
+            f"Before anything reads the text, '{federation.data.deidentify}' replaces the personal details it finds; "
+            "'hansa data deidentify --measure' tells how many it finds in annotated text of your own."
+        )
     if federation.kind == "central":
         found.append("Everything: a central run pools the silos' data. It is for comparison only.")
     if survey is None and federated_vocabulary(federation):

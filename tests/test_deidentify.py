@@ -350,7 +350,7 @@ def test_another_finder_is_plugged_in_by_name(tmp_path):
         f"{file}:Engin": "there is no 'Engin'",
         f"{tmp_path}/no.py:Engine": "there is no file",
         "no_such_package:X": "cannot be imported",
-        "presidio_analyzer_not_there:X": r"pip install 'hansa\[prepare\]'",
+        "presidio_analyzer_not_there:X": "pip install presidio-analyzer",
         "rule": "neither 'rules' nor 'module:Class'",
     }.items():
         with pytest.raises(UserError, match=message):
@@ -428,3 +428,40 @@ def test_measuring_on_ones_own_annotation(tmp_path):
     shown = run(spans, "--measure", "--language", "it").stdout
     assert "it NAME" in shown
     assert "2 rows could not be used" in shown
+
+
+# ── while a silo reads ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_silo_replaces_personal_details_before_anything_reads_the_text(tmp_path):
+    from hansa.config import Data, Source
+    from hansa.data.readers import Problems, rows
+
+    notes = list(generator.notes("it", 30, seed=5))
+    file = tmp_path / "it.jsonl"
+    file.write_text("".join(json.dumps(n, ensure_ascii=False) + "\n" for n in notes), encoding="utf-8")
+    source = Source(train=str(file), language="it")
+    plain = Data(valid=0.0, test=0.0)
+    read = list(rows(source, "train", plain.model_copy(update={"deidentify": "rules"}), Problems()))
+    assert len(read) == len(notes)
+    for row, note in zip(read, notes, strict=True):
+        for detail in note["personal"]:
+            assert note["text"][slice(*detail["span"])] not in row["text"]
+        for before, after in zip(note["entities"], row["entities"], strict=True):
+            assert note["text"][slice(*before["span"])] == row["text"][slice(*after["span"])], "offsets moved along"
+    again = list(rows(source, "train", plain.model_copy(update={"deidentify": "rules"}), Problems()))
+    assert read == again, "the key is kept"
+    untouched = list(rows(source, "train", plain, Problems()))
+    assert [r["text"] for r in untouched] == [n["text"] for n in notes]
+
+
+def test_texts_cut_into_tokens_are_reported_not_let_through(tmp_path):
+    from hansa.config import Data, Source
+    from hansa.data.readers import Problems, rows
+
+    file = tmp_path / "a.jsonl"
+    file.write_text(json.dumps({"tokens": ["Mr", "Smith"], "tags": ["O", "O"], "lang": "en"}))
+    problems = Problems()
+    data = Data(valid=0.0, test=0.0, deidentify="rules")
+    assert list(rows(Source(train=str(file)), "train", data, problems)) == []
+    assert "cut into tokens" in problems.first[0]

@@ -72,7 +72,7 @@ def _instance(spec: str, place: str, name: str) -> Any:
         module = _file_module(Path(place)) if place.endswith(".py") else importlib.import_module(place)
         return getattr(module, name)()
     except ImportError as error:
-        hint = "; pip install 'hansa[prepare]'" if place.startswith("presidio") else "; install it, or mend the name"
+        hint = "; pip install presidio-analyzer" if place.startswith("presidio") else "; install it, or mend the name"
         raise UserError(f"de-identifier '{spec}' cannot be imported ({error}){hint}") from None
     except AttributeError:
         raise UserError(

@@ -3,8 +3,10 @@
 import json
 import os
 import secrets
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +36,12 @@ def secret(key_file: Path | None, out: Path) -> str:
     if own.exists():
         return secret(own, out)
     out.mkdir(parents=True, exist_ok=True)
-    with os.fdopen(os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as stream:
+    handle, draft = tempfile.mkstemp(dir=out)  # readable by its owner only
+    with os.fdopen(handle, "w", encoding="utf-8") as stream:
         stream.write(secrets.token_hex(32) + "\n")
+    with suppress(FileExistsError):  # another worker was faster: its key counts
+        os.link(draft, own)
+    os.unlink(draft)
     return secret(own, out)
 
 

@@ -59,7 +59,12 @@ def rows(source: Source, split: str, data: Data, problems: Problems) -> Iterator
     own_file = {"train": source.train, "valid": source.valid, "test": source.test}[split]
     cut_from_train = own_file is None
     taken = 0
-    for row in _readable(Path(own_file or source.train), source, problems):
+    readable = _readable(Path(own_file or source.train), source, problems)
+    if data.deidentify is not None:
+        from hansa.data.at_home import without_personal_details
+
+        readable = without_personal_details(readable, source, data.deidentify, problems)
+    for row in readable:
         if (split == "train" or cut_from_train) and _side(row[source.text], source, data) != split:
             continue
         taken += 1

@@ -27,7 +27,11 @@ def work(connection: Connection, federation: str, folder: str) -> None:
             job, request = unpack(connection.recv_bytes())
         except (EOFError, OSError):  # the parent is gone, or done
             os._exit(0)
-        connection.send_bytes(_do(job, request, site, views))
+        reply = _do(job, request, site, views)
+        try:
+            connection.send_bytes(reply)
+        except OSError:  # gone meanwhile
+            os._exit(0)
 
 
 def pack(envelope: dict[str, Any], message: str) -> bytes:

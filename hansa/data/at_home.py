@@ -1,0 +1,30 @@
+"""De-identification while a silo reads its data (`data.deidentify`): nothing after it ever sees a personal detail.
+
+The surrogates' key is made once and stays in this machine's cache folder, readable by its owner only.
+"""
+
+from collections.abc import Iterator
+
+from hansa.config import Source
+from hansa.data.deidentify import load, rewrite
+from hansa.data.deidentify_files import secret
+from hansa.data.examples import cache_folder
+from hansa.data.readers import Problems, Row
+from hansa.errors import DataError
+
+
+def without_personal_details(rows: Iterator[Row], source: Source, spec: str, problems: Problems) -> Iterator[Row]:
+    finder, key = load(spec), secret(None, cache_folder())
+    for row in rows:
+        language = str(row.get("lang") or source.language)
+        if "tokens" in row:
+            problems.note(row.place, "its text is cut into tokens: de-identify it before it is cut")
+            continue
+        try:
+            replaced, _ = rewrite(row, source.text, language, finder, key, "surrogates")
+        except DataError as error:
+            problems.note(row.place, str(error))
+            continue
+        kept = Row(replaced)
+        kept.place = row.place
+        yield kept

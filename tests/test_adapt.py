@@ -1,0 +1,103 @@
+"""Fine-tuning whole models, heads alone, and low-rank additions; and what of them travels."""
+
+import pytest
+import torch
+import transformers
+
+from hansa.config import Model
+from hansa.errors import ConfigError
+from hansa.models.adapt import adapt, merged
+from hansa.run import run
+from hansa.runs.ledger import Ledger
+from hansa.train import Learner
+from hansa.use import load
+from tests.conftest import same, weights
+
+TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+CLASSIFY = {"task": "classify"}
+
+
+def encoder(seed=0):
+    torch.manual_seed(seed)
+    return transformers.AutoModelForSequenceClassification.from_config(transformers.BertConfig(vocab_size=50, **TINY))
+
+
+def logits(model):
+    with torch.inference_mode():
+        return model.eval()(input_ids=torch.arange(12).view(2, 6)).logits
+
+
+def test_frozen_trains_the_head_alone():
+    names = Learner(adapt(encoder(), Model(preset="tiny", adapt="frozen"), 0)).layout.names
+    assert set(names) == {"classifier.weight", "classifier.bias"}
+
+
+def test_additions_begin_as_nothing_and_travel_alone():
+    model = encoder()
+    before = logits(model)
+    learner = Learner(adapt(model, Model(preset="tiny", adapt="lora", rank=2), 0))
+    assert torch.equal(before, logits(model)), "B is zero at the start"
+    assert all("lora_" in name or name.startswith("classifier") for name in learner.layout.names)
+    full = sum(p.numel() for p in encoder().parameters())
+    assert 0 < learner.layout.size < full / 5
+
+
+def test_additions_depend_on_the_seed_alone():
+    def start(seed):
+        return Learner(adapt(encoder(), Model(preset="tiny", adapt="lora"), seed)).flat
+
+    assert torch.equal(start(1), start(1))
+    assert not torch.equal(start(1), start(2))
+
+
+def test_merged_is_a_plain_model_that_says_the_same():
+    model = adapt(encoder(), Model(preset="tiny", adapt="lora"), 0)
+    learner = Learner(model)
+    learner.flat.add_(torch.randn(learner.flat.shape, generator=torch.Generator().manual_seed(1)), alpha=0.1)
+    plain = merged(model)
+    assert set(dict(plain.named_parameters())) == set(dict(encoder().named_parameters()))
+    torch.testing.assert_close(logits(plain), logits(model), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(logits(plain), logits(encoder()), atol=1e-3), "the additions count"
+
+
+@pytest.mark.parametrize("kind", ["frozen", "lora"])
+def test_a_federation_sends_only_what_it_trains_and_leaves_a_plain_folder(kind, federation, tmp_path):
+    settings = federation(**CLASSIFY, rounds=2, model={"preset": "tiny", "adapt": kind}, train={"lr": 0.5, "batch": 8})
+    whole = federation(**CLASSIFY, rounds=2, train={"lr": 0.5, "batch": 8})
+    small, large = (run(s, tmp_path / n, workers=0).folder for s, n in ((settings, "a"), (whole, "b")))
+
+    def sent(folder):
+        ledger = Ledger(folder)
+        try:
+            return ledger.select("select max(received) from traffic")[0][0]
+        finally:
+            ledger.close()
+
+    assert sent(small) < sent(large) / 4
+    assert weights(small / "model").keys() == weights(large / "model").keys()
+    _, model = load(small)
+    _, checkpoint = load(small, checkpoint=2)
+    inputs = {"input_ids": torch.arange(5, 11).view(1, 6)}
+    with torch.inference_mode():
+        ours, theirs = (m.eval()(**inputs).logits for m in (model, merged(checkpoint)))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    pooled = run(settings, tmp_path / "c", workers=2).folder
+    assert same(weights(small / "model"), weights(pooled / "model"))
+
+
+def test_fresh_takes_the_shape_and_not_the_weights(federation, tmp_path):
+    first = run(federation(rounds=1), tmp_path / "first", workers=0).folder / "model"
+    again = run(
+        federation(rounds=0, model={"path": str(first), "fresh": True}, tokenizer={}), tmp_path / "again", workers=0
+    )
+    a, b = weights(first), weights(again.folder / "model")
+    assert {n: t.shape for n, t in a.items()} == {n: t.shape for n, t in b.items()}
+    assert not same(a, b)
+
+
+def test_without_peft_the_way_to_it_is_said(monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ConfigError, match=r"pip install 'hansa\[lora\]'"):
+        adapt(encoder(), Model(preset="tiny", adapt="lora"), 0)
