@@ -1,0 +1,105 @@
+"""The Medical paper's experiments at their smallest: every table is there, every claim is said, the page is written."""
+
+import json
+
+import pytest
+
+from hansa.errors import UserError
+from hansa.reproduce import Claim, Reproduction, Table, downstream, encoder, medical, update_results
+from hansa.run import Outcome
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("smoke")
+    said: list[str] = []
+    return medical.reproduce("smoke", None, folder / "out", None, None, said.append), said
+
+
+def test_every_table_of_the_paper_is_there(smoke):
+    found, _ = smoke
+    titles = [table.title.split(":")[0] for table in found.tables]
+    assert titles == ["Table 3", "Table 3, continued", "Table 4", "Table 5", "Table 6", "Table 7"]
+    for table in found.tables:
+        assert all(len(row) == len(table.columns) for row in table.rows), table.title
+    assert [row[0] for row in found.tables[0].rows[:9]] == [
+        "English", "French", "Spanish", "Italian", "German", "Portuguese", "Russian", "Arabic", "Hebrew",
+    ]  # fmt: skip
+    assert found.tables[0].rows[7][-4:] == ["8.36", "10.48", "10.81", "19.82"], "the paper's figures stand beside ours"
+    assert "±" in found.tables[-1].rows[0][1]
+    assert found.report.is_file()
+
+
+def test_the_last_line_for_machines_names_every_claim(smoke):
+    found, said = smoke
+    parsed = json.loads(json.dumps(found.as_dict()))
+    assert parsed["paper"] == "medical"
+    assert len(parsed["claims"]) == 6
+    assert all(set(claim) == {"name", "holds", "ours", "paper"} for claim in parsed["claims"])
+    assert all(claim.line.startswith(("holds: ", "does not hold: ")) for claim in found.claims)
+    assert "federated: begins" in said
+
+
+def outcome(values):
+    return Outcome(None, {code: {"perplexity": v} for code, v in values.items()})
+
+
+def test_claims_are_judged_by_the_figures():
+    counts = {"en": 1000.0, "fr": 10.0, "he": 1.0, "ar": 2.0}
+    languages = list(counts)
+    good = {"en": 9.0, "fr": 5.0, "he": 5.0, "ar": 5.0}
+    bad = {"en": 3.0, "fr": 9.0, "he": 9.0, "ar": 9.0}
+
+    def judge(fl, cl, own):
+        runs = {"FL": outcome(fl), "CL": outcome(cl), "own silo": outcome(own), "base": outcome(bad)}
+        return [claim.holds for claim in medical.pretraining_claims(runs, languages, counts)]
+
+    assert judge(good, bad, bad)[:2] == [True, True]
+    assert judge(bad, good, good)[:2] == [False, False]
+    assert judge(good, good | {"he": 4.0}, bad)[1] is False, "one of the three smallest is enough to lose it"
+    personal = {
+        c: {"models": {k: {c: {"accuracy": a}} for k, a in (("federated", 0.5), ("interpolated", 0.5))}} for c in counts
+    }
+    assert medical.personal_claim(personal, languages, counts).holds
+    personal["en"]["models"]["interpolated"]["en"]["accuracy"] = 0.4
+    assert medical.personal_claim(personal, languages, counts).holds, "the dominant language does not count"
+    personal["he"]["models"]["interpolated"]["he"]["accuracy"] = 0.4
+    assert not medical.personal_claim(personal, languages, counts).holds
+
+
+def test_fine_tuning_claims_need_more_than_nothing():
+    def scores(federated, central, none):
+        return {
+            n: {"federated": {"strict_f1": federated}, "central": {"strict_f1": central}, "none": {"strict_f1": none}}
+            for n in downstream.NER
+        }
+
+    assert [c.holds for c in downstream.claims(scores(0.70, 0.705, 0.5))] == [True, True]
+    assert [c.holds for c in downstream.claims(scores(0.68, 0.705, 0.5))] == [False, True]
+    assert [c.holds for c in downstream.claims(scores(0.70, 0.70, 0.69))] == [True, False]
+    assert [c.holds for c in downstream.claims(scores(0.0, 0.0, 0.0))] == [False, False]
+    assert [c.holds for c in encoder.claims({"federated": 0.81, "central": 0.815})] == [True, True]
+    assert [c.holds for c in encoder.claims({"federated": 0.79, "central": 0.815})] == [False, False]
+
+
+def test_the_results_page_is_rewritten_section_by_section(tmp_path):
+    page = tmp_path / "results.md"
+
+    def write(scale, ours):
+        table = Table("A table", ["", "x"], [["row", ours]])
+        update_results(page, Reproduction("medical", scale, [table], [Claim("c", True, ours, "1")], tmp_path, 60.0))
+
+    write("smoke", "one")
+    write("small", "two")
+    write("smoke", "three")
+    text = page.read_text()
+    assert text.count("## Medical") == 2
+    assert "one" not in text.replace("one line", "")
+    assert text.index("three") < text.index("two"), "a section keeps its place"
+
+
+def test_real_text_must_be_given(tmp_path):
+    with pytest.raises(UserError, match="--scale small needs real text"):
+        medical.reproduce("small", None, tmp_path / "out", None, None, print)
+    with pytest.raises(UserError, match="neither a Hugging Face folder nor"):
+        encoder.folder_of("no-such-encoder")
