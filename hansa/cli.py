@@ -279,15 +279,28 @@ def predict(
     from hansa.use import load
 
     site, model = load(run, silo)
-    found = [{"text": text, "answers": site.task.predict(model, site.vocabulary, text)} for text in texts]
+    found: list[dict[str, Any]] = [
+        {"text": text, "answers": site.task.predict(model, site.vocabulary, text)} for text in texts
+    ]
 
     def show() -> None:
         for one in found:
             output.print(one["text"], markup=False, highlight=False)
             for answer in one["answers"]:
-                output.print("  " + json.dumps(answer, ensure_ascii=False), markup=False, highlight=False)
+                output.print("  " + said(answer), markup=False, highlight=False)
 
     finish(format, {"predictions": found}, show)
+
+
+def said(answer: dict[str, Any]) -> str:
+    """An answer of any task in one line."""
+    if "fillings" in answer:
+        return ", ".join(f"{one['token']!r} {one['probability']:.1%}" for one in answer["fillings"])
+    if "type" in answer:
+        return f"{answer['type']}: {answer['text']} (characters {answer['span'][0]} to {answer['span'][1]})"
+    if "label" in answer:
+        return f"{answer['label']} {answer['probability']:.1%}"
+    return json.dumps(answer, ensure_ascii=False)
 
 
 @app.command()

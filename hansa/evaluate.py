@@ -13,6 +13,7 @@ from hansa.messages import Scores
 from hansa.seeds import stream
 from hansa.tasks.base import Task, Vocabulary
 
+PARTS = 4  # of the test set, for the spread that the report shows
 PART = "|"
 
 

@@ -17,7 +17,7 @@ from hansa import baselines
 from hansa.checks import check
 from hansa.config import Federation, Node, leaves, repeats
 from hansa.errors import DataError, RunFailed, UserError
-from hansa.evaluate import deviations, whole
+from hansa.evaluate import PARTS, deviations, whole
 from hansa.links import Link
 from hansa.links.local import LocalLink
 from hansa.links.pool import PoolLink
@@ -38,7 +38,6 @@ from hansa.site import Site
 from hansa.tasks.base import Labelled
 from hansa.watch import Quiet, Watcher
 
-PARTS = 4  # of the test set, for the spread that the report shows
 VERSIONS = ("hansa", "torch", "transformers", "tokenizers", "safetensors", "numpy")
 
 

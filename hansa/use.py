@@ -9,7 +9,7 @@ import yaml
 from hansa.config import Source
 from hansa.data import examples
 from hansa.errors import UserError, did_you_mean
-from hansa.evaluate import evaluate
+from hansa.evaluate import PARTS, evaluate, whole
 from hansa.federation_file import parse
 from hansa.models import build
 from hansa.runs.directory import RunDirectory
@@ -58,5 +58,6 @@ def score(site: Site, model: Any, file: Path, fields: Mapping[str, str]) -> dict
         lambda some, s: site.task.encode(some, s, site.vocabulary),
         site.fingerprint,
     )
-    scores = evaluate(model, site.task, held, site.vocabulary, site.federation.seed)
+    # Cut as in a run's final evaluation: the same questions, so the same figures for the same file.
+    scores = whole(evaluate(model, site.task, held, site.vocabulary, site.federation.seed, parts=PARTS))
     return {group: site.task.metrics(sums) for group, sums in scores.sums.items()}

@@ -95,7 +95,7 @@ def test_paths_are_relative_to_the_file(tmp_path):
 def test_norway_is_not_false_and_small_numbers_are_numbers():
     import yaml
 
-    from hansa.config import _StrictLoader
+    from hansa.federation_file import _StrictLoader
 
     assert yaml.load("{no: a, lr: 1e-4, on: true}", Loader=_StrictLoader) == {"no": "a", "lr": 1e-4, "on": True}
 

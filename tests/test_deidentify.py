@@ -18,7 +18,7 @@ from hansa.cli_data import data as command
 from hansa.data import deidentify_files as whole
 from hansa.data import generator
 from hansa.data.deidentify import Deidentifier, Finding, Rules, deidentify, load, measure, replace, rewrite
-from hansa.data.vocabulary import FOLDER, vocabulary
+from hansa.data.rulebook import FOLDER, vocabulary
 from hansa.errors import DataError, UserError
 from hansa.seeds import stream
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
-from hansa.data.personal import Finding, Rules
+from hansa.data.details import Finding, Rules
 from hansa.data.surrogates import Surrogates, patient
 from hansa.errors import DataError, UserError, did_you_mean
 

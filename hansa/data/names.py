@@ -4,7 +4,7 @@
 import re
 from collections.abc import Iterator
 
-from hansa.data.vocabulary import (
+from hansa.data.rulebook import (
     CAPITAL,
     INITIAL,
     LETTER,

@@ -17,9 +17,9 @@ from datetime import date, timedelta
 from functools import cache
 from hashlib import blake2b
 
+from hansa.data.details import Finding
 from hansa.data.names import AFTER_TITLE, stemmed, titles
-from hansa.data.personal import Finding
-from hansa.data.vocabulary import Month, Vocabulary, one_of, vocabulary
+from hansa.data.rulebook import Month, Vocabulary, one_of, vocabulary
 
 WORD = re.compile(r"[^\W\d_][^\W\d_\u0300-\u036f]*[\u0300-\u036f\u064b-\u0652]*(?:[^\W\d_]+[\u064b-\u0652]*)*")
 TOKEN = re.compile(r"[^\W\d_]+|\d+")

@@ -37,6 +37,7 @@ class Size:
     length: int
     vocabulary: int
     server_lr: float
+    temperature: float  # silos weigh N^temperature
     baseline_lr: float
     personal_rounds: int
     personal_lr: float
@@ -45,9 +46,9 @@ class Size:
 
 
 SIZES: dict[str, Size] = {
-    "smoke": Size(600, 6, 4, 24, 1200, 2e-3, 1e-3, 2, 1e-3, 1, 200),
-    "small": Size(224_000, 2400, 8, 32, 2500, 2e-3, 5e-4, 60, 2e-4, 4, 2400),
-    "full": Size(20_000_000, 1000, 2048, 128, 32_000, 3e-4, 3e-5, 50, 3e-5, 4, 1_000_000),
+    "smoke": Size(600, 6, 4, 24, 1200, 2e-3, 0.5, 1e-3, 2, 1e-3, 1, 200),
+    "small": Size(224_000, 4800, 4, 32, 2500, 1e-3, 0.35, 5e-4, 100, 2e-4, 4, 2400),
+    "full": Size(20_000_000, 1000, 2048, 128, 32_000, 3e-4, 1.0, 3e-5, 50, 3e-5, 4, 1_000_000),
 }
 
 
@@ -132,8 +133,14 @@ def snapshot(folder: Path, languages: list[str], size: Size) -> Federation:
 
 
 def federation(silos: dict[str, dict[str, str]], size: Size, path: str) -> Federation:
-    """Few local batches, many rounds, weights by √N: the regime in which the paper's shape appears."""
-    adamw = {"optimizer": "adamw", "eps": 1e-6, "weight_decay": 0.01, "batch": 2 * size.batch, "keep_optimizer": True}
+    """Few local batches, many rounds, tempered weights: the regime in which the paper's shape appears."""
+    adamw = {
+        "optimizer": "adamw",
+        "eps": 1e-6,
+        "weight_decay": 0.01,
+        "batch": min(2048, 4 * size.batch),
+        "keep_optimizer": True,
+    }
     every = max(1, size.rounds // 12)
     return parse(
         {
@@ -144,7 +151,7 @@ def federation(silos: dict[str, dict[str, str]], size: Size, path: str) -> Feder
             "rounds": size.rounds,
             "train": {"optimizer": "sgd", "lr": 0.1, "batch": size.batch, "samples": {"floor": size.batch}},
             "server": {"optimizer": "adam", "lr": size.server_lr, "schedule": "linear"},
-            "aggregate": {"weights": {"by": "samples", "temperature": 0.5}},
+            "aggregate": {"weights": {"by": "samples", "temperature": size.temperature}},
             "baseline": adamw | {"lr": size.baseline_lr, "schedule": "linear"},
             "personal": {
                 "rounds": size.personal_rounds,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from hansa.data.names import Names
-from hansa.data.vocabulary import (
+from hansa.data.rulebook import (
     CAPITAL,
     LETTER,
     LOWER,

@@ -16,7 +16,7 @@ import yaml
 
 from hansa.errors import UserError, did_you_mean
 
-FOLDER = Path(__file__).parent / "personal"
+FOLDER = Path(__file__).parent / "rules"
 # Letters that have case, in Latin, Greek and Cyrillic: a name may be written in any of the three.
 UPPER = "".join(c for c in map(chr, [*range(0x41, 0x530), *range(0x1E00, 0x2000)]) if c.isupper())
 LETTER = r"[^\W\d_]"
