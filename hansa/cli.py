@@ -41,7 +41,9 @@ def main() -> None:
     except SystemExit as stop:
         if stop.code != INTERRUPTED:
             raise
-        errors.print("stopped; a run that had begun its rounds continues with 'hansa run … --resume'", highlight=False)
+        resumable = "run" in sys.argv[1:2]
+        hint = "; a run that had begun its rounds continues with 'hansa run … --resume'" if resumable else ""
+        errors.print(f"stopped{hint}", highlight=False)
         sys.exit(1)
 
 

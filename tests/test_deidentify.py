@@ -343,7 +343,7 @@ def test_another_finder_is_plugged_in_by_name(tmp_path):
     new, _ = deidentify("Ugo 1234", "it", engine, "k", "surrogates")
     assert re.fullmatch(r"[A-Z]\w+ \d{4}", new)
     assert new != "Ugo 1234"
-    assert isinstance(load("hansa.data.personal:Rules"), Deidentifier)
+    assert isinstance(load("hansa.data.details:Rules"), Deidentifier)
     for spec, message in {
         f"{file}:Useless": "neither find",
         f"{file}:Needy": "cannot be made without arguments",

@@ -72,7 +72,7 @@ def reproduce(
             jobs.start(kind, common.model_copy(update={"name": kind, "kind": kind}))
         for name, task in tasks.items():
             jobs.start(f"none {name}", downstream.federation(task, size, base, fresh=True))
-        for kind in ("federated", "central"):
+        for kind in ("central", "federated"):  # the federation takes longest
             for name, task in tasks.items():
                 jobs.start(f"{kind} {name}", downstream.federation(task, size, _model_of(jobs, kind)))
         outcomes = {column: jobs.result(kind) for column, kind in RUNS.items()}
