@@ -58,7 +58,7 @@ class Personalise:
     start: Tensors
     label: str
     leg: int = 0  # which stretch of the personal rounds this is: other batches each time
-    share: bool = False  # send the update back
+    share: bool = False  # send the update back, and nothing else
 
 
 # ── replies ───────────────────────────────────────────────────────────────────────────────────────────────────────

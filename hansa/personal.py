@@ -44,7 +44,7 @@ FEDERATED, OWN, MIXED, NEARBY = "federated", "personalised", "interpolated", "ne
 
 
 def personalise(silo: "Silo", request: Personalise, settings: Settings) -> Personal:
-    """Train the silo's own model, weigh it against the shared one, keep the best on validation data."""
+    """Train the silo's own model; then give its update, or weigh it against the shared one and keep the better."""
     learner = silo.site.learner
     silo.load(request.round + 1, request.model)
     shared = learner.flat.clone()
@@ -52,6 +52,9 @@ def personalise(silo: "Silo", request: Personalise, settings: Settings) -> Perso
     start = learner.flat.clone()
     alpha = _train(silo, request, settings, shared)
     own = learner.flat.clone()
+    if request.share:
+        gradient = Tensors(learner.layout, start - own).only(request.start.layout.names)
+        return Personal(gradient, {}, {}, {}, alpha)
     curves: dict[str, tuple[float, ...]] = {}
     if settings.mix == "sweep":
         looks = [_look(silo, own, shared, a) for a in ALPHAS]
@@ -66,10 +69,7 @@ def personalise(silo: "Silo", request: Personalise, settings: Settings) -> Perso
         sums[name] = whole(silo.score("test", 1.0, PARTS)).sums  # the questions of the final evaluation
     best = min(losses, key=lambda name: losses[name])
     _keep(silo, own, shared, models[best], best, losses[best])
-    gradient = Tensors(Layout((), ()), torch.zeros(0))
-    if request.share:
-        gradient = Tensors(learner.layout, start - own).only(request.start.layout.names)
-    return Personal(gradient, sums, losses, curves, alpha)
+    return Personal(Tensors(Layout((), ()), torch.zeros(0)), sums, losses, curves, alpha)
 
 
 def _train(silo: "Silo", request: Personalise, settings: Settings, shared: Tensor) -> float:

@@ -14,21 +14,25 @@ from hansa.errors import DataError
 from hansa.seeds import derive, stream
 
 # Training texts per language, in the proportions of Table 1: in training samples, English has some 400 times as much as
-# the languages in the middle (the paper: 230 to 390 times) and several thousand times as much as the smallest (3,900).
+# the languages in the middle (the paper: 230 to 330 times) and well over a thousand times as much as the smallest.
 CLINICAL = {"en": 8159, "fr": 13, "es": 14, "it": 11, "eu": 4}
-CODED = {"de": 174, "pt": 121, "vi": 40, "el": 16}
+CODED = {"de": 174, "pt": 121, "vi": 40, "el": 40}
 LANGUAGES = (*CLINICAL, *CODED)
 NAMES = {
     "en": "English", "fr": "French", "es": "Spanish", "it": "Italian", "eu": "Basque", "de": "German",
     "pt": "Portuguese", "vi": "Vietnamese", "el": "Greek", "ru": "Russian", "ar": "Arabic", "he": "Hebrew",
 }  # fmt: skip
-HELD_OUT = 300  # ICD-10 names for validation, and as many for testing
+HELD_OUT = 300  # ICD-10 names for testing, half as many for validation
+VALIDATION = 24  # passages
 Row = dict[str, Any]
 
 
-def lay_out(data: Path, folder: Path) -> dict[str, dict[str, str]]:
-    """Write train, valid and test files of every silo, and general text below general/; return the silos' sources."""
-    texts = _clinical(data) | _coded()
+def lay_out(data: Path, folder: Path, everything: bool = False) -> dict[str, dict[str, str]]:
+    """Write train, valid and test files of every silo, and general text below general/; return the silos' sources.
+
+    ``everything``: all the text there is, in whatever proportions it comes.
+    """
+    texts = _clinical(data, everything) | _coded(everything)
     for language, splits in texts.items():
         for split, rows in splits.items():
             icd10.write_rows(folder / f"{language}.{split}.jsonl", rows)
@@ -59,7 +63,7 @@ def sources(folder: Path, languages: list[str]) -> dict[str, dict[str, str]]:
     }
 
 
-def _clinical(data: Path) -> dict[str, dict[str, list[Row]]]:
+def _clinical(data: Path, everything: bool) -> dict[str, dict[str, list[Row]]]:
     """Passages of med_text_e3c: its dev split is our test set; validation is cut from train by document."""
     found: dict[str, dict[str, list[Row]]] = {language: defaultdict(list) for language in CLINICAL}
     for row in lines(data / "med_text_e3c" / "train.jsonl.gz"):
@@ -68,20 +72,21 @@ def _clinical(data: Path) -> dict[str, dict[str, list[Row]]]:
     for row in lines(data / "med_text_e3c" / "dev.jsonl.gz"):
         found[row["lang"]]["test"].append({"text": row["text"], "lang": row["lang"]})
     for language, size in CLINICAL.items():
+        found[language]["valid"] = found[language]["valid"][:VALIDATION]
         rows = found[language]["train"]
-        order = stream(0, language, "layout").permutation(len(rows))[:size]
+        order = stream(0, language, "layout").permutation(len(rows))[: None if everything else size]
         found[language]["train"] = [rows[i] for i in order]
     return {language: dict(splits) for language, splits in found.items()}
 
 
-def _coded() -> dict[str, dict[str, list[Row]]]:
+def _coded(everything: bool) -> dict[str, dict[str, list[Row]]]:
     diseases = icd10.diseases()
     found = {}
     for language, size in CODED.items():
         order = stream(0, language, "layout").permutation(len(diseases[language]))
         rows = [{"text": diseases[language][i]["text"], "lang": language} for i in order]
-        test, valid, train = rows[:HELD_OUT], rows[HELD_OUT : 2 * HELD_OUT], rows[2 * HELD_OUT :]
-        found[language] = {"test": test, "valid": valid, "train": train[:size]}
+        test, valid, train = rows[:HELD_OUT], rows[HELD_OUT : HELD_OUT * 3 // 2], rows[2 * HELD_OUT :]
+        found[language] = {"test": test, "valid": valid, "train": train if everything else train[:size]}
     return found
 
 

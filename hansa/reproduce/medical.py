@@ -29,7 +29,7 @@ ENOUGH = 8  # languages of nine in which the federation must beat the silo's own
 
 @dataclass(frozen=True)
 class Size:
-    """How much of everything. Learning rates were tuned apart for FL and CL, on validation data."""
+    """How much of everything. Learning rates were tuned apart, by the mean over languages on validation data."""
 
     base_samples: int
     rounds: int
@@ -38,17 +38,29 @@ class Size:
     vocabulary: int
     server_lr: float
     temperature: float  # silos weigh N^temperature
-    baseline_lr: float
+    central_lr: float
+    own_lr: float
     personal_rounds: int
     personal_lr: float
     epochs: int  # of fine-tuning
     limit: int  # rows of assertion and relation data
+    preset: str = "tiny"
+    published: bool = False  # with the paper's own settings, on all the text there is
 
 
 SIZES: dict[str, Size] = {
-    "smoke": Size(600, 6, 4, 24, 1200, 2e-3, 0.5, 1e-3, 2, 1e-3, 1, 200),
-    "small": Size(224_000, 4800, 4, 32, 2500, 1e-3, 0.35, 5e-4, 100, 2e-4, 4, 2400),
-    "full": Size(20_000_000, 1000, 2048, 128, 32_000, 3e-4, 1.0, 3e-5, 50, 3e-5, 4, 1_000_000),
+    "smoke": Size(600, 6, 4, 24, 1200, 2e-3, 0.5, 1e-3, 1e-3, 2, 1e-3, 1, 200),
+    "small": Size(224_000, 4000, 4, 32, 2500, 1e-3, 0.35, 3e-5, 5e-4, 100, 2e-4, 4, 2400),
+    "full": Size(20_000_000, 1000, 2048, 128, 32_000, 3e-4, 1.0, 3e-5, 3e-5, 50, 3e-5, 4, 1_000_000, "base", True),
+}
+
+
+# Tables 1 and 2 of the paper.
+PUBLISHED_SETTINGS: dict[str, Any] = {
+    "train": {"optimizer": "sgd", "lr": 1e-4, "batch": 2048, "samples": {"floor": 500, "fraction": 0.8e-4}},
+    "server": {"optimizer": "adam", "lr": 3e-4, "schedule": {"kind": "linear", "decay": 1e-3}},
+    "aggregate": {"weights": "samples"},
+    "evaluate": {"every": 5, "share": 0.1},
 }
 
 
@@ -59,7 +71,7 @@ def reproduce(
         raise UserError(f"--scale {scale} needs real text: give the folder with --data (or use --scale smoke)")
     began, size = perf_counter(), SIZES[scale]
     say("laying out the silos' data")
-    silos = corpora.lay_out(data, out / "data") if data else corpora.generate(out / "data")
+    silos = corpora.lay_out(data, out / "data", everything=size.published) if data else corpora.generate(out / "data")
     tasks = downstream.tasks(data, out / "data", size.limit)
     with Jobs(out, say, scale != "smoke") as jobs:
         if model is None:
@@ -67,9 +79,8 @@ def reproduce(
         if encoder_name is not None:
             encoder.start(jobs, encoder_name, tasks["NCBI-disease"], out / "data")
         base = model or _model_of(jobs, "snapshot")
-        common = federation(silos, size, base)
         for kind in RUNS.values():
-            jobs.start(kind, common.model_copy(update={"name": kind, "kind": kind}))
+            jobs.start(kind, federation(kind, silos, size, base))
         for name, task in tasks.items():
             jobs.start(f"none {name}", downstream.federation(task, size, base, fresh=True))
         for kind in ("central", "federated"):  # the federation takes longest
@@ -112,12 +123,13 @@ def _model_of(jobs: Jobs, name: str) -> str:
 
 def snapshot(folder: Path, languages: list[str], size: Size) -> Federation:
     """The general-domain start: trained centrally on general text, with a vocabulary of that text."""
-    rounds = 4
+    rounds = 12
     each = max(1, size.base_samples // rounds // len(languages))
     return parse(
         {
             "name": "snapshot",
             "kind": "central",
+            "model": size.preset,
             "tokenizer": {"size": size.vocabulary, "minimum": 2},
             "data": {"max_length": 2 * size.length, "valid": 0.0, "test": 0.005 if size.base_samples > 10_000 else 0.1},
             "silos": {
@@ -132,7 +144,7 @@ def snapshot(folder: Path, languages: list[str], size: Size) -> Federation:
     )
 
 
-def federation(silos: dict[str, dict[str, str]], size: Size, path: str) -> Federation:
+def federation(kind: str, silos: dict[str, dict[str, str]], size: Size, path: str) -> Federation:
     """Few local batches, many rounds, tempered weights: the regime in which the paper's shape appears."""
     adamw = {
         "optimizer": "adamw",
@@ -142,26 +154,26 @@ def federation(silos: dict[str, dict[str, str]], size: Size, path: str) -> Feder
         "keep_optimizer": True,
     }
     every = max(1, size.rounds // 12)
-    return parse(
-        {
-            "name": "medical",
-            "model": {"path": path},
-            "data": {"max_length": size.length},
-            "silos": silos,
-            "rounds": size.rounds,
-            "train": {"optimizer": "sgd", "lr": 0.1, "batch": size.batch, "samples": {"floor": size.batch}},
-            "server": {"optimizer": "adam", "lr": size.server_lr, "schedule": "linear"},
-            "aggregate": {"weights": {"by": "samples", "temperature": size.temperature}},
-            "baseline": adamw | {"lr": size.baseline_lr, "schedule": "linear"},
-            "personal": {
-                "rounds": size.personal_rounds,
-                "train": adamw | {"lr": size.personal_lr, "batch": size.batch},
-                "nearby": 2,
-            },
-            "evaluate": {"every": every, "share": 0.5},
-            "checkpoint": {"every": every},
-        }
-    )
+    settings: dict[str, Any] = {
+        "name": kind,
+        "kind": kind,
+        "model": {"path": path},
+        "data": {"max_length": size.length},
+        "silos": silos,
+        "rounds": size.rounds,
+        "train": {"optimizer": "sgd", "lr": 0.1, "batch": size.batch, "samples": {"floor": size.batch}},
+        "server": {"optimizer": "adam", "lr": size.server_lr, "schedule": "linear"},
+        "aggregate": {"weights": {"by": "samples", "temperature": size.temperature}},
+        "baseline": adamw | {"lr": size.central_lr if kind == "central" else size.own_lr, "schedule": "linear"},
+        "personal": {
+            "rounds": size.personal_rounds,
+            "train": adamw | {"lr": size.personal_lr, "batch": size.batch},
+            "nearby": 2,
+        },
+        "evaluate": {"every": every, "share": 0.5},
+        "checkpoint": {"every": every},
+    }
+    return parse(settings | PUBLISHED_SETTINGS if size.published else settings)
 
 
 # ── the tables ────────────────────────────────────────────────────────────────────────────────────────────────────
