@@ -103,3 +103,13 @@ def test_real_text_must_be_given(tmp_path):
         medical.reproduce("small", None, tmp_path / "out", None, None, print)
     with pytest.raises(UserError, match="neither a Hugging Face folder nor"):
         encoder.folder_of("no-such-encoder")
+
+
+def test_full_scale_has_the_published_settings(tmp_path):
+    silos = {"fr": {"train": "fr.jsonl", "language": "fr"}, "he": {"train": "he.jsonl", "language": "he"}}
+    settings = medical.federation("federated", silos, medical.SIZES["full"], "some/encoder")
+    assert settings.train.samples.amount(132_593_658) == 10_607
+    assert settings.train.samples.amount(34_104) == 500
+    assert (settings.train.lr, settings.train.batch, settings.server.lr) == (1e-4, 2048, 3e-4)
+    assert settings.aggregate.weights.by == "samples"
+    assert medical.federation("central", silos, medical.SIZES["full"], "x").baseline.lr == 3e-5
