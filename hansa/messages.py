@@ -93,8 +93,8 @@ class Update:
     steps: int
     loss: float
     seconds: float  # in training steps alone
-    stale: int = 0  # versions of the model since the silo began; noted by whoever waited (fedbuff)
     lost: dict[str, str] = field(default_factory=dict)  # below a federation: who gave no update, and why
+    stale: int = 0  # versions of the model since the silo began; noted by whoever waited (fedbuff)
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hansa.links import wire
-from hansa.messages import Card, Describe, Evaluate, Findings, Lost, Scores, Survey, Train, Update
+from hansa.messages import (
+    Card,
+    Describe,
+    Evaluate,
+    Findings,
+    Lost,
+    Personal,
+    Personalise,
+    Scores,
+    Survey,
+    Train,
+    Update,
+)
 from hansa.tensors import Layout, Tensors, WeightedMean, is_finite
 
 FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=True)
 NAMES = st.text(min_size=1, max_size=12)
+SUMS = st.dictionaries(NAMES, st.floats(-1e9, 1e9), max_size=3)
 COUNTS = st.dictionaries(NAMES, st.integers(0, 10**12), max_size=4)
 
 
@@ -27,7 +40,7 @@ MESSAGES = st.one_of(
     st.just(Describe()),
     st.builds(Survey, st.integers(0, 100), st.booleans()),
     st.builds(Train, st.integers(0, 10**6), tensors(), st.integers(0, 10**6)),
-    st.builds(Evaluate, st.integers(0, 10**6), tensors(), NAMES, st.floats(0, 1)),
+    st.builds(Evaluate, st.integers(0, 10**6), tensors(), NAMES, st.floats(0, 1), st.integers(1, 9)),
     st.builds(Findings, COUNTS, st.lists(NAMES, max_size=3).map(tuple), st.integers(0, 10**6)),
     st.builds(
         Card, st.dictionaries(NAMES, COUNTS, max_size=2), st.integers(0, 10**6), st.lists(NAMES, max_size=2).map(tuple)
@@ -41,8 +54,18 @@ MESSAGES = st.one_of(
         st.floats(allow_nan=False),
         st.floats(0, 1e6),
         st.dictionaries(NAMES, NAMES, max_size=2),
+        st.integers(0, 10**6),
     ),
-    st.builds(Scores, st.dictionaries(NAMES, st.dictionaries(NAMES, st.floats(-1e9, 1e9), max_size=3), max_size=3)),
+    st.builds(Scores, st.dictionaries(NAMES, SUMS, max_size=3)),
+    st.builds(Personalise, st.integers(0, 10**6), tensors(), tensors(), NAMES, st.integers(0, 9), st.booleans()),
+    st.builds(
+        Personal,
+        tensors(),
+        st.dictionaries(NAMES, st.dictionaries(NAMES, SUMS, max_size=2), max_size=2),
+        SUMS,
+        st.dictionaries(NAMES, st.lists(st.floats(-1e9, 1e9), max_size=3).map(tuple), max_size=2),
+        st.floats(0, 1),
+    ),
     st.builds(Lost, NAMES),
 )
 
