@@ -188,7 +188,7 @@ class Personal(Section):
 
     start: Annotated[int, Field(ge=0)] | None = None  # the round whose shared model it starts from; default the last
     rounds: Count = 20  # of local work, each on as much data as a federated round
-    train: Training | None = None  # default: the baseline's
+    train: Training | None = None  # its optimiser; default the baseline's. The amount of data is the federation's.
     mix: Literal["sweep", "adaptive", "none"] = "sweep"
     alpha: Share = 0.5  # adaptive: where α starts
     alpha_lr: Positive = 0.1

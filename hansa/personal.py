@@ -30,7 +30,7 @@ from hansa.links import Link
 from hansa.messages import Lost, NodeId, Personal, Personalise, Scores
 from hansa.seeds import torch_seeded
 from hansa.tasks.base import Batch, Task
-from hansa.tensors import Layout, Tensors
+from hansa.tensors import Layout, Tensors, is_finite
 from hansa.train import Learner, Optimiser, Work, train
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ FEDERATED, OWN, MIXED, NEARBY = "federated", "personalised", "interpolated", "ne
 # ── at the silo ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def personalise(silo: "Silo", request: Personalise, settings: Settings) -> Personal:
+def personalise(silo: "Silo", request: Personalise, settings: Settings) -> Personal | Lost:
     """Train the silo's own model; then give its update, or weigh it against the shared one and keep the better."""
     learner = silo.site.learner
     silo.load(request.round + 1, request.model)
@@ -52,6 +52,8 @@ def personalise(silo: "Silo", request: Personalise, settings: Settings) -> Perso
     start = learner.flat.clone()
     alpha = _train(silo, request, settings, shared)
     own = learner.flat.clone()
+    if not is_finite(own):
+        return Lost("its own model diverged: values that are not finite (lower personal.train.lr)")
     if request.share:
         gradient = Tensors(learner.layout, start - own).only(request.start.layout.names)
         return Personal(gradient, {}, {}, {}, alpha)
@@ -76,11 +78,11 @@ def _train(silo: "Silo", request: Personalise, settings: Settings, shared: Tenso
     site = silo.site
     federation, learner = site.federation, site.learner
     training = settings.train or federation.baseline
-    training = training.model_copy(update={"samples": federation.train.samples, "keep_optimizer": False})
-    first = request.round + 1 + request.leg * settings.rounds
-    batches: Iterator[Batch] = chain.from_iterable(
-        silo.batches(r, training) for r in range(first, first + settings.rounds)
-    )
+    amount = {"samples": federation.train.samples, "max_batches": federation.train.max_batches}
+    training = training.model_copy(update=amount | {"keep_optimizer": False})
+    rounds = settings.rounds if not settings.nearby else max(1, settings.rounds // 2)  # half of them in each leg
+    first = request.round + 1 + request.leg * rounds
+    batches: Iterator[Batch] = chain.from_iterable(silo.batches(r, training) for r in range(first, first + rounds))
     mixing = None
     if settings.mix == "adaptive":
         mixing = Mixing(learner, shared, training, settings.alpha, settings.alpha_lr)

@@ -85,7 +85,7 @@ def _coded(everything: bool) -> dict[str, dict[str, list[Row]]]:
     for language, size in CODED.items():
         order = stream(0, language, "layout").permutation(len(diseases[language]))
         rows = [{"text": diseases[language][i]["text"], "lang": language} for i in order]
-        test, valid, train = rows[:HELD_OUT], rows[HELD_OUT : HELD_OUT * 3 // 2], rows[2 * HELD_OUT :]
+        test, valid, train = rows[:HELD_OUT], rows[HELD_OUT : HELD_OUT * 3 // 2], rows[HELD_OUT * 3 // 2 :]
         found[language] = {"test": test, "valid": valid, "train": train if everything else train[:size]}
     return found
 
