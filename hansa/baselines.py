@@ -10,7 +10,7 @@ samples as the federation sees in all. Their rounds are the federation's evaluat
 
 from math import ceil
 
-from hansa.config import Federation, Named, Node, Samples, Source, Training, leaves
+from hansa.config import Federation, Named, Node, Samples, Simulation, Source, Training, leaves
 
 POOL = "all"
 
@@ -27,6 +27,7 @@ def arrange(federation: Federation, per_round: int) -> Federation:
         "server": None,
         "aggregate": None,
         "personal": None,
+        "simulate": Simulation(),
         "participation": federation.participation.model_copy(update={"share": 1.0, "count": None}),
         "evaluate": federation.evaluate.model_copy(update={"every": 1}),
         "checkpoint": federation.checkpoint.model_copy(update={"every": 1}),

@@ -14,6 +14,10 @@ def check(federation: Federation) -> None:
     load_plugins(federation.uses)
     methods.build(federation)
     TASKS.build(federation.task)
+    if federation.data.deidentify is not None:
+        from hansa.data.deidentify import load
+
+        load(federation.data.deidentify)
     path = federation.model.path
     if path is not None and path.startswith((".", "/", "~")) and not (Path(path) / "config.json").is_file():
         raise ConfigError(

@@ -266,7 +266,13 @@ def evaluate(
     from hansa.use import load, score
 
     site, model = load(run, silo, checkpoint)
-    metrics = score(site, model, data, {"text": text, "label": label})
+    metrics = score(
+        site,
+        model,
+        data,
+        {"text": text, "label": label},
+        lambda problem: errors.print(f"note: {problem}", markup=False),
+    )
     finish(format, metrics, lambda: show_metrics(metrics, f"{run} on {data}"))
 
 

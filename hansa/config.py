@@ -312,10 +312,11 @@ class Federation(Section):
             )
         if self.personal is not None and (self.personal.start or 0) > self.rounds:
             raise ValueError(f"personal.start is {self.personal.start}, but there are only {self.rounds} rounds")
-        strangers = set(self.simulate.delay) - set(names)
+        strangers = set(self.simulate.delay) - set(self.silos)
         if strangers:
             raise ValueError(
-                f"simulate.delay names '{min(strangers)}', which is no silo; {did_you_mean(min(strangers), names)}"
+                f"simulate.delay names '{min(strangers)}', which does not stand directly below 'silos'; "
+                f"{did_you_mean(min(strangers), self.silos)}"
             )
         count = self.participation.count
         if count is not None and count > len(self.silos):

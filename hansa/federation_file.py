@@ -118,8 +118,12 @@ def _absolute(federation: Federation, base: Path) -> Federation:
     def local(text: str | None) -> str | None:  # a folder if there is one, else a hub id
         return path(text) if text is not None and (base / text).exists() else text
 
+    def finder(spec: str | None) -> str | None:  # file.py:Class
+        return path(spec) if spec is not None and ".py:" in spec else spec
+
     return federation.model_copy(
         update={
+            "data": federation.data.model_copy(update={"deidentify": finder(federation.data.deidentify)}),
             "silos": {name: node(n) for name, n in federation.silos.items()},
             "model": federation.model.model_copy(update={"path": local(federation.model.path)}),
             "tokenizer": federation.tokenizer.model_copy(update={"path": local(federation.tokenizer.path)}),

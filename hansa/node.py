@@ -98,7 +98,8 @@ class Silo:
     def _describe(self) -> Card:
         splits = {split: self.examples(split) for split in ("train", "valid", "test")}
         used = self.site.federation.train.per_round(len(splits["train"]))
-        return Card({split: held.counts() for split, held in splits.items()}, used, splits["train"].problems)
+        problems = tuple(dict.fromkeys(f"{split}: {p}" for split, held in splits.items() for p in held.problems))
+        return Card({split: held.counts() for split, held in splits.items()}, used, problems)
 
     def _train(self, request: Train) -> Reply:
         site, federation = self.site, self.site.federation

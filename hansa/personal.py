@@ -8,8 +8,8 @@
                    θ_start − ½·(uᵢ + Σⱼ sᵢⱼ·uⱼ),  sᵢⱼ ∝ max(0, cos(uᵢ, uⱼ)) over the nearest silos j
 
 θ: the shared model; uᵢ = θ_start − θ_own of silo i after half of its personal rounds: an update like any other, and all
-that is shared. The plain handoff it is compared with does as much local work. Personal models never leave their silos;
-what leaves are their scores, α and, for ``nearby``, uᵢ.
+that is shared. The plain handoff it is compared with does as much local work. What leaves a silo are its models'
+scores, α and, only for ``nearby``, uᵢ, from which the half-trained personal model can be computed; the final one stays.
 Deviations: θ stays as it is while θ_own learns, as in the paper's post-hoc interpolation; APFL proper moves both.
 """
 
@@ -164,7 +164,12 @@ def hand_off(
         _note(found, task, _answers(link, dict.fromkeys(names, ask), found))
         return found
     first = Personalise(round, model, start, OWN, 0, True)
-    updates = {n: reply.gradient.copy() for n, reply in _answers(link, dict.fromkeys(names, first), found)}
+    updates = {}
+    for name, reply in _answers(link, dict.fromkeys(names, first), found):
+        if reply.gradient.layout != start.layout or not is_finite(reply.gradient.flat):
+            found.setdefault("lost", {})[name] = "its update does not fit the model, or is not finite"
+        else:
+            updates[name] = reply.gradient.copy()
     weights = similarity(updates, settings.nearby)
     found["nearby"] = weights
     for label, mixed in ((OWN, False), (NEARBY, True)):

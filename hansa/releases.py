@@ -30,7 +30,7 @@ def releases(federation: Federation, survey: Mapping[str, Any] | None = None) ->
         )
     if survey is not None and any(s["labels"] for s in survey["silos"].values()):
         found.append("Once: the names of the labels each silo uses.")
-    found.append("Once: how many samples each silo holds, by language.")
+    found.append("Once: how many samples each silo holds, by language; where lines could not be used, and why.")
     if federation.kind == "federated" and federation.method.name != "alone" and federation.rounds:
         found.append(
             "In every round, from each silo taking part: its model update, mean training loss and step counts."

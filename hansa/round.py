@@ -57,6 +57,7 @@ def federated_round(
     """Run round ``moving.round + 1`` among ``members``. If too few answer, the model stays and the record says so."""
     number = moving.round + 1
     began = perf_counter()
+    before = moving.clock, list(moving.flights), dict(moving.state)
 
     # 1 who takes part; 3, 4 local work, what leaves a silo
     cohort, answers = method.pace.gather(name, members, link, settings, moving, durable)
@@ -70,6 +71,7 @@ def federated_round(
     needed = max(1, ceil(settings.participation.quorum * asked))
     if len(record.updates) < needed:
         reasons = "; ".join(f"{node}: {reason}" for node, reason in record.lost.items())
+        moving.clock, moving.flights, moving.state = before
         record.failed = f"round {number}: {len(record.updates)} of {asked} answered, {needed} needed ({reasons})"
         return record
 

@@ -315,6 +315,8 @@ class Run:
             self._export(self.directory.model, "")
         personal = [n for n in learner.layout.names if n not in set(moving.model.layout.names)]
         for name in leaves(self.federation.silos) if personal else ():
+            if (self.directory.path / "silos" / name / "personal.json").exists():
+                continue  # the silo has chosen its model: this run was resumed after that
             memory = site.silo(name).memory.recall(moving.round + 1)
             for tensor in personal:
                 own = memory.get(f"{PERSONAL}.{tensor}")

@@ -1,6 +1,6 @@
 """Use what a run left behind: score it on a file, or ask it something."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,10 @@ def load(folder: Path, silo: str | None = None, checkpoint: int | None = None) -
     return site, build.load(str(folder / "model"), site.task.auto).eval()
 
 
-def score(site: Site, model: Any, file: Path, fields: Mapping[str, str]) -> dict[str, dict[str, float]]:
-    """Metrics of a model on all rows of a file."""
+def score(
+    site: Site, model: Any, file: Path, fields: Mapping[str, str], tell: Callable[[str], None] = lambda problem: None
+) -> dict[str, dict[str, float]]:
+    """Metrics of a model on all rows of a file; rows that cannot be used are told."""
     if not file.exists():
         raise UserError(f"--data: {file} does not exist")
     source = Source(train=str(file), test=str(file), **fields)  # type: ignore[arg-type]
@@ -58,6 +60,8 @@ def score(site: Site, model: Any, file: Path, fields: Mapping[str, str]) -> dict
         lambda some, s: site.task.encode(some, s, site.vocabulary),
         site.fingerprint,
     )
+    for problem in held.problems:
+        tell(problem)
     # Cut as in a run's final evaluation: the same questions, so the same figures for the same file.
     scores = whole(evaluate(model, site.task, held, site.vocabulary, site.federation.seed, parts=PARTS))
     return {group: site.task.metrics(sums) for group, sums in scores.sums.items()}

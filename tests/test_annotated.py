@@ -73,18 +73,23 @@ def test_brat_gives_assertions_and_relations_and_reports_bad_lines(tmp_path):
     source = Source(train=str(as_brat(tmp_path / "doc.txt")))
     [row] = rows(source, "train", WHOLE, problems)
     assert [e["assertion"] for e in row["entities"]] == ["absent", "present"]
-    assert [(h.type, t.type, kind) for h, t, kind in pairs(row, "label")] == [("Disease", "Sign", "causes")]
+    found = {(h.type, t.type): kind for h, t, kind in pairs(row, "label")}
+    assert found == {("Disease", "Sign"): "causes", ("Sign", "Disease"): "NONE"}
     assert problems.broken == 1
     assert "doc.ann:6: not a BRAT annotation" in problems.first[0]
 
 
 BAD = {
+    "triple": ({"text": "abc", "entities": [{"span": [0, 1, 2], "type": "Sign"}]}, "not a pair of character offsets"),
+    "words": ({"text": "abc", "entities": [{"span": ["0", "1"], "type": "Sign"}]}, "not a pair of character offsets"),
+    "blank": ({"text": "a  b", "entities": [{"span": [1, 3], "type": "Sign"}]}, "holds no word"),
+    "lists": ({"tokens": ["a"], "tags": "O"}, "are not two lists"),
     "tags": ({"tokens": ["a", "b"], "tags": ["O"]}, "2 tokens but 1 tags"),
-    "tag": ({"tokens": ["a"], "tags": ["Disease"]}, "is not a BIO tag"),
+    "tag": ({"tokens": ["a"], "tags": ["Disease"]}, "a tag that is not BIO"),
     "range": ({"text": "abc", "entities": [entity(1, 9, "Sign")]}, "does not lie in the text, which has 3"),
     "overlap": ({"text": "abc def", "entities": [entity(0, 5, "Sign"), entity(4, 7, "Sign")]}, "overlap"),
     "untyped": ({"text": "abc", "entities": [{"span": [0, 1]}]}, "has no 'type'"),
-    "unknown": ({"tokens": ["a"], "tags": ["B-Planet"]}, "type 'Planet' is not one of Sign, Disease"),
+    "unknown": ({"tokens": ["a"], "tags": ["B-Planet"]}, "a type that is not one of Sign, Disease"),
     "nothing": ({"text": "abc"}, "neither 'tokens' and 'tags' nor"),
 }
 
@@ -187,9 +192,10 @@ def test_pairs_are_related_or_none():
     row = Row({"text": "abc def ghi", "entities": [entity(0, 3, "A"), entity(4, 7, "B"), entity(8, 11, "C")]})
     row["relations"] = [{"head": 2, "tail": 0, "type": "of"}]
     found = {(h.type, t.type): kind for h, t, kind in pairs(row, "label")}
-    assert found == {("C", "A"): "of", ("A", "B"): "NONE", ("B", "C"): "NONE"}
+    assert len(found) == 6
+    assert {pair for pair, kind in found.items() if kind != "NONE"} == {("C", "A")}, "direction counts"
     row["relations"] = [{"head": 7, "tail": 0, "type": "of"}]
-    with pytest.raises(BadRow, match="joins 7 and 0, but there are 3 entities"):
+    with pytest.raises(BadRow, match="entities that are not there: there are 3"):
         list(pairs(row, "label"))
     head, tail, _ = next(
         pairs(Row({"text": "abc", "h_start": 0, "h_end": 1, "t_start": 2, "t_end": 3, "label": "x"}), "label")
@@ -234,3 +240,79 @@ def test_tagging_loss_is_the_librarys():
     with torch.inference_mode():
         assert Tag().score(model, batch)["words"] == len(EXPECTED)
     assert all(set(e) == {"text", "type", "span"} for e in Tag().predict(model, vocabulary, TEXT))
+
+
+def test_reasons_never_quote_the_row(tmp_path):
+    """They leave the silo."""
+    secret = "Maria Rossi"
+    bad = [
+        {"tokens": [secret], "tags": [secret]},
+        {"tokens": [secret], "tags": [f"B-{secret}"]},
+        {"text": secret, "entities": [{"span": [secret, 3], "type": "Sign"}]},
+        {"text": secret, "entities": [{"span": [0, 99], "type": secret}]},
+        {"text": secret, "label": secret},
+        {"text": secret, "entities": [], "relations": [{"head": secret, "tail": 0, "type": secret}]},
+    ]
+    vocabulary = Vocabulary(byte_tokenizer(), 40, LABELS)
+    for task in (Tag(), Classify(), Classify((), marked_mentions), Classify((), marked_pairs)):
+        read = [Row(row | {"text": row.get("text", "x")}) for row in bad]
+        for sample in task.encode(read, Source(train="x"), vocabulary):
+            if isinstance(sample, Unusable):
+                assert secret not in sample.reason
+    folder = tmp_path / "brat"
+    folder.mkdir()
+    (folder / "a.txt").write_text("some text")
+    (folder / "a.ann").write_text(f"X9 {secret}\n")
+    problems = Problems()
+    list(rows_of(folder, problems))
+    assert problems.broken == 1
+    assert secret not in problems.first[0]
+
+
+def rows_of(folder, problems):
+    return rows(Source(train=str(folder)), "train", WHOLE, problems)
+
+
+def test_mended_brat_annotation_is_read_again(tmp_path):
+    file = as_brat(tmp_path / "doc.txt")
+    vocabulary = Vocabulary(byte_tokenizer(), 40, LABELS)
+
+    def tags():
+        encode = lambda some, s: Tag().encode(some, s, vocabulary)  # noqa: E731
+        data = WHOLE.model_copy(update={"broken": 1.0})
+        return examples.load([Source(train=str(file))], "train", data, ["x"], encode, "f").tags.tolist()
+
+    before = tags()
+    annotation = file.with_suffix(".ann")
+    annotation.write_text(annotation.read_text().replace("Disease 14 23", "Sign 14 23"))
+    assert tags() != before
+
+
+def test_mentions_too_far_apart_are_reported_and_unannotated_pairs_left_out():
+    vocabulary = Vocabulary(byte_tokenizer(), 24, ("NONE", "of"))
+    row = Row({"text": "aa " + "x " * 40 + "bb", "entities": [entity(0, 2, "A"), entity(83, 85, "B")]})
+    row["relations"] = [{"head": 0, "tail": 1, "type": "of"}]
+    [only] = Classify((), marked_pairs, "NONE").encode([row], Source(train="x"), vocabulary)
+    assert "too far apart" in only.reason
+
+
+def test_another_name_for_the_text_field(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_text(json.dumps({"note": TEXT, "entities": [entity(3, 8, "Sign")]}))
+    source = Source(train=str(file), text="note")
+    vocabulary = Vocabulary(byte_tokenizer(), 40, LABELS)
+    [sample] = Tag().encode(list(rows(source, "train", WHOLE, Problems())), source, vocabulary)
+    assert LABELS.index("B-Sign") in sample.tags
+
+
+def test_rows_of_another_language_and_of_another_encoding_are_reported(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"text": "fever", "lang": "en"}\n{"text": "fièvre", "lang": "fr"}\n')
+    problems = Problems()
+    assert len(list(rows(Source(train=str(file), language="fr"), "train", WHOLE, problems))) == 1
+    assert "its 'lang' is en, but the silo's language is fr" in problems.first[0]
+    latin = tmp_path / "b.conll"
+    latin.write_bytes("caf\xe9 O\n\nthe O\n".encode("latin-1"))
+    problems = Problems()
+    assert len(list(rows(Source(train=str(latin)), "train", WHOLE, problems))) == 1
+    assert "not valid UTF-8" in problems.first[0]

@@ -7,6 +7,7 @@
     {"text": …, "h_start", "h_end", "t_start", "t_end", "label"}                      two mentions and their relation
 
 Offsets count characters. A row that contradicts itself raises `BadRow` with the reason; the caller counts and reports.
+Reasons leave the silo, so they never quote the row.
 """
 
 import re
@@ -32,20 +33,22 @@ class Entity:
     assertion: str = ""
 
 
-def entities(row: Mapping[str, Any]) -> list[Entity]:
+def entities(row: Mapping[str, Any], field: str = "text") -> list[Entity]:
     """The row's annotated spans, in the order given."""
     given = row.get("entities", row.get("spans"))
     if not isinstance(given, list):
         raise BadRow("it has neither 'tokens' and 'tags' nor a list of 'entities' or 'spans'")
-    return [_entity(one, str(row["text"])) for one in given]
+    return [_entity(one, str(row[field])) for one in given]
 
 
 def _entity(given: Any, text: str) -> Entity:
     if not isinstance(given, dict):
         raise BadRow(f"an annotation is {type(given).__name__}, not an object with a span and a type")
-    start, end = given.get("span") or (given.get("start"), given.get("end"))
+    pair = given["span"] if "span" in given else [given.get("start"), given.get("end")]
+    if not isinstance(pair, list | tuple) or len(pair) != 2:
+        raise BadRow("a span is not a pair of character offsets")
+    span = _span(text, *pair)
     kind = given.get("type", given.get("label"))
-    span = _span(text, start, end)
     if not isinstance(kind, str) or not kind:
         raise BadRow(f"the annotation at {list(span)} has no 'type'")
     return Entity(*span, kind, str(given.get("assertion", "")))
@@ -53,7 +56,7 @@ def _entity(given: Any, text: str) -> Entity:
 
 def _span(text: str, start: Any, end: Any) -> tuple[int, int]:
     if type(start) is not int or type(end) is not int:
-        raise BadRow(f"a span is [{start!r}, {end!r}], not two character offsets")
+        raise BadRow("a span is not a pair of character offsets")
     if not 0 <= start < end <= len(text):
         raise BadRow(f"span [{start}, {end}] does not lie in the text, which has {len(text)} characters")
     return start, end
@@ -62,18 +65,18 @@ def _span(text: str, start: Any, end: Any) -> tuple[int, int]:
 # ── tokens and tags ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def words_and_tags(row: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+def words_and_tags(row: Mapping[str, Any], field: str = "text") -> tuple[list[str], list[str]]:
     """The row as words, each with its BIO tag."""
     if "tokens" not in row:
-        return _cut(str(row["text"]), entities(row))
+        return _cut(str(row[field]), entities(row, field))
     words, tags = row["tokens"], row.get("tags")
-    if not isinstance(tags, list):
-        raise BadRow("it has 'tokens' but no 'tags'")
+    if not isinstance(words, list) or not isinstance(tags, list):
+        raise BadRow("its 'tokens' and 'tags' are not two lists")
     if len(words) != len(tags):
         raise BadRow(f"it has {len(words)} tokens but {len(tags)} tags")
     for tag in tags:
         if not isinstance(tag, str) or not re.fullmatch(r"O|[BI]-.+", tag):
-            raise BadRow(f"{tag!r} is not a BIO tag (O, B-TYPE, I-TYPE)")
+            raise BadRow("it has a tag that is not BIO (O, B-TYPE, I-TYPE)")
     return list(map(str, words)), tags
 
 
@@ -87,6 +90,8 @@ def _cut(text: str, found: list[Entity]) -> tuple[list[str], list[str]]:
     for entity in ordered:
         before = WORD.findall(text, position, entity.start)
         inside = WORD.findall(text, entity.start, entity.end)
+        if not inside:
+            raise BadRow(f"span [{entity.start}, {entity.end}] holds no word")
         words += [*before, *inside]
         tags += [OUTSIDE] * len(before) + [f"{'I' if i else 'B'}-{entity.type}" for i in range(len(inside))]
         position = entity.end
@@ -111,42 +116,48 @@ def spans_of(tags: list[str]) -> list[tuple[int, int, str]]:
 # ── mentions and pairs ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def mentions(row: Mapping[str, Any], label: str) -> Iterator[tuple[Entity, str]]:
+def mentions(row: Mapping[str, Any], label: str, field: str = "text") -> Iterator[tuple[Entity, str]]:
     """Mentions and their class: the row's own, or its entities' assertions."""
     if "start" in row:
-        yield Entity(*_span(str(row["text"]), row["start"], row.get("end")), ""), _label(row, label)
+        yield Entity(*_span(str(row[field]), row["start"], row.get("end")), ""), label_of(row, label)
         return
-    for entity in entities(row):
+    for entity in entities(row, field):
         if not entity.assertion:
             raise BadRow(f"the entity at [{entity.start}, {entity.end}] has no 'assertion'")
         yield entity, entity.assertion
 
 
-def pairs(row: Mapping[str, Any], label: str) -> Iterator[tuple[Entity, Entity, str]]:
-    """Pairs of mentions and their relation; of a text with entities, every ordered pair: those that no relation joins
-    are `NONE`, and of two opposite ones only the related one counts."""
+def pairs(row: Mapping[str, Any], label: str, field: str = "text") -> Iterator[tuple[Entity, Entity, str]]:
+    """Pairs of mentions and their relation; of a text with entities every ordered pair, `NONE` where no relation joins
+    them in that direction."""
     if "h_start" in row:
-        text = str(row["text"])
+        text = str(row[field])
         head = Entity(*_span(text, row["h_start"], row.get("h_end")), str(row.get("h_type", "")))
         tail = Entity(*_span(text, row.get("t_start"), row.get("t_end")), str(row.get("t_type", "")))
-        yield head, tail, _label(row, label)
+        yield head, tail, label_of(row, label)
         return
-    found = entities(row)
-    related = {}
-    for one in row.get("relations", []):
-        head, tail = one.get("head"), one.get("tail")
-        if not all(type(i) is int and 0 <= i < len(found) for i in (head, tail)):
-            raise BadRow(
-                f"relation {one.get('type')!r} joins {head!r} and {tail!r}, but there are {len(found)} entities"
-            )
-        related[head, tail] = str(one.get("type"))
-    for i in range(len(found)):
-        for j in range(len(found)):
-            if i != j and (j, i) not in related and ((i, j) in related or i < j):
-                yield found[i], found[j], related.get((i, j), NO_RELATION)
+    found = entities(row, field)
+    related = _relations(row.get("relations") or [], len(found))
+    for i, head in enumerate(found):
+        for j, tail in enumerate(found):
+            if i != j:
+                yield head, tail, related.get((i, j), NO_RELATION)
 
 
-def _label(row: Mapping[str, Any], field: str) -> str:
+def _relations(given: Any, entities: int) -> dict[tuple[int, int], str]:
+    related: dict[tuple[int, int], str] = {}
+    if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
+        raise BadRow("its 'relations' are not a list of objects with head, tail and type")
+    for one in given:
+        head, tail, kind = one.get("head"), one.get("tail"), str(one.get("type"))
+        if type(head) is not int or type(tail) is not int or not (0 <= head < entities and 0 <= tail < entities):
+            raise BadRow(f"a relation joins entities that are not there: there are {entities}")
+        if related.setdefault((head, tail), kind) != kind:
+            raise BadRow(f"entities {head} and {tail} are joined by two different relations")
+    return related
+
+
+def label_of(row: Mapping[str, Any], field: str) -> str:
     if row.get(field) is None:
         raise BadRow(f"no field '{field}'")
     return str(row[field])

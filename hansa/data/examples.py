@@ -125,7 +125,7 @@ def _write(folder: Path, source: Source, split: str, data: Data, encode: Encoder
             ids.append(np.asarray(sample.ids, np.int32))
             tags.append(np.asarray(sample.tags, np.int32))
             labels.append(sample.label)
-    problems.check(data.broken, source.train)
+    problems.check(data.broken, {"valid": source.valid, "test": source.test}.get(split) or source.train)
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".draft-"))
     np.save(draft / "ids.npy", np.concatenate(ids) if ids else np.zeros(0, np.int32))
@@ -150,9 +150,11 @@ def _in_batches(items: Iterator[Row], size: int) -> Iterator[list[Row]]:
 def _key(source: Source, split: str, data: Data, fingerprint: str) -> str:
     digest = hashlib.blake2b(digest_size=16)
     origin = {"train": source.train, "valid": source.valid, "test": source.test}[split] or source.train
-    for file in files(Path(origin)):
-        stat = file.stat()
-        digest.update(_content(str(file), stat.st_mtime_ns, stat.st_size))
+    for text in files(Path(origin)):
+        for file in (text, text.with_suffix(".ann")):  # BRAT keeps annotation beside the text
+            if file.is_file():
+                stat = file.stat()
+                digest.update(_content(str(file), stat.st_mtime_ns, stat.st_size))
     settings = source.model_dump(mode="json") | {
         "train": "",
         "valid": source.valid is None,

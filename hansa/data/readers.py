@@ -7,6 +7,7 @@ import csv
 import gzip
 import io
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -93,9 +94,11 @@ def _readable(path: Path, source: Source, problems: Problems) -> Iterator[Row]:
         row.place = place
         if source.text not in row and isinstance(row.get("tokens"), list):
             row[source.text] = " ".join(map(str, row["tokens"]))
-        text = row.get(source.text)
+        text, language = row.get(source.text), row.get("lang")
         if text is None:
-            problems.note(place, f"no field '{source.text}' (fields: {', '.join(map(str, row)) or 'none'})")
+            problems.note(place, f"no field '{source.text}' (fields: {_names(row)})")
+        elif _is_code(source.language) and _is_code(language) and language != source.language:
+            problems.note(place, f"its 'lang' is {language}, but the silo's language is {source.language}")
         elif not isinstance(text, str) or not text.strip():
             problems.note(place, f"field '{source.text}' is empty or not text")
         else:
@@ -144,10 +147,27 @@ def _lines(file: Path, suffix: str) -> Numbered:
             else:
                 rows = _plain(stream) if suffix == ".txt" else _json_lines(stream)
             for number, row, reason in rows:
-                not_utf8 = row is not None and any("\ufffd" in v for v in row.values() if isinstance(v, str))
+                not_utf8 = row is not None and _has_replacement(row)
                 yield (f"{file}:{number}", None, "not valid UTF-8") if not_utf8 else (f"{file}:{number}", row, reason)
     except (EOFError, OSError, zlib.error, csv.Error) as error:
         yield f"{file}:{number + 1}", None, f"the file ends early or is damaged ({error})"
+
+
+def _is_code(language: Any) -> bool:
+    return isinstance(language, str) and re.fullmatch(r"[a-z]{2,3}", language) is not None
+
+
+def _names(row: Row) -> str:
+    """The names of a row's fields; of a table without a header they would be text, and text is not told."""
+    named = [str(name) for name in row]
+    return ", ".join(named) if named and all(n.isidentifier() and len(n) < 30 for n in named) else str(len(named))
+
+
+def _has_replacement(value: Any) -> bool:
+    if isinstance(value, str):
+        return "\ufffd" in value
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(map(_has_replacement, inside))
 
 
 def _suffix(file: Path) -> str:

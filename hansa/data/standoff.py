@@ -51,7 +51,7 @@ def brat(file: Path) -> Placed:
         try:
             _note(line, found, relations)
         except (ValueError, KeyError, IndexError):
-            yield f"{annotation}:{number}", None, f"not a BRAT annotation: {line[:60]!r}"
+            yield f"{annotation}:{number}", None, "not a BRAT annotation"
     order = {name: i for i, name in enumerate(found)}
     joined = [{"head": order.get(h), "tail": order.get(t), "type": kind} for h, t, kind in relations]
     yield str(file), {"text": text, "entities": list(found.values()), "relations": joined}, ""
@@ -65,7 +65,8 @@ def _note(line: str, found: dict[str, dict[str, Any]], relations: list[tuple[str
         found[name] = {"span": [min(offsets), max(offsets)], "type": kind}
     elif name.startswith(("A", "M")):
         kind, target, *value = rest.split()
-        found[target].setdefault("assertion", value[0] if value else kind)
+        if target.startswith("T"):  # events have attributes too
+            found[target].setdefault("assertion", value[0] if value else kind)
     elif name.startswith("R"):
         kind, *arguments = rest.split()
         head, tail = (argument.split(":")[1] for argument in arguments[:2])

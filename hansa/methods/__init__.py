@@ -46,6 +46,9 @@ def _refuse_with_fedbuff(federation: Federation) -> None:
         )
     if any(node.silos for node in federation.silos.values()):
         raise ConfigError("method 'fedbuff' works in a flat federation: the silos must stand directly below 'silos'")
+    simulate = federation.simulate
+    if not simulate.usual or not all(simulate.delay.values()):
+        raise ConfigError("method 'fedbuff' goes by the clock: simulate.delay and simulate.usual must be above 0")
     if federation.train.keep_optimizer or federation.train.samples.adapt is not None:
         raise ConfigError(
             "method 'fedbuff' has silos that keep nothing: leave train.keep_optimizer and samples.adapt out"

@@ -52,7 +52,7 @@ class FairMean:
 @METHODS.register("qffl")
 class QFfl(Section):
     q: Annotated[float, Field(ge=0.0)] = 1.0
-    lr: Positive = 0.1  # the silo's learning rate, whose inverse bounds the curvature
+    lr: Positive = 0.1  # give it train.lr: its inverse bounds the curvature. A server Adam does not mind the scale.
 
     def build(self) -> Method:
         return replace(fedavg(), name="qffl", weigh=Uniform(), aggregate=FairMean(self.q, 1 / self.lr))

@@ -60,7 +60,7 @@ def see(folder: Path, name: str = "") -> Seen:
         seen_by_round = dict(ledger.select("select round, sum(seen) over (order by round) from rounds"))
         clock = dict(ledger.select("select round, clock from rounds"))
         curves: dict[str, list[tuple[float, float]]] = {}
-        means: dict[float, list[float]] = {}
+        means: dict[int, list[float]] = {}
         # The running looks, all on the same data: those of the first evaluation's split and share.
         query = (
             "select round, grp, value from metrics where metric=?1 and (split, share) ="
@@ -68,7 +68,7 @@ def see(folder: Path, name: str = "") -> Seen:
         )
         for round, group, value in ledger.select(query, task.headline):
             curves.setdefault(group, []).append((float(seen_by_round.get(round, 0)), value))
-            means.setdefault(clock.get(round) or 0.0, []).append(value)
+            means.setdefault(round, []).append(value)
         return Seen(
             name=name or federation.name,
             federation=federation,
@@ -76,7 +76,7 @@ def see(folder: Path, name: str = "") -> Seen:
             facts=ledger.facts(),
             final=ledger.final(),
             curves=curves,
-            times=[(at, fmean(values)) for at, values in sorted(means.items())],
+            times=[(clock.get(round) or 0.0, fmean(values)) for round, values in sorted(means.items())],
             rounds=ledger.select(
                 "select count(*), sum(seconds), sum(step_seconds), sum(work_seconds), sum(move_seconds), "
                 "sum(evaluate_seconds), sum(checkpoint_seconds) from rounds"

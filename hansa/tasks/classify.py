@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hansa.config import Section, Source
-from hansa.data.annotated import NO_RELATION, BadRow, Entity, mark, mentions, pairs
+from hansa.data.annotated import NO_RELATION, BadRow, Entity, label_of, mark, mentions, pairs
 from hansa.data.examples import Encoded, Examples, Unusable
 from hansa.data.readers import Row
 from hansa.errors import UserError
@@ -24,20 +24,21 @@ from hansa.tasks.base import Batch, Task, Vocabulary, as_tensors, f1_averages, p
 
 Focus = tuple[int, int]  # the part of a text that must not be cut off
 Sample = tuple[str, str, Focus]  # text, label, focus
+Placed = tuple[str, Sample]  # where the row stands
 
 
 def whole_texts(row: Row, source: Source) -> Iterator[Sample]:
-    yield row[source.text], str(row.get(source.label)), (0, 0)
+    yield row[source.text], label_of(row, source.label), (0, 0)
 
 
 def marked_mentions(row: Row, source: Source) -> Iterator[Sample]:
-    for mention, label in mentions(row, source.label):
+    for mention, label in mentions(row, source.label, source.text):
         text, focus = mark(row[source.text], mention)
         yield text, label, focus
 
 
 def marked_pairs(row: Row, source: Source) -> Iterator[Sample]:
-    for head, tail, label in pairs(row, source.label):
+    for head, tail, label in pairs(row, source.label, source.text):
         text, focus = mark(row[source.text], head, tail)
         yield text, label, focus
 
@@ -63,21 +64,20 @@ class Classify:
 
     def encode(self, rows: list[Row], source: Source, vocabulary: Vocabulary) -> Iterator[Encoded | Unusable]:
         known = {label: i for i, label in enumerate(vocabulary.labels)}
-        samples: list[Sample] = []
+        samples: list[Placed] = []
         for row in rows:
             try:
                 found = list(self.samples(row, source))
             except BadRow as error:
                 yield Unusable(row.place, str(error))
                 continue
-            strange = next((label for _, label, _ in found if label not in known), None)
-            if strange is not None:
+            if any(label not in known for _, label, _ in found):
                 names = ", ".join(vocabulary.labels)
-                yield Unusable(row.place, f"label {strange!r} in field '{source.label}' is not one of {names}")
+                yield Unusable(row.place, f"its label (field '{source.label}') is not one of {names}")
                 continue
-            samples += found
+            samples += [(row.place, sample) for sample in found]
         if samples:
-            yield from _encoded(samples, known, vocabulary)
+            yield from _encoded(samples, known, vocabulary, self.negative)
 
     def batch(
         self, examples: Examples, indices: NDArray[np.int64], rng: np.random.Generator, vocabulary: Vocabulary
@@ -114,6 +114,8 @@ class Classify:
     def predict(self, model: Any, vocabulary: Vocabulary, text: str) -> list[dict[str, Any]]:
         text, focus = self._marked(text)
         ids = _around(vocabulary, [text], [focus])[0]
+        if ids is None:
+            raise UserError(f"the mentions are too far apart for a sample of {vocabulary.max_length} tokens")
         inputs = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
         with torch.inference_mode():
             chances = model(**inputs).logits.softmax(dim=-1)[0]
@@ -140,23 +142,34 @@ class Classify:
         return mark(shown + text[position:], spans["[["], spans.get("(("))
 
 
-def _encoded(samples: list[Sample], known: dict[str, int], vocabulary: Vocabulary) -> Iterator[Encoded]:
-    texts, labels, focuses = zip(*samples, strict=True)
-    for ids, label in zip(_around(vocabulary, list(texts), list(focuses)), labels, strict=True):
-        yield Encoded(ids, known[label])
+def _encoded(
+    samples: list[Placed], known: dict[str, int], vocabulary: Vocabulary, negative: str
+) -> Iterator[Encoded | Unusable]:
+    texts, labels, focuses = zip(*(sample for _, sample in samples), strict=True)
+    for (place, _), ids, label in zip(samples, _around(vocabulary, list(texts), list(focuses)), labels, strict=True):
+        if ids is None and label == negative:
+            continue  # a pair that nobody annotated, too far apart to be asked about
+        if ids is None:
+            reason = f"its mentions are too far apart for a sample of {vocabulary.max_length} tokens (data.max_length)"
+            yield Unusable(place, reason)
+        else:
+            yield Encoded(ids, known[label])
 
 
-def _around(vocabulary: Vocabulary, texts: list[str], focuses: list[Focus]) -> list[list[int]]:
-    """Token ids of each text; of one that is too long, those around its focus."""
+def _around(vocabulary: Vocabulary, texts: list[str], focuses: list[Focus]) -> list[list[int] | None]:
+    """Token ids of each text; of one that is too long, those around its focus; None if that does not fit either."""
     encoded = vocabulary.tokenizer(
         texts, add_special_tokens=False, return_offsets_mapping=True, return_attention_mask=False
     )
     before, after = vocabulary.around
-    found = []
+    found: list[list[int] | None] = []
     for ids, offsets, (start, end) in zip(encoded["input_ids"], encoded["offset_mapping"], focuses, strict=True):
         if len(ids) > vocabulary.room:
             inside = [i for i, (s, e) in enumerate(offsets) if s < end and e > start] or [0]
-            spare = max(0, vocabulary.room - (inside[-1] - inside[0] + 1))
+            spare = vocabulary.room - (inside[-1] - inside[0] + 1)
+            if spare < 0:
+                found.append(None)
+                continue
             first = min(max(0, inside[0] - spare // 2), len(ids) - vocabulary.room)
             ids = ids[first : first + vocabulary.room]
         found.append([*before, *ids, *after])

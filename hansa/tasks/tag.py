@@ -36,7 +36,7 @@ class Tag:
 
     def labels_in(self, row: Row, source: Source) -> Iterator[str]:
         try:
-            yield from (tag[2:] for tag in words_and_tags(row)[1] if tag != OUTSIDE)
+            yield from (tag[2:] for tag in words_and_tags(row, source.text)[1] if tag != OUTSIDE)
         except BadRow:
             return  # reported when the row is encoded
 
@@ -49,11 +49,10 @@ class Tag:
         tags: list[list[int]] = []
         for row in rows:
             try:
-                words, named = words_and_tags(row)
-                strange = next((tag for tag in named if tag not in known), None)
-                if strange is not None:
+                words, named = words_and_tags(row, source.text)
+                if not known.keys() >= set(named):
                     types = ", ".join(tag[2:] for tag in vocabulary.labels if tag.startswith("B-"))
-                    raise BadRow(f"type {strange[2:]!r} is not one of {types}")
+                    raise BadRow(f"it has a type that is not one of {types}")
             except BadRow as error:
                 yield Unusable(row.place, str(error))
                 continue

@@ -10,7 +10,7 @@ from hansa.errors import UserError, did_you_mean
 
 FOLDER = Path(__file__).parent
 # Skewed like Table 1 of the Medical paper: one language dominates, the smallest has a hundredth of it.
-SIZES = {"en": 3000, "de": 400, "es": 350, "fr": 330, "it": 300, "pt": 280, "ru": 80, "ar": 60, "he": 30}
+SIZES = {"en": 3000, "de": 400, "es": 350, "fr": 330, "it": 300, "pt": 280, "ru": 80, "ar": 60, "he": 40}
 
 
 def templates() -> list[str]:

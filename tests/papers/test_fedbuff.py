@@ -103,3 +103,31 @@ def test_what_makes_no_sense_is_refused(federation):
         methods.build(federation(method="fedbuff", participation={"count": 1}))
     with pytest.raises(ConfigError, match="an aggregation of its own"):
         methods.build(federation(method="fedbuff", aggregate={"weights": "uniform"}))
+
+
+def test_a_failed_round_leaves_everything_as_it_was(federation):
+    """So that the checkpoint written then can be resumed."""
+    from hansa import methods
+    from hansa.links import Answer
+    from hansa.messages import Lost
+    from hansa.round import federated_round
+
+    class Dead:
+        def ask(self, asks, until):
+            return iter([Answer(node, Lost("gone")) for node in asks])
+
+    settings = federation(method={"name": "fedbuff", "buffer": 3})
+    moving = Moving(Tensors.of({}), {})
+    members = {name: Member(1, 1) for name in settings.silos}
+    for _ in range(2):
+        record = federated_round("root", members, Dead(), methods.build(settings), settings, moving, 0)
+        assert "0 of 3 answered" in record.failed
+        assert (moving.round, moving.clock, moving.flights, moving.state) == (0, 0.0, [], {})
+
+
+def test_a_clock_that_stands_still_is_refused(federation):
+    from hansa import methods
+
+    settings = federation(method="fedbuff", simulate={"usual": 0.0})
+    with pytest.raises(ConfigError, match="must be above 0"):
+        methods.build(settings)
