@@ -12,7 +12,6 @@ Nine silos of generated notes, one language dominant; the same seed, start and n
 import json
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -22,8 +21,8 @@ from _figures import Figures
 from hansa.config import Federation
 from hansa.data import generator
 from hansa.federation_file import parse
-from hansa.processes import in_a_process
 from hansa.report.html import see
+from hansa.run import run
 
 SIZES = {"en": 900, "de": 90, "es": 80, "fr": 80, "it": 70, "pt": 70, "ru": 40, "ar": 30, "he": 20}
 SLOW = "en"  # the dominant silo needs eight times as long as the others
@@ -41,7 +40,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "aggregate": {"weights": {"by": "samples", "temperature": 0.5}},
         "train": {"lr": 0.1, "batch": 8, "samples": {"floor": 8, "adapt": {"every": 25, "least": 0.5, "most": 2.0}}},
     },
-    "FedBuff, buffer 3": {"method": {"name": "fedbuff", "buffer": 3, "temperature": 0.5}, "rounds": 3 * ROUNDS},
+    "FedBuff, buffer 3": {
+        "method": {"name": "fedbuff", "buffer": 3, "temperature": 0.5},
+        "rounds": 3 * ROUNDS,
+        "evaluate": {"every": max(1, ROUNDS // 4), "share": 0.5},
+    },
 }
 
 
@@ -55,7 +58,7 @@ def federation(folder: Path, changes: dict[str, Any]) -> Federation:
         "train": {"lr": 0.1, "batch": 8, "samples": {"floor": 8}},
         "server": {"optimizer": "adam", "lr": 2e-3, "schedule": "linear"},
         "simulate": {"delay": {SLOW: 8.0}},
-        "evaluate": {"every": max(1, ROUNDS // 12), "share": 1.0},
+        "evaluate": {"every": max(1, ROUNDS // 12), "share": 0.5},
         "checkpoint": {"every": 10_000},
     }
     return parse(raw | changes)
@@ -67,12 +70,10 @@ def main() -> None:
         for code, count in SIZES.items():
             notes = generator.notes(code, count, seed=4)
             (folder / f"{code}.jsonl").write_text("".join(json.dumps(n, ensure_ascii=False) + "\n" for n in notes))
-        with ThreadPoolExecutor(2) as threads:
-            jobs = {
-                label: threads.submit(in_a_process, federation(folder, changes), folder / f"run{i}", lambda _: None)
-                for i, (label, changes) in enumerate(VARIANTS.items())
-            }
-            runs = {label: see(job.result().folder, label) for label, job in jobs.items()}
+        runs = {}
+        for number, (label, changes) in enumerate(VARIANTS.items()):
+            runs[label] = see(run(federation(folder, changes), folder / f"run{number}").folder, label)
+            print(f"{label}: done", file=sys.stderr, flush=True)
     final = {label: {g: m["perplexity"] for g, m in run.final.items()} for label, run in runs.items()}
     target = 1.2 * runs["weights √N"].times[-1][1]
     print(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from hansa.checks import check
 from hansa.config import Federation, Named
 from hansa.errors import ConfigError, did_you_mean
 from hansa.methods import METHODS
@@ -42,6 +43,8 @@ def compare(
 ) -> dict[str, Outcome]:
     load_plugins(federation.uses)
     variants = {name: variant(federation, name) for name in names}
+    for one in variants.values():
+        check(one)  # what is refused is refused before the first run
     outcomes = {}
     for name, one in variants.items():
         outcomes[name] = run(one, out / name, workers=workers, watcher=watch(name))

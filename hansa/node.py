@@ -134,13 +134,13 @@ class Silo:
         settings = training.samples.adapt
         if settings is None:
             return training, {}
-        factor, before = memory[WATCHED].tolist() if WATCHED in memory else (1.0, inf)
-        if (round - 1) % settings.every == 0:
+        factor, before, last = memory[WATCHED].tolist() if WATCHED in memory else (1.0, inf, -inf)
+        if round - last >= settings.every:  # a silo that is not in every cohort looks when its turn comes
             now = overall(self.site.task, self.score("valid", 1.0))["loss"]
             factor = next_factor(factor, before, now, settings) if isfinite(before) else factor
-            before = now
+            before, last = now, float(round)
         samples = training.samples.times(len(self.examples("train")), factor)
-        return training.model_copy(update={"samples": samples}), {WATCHED: torch.tensor([factor, before])}
+        return training.model_copy(update={"samples": samples}), {WATCHED: torch.tensor([factor, before, last])}
 
     def score(self, split: str, share: float, parts: int = 1) -> Scores:
         """How the resident model does, as it is now."""
