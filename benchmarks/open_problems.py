@@ -74,16 +74,16 @@ def main() -> None:
         for number, (label, changes) in enumerate(VARIANTS.items()):
             runs[label] = see(run(federation(folder, changes), folder / f"run{number}").folder, label)
             print(f"{label}: done", file=sys.stderr, flush=True)
-    final = {label: {g: m["perplexity"] for g, m in run.final.items()} for label, run in runs.items()}
+    final = {label: {g: m["perplexity"] for g, m in seen.final.items()} for label, seen in runs.items()}
     target = 1.2 * runs["weights √N"].times[-1][1]
     print(
         f"{'':24}{'mean':>9}{'worst':>9}{'virtual s':>11}{'s to target':>13}   (target: mean perplexity {target:.0f})"
     )
     reached = {}
-    for label, run in runs.items():
+    for label, seen in runs.items():
         values = final[label].values()
-        reached[label] = next((at for at, mean in run.times if mean <= target), float("inf"))
-        clock = run.times[-1][0]
+        reached[label] = next((at for at, mean in seen.times if mean <= target), float("inf"))
+        clock = seen.times[-1][0]
         print(f"{label:24}{fmean(values):9.1f}{max(values):9.1f}{clock:11.0f}{reached[label]:13.0f}")
     worst = {label: max(values.values()) for label, values in final.items()}
     mean = {label: fmean(values.values()) for label, values in final.items()}
