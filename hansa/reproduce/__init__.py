@@ -59,7 +59,8 @@ class Reproduction:
 
     def markdown(self) -> str:
         lines = [f"## {self.paper.capitalize()}, scale {self.scale}", ""]
-        lines += [f"`hansa reproduce {self.paper} --scale {self.scale}`, {self.seconds / 60:.1f} minutes.", ""]
+        given = ", from a snapshot made before" if self.facts.get("snapshot", "ours") != "ours" else ""
+        lines += [f"`hansa reproduce {self.paper} --scale {self.scale}`{given}, {self.seconds / 60:.1f} minutes.", ""]
         lines += [f"- {claim.line}" for claim in self.claims]
         return "\n".join([*lines, "", *(table.markdown() for table in self.tables)])
 

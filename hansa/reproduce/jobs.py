@@ -21,14 +21,14 @@ class Jobs:
         self._threads = ThreadPoolExecutor((os.cpu_count() or 1) if side_by_side else 1)
         self._futures: dict[str, Future[Outcome]] = {}
 
-    def start(self, name: str, federation: Federation) -> None:
+    def start(self, name: str, federation: Federation, workers: int | None = 1) -> None:
         folder = self._folder / name.replace(" ", "-")
-        self._futures[name] = self._threads.submit(self._run, name, federation, folder)
+        self._futures[name] = self._threads.submit(self._run, name, federation, folder, workers)
 
-    def _run(self, name: str, federation: Federation, folder: Path) -> Outcome:
+    def _run(self, name: str, federation: Federation, folder: Path, workers: int | None) -> Outcome:
         self._say(f"{name}: begins")
         if self._side_by_side:
-            outcome = in_a_process(federation, folder, lambda line: self._say(f"{name}: {line}"))
+            outcome = in_a_process(federation, folder, lambda line: self._say(f"{name}: {line}"), workers)
         else:
             outcome = run(federation, folder, workers=0)
         self._say(f"{name}: done")

@@ -81,7 +81,8 @@ def reproduce(
             encoder.start(jobs, encoder_name, tasks["NCBI-disease"], out / "data")
         base = model or _model_of(jobs, "snapshot")
         for kind in RUNS.values():
-            jobs.start(kind, federation(kind, silos, size, base))
+            # The federation takes longest, and its silos' own models come after it: it may use every core.
+            jobs.start(kind, federation(kind, silos, size, base), workers=None if kind == "federated" else 1)
         for name, task in tasks.items():
             jobs.start(f"none {name}", downstream.federation(task, size, base, fresh=True))
         for kind in ("central", "federated"):  # the federation takes longest
@@ -112,7 +113,7 @@ def reproduce(
         "Medical: one model, nine languages, nine silos",
         [claim.line for claim in claims],
     )
-    return Reproduction("medical", scale, tables, claims, report, perf_counter() - began)
+    return Reproduction("medical", scale, tables, claims, report, perf_counter() - began, {"snapshot": model or "ours"})
 
 
 def _model_of(jobs: Jobs, name: str) -> str:
