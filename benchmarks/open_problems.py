@@ -26,7 +26,7 @@ from hansa.run import run
 
 SIZES = {"en": 900, "de": 90, "es": 80, "fr": 80, "it": 70, "pt": 70, "ru": 40, "ar": 30, "he": 20}
 SLOW = "en"  # the dominant silo needs eight times as long as the others
-ROUNDS = int(sys.argv[1]) if len(sys.argv) > 1 else 300
+ROUNDS = int(sys.argv[1]) if len(sys.argv) > 1 else 100
 
 BY_SAMPLES: dict[str, Any] = {"weights": {"by": "samples", "temperature": 1.0}}
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -88,12 +88,12 @@ def main() -> None:
     worst = {label: max(values.values()) for label, values in final.items()}
     mean = {label: fmean(values.values()) for label, values in final.items()}
     figures = Figures()
-    fair = min(worst[v] for v in ("uniform", "loss weights", "q-FFL, q = 1", "q-FFL, q = 3"))
-    figures.add("fair_worst_language_vs_weights_N", fair / worst["weights N"], "ratio", "<=", 0.8)
-    figures.add("adaptive_mean_vs_fixed", mean["√N, adaptive amounts"] / mean["weights √N"], "ratio", "<=", 1.02)
-    figures.add(
-        "fedbuff_time_to_target_vs_together", reached["FedBuff, buffer 3"] / reached["weights √N"], "ratio", "<=", 0.8
-    )
+    fair = min(worst[v] for v in ("weights √N", "uniform", "loss weights", "q-FFL, q = 1", "q-FFL, q = 3"))
+    figures.add("fairest_worst_language_vs_weights_N", fair / worst["weights N"], "ratio", "<=", 0.95)
+    adaptive, fixed = "√N, adaptive amounts", "weights √N"
+    figures.add("adaptive_worst_language_vs_fixed", worst[adaptive] / worst[fixed], "ratio", "<=", 1.0)
+    figures.add("adaptive_mean_vs_fixed", mean[adaptive] / mean[fixed], "ratio", "<=", 1.05)
+    figures.add("fedbuff_time_to_target_vs_together", reached["FedBuff, buffer 3"] / reached[fixed], "ratio", "<=", 0.8)
     figures.end()
 
 
