@@ -7,16 +7,15 @@
 `round.py` shows when each slot is asked.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from torch import Tensor
 
-from hansa.config import Federation
-from hansa.links import Answer, Link
+from hansa.links import Answer
 from hansa.messages import NodeId, Update
-from hansa.pace import Member, Moving
+from hansa.pace import Asker, Moving
 from hansa.tensors import Layout, Tensors
 
 if TYPE_CHECKING:
@@ -66,15 +65,7 @@ class ServerOptimiser(Protocol):
 class Pace(Protocol):
     """Who takes part in a round, and whose answers end it."""
 
-    def gather(
-        self,
-        name: NodeId,
-        members: Mapping[NodeId, Member],
-        link: Link,
-        settings: Federation,
-        moving: Moving,
-        durable: int,
-    ) -> tuple[list[NodeId], Iterator[Answer]]: ...
+    def gather(self, asker: Asker, moving: Moving) -> tuple[list[NodeId], Iterator[Answer]]: ...
 
 
 @dataclass(frozen=True)

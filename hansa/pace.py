@@ -45,23 +45,26 @@ class Moving:
 
 
 @dataclass(frozen=True)
+class Asker:
+    """Who asks whom, by which rules; silos may forget what is older than the ``durable`` round."""
+
+    name: NodeId
+    members: Mapping[NodeId, Member]
+    link: Link
+    settings: Federation
+    durable: int
+
+
+@dataclass(frozen=True)
 class Together:
     """A cohort, drawn from the seed; the round ends when all of it has answered, or the deadline has passed."""
 
-    def gather(
-        self,
-        name: NodeId,
-        members: Mapping[NodeId, Member],
-        link: Link,
-        settings: Federation,
-        moving: Moving,
-        durable: int,
-    ) -> tuple[list[NodeId], Iterator[Answer]]:
-        number = moving.round + 1
-        cohort = choose(members, settings.participation, settings.seed, number, name)
+    def gather(self, asker: Asker, moving: Moving) -> tuple[list[NodeId], Iterator[Answer]]:
+        number, settings = moving.round + 1, asker.settings
+        cohort = choose(asker.members, settings.participation, settings.seed, number, asker.name)
         moving.clock += max(duration(node, number, settings.simulate, settings.seed) for node in cohort)
-        request = Train(number, moving.model, durable)
-        return cohort, link.ask(dict.fromkeys(cohort, request), until(settings.participation))
+        request = Train(number, moving.model, asker.durable)
+        return cohort, asker.link.ask(dict.fromkeys(cohort, request), until(settings.participation))
 
 
 def until(participation: Participation) -> float | None:

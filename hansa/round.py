@@ -19,7 +19,7 @@ from hansa.links import Answer, Link
 from hansa.messages import Lost, NodeId, Update
 from hansa.method import Method
 from hansa.methods.fedopt import scale
-from hansa.pace import Member, Moving
+from hansa.pace import Asker, Member, Moving
 from hansa.tensors import Layout, Tensors, is_finite
 
 LARGEST = 1e12  # no silo has more samples than this: a larger figure is a lie or a bug
@@ -60,7 +60,7 @@ def federated_round(
     before = moving.clock, list(moving.flights), dict(moving.state)
 
     # 1 who takes part; 3, 4 local work, what leaves a silo
-    cohort, answers = method.pace.gather(name, members, link, settings, moving, durable)
+    cohort, answers = method.pace.gather(Asker(name, members, link, settings, durable), moving)
     record = Record(number, cohort, clock=moving.clock)
 
     # 5 where updates meet

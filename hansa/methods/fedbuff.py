@@ -17,12 +17,12 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from hansa.config import Count, Federation, Section
-from hansa.links import Answer, Link
+from hansa.links import Answer
 from hansa.messages import NodeId, Train, Update
 from hansa.method import Method
 from hansa.methods import METHODS
 from hansa.methods.fedavg import fedavg
-from hansa.pace import Flight, Member, Moving, duration, until
+from hansa.pace import Asker, Flight, Member, Moving, duration, until
 from hansa.tensors import Layout, Tensors, WeightedMean
 
 VERSION = "version."
@@ -34,18 +34,10 @@ class Buffered:
 
     size: int
 
-    def gather(
-        self,
-        name: NodeId,
-        members: Mapping[NodeId, Member],
-        link: Link,
-        settings: Federation,
-        moving: Moving,
-        durable: int,
-    ) -> tuple[list[NodeId], Iterator[Answer]]:
-        arrived = self._arrivals(members, settings, moving)
+    def gather(self, asker: Asker, moving: Moving) -> tuple[list[NodeId], Iterator[Answer]]:
+        arrived = self._arrivals(asker.members, asker.settings, moving)
         keep_versions(moving, arrived)
-        return [flight.node for flight in arrived], self._ask(link, settings, moving, arrived, durable)
+        return [flight.node for flight in arrived], self._ask(asker, moving, arrived)
 
     def _arrivals(self, members: Mapping[NodeId, Member], settings: Federation, moving: Moving) -> list[Flight]:
         """Take the earliest flights off the list; whoever arrived takes off again with the newest model."""
@@ -66,18 +58,17 @@ class Buffered:
         moving.flights = [replace(f, version=moving.round + 1) if (f.node, f.number) in there else f for f in flights]
         return arrived
 
-    def _ask(
-        self, link: Link, settings: Federation, moving: Moving, arrived: list[Flight], durable: int
-    ) -> Iterator[Answer]:
+    def _ask(self, asker: Asker, moving: Moving, arrived: list[Flight]) -> Iterator[Answer]:
         """The arrivals' updates, in order. A silo that arrives twice is asked again after the others."""
         waiting = list(arrived)
         requests = {
-            (f.version, f.number): Train(f.number, moving.state[f"{VERSION}{f.version}"], durable) for f in arrived
+            (f.version, f.number): Train(f.number, moving.state[f"{VERSION}{f.version}"], asker.durable)
+            for f in arrived
         }
         while waiting:
             now = {f.node: f for f in reversed(waiting)}  # the first of every silo
             asks = {node: requests[f.version, f.number] for node, f in sorted(now.items())}
-            for answer in link.ask(asks, until(settings.participation)):
+            for answer in asker.link.ask(asks, until(asker.settings.participation)):
                 reply, stale = answer.reply, moving.round - now[answer.node].version
                 yield replace(answer, reply=replace(reply, stale=stale) if isinstance(reply, Update) else reply)
             waiting = [f for f in waiting if f is not now[f.node]]
