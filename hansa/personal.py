@@ -2,7 +2,8 @@
 
     personalised   θ_own: from the shared model of a chosen round, trained on the silo's data alone
     interpolated   θ_int = α·θ_own + (1 − α)·θ                                                       (Equation 3)
-        sweep      α from 21 values in [0, 1], the best on validation data (Figure 3)
+        sweep      α from 21 values in [0, 1], the best on validation data (Figure 3); 0, the shared model, unless the
+                   best is ahead of it by more than a standard error: a few samples must not decide by chance
         adaptive   APFL: θ_own ← θ_own − η·α·∇f(θ_int),  α ← α − η_α·⟨∇f(θ_int), θ_own − θ⟩, kept in [0, 1]
     nearby         θ_own starts from a mixture of the silos that are most like this one:
                    θ_start − ½·(uᵢ + Σⱼ sᵢⱼ·uⱼ),  sᵢⱼ ∝ max(0, cos(uᵢ, uⱼ)) over the nearest silos j
@@ -14,10 +15,11 @@ Deviations: θ stays as it is while θ_own learns, as in the paper's post-hoc in
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from math import inf
+from math import inf, sqrt
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +27,7 @@ from torch import Tensor
 
 from hansa.config import Personal as Settings
 from hansa.config import Training
-from hansa.evaluate import PARTS, whole
+from hansa.evaluate import PART, PARTS, whole
 from hansa.links import Link
 from hansa.messages import Lost, NodeId, Personal, Personalise, Scores
 from hansa.seeds import torch_seeded
@@ -59,15 +61,16 @@ def personalise(silo: "Silo", request: Personalise, settings: Settings) -> Perso
         return Personal(gradient, {}, {}, {}, alpha)
     curves: dict[str, tuple[float, ...]] = {}
     if settings.mix == "sweep":
-        looks = [_look(silo, own, shared, a) for a in ALPHAS]
+        parts = [_look(silo, own, shared, a) for a in ALPHAS]
+        looks = [overall(silo.site.task, scores) for scores in parts]
         curves = {metric: tuple(look[metric] for look in looks) for metric in looks[0]}
-        alpha = ALPHAS[min(range(len(ALPHAS)), key=lambda i: looks[i]["loss"])]
+        alpha = ALPHAS[choose([look["loss"] for look in looks], [part_losses(silo.site.task, s) for s in parts])]
     models = {FEDERATED: 0.0, request.label: 1.0}
     if settings.mix != "none":
         models[MIXED if request.label == OWN else f"{request.label}, {MIXED}"] = alpha
     sums, losses = {}, {}
     for name, share in models.items():
-        losses[name] = _look(silo, own, shared, share)["loss"]
+        losses[name] = overall(silo.site.task, _look(silo, own, shared, share))["loss"]
         sums[name] = whole(silo.score("test", 1.0, PARTS)).sums  # the questions of the final evaluation
     best = min(losses, key=lambda name: losses[name])
     _keep(silo, own, shared, models[best], best, losses[best])
@@ -127,10 +130,29 @@ class Mixing:
         torch.lerp(self.shared, self.own, self.alpha, out=self.learner.flat)
 
 
-def _look(silo: "Silo", own: Tensor, shared: Tensor, alpha: float) -> dict[str, float]:
-    """How the model at ``alpha`` does on validation data; it is left in the resident model."""
+def _look(silo: "Silo", own: Tensor, shared: Tensor, alpha: float) -> Scores:
+    """How the model at ``alpha`` does on validation data, part by part; it is left in the resident model."""
     torch.lerp(shared, own, alpha, out=silo.site.learner.flat)
-    return overall(silo.site.task, silo.score("valid", 1.0))
+    return silo.score("valid", 1.0, PARTS)
+
+
+def part_losses(task: Task, scores: Scores) -> list[float]:
+    """The loss of each part of the data, all groups together."""
+    found: dict[str, Scores] = {}
+    for name, sums in scores.sums.items():
+        part = name.rpartition(PART)[2]
+        found[part] = found.get(part, Scores({})) + Scores({"": sums})
+    return [overall(task, found[part])["loss"] for part in sorted(found)]
+
+
+def choose(losses: Sequence[float], parts: Sequence[Sequence[float]]) -> int:
+    """Which α: the one of least loss, if it beats the first (the shared model) by more than one standard error of
+    their difference over the parts of the validation data; else the first."""
+    best = min(range(len(losses)), key=lambda i: losses[i])
+    gains = [shared - mixed for shared, mixed in zip(parts[0], parts[best], strict=True)]
+    if len(gains) < 2:
+        return 0
+    return best if fmean(gains) > stdev(gains) / sqrt(len(gains)) else 0
 
 
 def overall(task: Task, scores: Scores) -> dict[str, float]:
