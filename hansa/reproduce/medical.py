@@ -12,11 +12,10 @@ from time import perf_counter
 from typing import Any
 
 from hansa.config import Federation
-from hansa.errors import UserError
 from hansa.federation_file import parse
 from hansa.report import html
 from hansa.report.charts import short
-from hansa.reproduce import Claim, Reproduction, Say, Scale, Table, corpora, downstream, encoder
+from hansa.reproduce import Asked, Claim, Reproduction, Table, corpora, downstream, encoder
 from hansa.reproduce.jobs import Jobs
 from hansa.reproduce.published import LANGUAGES as PUBLISHED
 from hansa.reproduce.published import NER, TABLE_5, TABLE_6
@@ -65,11 +64,10 @@ PUBLISHED_SETTINGS: dict[str, Any] = {
 }
 
 
-def reproduce(
-    scale: Scale, data: Path | None, out: Path, encoder_name: str | None, model: str | None, say: Say
-) -> Reproduction:
-    if scale != "smoke" and data is None:
-        raise UserError(f"--scale {scale} needs real text: give the folder with --data (or use --scale smoke)")
+def reproduce(asked: Asked) -> Reproduction:
+    asked.need_text()
+    asked.refuse("medical", "tune")
+    scale, data, out, model, say = asked.scale, asked.data, asked.out, asked.model, asked.say
     began, size = perf_counter(), SIZES[scale]
     say("laying out the silos' data")
     silos = corpora.lay_out(data, out / "data", everything=size.published) if data else corpora.generate(out / "data")
@@ -77,8 +75,8 @@ def reproduce(
     with Jobs(out, say, scale != "smoke") as jobs:
         if model is None:
             jobs.start("snapshot", snapshot(out / "data", list(silos), size))
-        if encoder_name is not None:
-            encoder.start(jobs, encoder_name, tasks["NCBI-disease"], out / "data")
+        if asked.encoder is not None:
+            encoder.start(jobs, asked.encoder, tasks["NCBI-disease"], out / "data")
         base = model or _model_of(jobs, "snapshot")
         for kind in RUNS.values():
             # The federation takes longest, and its silos' own models come after it: it may use every core.
@@ -93,7 +91,7 @@ def reproduce(
             name: {kind: downstream.score(jobs.result(f"{kind} {name}")) for kind in ("federated", "central", "none")}
             for name in tasks
         }
-        fine_tuned = encoder.results(jobs) if encoder_name is not None else None
+        fine_tuned = encoder.results(jobs) if asked.encoder is not None else None
     languages = list(silos)
     personal = personal_models(outcomes["FL"])
     counts = html.weights_of(html.see(outcomes["FL"].folder))
