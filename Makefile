@@ -4,13 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test test-faults check format bench clean
 
 demo: $(READY)            ## the main job on real data; ends with a table and a report
 	$(BIN)/hansa demo
 
-test: $(READY)            ## the fast tests
-	$(BIN)/python -m pytest
+test: $(READY)            ## the fast tests, two processes
+	$(BIN)/python -m pytest -n 2
+
+test-faults: $(READY)     ## real processes on loopback, killed and cut off
+	$(BIN)/python -m pytest -m slow_fault tests
 
 check: $(READY)           ## formatting, lint, strict types
 	$(BIN)/ruff format --check .

@@ -23,6 +23,7 @@ def start(file: Path, out: Path, *more: str) -> subprocess.Popen:
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow_fault
 def test_kill_9_and_resume_end_in_the_same_bits(federation, tmp_path):
     settings = federation(rounds=40, server={"optimizer": "adam", "lr": 0.01}, checkpoint={"every": 3})
     file = tmp_path / "fed.yaml"
@@ -35,7 +36,7 @@ def test_kill_9_and_resume_end_in_the_same_bits(federation, tmp_path):
         process.send_signal(signal.SIGKILL)
         process.communicate()
     process = start(file, tmp_path / "cut", "--resume")
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate(timeout=300)
     assert process.returncode == 0, said
     assert "resumed after round" in said
     assert same(weights(whole / "model"), weights(tmp_path / "cut" / "model"))

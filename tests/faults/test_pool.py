@@ -155,7 +155,7 @@ def _session(process: Path) -> int:
     return int(fields[3]) if fields[0] != "Z" else -1
 
 
-def wait_for(path: Path, seconds: float = 60) -> None:
+def wait_for(path: Path, seconds: float = 180) -> None:
     from time import sleep
 
     until = monotonic() + seconds
