@@ -10,6 +10,7 @@ from typing import Annotated, Any, cast, get_args
 
 import typer
 
+from hansa.cli_audit import audit
 from hansa.cli_data import data
 from hansa.console import Format, FormatOption, errors, finish, number, output, show_metrics, table
 from hansa.errors import HansaError, UserError
@@ -21,6 +22,7 @@ app = typer.Typer(
     help="Train one language model across organisations and borders, while the text stays home.",
 )
 app.add_typer(data, name="data")
+app.add_typer(audit, name="audit")
 
 
 WorkersOption = Annotated[int | None, typer.Option(min=0, help="worker processes; default one per core, 0: in-process")]
