@@ -11,6 +11,18 @@ from hansa.tasks import TASKS
 
 def check(federation: Federation) -> None:
     """Refuse unknown methods and tasks, combinations that make no sense, and data that is not there."""
+    check_settings(federation)
+    for name, node in leaves(federation.silos).items():
+        for source in node.sources:
+            for file in (source.train, source.valid, source.test):
+                if file is not None and not Path(file).exists():
+                    raise DataError(
+                        f"silos.{name}: {file} does not exist; give the path of a file or folder with its data"
+                    )
+
+
+def check_settings(federation: Federation) -> None:
+    """What can be checked without the data, which may lie in other organisations."""
     load_plugins(federation.uses)
     methods.build(federation)
     TASKS.build(federation.task)
@@ -24,10 +36,3 @@ def check(federation: Federation) -> None:
             f"model: {path} is not a Hugging Face model folder (no config.json there); give such a folder, a hub id, "
             "or a preset: tiny, small, base"
         )
-    for name, node in leaves(federation.silos).items():
-        for source in node.sources:
-            for file in (source.train, source.valid, source.test):
-                if file is not None and not Path(file).exists():
-                    raise DataError(
-                        f"silos.{name}: {file} does not exist; give the path of a file or folder with its data"
-                    )

@@ -12,6 +12,7 @@ import typer
 
 from hansa.cli_audit import audit
 from hansa.cli_data import data
+from hansa.cli_deploy import join, kit, serve
 from hansa.console import Format, FormatOption, errors, finish, number, output, show_metrics, table
 from hansa.errors import HansaError, UserError
 
@@ -23,6 +24,9 @@ app = typer.Typer(
 )
 app.add_typer(data, name="data")
 app.add_typer(audit, name="audit")
+app.add_typer(kit, name="kit")
+app.command()(serve)
+app.command()(join)
 
 
 WorkersOption = Annotated[int | None, typer.Option(min=0, help="worker processes; default one per core, 0: in-process")]
@@ -44,8 +48,10 @@ def main() -> None:
     except SystemExit as stop:
         if stop.code != INTERRUPTED:
             raise
-        resumable = "run" in sys.argv[1:2]
-        hint = "; a run that had begun its rounds continues with 'hansa run … --resume'" if resumable else ""
+        hint = {
+            "run": "; a run that had begun its rounds continues with 'hansa run … --resume'",
+            "serve": "; started again with the same --out, it continues",
+        }.get("".join(sys.argv[1:2]), "")
         errors.print(f"stopped{hint}", highlight=False)
         sys.exit(1)
 

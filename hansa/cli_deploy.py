@@ -1,0 +1,197 @@
+"""The commands of deployment: `hansa kit`, `hansa serve`, `hansa join`."""
+
+import logging
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hansa.console import Format, FormatOption, errors, finish, output, show_metrics, table
+from hansa.errors import UserError
+
+kit = typer.Typer(no_args_is_help=True, help="Startup kits: certificates, addresses and who is a member.")
+
+Kits = Annotated[Path, typer.Argument(metavar="KITS", help="the folder that 'kit create' wrote")]
+Name = Annotated[str, typer.Argument(metavar="NODE", help="a member")]
+Days = Annotated[int, typer.Option(min=1, help="how long the certificates are good")]
+KitOption = Annotated[Path, typer.Option("--kit", help="the startup kit of this node")]
+NatsOption = Annotated[
+    str | None, typer.Option("--nats", metavar="tls://HOST:PORT", help="an existing NATS instead of one of our own")
+]
+UsesOption = Annotated[
+    list[Path] | None, typer.Option("--uses", help="a Python file with tasks or methods of your own")
+]
+
+
+def needed() -> None:
+    try:
+        import cryptography  # noqa: F401
+        import xxhash  # noqa: F401
+    except ImportError as error:
+        raise UserError(f"{error.name} is not installed: pip install 'hansa[deploy]'") from None
+
+
+@kit.command()
+def create(
+    federation: Annotated[Path, typer.Argument(metavar="FED.yaml", help="the federation file")],
+    out: Annotated[Path, typer.Option(help="where the kits go")] = Path("kits"),
+    address: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[REGION=]HOST:PORT", help="where the coordinator, or a region, is reached"),
+    ] = None,
+    days: Days = 365,
+    format: FormatOption = Format.text,
+) -> None:
+    """A certificate authority and one kit for the coordinator, every region and every silo."""
+    needed()
+    from hansa.deploy import authority
+    from hansa.deploy.kit import COORDINATOR
+    from hansa.federation_file import read
+
+    addresses = {}
+    for one in address or []:
+        name, equals, place = one.rpartition("=")
+        addresses[name if equals else COORDINATOR] = place
+    made = authority.create(read(federation), out, addresses, days)
+
+    def show() -> None:
+        for folder in made:
+            output.print(f"{folder}", highlight=False)
+        output.print(
+            f"Hand each folder to its node over a channel you trust; keep {out / 'authority'} to yourself.",
+            highlight=False,
+        )
+
+    finish(format, {"kits": [str(folder) for folder in made]}, show)
+
+
+@kit.command()
+def revoke(kits: Kits, node: Name, format: FormatOption = Format.text) -> None:
+    """No certificate of this member is good any more."""
+    needed()
+    from hansa.deploy import authority
+
+    authority.revoke(kits, node)
+    text = (
+        f"'{node}' is revoked; hand members.json to the coordinator (a running one that reads it here cuts it off now)"
+    )
+    finish(format, {"revoked": node}, lambda: output.print(text, highlight=False))
+
+
+@kit.command()
+def renew(kits: Kits, node: Name, days: Days = 365, format: FormatOption = Format.text) -> None:
+    """A new certificate for a member; after a revocation also a new key."""
+    needed()
+    from hansa.deploy import authority
+
+    generation = authority.renew(kits, node, days)
+    text = (
+        f"'{node}' has certificate number {generation}; hand {kits / node} to it, and members.json to the coordinator"
+    )
+    finish(format, {"renewed": node, "generation": generation}, lambda: output.print(text, highlight=False))
+
+
+@kit.command()
+def show(kits: Kits, format: FormatOption = Format.text) -> None:
+    """Who is a member, and until when."""
+    needed()
+    from hansa.deploy import authority
+
+    lines = authority.show(kits)
+    rows = [[line[key] for key in ("node", "kind", "parent", "state", "until")] for line in lines]
+    finish(
+        format, {"members": lines}, lambda: output.print(table(["node", "kind", "parent", "state", "good until"], rows))
+    )
+
+
+def serve(
+    federation: Annotated[
+        Path | None, typer.Argument(metavar="FED.yaml", help="the federation file (of a root)")
+    ] = None,
+    kit: KitOption = Path("kits/coordinator"),
+    out: Annotated[Path | None, typer.Option(help="the run directory; default runs/NAME")] = None,
+    nats: NatsOption = None,
+    uses: UsesOption = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """Coordinate a federation between organisations, or a region of it. Started again, it goes on."""
+    needed()
+    from hansa.deploy.kit import Kit
+
+    own = Kit(kit)
+    if own.card.kind == "region":
+        serve_region(own, out or Path("runs") / own.name, nats, uses or [])
+        return
+    if federation is None:
+        raise UserError("the coordinator needs the federation file: hansa serve FED.yaml")
+    from hansa.federation_file import read
+    from hansa.report import html
+    from hansa.report.progress import Progress
+
+    settings = read(federation)
+    from hansa.deploy.serve import serve as serve_federation
+
+    on_stop(_interrupt)
+    progress = Progress(errors, settings.name)
+    try:
+        outcome = serve_federation(settings, own, out or Path("runs") / settings.name, nats, progress)
+    finally:
+        progress.stop()
+    report = html.write([(settings.name, outcome.folder)], outcome.folder / "report.html")
+    result = {"run": str(outcome.folder), "report": str(report), "metrics": outcome.metrics}
+
+    def show() -> None:
+        show_metrics(outcome.metrics, f"{settings.name} on the test set")
+        output.print(f"Run: {outcome.folder}\nReport: {report}", highlight=False)
+
+    finish(format, result, show)
+
+
+def serve_region(own: "Kit", out: Path, nats: str | None, uses: list[Path]) -> None:  # type: ignore[name-defined]  # noqa: F821
+    from hansa.deploy.serve import serve_region as serve_it
+
+    serve_it(own, out, nats, paths(uses), log(), lambda agent: on_stop(agent.stop))
+
+
+def join(
+    kit: Annotated[Path, typer.Argument(metavar="KIT", help="the silo's startup kit")],
+    data: Annotated[list[Path], typer.Option(help="the file or folder with this silo's data; one per source")],
+    home: Annotated[Path | None, typer.Option(help="where this silo keeps its own; default KIT/home")] = None,
+    uses: UsesOption = None,
+) -> None:
+    """The silo's agent: waits for work and answers from data that stays here. Connects only outwards."""
+    needed()
+    from hansa.deploy.kit import Kit
+
+    own = Kit(kit)
+    if own.card.kind != "silo":
+        raise UserError(f"{kit} is the kit of a {own.card.kind}: it has no data of its own; use 'hansa serve'")
+    from hansa.deploy.agent import Agent
+    from hansa.deploy.join import SiloTrade, sources
+
+    trade = SiloTrade(own, sources(own, data), paths(uses or []))
+    agent = Agent(own, home or kit / "home", trade, log())
+    on_stop(agent.stop)
+    agent.run()
+
+
+def paths(files: list[Path]) -> tuple[str, ...]:
+    return tuple(str(file.resolve()) for file in files)
+
+
+def log() -> Callable[[str], None]:
+    """Lines on standard error, with the time."""
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
+    return logging.getLogger("hansa").info
+
+
+def on_stop(stop: Callable[[], None]) -> None:
+    """What SIGTERM and Ctrl-C do."""
+    for which in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(which, lambda *_: stop())
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,1 @@
+"""Federations between organisations: startup kits, the coordinator, the silo's agent."""

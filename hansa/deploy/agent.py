@@ -1,0 +1,281 @@
+"""The one who answers: a silo's agent, or a region towards its parent.
+
+The main thread listens to the letter box and says that we are there; a second thread does what the newest letter asks.
+It connects only outwards, keeps the model loaded, waits for days, and whatever breaks is tried again for ever.
+"""
+
+import json
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, time
+from typing import Any, Protocol
+
+import torch
+
+from hansa.config import Federation
+from hansa.deploy.bundle import unpack
+from hansa.deploy.kit import Kit
+from hansa.deploy.spool import Packed, Spool
+from hansa.errors import UserError
+from hansa.links import wire
+from hansa.links.connection import Connection
+from hansa.links.depot import Refusal
+from hansa.links.local import attempt
+from hansa.links.nats import as_bytes
+from hansa.links.patience import GaveUp, Patience
+from hansa.links.porter import Porter
+from hansa.links.seal import Envelope, Ref, Unsealed, seal, unseal
+from hansa.links.session import Session
+from hansa.messages import Lost, Reply, Request
+
+LIFE_SECONDS = 5.0
+LOOK_SECONDS = 10.0
+AGAIN_SECONDS = 5.0
+LARGEST_TEXT = 256 << 20
+LARGEST_SETTINGS = 16 << 20
+
+Say = Callable[[str], None]
+
+
+class Trade(Protocol):
+    """What a node does for a living: answers, from a folder of this run and the federation's settings."""
+
+    def open(self, folder: Path, settings: bytes) -> Callable[[Request], Reply]: ...
+
+
+class Guard(Protocol):
+    """The node's own law: it may refuse a request, and hears of everything that leaves."""
+
+    def refuses(self, federation: Federation, request: Request) -> str: ...
+
+    def released(self, letter: Envelope, request: Request, reply: Reply) -> None: ...
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A run this node takes part in."""
+
+    run: str
+    start: Ref | None
+    folder: Path
+    answer: Callable[[Request], Reply]
+
+
+class Agent:
+    def __init__(self, kit: Kit, home: Path, trade: Trade, say: Say) -> None:
+        self._kit, self._home, self._trade, self._say = kit, home, trade, say
+        self._subjects = kit.above
+        assert kit.card.parent is not None
+        self._parent = kit.card.parent
+        self._stop = threading.Event()
+        self._news = threading.Condition()
+        self._letter: Envelope | None = None  # the newest
+        self._done = ("", -1)  # run and sequence of the letter that was dealt with last
+        self._phase = "idle"
+        self._opened: Opened | None = None
+        self._buffers: dict[str, torch.Tensor] = {}
+        self._refusals: dict[str, int] = {}
+        home.mkdir(parents=True, exist_ok=True)
+        self._known = _Known(home / "state.json")
+
+    def stop(self) -> None:
+        self._stop.set()
+        with self._news:
+            self._news.notify_all()
+
+    # ── listening ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def run(self) -> None:
+        """Until `stop`."""
+        worker = threading.Thread(target=self._work_for_ever, name="hansa-work", daemon=True)
+        worker.start()
+        session = self._session([self._subjects.request(self._kit.name)])
+        seen, looked, lived = 0, 0.0, 0.0
+        try:
+            while not self._stop.is_set():
+                now = monotonic()
+                if session.connections != seen or now - looked >= LOOK_SECONDS:
+                    self._look(session)
+                    seen, looked = session.connections, now
+                if now - lived >= LIFE_SECONDS:
+                    session.do(self._live)
+                    lived = now
+                message = session.next(1.0)
+                if message is not None:
+                    self._hear(message.payload)
+        except GaveUp:
+            pass
+        finally:
+            session.close()
+
+    def _session(self, listen: list[str]) -> Session:
+        address = (self._parent.host, self._parent.port)
+        inbox = self._subjects.inbox(self._kit.name)
+        return Session(address, self._kit.client_tls(), inbox, listen, self._say, self._stop.is_set)
+
+    def _live(self, connection: Connection) -> None:
+        state = {"node": self._kit.name, "phase": self._phase, "at": time(), "refusals": self._refusals}
+        connection.publish(self._subjects.life(self._kit.name), json.dumps(state).encode())
+
+    def _look(self, session: Session) -> None:
+        question = self._subjects.latest(self._subjects.request(self._kit.name))
+        message = session.do(lambda connection: connection.request(question))
+        if not message.status:
+            self._hear(message.payload)
+
+    def _hear(self, letter: bytes) -> None:
+        """Take up a letter that is from our parent, to us, and not older than what we have seen."""
+        try:
+            public = self._kit.public(self._parent.node)
+            envelope = unseal(letter, self._parent.node, self._kit.name, public)
+            self._known.check(envelope)
+        except Unsealed as why:
+            self._refuse(str(why))
+            return
+        with self._news:
+            if self._letter is None or envelope.mark != self._letter.mark:
+                self._letter = envelope
+                self._news.notify_all()
+
+    def _refuse(self, reason: str) -> None:
+        self._refusals[reason] = self._refusals.get(reason, 0) + 1
+        if self._refusals[reason] == 1:
+            self._say(f"a letter was refused: {reason}")
+
+    # ── working ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _work_for_ever(self) -> None:
+        torch.set_num_threads(1)
+        session = self._session([])
+        address = (self._parent.host, self._parent.bulk)
+        porter = Porter(address, self._kit.client_tls(), self._patience)
+        while not self._stop.is_set():
+            with self._news:
+                self._news.wait_for(lambda: self._stop.is_set() or self._unread, timeout=LIFE_SECONDS)
+                letter = self._letter if self._unread else None
+                self._done = letter.mark if letter else self._done
+            if letter is None:
+                continue
+            try:
+                self._deal_with(letter, session, porter)
+            except GaveUp:
+                self._say(f"{letter.kind} of round {letter.round} is overtaken by a newer letter")
+            except Refusal as refusal:
+                self._say(f"{letter.kind} of round {letter.round} is dropped: {refusal}")
+            except Exception as error:
+                # Whatever happens here must not end the agent: the letter stays in its box and is looked at again.
+                self._say(f"{letter.kind} of round {letter.round} failed: {type(error).__name__}: {error}")
+                self._stop.wait(AGAIN_SECONDS)
+                self._done = ("", -1)
+            self._phase = "idle"
+        session.close()
+        porter.close()
+
+    @property
+    def _unread(self) -> bool:
+        return self._letter is not None and self._letter.mark != self._done
+
+    def _patience(self) -> Patience:
+        return Patience(self._say, lambda: self._stop.is_set() or self._unread)
+
+    def _deal_with(self, letter: Envelope, session: Session, porter: Porter) -> None:
+        spool = Spool(self._folder(letter) / "spool")
+        packed = spool.find(letter.request) or self._answer(letter, porter, spool)
+        self._phase = "sending"
+        text = porter.bring(packed.text, letter.request)
+        vectors = {name: porter.bring(view, letter.request) for name, view in packed.vectors.items()}
+        reply = Envelope(
+            sender=self._kit.name,
+            receiver=letter.sender,
+            run=letter.run,
+            begun=letter.begun,
+            request=letter.request,
+            sequence=letter.sequence,
+            kind=packed.kind,
+            round=letter.round,
+            text=text,
+            vectors=vectors,
+        )
+        sealed = seal(reply, self._kit.key)
+        subject = self._subjects.reply(self._kit.name)
+        session.do(lambda connection: connection.checked(connection.request(subject, sealed)))
+        self._say(f"{letter.kind} of round {letter.round} is answered")
+
+    def _answer(self, letter: Envelope, porter: Porter, spool: Spool) -> Packed:
+        """Fetch what was asked, work, and put the answer on disk before any of it leaves."""
+        self._phase = "fetching"
+        answer = self._open(letter, porter)
+        text = self._bytes(porter, letter.text, LARGEST_TEXT)
+        vectors = {name: self._vector(porter, name, ref) for name, ref in letter.vectors.items()}
+        request = wire.join(bytes(text).decode(), vectors)
+        spool.forget(getattr(request, "durable", 0))
+        self._phase = "working"
+        self._say(f"{letter.kind} of round {letter.round}")
+        try:
+            reply = attempt(answer, request)
+        except UserError as error:
+            reply = Lost(str(error))
+        text_out, out = wire.split(reply)
+        return spool.keep(letter.request, letter.round, type(reply).__name__, text_out, out)
+
+    def _folder(self, letter: Envelope) -> Path:
+        return self._home / "runs" / letter.run
+
+    def _open(self, letter: Envelope, porter: Porter) -> Callable[[Request], Reply]:
+        """The model and the data of this run, loaded when they are first needed and kept."""
+        if self._opened is not None and (self._opened.run, self._opened.start) == (letter.run, letter.start):
+            return self._opened.answer
+        folder = self._folder(letter)
+        if letter.settings is None:
+            raise Refusal("it brings no settings")
+        settings = self._bytes(porter, letter.settings, LARGEST_SETTINGS)
+        if letter.start is not None and not (folder / "start").exists():
+            bundle = memoryview(bytearray(letter.start[1]))
+            porter.fetch(letter.start, bundle)
+            unpack(bundle, folder / "start")
+        answer = self._trade.open(folder, bytes(settings))
+        self._opened = Opened(letter.run, letter.start, folder, answer)
+        return answer
+
+    def _bytes(self, porter: Porter, ref: Ref, largest: int) -> memoryview:
+        if ref[1] > largest:
+            raise Refusal(f"{ref[1]} bytes are announced, and {largest} are the most")
+        target = memoryview(bytearray(ref[1]))
+        porter.fetch(ref, target)
+        return target
+
+    def _vector(self, porter: Porter, name: str, ref: Ref) -> torch.Tensor:
+        """Into memory that is kept from round to round."""
+        floats, rest = divmod(ref[1], 4)
+        if rest:
+            raise Refusal(f"{ref[1]} bytes are no float32 vector")
+        if name not in self._buffers or self._buffers[name].numel() != floats:
+            self._buffers[name] = torch.empty(floats)
+        porter.fetch(ref, as_bytes(self._buffers[name]))
+        return self._buffers[name]
+
+
+class _Known:
+    """How far we have read, on disk: an older letter is a replay, however it came."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._state: dict[str, Any] = {"run": "", "begun": 0.0, "sequence": -1}
+        if file.exists():
+            self._state = json.loads(file.read_text(encoding="utf-8"))
+
+    def check(self, letter: Envelope) -> None:
+        state = self._state
+        if letter.run == state["run"]:
+            if letter.sequence < state["sequence"]:
+                raise Unsealed("it is older than what was seen before")
+        elif letter.begun <= state["begun"]:
+            raise Unsealed("it belongs to an older run")
+        if (letter.run, letter.sequence) != (state["run"], state["sequence"]):
+            self._state = {"run": letter.run, "begun": letter.begun, "sequence": letter.sequence}
+            draft = self._file.with_suffix(".draft")
+            draft.write_text(json.dumps(self._state), encoding="utf-8")
+            os.replace(draft, self._file)

@@ -1,0 +1,251 @@
+"""The federation's certificate authority: it makes the startup kits, renews and revokes them.
+
+Its folder ``kits/authority`` holds the authority's key: keep it with whoever admits members, and off the coordinator.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from hansa.config import Federation, Node, walk
+from hansa.deploy.broker import authorization
+from hansa.deploy.kit import COORDINATOR, VERSION, Card, Kit, Member, Place, identity
+from hansa.errors import UserError, did_you_mean
+from hansa.links.subjects import token
+
+YEARS = 10  # of the authority itself
+PORT = 4222
+
+
+def create(federation: Federation, out: Path, addresses: Mapping[str, str], days: int) -> list[Path]:
+    """A kit for the coordinator, every region and every silo."""
+    if out.exists() and any(out.iterdir()):
+        raise UserError(f"{out} is not empty; choose another --out, or use 'kit renew' for a member of it")
+    parents = _parents(federation)
+    if COORDINATOR in parents:
+        raise UserError(f"a silo is called '{COORDINATOR}', which is the name of the root's kit: give it another name")
+    places = _places(federation, addresses)
+    authority = Authority.found(out / "authority", federation.name)
+    members = {}
+    for name, kind in {COORDINATOR: "coordinator", **_kinds(federation)}.items():
+        folder = out / name
+        folder.mkdir(parents=True)
+        key = Ed25519PrivateKey.generate()
+        _write_key(folder / "key.pem", key)
+        members[name] = Member(key=_hex(key.public_key()), kind=kind, parent=parents.get(name), generations=(1,))
+        node = dict(walk(federation.silos)).get(name)
+        card = Card(
+            version=VERSION,
+            federation=federation.name,
+            node=name,
+            kind=kind,
+            parent=places[parents[name]] if name in parents else None,
+            serves=places.get(name),
+            children=tuple(child for child, parent in parents.items() if parent == name),
+            rounds=node.rounds if node else 1,
+            sources=_without_paths(node) if node else (),
+        )
+        (folder / "kit.json").write_text(card.model_dump_json(indent=1), encoding="utf-8")
+        authority.certify(folder, key.public_key(), card, 1, days)
+    authority.publish(members)
+    return [out / name for name in members]
+
+
+def _kinds(federation: Federation) -> dict[str, str]:
+    return {name: "silo" if node.sources else "region" for name, node in walk(federation.silos)}
+
+
+def _parents(federation: Federation) -> dict[str, str]:
+    found = dict.fromkeys(federation.silos, COORDINATOR)
+    return found | {child: name for name, node in walk(federation.silos) for child in node.silos}
+
+
+def _places(federation: Federation, addresses: Mapping[str, str]) -> dict[str, Place]:
+    """Where the coordinator and the regions are reached; without an address, on this machine."""
+    serving = [COORDINATOR, *(name for name, kind in _kinds(federation).items() if kind == "region")]
+    strangers = set(addresses) - set(serving)
+    if strangers:
+        raise UserError(f"--address names '{min(strangers)}', which serves nobody; {did_you_mean('', serving)}")
+    return {n: _place(n, addresses.get(n, f"localhost:{PORT + 2 * i}")) for i, n in enumerate(serving)}
+
+
+def _place(node: str, address: str) -> Place:
+    host, colon, ports = address.rpartition(":")
+    port, _, bulk = ports.partition("+")
+    if not colon or not host or not port.isdigit() or (bulk and not bulk.isdigit()):
+        raise UserError(f"--address {address!r}: write it as HOST:PORT, or HOST:PORT+PORT with the port for weights")
+    return Place(node=node, host=host, port=int(port), bulk=int(bulk or int(port) + 1))
+
+
+def _without_paths(node: Node) -> tuple:  # type: ignore[type-arg]
+    """How a silo's data is read; where it lies is the silo's own affair."""
+    return tuple(source.model_copy(update={"train": "", "valid": None, "test": None}) for source in node.sources)
+
+
+class Authority:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            key = load_pem_private_key((folder / "ca.key").read_bytes(), None)
+            self.certificate = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
+        except (OSError, ValueError) as error:
+            raise UserError(f"{folder} holds no authority ({error}); name the folder that 'kit create' wrote") from None
+        assert isinstance(key, Ed25519PrivateKey)
+        self._key = key
+
+    @staticmethod
+    def found(folder: Path, federation: str) -> "Authority":
+        folder.mkdir(parents=True, mode=0o700)
+        key = Ed25519PrivateKey.generate()
+        _write_key(folder / "ca.key", key)
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Hansa authority of {federation}"[:64])])
+        now = datetime.now(UTC)
+        builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+        builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - timedelta(hours=1))
+        builder = builder.not_valid_after(now + timedelta(days=365 * YEARS))
+        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        builder = builder.add_extension(_usage(ca=True), critical=True)
+        builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        (folder / "ca.pem").write_bytes(builder.sign(key, None).public_bytes(Encoding.PEM))
+        return Authority(folder)
+
+    def certify(self, folder: Path, key: Ed25519PublicKey, card: Card, generation: int, days: float) -> None:
+        now = datetime.now(UTC)
+        who = identity(card.node, generation, card.federation)
+        hosts = [card.serves.host] if card.serves else []
+        names: list[x509.GeneralName] = [x509.RFC822Name(who), *map(_host, hosts)]
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, token(card.node))])
+        builder = x509.CertificateBuilder().subject_name(subject).issuer_name(self.certificate.subject)
+        builder = builder.public_key(key).serial_number(x509.random_serial_number())
+        builder = builder.not_valid_before(now - timedelta(hours=1)).not_valid_after(now + timedelta(days=days))
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        builder = builder.add_extension(_usage(ca=False), critical=True)
+        purposes = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if hosts else [])]
+        builder = builder.add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
+        builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        builder = builder.add_extension(issuer, critical=False)
+        _write(folder / "cert.pem", builder.sign(self._key, None).public_bytes(Encoding.PEM))
+        shutil.copyfile(self.folder / "ca.pem", folder / "ca.pem")
+
+    def members(self) -> dict[str, Member]:
+        raw = json.loads((self.folder / "members.json").read_text(encoding="utf-8"))
+        return {name: Member.model_validate(member) for name, member in raw.items()}
+
+    def publish(self, members: Mapping[str, Member]) -> None:
+        """Who is a member, into every kit beside the authority; and who may do what, for brokers run by others."""
+        text = json.dumps({n: m.model_dump(mode="json") for n, m in members.items()}, ensure_ascii=False, indent=1)
+        for folder in [self.folder, *(self.folder.parent / name for name in members)]:
+            if folder.is_dir():
+                _write(folder / "members.json", text.encode())
+        for name, member in members.items():
+            kit = self.folder.parent / name
+            if member.kind != "silo" and kit.is_dir():
+                _write(kit / "authorization.conf", authorization(Kit(kit)).encode())
+
+
+def revoke(kits: Path, name: str) -> Member:
+    """No certificate of this member is good any more."""
+    authority = Authority(kits / "authority")
+    members = authority.members()
+    member = _member(members, name)
+    gone = member.model_copy(update={"generations": ()})
+    authority.publish({**members, name: gone})
+    return gone
+
+
+def renew(kits: Path, name: str, days: int) -> int:
+    """A new certificate; for the same key, or, after a revocation, for a new one."""
+    authority = Authority(kits / "authority")
+    members = authority.members()
+    member, kit = _member(members, name), Kit(kits / name)
+    generation = _latest(kits / name) + 1
+    key = kit.key
+    if not member.generations:
+        key = Ed25519PrivateKey.generate()
+        _write_key(kits / name / "key.pem", key)
+    authority.certify(kits / name, key.public_key(), kit.card, generation, days)
+    update = {"key": _hex(key.public_key()), "generations": (*member.generations, generation)}
+    authority.publish({**members, name: member.model_copy(update=update)})
+    return generation
+
+
+def show(kits: Path) -> list[dict[str, str]]:
+    """One line per member."""
+    lines = []
+    for name, member in Authority(kits / "authority").members().items():
+        until = "kit not here"
+        if (kits / name / "cert.pem").exists():
+            certificate = x509.load_pem_x509_certificate((kits / name / "cert.pem").read_bytes())
+            until = certificate.not_valid_after_utc.strftime("%Y-%m-%d")
+            if certificate.not_valid_after_utc < datetime.now(UTC):
+                until += " (expired)"
+        state = "good" if member.generations else "revoked"
+        lines.append({"node": name, "kind": member.kind, "parent": member.parent or "", "state": state, "until": until})
+    return lines
+
+
+def _member(members: Mapping[str, Member], name: str) -> Member:
+    if name not in members:
+        raise UserError(f"'{name}' is no member; {did_you_mean(name, members)}")
+    return members[name]
+
+
+def _latest(kit: Path) -> int:
+    certificate = x509.load_pem_x509_certificate((kit / "cert.pem").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    [who] = names.get_values_for_type(x509.RFC822Name)
+    return int(who.partition("@")[0].rpartition(".")[2])
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _usage(ca: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not ca,
+        key_cert_sign=ca,
+        crl_sign=ca,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _hex(key: Ed25519PublicKey) -> str:
+    return key.public_bytes(Encoding.Raw, PublicFormat.Raw).hex()
+
+
+def _write_key(file: Path, key: Ed25519PrivateKey) -> None:
+    _write(file, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600)
+
+
+def _write(file: Path, data: bytes, mode: int = 0o644) -> None:
+    """Whole or not at all: a coordinator may be reading it."""
+    draft = file.with_name(f".{file.name}.draft")
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as stream:
+        stream.write(data)
+    draft.replace(file)

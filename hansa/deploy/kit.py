@@ -1,0 +1,146 @@
+"""A startup kit: what a node needs to take its place in a federation, as files in one folder.
+
+kit.json       who the node is, where its parent is, whom it serves       members.json   the members' public keys
+cert.pem       its certificate                  key.pem    its private key, readable by its owner alone
+ca.pem         the federation's authority       policy.yaml   of a silo: what may leave it
+
+The identity in a certificate is ``NAME.GENERATION@FEDERATION.hansa``; a renewed certificate is the next generation of
+the same key, a revoked generation is one that members.json does not list.
+"""
+
+import json
+import ssl
+from functools import cached_property
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from pydantic import ValidationError
+
+from hansa.config import Section, Source
+from hansa.errors import UserError
+from hansa.links.subjects import Subjects, token
+
+VERSION = 1
+COORDINATOR = "coordinator"
+
+
+class Place(Section):
+    """Where a node that serves others is reached: its broker, and the port for weights."""
+
+    node: str
+    host: str
+    port: int
+    bulk: int
+
+
+class Member(Section):
+    key: str  # Ed25519, in hexadecimal
+    kind: str  # coordinator, region, silo
+    parent: str | None
+    generations: tuple[int, ...]  # of certificates that are good
+
+
+class Card(Section):
+    """kit.json."""
+
+    version: int
+    federation: str
+    node: str
+    kind: str
+    parent: Place | None = None
+    serves: Place | None = None
+    children: tuple[str, ...] = ()
+    rounds: int = 1  # of a region, for each round above
+    sources: tuple[Source, ...] = ()  # of a silo: how its data is read
+
+
+class Kit:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            self.card = Card.model_validate_json((folder / "kit.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise UserError(f"{folder} is no startup kit (no kit.json there); 'hansa kit create' makes one") from None
+        except (OSError, ValidationError, ValueError) as error:
+            raise UserError(f"{folder / 'kit.json'} cannot be used ({_first(error)}); ask for a new kit") from None
+        if self.card.version != VERSION:
+            raise UserError(
+                f"{folder} is a kit of version {self.card.version}, and this Hansa reads version {VERSION}; "
+                "use the Hansa that made it, or ask for a new kit"
+            )
+        if self.card.node not in self.members():
+            raise UserError(f"{folder}: members.json does not know '{self.card.node}'; ask for a new kit")
+
+    @property
+    def name(self) -> str:
+        return self.card.node
+
+    def members(self) -> dict[str, Member]:
+        """As the file says now: it changes when somebody is revoked or renewed."""
+        try:
+            raw = json.loads((self.folder / "members.json").read_text(encoding="utf-8"))
+            return {name: Member.model_validate(member) for name, member in raw.items()}
+        except (OSError, ValueError) as error:
+            raise UserError(f"{self.folder / 'members.json'} cannot be used ({_first(error)})") from None
+
+    @cached_property
+    def key(self) -> Ed25519PrivateKey:
+        try:
+            key = load_pem_private_key((self.folder / "key.pem").read_bytes(), None)
+        except (OSError, ValueError) as error:
+            raise UserError(f"{self.folder / 'key.pem'} cannot be used ({_first(error)})") from None
+        if not isinstance(key, Ed25519PrivateKey):
+            raise UserError(f"{self.folder / 'key.pem'} is not an Ed25519 key; ask for a new kit")
+        return key
+
+    def public(self, node: str) -> Ed25519PublicKey:
+        return Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.members()[node].key))
+
+    @property
+    def above(self) -> Subjects:
+        """The subjects between this node and its parent."""
+        if self.card.parent is None:
+            raise UserError(f"{self.folder} is the coordinator's kit: it joins nobody; use 'hansa serve'")
+        return Subjects(self.card.federation, self.card.parent.node)
+
+    @property
+    def below(self) -> Subjects:
+        """The subjects between this node and its children."""
+        if self.card.serves is None:
+            raise UserError(f"{self.folder} is a silo's kit: it serves nobody; use 'hansa join'")
+        return Subjects(self.card.federation, self.name)
+
+    # ── TLS ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def client_tls(self) -> ssl.SSLContext:
+        return self._tls(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+
+    def server_tls(self) -> ssl.SSLContext:
+        context = self._tls(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+        context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    def _tls(self, context: ssl.SSLContext) -> ssl.SSLContext:
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        try:
+            context.load_cert_chain(self.folder / "cert.pem", self.folder / "key.pem")
+            context.load_verify_locations(self.folder / "ca.pem")
+        except (OSError, ssl.SSLError) as error:
+            raise UserError(f"{self.folder}: its certificate cannot be used ({_first(error)})") from None
+        return context
+
+    def identified(self, names: list[str]) -> str:
+        """Whom a certificate's names stand for among the members; empty if nobody, or somebody revoked."""
+        for name, member in self.members().items():
+            if any(identity(name, g, self.card.federation) in names for g in member.generations):
+                return name
+        return ""
+
+
+def identity(name: str, generation: int, federation: str) -> str:
+    return f"{token(name)}.{generation}@{token(federation)}.hansa"
+
+
+def _first(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -1,0 +1,106 @@
+"""The place from which a coordinator or a region asks: broker, depot, journal, and the link that uses them."""
+
+import fcntl
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from hansa.deploy.broker import Broker
+from hansa.deploy.kit import Kit
+from hansa.errors import HansaError, UserError
+from hansa.links.depot import Depot
+from hansa.links.journal import Journal
+from hansa.links.nats import NatsLink
+from hansa.links.session import Session
+
+TEND_SECONDS = 0.25
+
+Say = Callable[[str], None]
+
+
+@contextmanager
+def seat(kit: Kit, folder: Path, nats: str | None, say: Say) -> Iterator[NatsLink]:
+    """Everything below ``folder`` survives a crash; whoever sits down there again continues."""
+    place = kit.card.serves
+    if place is None:
+        raise UserError(f"{kit.folder} is a silo's kit: it serves nobody; use 'hansa join'")
+    with ExitStack() as stack:
+        stack.enter_context(_alone(folder))
+        journal = Journal(folder / "journal.sqlite")
+        stack.callback(journal.close)
+
+        def refused(node: str, reason: str) -> None:
+            journal.refused(node, reason)
+            say(f"{node}: {reason}")
+
+        host = "127.0.0.1" if place.host in ("localhost", "127.0.0.1") else ""
+        depot = Depot(folder / "depot", (host, place.bulk), kit.server_tls(), kit.identified, refused)
+        stack.callback(depot.close)
+        broker = None
+        address = (place.host, place.port)
+        if nats is None:
+            broker = Broker(kit, folder / "broker", say)
+            stack.callback(broker.close)
+        else:
+            address = parse_url(nats)
+        stack.callback(_caretaker(kit, depot, broker, say))
+        subjects = kit.below
+        listen = [f"{subjects.root}.rep.*"]
+        session = Session(address, kit.client_tls(), subjects.inbox(kit.name), listen, say)
+        stack.callback(session.close)
+        yield NatsLink(kit, session, depot, journal)
+
+
+def parse_url(url: str) -> tuple[str, int]:
+    host, _, port = url.removeprefix("tls://").removeprefix("nats://").partition(":")
+    if not host or not (port or "4222").isdigit():
+        raise UserError(f"--nats {url!r}: write it as tls://HOST:PORT")
+    return host, int(port or 4222)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Two coordinators in one seat would ask everything twice."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"{folder} is in use by another 'hansa serve'; stop that one first") from None
+        yield
+    finally:
+        os.close(handle)
+
+
+def _caretaker(kit: Kit, depot: Depot, broker: Broker | None, say: Say) -> Callable[[], None]:
+    """Restart the broker if it dies, and cut off whoever was revoked; returns how to stop."""
+    stop = threading.Event()
+    file = kit.folder / "members.json"
+
+    def tend() -> None:
+        seen = file.stat().st_mtime_ns
+        while not stop.wait(TEND_SECONDS):
+            try:
+                if broker is not None:
+                    broker.tend()
+                if (now := file.stat().st_mtime_ns) != seen:
+                    seen = now
+                    say("the list of members has changed")
+                    depot.drop_strangers()
+                    if broker is not None:
+                        broker.reload()
+            except (HansaError, OSError) as error:
+                say(f"{error}; looked at again in a moment")
+                stop.wait(1.0)
+
+    thread = threading.Thread(target=tend, name="hansa-caretaker", daemon=True)
+    thread.start()
+
+    def end() -> None:
+        stop.set()
+        thread.join()
+
+    return end

@@ -1,0 +1,105 @@
+"""The silo's side of the depot: it fetches what it was sent, and brings what it answers. Only ever outwards."""
+
+import socket
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from hansa.links.connection import CONNECT_SECONDS, Broken
+from hansa.links.depot import PIECE, STALL_SECONDS, Refusal, digest, fill, read_line, write_line
+from hansa.links.patience import Patience
+from hansa.links.seal import Ref
+
+TRIES = 3  # of a thing that arrives whole and is not what its name says
+
+
+class Porter:
+    """One connection, made when it is needed and kept; a transfer that breaks off continues on the next one."""
+
+    def __init__(self, address: tuple[str, int], tls: ssl.SSLContext | None, patience: Callable[[], Patience]) -> None:
+        self._address, self._tls, self._patience = address, tls, patience
+        self._socket: socket.socket | None = None
+
+    def fetch(self, ref: Ref, target: memoryview) -> None:
+        """Fill ``target`` with what is named; `Refusal` if it is no longer given."""
+        name, size = ref
+        if len(target) != size:
+            raise Refusal(f"{size} bytes were announced, and there is room for {len(target)}")
+        for _ in range(TRIES):
+            done = [0]
+            self._patience().keep_trying(lambda done=done: self._fetch(name, target, done))  # type: ignore[misc]
+            if digest(target) == name:
+                return
+        raise Refusal("what arrives is not what was announced")
+
+    def _fetch(self, name: str, target: memoryview, done: list[int]) -> None:
+        connection = self._connected()
+        try:
+            answer = self._ask(connection, {"get": name, "from": done[0]})
+            if answer.get("size") != len(target):
+                raise Refusal(f"{answer.get('size')} bytes come instead of {len(target)}")
+            while done[0] < len(target):
+                done[0] += fill(connection, target[done[0] : done[0] + PIECE])
+        except (OSError, ValueError) as error:
+            self.close()
+            raise Broken(f"the transfer broke off ({error})") from None
+
+    def bring(self, view: memoryview, request: str) -> Ref:
+        """Hand over an answer's part, from where an earlier attempt stopped."""
+        name = digest(view)
+        for _ in range(TRIES):
+            if self._patience().keep_trying(lambda: self._bring(name, view, request)):
+                return name, len(view)
+        raise Refusal("what arrives there is not what was sent")
+
+    def _bring(self, name: str, view: memoryview, request: str) -> bool:
+        """Whether it arrived as it was sent."""
+        connection = self._connected()
+        try:
+            answer = self._ask(connection, {"put": name, "size": len(view), "for": request})
+            for at in range(int(answer["from"]), len(view), PIECE):
+                connection.sendall(view[at : at + PIECE])
+            return "done" in self._heard(connection)
+        except (OSError, ValueError, KeyError) as error:
+            self.close()
+            raise Broken(f"the transfer broke off ({error})") from None
+
+    def _ask(self, connection: socket.socket, question: dict[str, Any]) -> dict[str, Any]:
+        write_line(connection, question)
+        return self._heard(connection)
+
+    def _heard(self, connection: socket.socket) -> dict[str, Any]:
+        answer = read_line(connection)
+        if answer is None:
+            raise ConnectionError("the other end has gone")
+        if "wait" in answer:
+            raise ConnectionError(str(answer["wait"])[:200])
+        if "error" in answer:
+            self.close()
+            raise Refusal(str(answer["error"])[:200])
+        return answer
+
+    def _connected(self) -> socket.socket:
+        if self._socket is not None:
+            return self._socket
+        try:
+            connection = socket.create_connection(self._address, timeout=CONNECT_SECONDS)
+            try:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if self._tls is not None:
+                    connection = self._tls.wrap_socket(connection, server_hostname=self._address[0])
+                connection.settimeout(STALL_SECONDS)
+            except BaseException:
+                connection.close()
+                raise
+        except OSError as error:
+            raise Broken(f"no connection to {self._address[0]}:{self._address[1]} ({error})") from None
+        self._socket = connection
+        return connection
+
+    def close(self) -> None:
+        if self._socket is not None:
+            with suppress(OSError):
+                self._socket.close()
+            self._socket = None

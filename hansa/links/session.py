@@ -1,0 +1,64 @@
+"""A connection to the broker that comes back: whatever breaks, it connects again, for ever, and says so."""
+
+import ssl
+from collections.abc import Callable
+from typing import TypeVar
+
+from hansa.links.connection import Broken, Connection, Message
+from hansa.links.patience import Patience
+
+T = TypeVar("T")
+
+
+class Session:
+    """``listen`` are the subjects to be subscribed on every connection; ``greet`` is done after each connecting."""
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        tls: ssl.SSLContext | None,
+        inbox: str,
+        listen: list[str],
+        say: Callable[[str], None],
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._address, self._tls, self._inbox, self._listen = address, tls, inbox, listen
+        self._say, self._stop = say, stop
+        self._connection: Connection | None = None
+        self.connections = 0  # how often it was connected: whoever sees it grow looks again at what it may have missed
+
+    def do(self, work: Callable[[Connection], T], until: float | None = None) -> T:
+        """Work that may be repeated, on a connection; again on a new one until it succeeds."""
+        return Patience(self._say, self._stop, until).keep_trying(lambda: self._attempt(work))
+
+    def next(self, seconds: float) -> Message | None:
+        """The next message of a subscription. A broken connection is nothing heard."""
+        try:
+            return self._attempt(lambda connection: connection.next(seconds))
+        except Broken as error:
+            self._say(str(error))
+            self.do(lambda connection: None)
+            return None
+
+    def _attempt(self, work: Callable[[Connection], T]) -> T:
+        if self._connection is None:
+            connection = Connection(self._address, self._tls, self._inbox)
+            try:
+                for subject in self._listen:
+                    connection.subscribe(subject)
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
+            self.connections += 1
+            self._say(f"connected to {self._address[0]}:{self._address[1]}")
+        try:
+            return work(self._connection)
+        except Broken:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
