@@ -101,9 +101,8 @@ def show(kits: Kits, format: FormatOption = Format.text) -> None:
 
     lines = authority.show(kits)
     rows = [[line[key] for key in ("node", "kind", "parent", "state", "until")] for line in lines]
-    finish(
-        format, {"members": lines}, lambda: output.print(table(["node", "kind", "parent", "state", "good until"], rows))
-    )
+    columns = ["node", "kind", "parent", "state", "good until"]
+    finish(format, {"members": lines}, lambda: output.print(table(columns, rows, "Members")))
 
 
 def serve(

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 import torch
 
-from hansa.config import Federation
 from hansa.deploy.bundle import unpack
 from hansa.deploy.kit import Kit
 from hansa.deploy.spool import Packed, Spool
@@ -44,14 +43,6 @@ class Trade(Protocol):
     """What a node does for a living: answers, from a folder of this run and the federation's settings."""
 
     def open(self, folder: Path, settings: bytes) -> Callable[[Request], Reply]: ...
-
-
-class Guard(Protocol):
-    """The node's own law: it may refuse a request, and hears of everything that leaves."""
-
-    def refuses(self, federation: Federation, request: Request) -> str: ...
-
-    def released(self, letter: Envelope, request: Request, reply: Reply) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,12 @@ class Connection:
             if tls is not None:
                 self._start = self._end = 0  # nothing that came in the clear is believed
                 self._socket = tls.wrap_socket(self._socket, server_hostname=address[0])
-            options = {"verbose": False, "pedantic": False, "tls_required": tls is not None, "headers": True}
+            options: dict[str, Any] = {
+                "verbose": False,
+                "pedantic": False,
+                "tls_required": tls is not None,
+                "headers": True,
+            }
             options |= {"no_responders": True, "lang": "hansa", "version": "1", "protocol": 1, "name": name}
             self._send(f"CONNECT {json.dumps(options)}\r\nPING\r\n".encode())
             self._sids += 1

@@ -45,9 +45,7 @@ class Journal:
     def sequence(self) -> int:
         """A number higher than any before, also before a crash."""
         with self._lock, self._db:
-            self._db.execute(
-                "insert into facts values ('sequence', '1') on conflict do update set value = value + 1"
-            )
+            self._db.execute("insert into facts values ('sequence', '1') on conflict do update set value = value + 1")
             [(value,)] = self._db.execute("select value from facts where name='sequence'").fetchall()
         return int(value)
 

@@ -1,6 +1,6 @@
 """Nodes in other organisations: asked by letters through NATS JetStream, weights through the asker's depot.
 
-Each child has two letter boxes at the broker (subjects.py), kept on its disk, each holding the newest letter. A question
+Each child has two letter boxes at the broker (subjects.py), kept on its disk, each holding the newest. A question
 has an id that depends on nothing but the run, the node and what is asked. Whoever starts again, broker, asker or child,
 looks into its letter box and goes on: the same question again finds the answer that is already there. So nothing
 depends on what was heard when; notifications only make it fast.
@@ -82,8 +82,8 @@ class NatsLink:
     def share_settings(self, text: bytes) -> None:
         self._settings = self._depot.offer(memoryview(text), self._kit.card.children)
 
-    def share_start(self, archive: bytes) -> None:
-        self._start = self._depot.offer(memoryview(archive), self._kit.card.children)
+    def share_start(self, bundle: memoryview) -> None:
+        self._start = self._depot.offer(bundle, self._kit.card.children)
 
     # ── asking ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -281,7 +281,8 @@ FIRST_INBOX = 1 << 40  # apart from those of single requests
 
 
 def as_bytes(vector: Tensor) -> memoryview:
-    return memoryview(vector.contiguous().numpy()).cast("B") if vector.numel() else memoryview(b"")
+    array: Any = vector.contiguous().numpy()
+    return memoryview(array).cast("B") if vector.numel() else memoryview(b"")
 
 
 def _mapped(file: Path, size: int) -> Tensor:

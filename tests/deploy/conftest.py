@@ -1,0 +1,97 @@
+"""Kits for small federations, and agents that run as threads of the test: real sockets, real certificates."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from hansa.config import Federation, leaves
+from hansa.deploy import authority
+from hansa.deploy.agent import Agent
+from hansa.deploy.join import SiloTrade
+from hansa.deploy.kit import COORDINATOR, Kit
+from hansa.deploy.serve import serve, serve_region
+from hansa.run import Outcome
+from hansa.watch import Quiet
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody uses at the moment."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+def make_kits(federation: Federation, folder: Path, **options: object) -> Path:
+    serving = [COORDINATOR, *(name for name, node in federation.silos.items() if node.silos)]
+    ports = free_ports(2 * len(serving))
+    addresses = {n: f"localhost:{ports[2 * i]}+{ports[2 * i + 1]}" for i, n in enumerate(serving)}
+    authority.create(federation, folder, addresses, int(str(options.get("days", 30))))
+    return folder
+
+
+class Log(Quiet):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+@contextmanager
+def joined(federation: Federation, kits: Path, home: Path, say: Callable[[str], None]) -> Iterator[dict[str, Agent]]:
+    """An agent for every silo, each in a thread."""
+    agents = {}
+    for name, node in leaves(federation.silos).items():
+        kit = Kit(kits / name)
+        agents[name] = Agent(kit, home / name, SiloTrade(kit, node.sources, federation.uses), say)
+    threads = [threading.Thread(target=agent.run, daemon=True) for agent in agents.values()]
+    for thread in threads:
+        thread.start()
+    try:
+        yield agents
+    finally:
+        for agent in agents.values():
+            agent.stop()
+        for thread in threads:
+            thread.join(timeout=60)
+            assert not thread.is_alive()
+
+
+@contextmanager
+def regions(federation: Federation, kits: Path, home: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Every region, each in a thread."""
+    agents: list[Agent] = []
+    threads = []
+    for name in (n for n, node in federation.silos.items() if node.silos):
+        arguments = (Kit(kits / name), home / name, None, federation.uses, say, agents.append)
+        threads.append(threading.Thread(target=serve_region, args=arguments, daemon=True))
+        threads[-1].start()
+    try:
+        yield
+    finally:
+        for agent in agents:
+            agent.stop()
+        for thread in threads:
+            thread.join(timeout=60)
+            assert not thread.is_alive()
+
+
+def over_the_network(federation: Federation, folder: Path, log: Log) -> Outcome:
+    """A whole run: coordinator, regions and silos, over mutual TLS on loopback."""
+    kits = make_kits(federation, folder / "kits")
+    with (
+        regions(federation, kits, folder / "regions", log.say),
+        joined(federation, kits, folder / "silos", log.say),
+    ):
+        return serve(federation, Kit(kits / COORDINATOR), folder / "run", None, log)
+
+
+@pytest.fixture
+def log() -> Log:
+    return Log()

@@ -1,0 +1,24 @@
+"""Over mutual TLS, with a real broker: the same bits as in one process."""
+
+from hansa.config import Node
+from hansa.run import run
+from tests.conftest import same, weights
+from tests.deploy.conftest import over_the_network
+
+
+def test_three_silos_over_mutual_tls_give_the_bits_of_a_run(federation, tmp_path, log):
+    settings = federation(server={"optimizer": "adam", "lr": 0.01})
+    here = run(settings, tmp_path / "here", workers=0)
+    there = over_the_network(settings, tmp_path / "there", log)
+    assert same(weights(here.folder / "model"), weights(there.folder / "model"))
+    assert here.metrics == there.metrics
+
+
+def test_a_tree_over_sockets_gives_the_bits_of_a_run(federation, tmp_path, log):
+    flat = federation(sizes={"north": 60, "south": 50, "east": 40, "north-2": 30}, rounds=2)
+    region = lambda rounds, *names: Node(silos={n: flat.silos[n] for n in names}, rounds=rounds)  # noqa: E731
+    silos = {"west": region(2, "north", "south"), "far": region(1, "east", "north-2")}
+    tree = flat.model_copy(update={"silos": silos})
+    here = run(tree, tmp_path / "here", workers=0)
+    there = over_the_network(tree, tmp_path / "there", log)
+    assert same(weights(here.folder / "model"), weights(there.folder / "model"))
