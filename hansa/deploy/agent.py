@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from time import monotonic, time
 from typing import Any, Protocol
@@ -108,7 +109,7 @@ class Agent:
         return Session(address, self._kit.client_tls(), inbox, listen, self._say, self._stop.is_set)
 
     def _live(self, connection: Connection) -> None:
-        state = {"node": self._kit.name, "phase": self._phase, "at": time(), "refusals": self._refusals}
+        state = {"phase": self._phase, "version": version("hansa"), "at": time()}
         connection.publish(self._subjects.life(self._kit.name), json.dumps(state).encode())
 
     def _look(self, session: Session) -> None:

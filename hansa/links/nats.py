@@ -52,6 +52,7 @@ class NatsLink:
         self._start: Ref | None = None
         self._pending: dict[NodeId, Pending] = {}
         self._answers: dict[NodeId, Envelope] = {}
+        journal.note("children", list(kit.card.children))
         session.do(self._prepare)
 
     @property
