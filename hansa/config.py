@@ -41,12 +41,23 @@ class Source(Section):
     limit: Count | None = None  # use the first so many training rows
 
 
+class Privacy(Section):
+    """Differential privacy of a silo's updates; see privacy/update.py."""
+
+    sigma: Positive = 0.5
+    clip: Positive | Literal["median"] = "median"  # the bound C on an update's norm, or the norms seen so far
+    among: Count = 1  # the noise has the standard deviation σ·C/among: 1 to the letter, n where a mean of n carries it
+    delta: Annotated[float, Field(gt=0.0, lt=1.0)] = 1e-5
+    secret: bool = False  # noise from the system, which no seed repeats: for real use
+
+
 class Node(Section):
     """A silo (it has sources) or a federation of further nodes (it has silos)."""
 
     sources: tuple[Source, ...] = ()
     silos: dict[str, "Node"] = {}
     rounds: Count = 1  # of a federation: rounds among its own silos for each round above
+    privacy: Privacy | None = None  # of a silo
 
     @model_validator(mode="before")
     @classmethod
@@ -55,13 +66,16 @@ class Node(Section):
         if isinstance(value, str):
             return {"sources": [{"train": value}]}
         if isinstance(value, dict) and not {"silos", "sources"} & set(value):
-            return {"sources": [value]}
+            own = {key: value[key] for key in value if key in cls.model_fields}
+            return {"sources": [{key: value[key] for key in value if key not in own}]} | own
         return value
 
     @model_validator(mode="after")
     def _one_kind(self) -> "Node":
         if bool(self.sources) == bool(self.silos):
             raise ValueError("a node needs either data of its own ('train: FILE') or silos below it ('silos:')")
+        if self.privacy is not None and self.silos:
+            raise ValueError("'privacy' protects a silo's own data: put it on the silos below instead")
         return self
 
 
@@ -243,9 +257,21 @@ class Participation(Section):
     deadline: Positive | None = None  # seconds
 
 
-class Simulation(Section):
-    """Virtual time: how many seconds a silo's work in one round would take. Nobody sleeps."""
+class Poison(Section):
+    """A silo that lies: its update is turned round (``sign-flip``), or not, and multiplied by ``factor``."""
 
+    kind: Literal["sign-flip", "scale"]
+    factor: Positive = 1.0
+
+    @property
+    def times(self) -> float:
+        return -self.factor if self.kind == "sign-flip" else self.factor
+
+
+class Simulation(Section):
+    """What is only played: slow silos, by virtual seconds of work in one round (nobody sleeps), and lying ones."""
+
+    poison: dict[str, Poison] = {}  # by silo, at any level
     delay: dict[str, Annotated[float, Field(ge=0.0)]] = {}  # by silo
     usual: Annotated[float, Field(ge=0.0)] = 1.0  # of silos not named in delay
     jitter: Share = 0.0  # how far a delay may differ, as a share of it; from the seed
@@ -318,6 +344,12 @@ class Federation(Section):
                 f"simulate.delay names '{min(strangers)}', which does not stand directly below 'silos'; "
                 f"{did_you_mean(min(strangers), self.silos)}"
             )
+        strangers = set(self.simulate.poison) - set(leaves(self.silos))
+        if strangers:
+            raise ValueError(
+                f"simulate.poison names '{min(strangers)}', which is not a silo; "
+                f"{did_you_mean(min(strangers), leaves(self.silos))}"
+            )
         count = self.participation.count
         if count is not None and count > len(self.silos):
             raise ValueError(
@@ -344,3 +376,9 @@ def repeats(silos: dict[str, Node], times: int = 1) -> dict[str, int]:
 
 def leaves(silos: dict[str, Node]) -> dict[str, Node]:
     return {name: node for name, node in walk(silos) if node.sources}
+
+
+def protected(federation: Federation) -> dict[str, Privacy]:
+    """The silos whose updates are differentially private."""
+    found = {name: node.privacy for name, node in walk(federation.silos) if node.privacy is not None}
+    return found if federation.kind == "federated" and federation.rounds else {}

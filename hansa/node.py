@@ -40,6 +40,7 @@ from hansa.models.adapt import merged
 from hansa.models.tokenizer import count_pieces
 from hansa.pace import Member, Moving
 from hansa.personal import overall, personalise
+from hansa.privacy.update import NORM, protect
 from hansa.round import federated_round
 from hansa.runs.directory import atomically
 from hansa.runs.memory import Memory
@@ -117,10 +118,17 @@ class Silo:
         kept = done.memory | watched
         if self._personal:
             kept = kept | {f"{PERSONAL}.{name}": learner.state[name] for name in self._personal}
-        self.memory.keep(request.round, kept, request.durable)
         moved = learner.state.only(request.model.layout.names)
+        privacy = config.protected(federation).get(self.name)
+        if privacy is not None:
+            kept = kept | {NORM: torch.dist(request.model.flat, moved.flat)}
+        self.memory.keep(request.round, kept, request.durable)
         # In place: the resident model is overwritten by the next request anyway, and fresh memory costs page faults.
         torch.sub(request.model.flat, moved.flat, out=moved.flat)
+        if privacy is not None:
+            protect(moved.flat, privacy, memory, federation.seed, request.round, self.name)
+        if poison := federation.simulate.poison.get(self.name):
+            moved.flat.mul_(poison.times)
         gradient = Tensors(request.model.layout, moved.flat)
         return Update(gradient, len(held), done.seen, done.steps, done.loss, done.seconds)
 

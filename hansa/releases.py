@@ -4,7 +4,8 @@ after it (the report) and with the model (its card)."""
 from collections.abc import Mapping
 from typing import Any
 
-from hansa.config import Federation
+from hansa.config import Federation, protected
+from hansa.privacy.update import spent
 
 
 def releases(federation: Federation, survey: Mapping[str, Any] | None = None) -> list[str]:
@@ -34,6 +35,14 @@ def releases(federation: Federation, survey: Mapping[str, Any] | None = None) ->
     if federation.kind == "federated" and federation.method.name != "alone" and federation.rounds:
         found.append(
             "In every round, from each silo taking part: its model update, mean training loss and step counts."
+        )
+    for name, cost in spent(federation, federation.rounds).items():
+        found.append(f"The updates of '{name}' are clipped and blurred before they leave: {cost.line}.")
+    seeded = [name for name, settings in protected(federation).items() if not settings.secret]
+    if seeded:
+        found.append(
+            f"The noise of {', '.join(seeded)} comes from the seed: whoever knows it can take the noise out again. "
+            "That is for simulation; in earnest say privacy.secret: true."
         )
     personal = federation.personal if federation.kind == "federated" else None
     if personal is not None:

@@ -29,6 +29,7 @@ from hansa.node import PERSONAL, merge
 from hansa.node import Federation as Inner
 from hansa.pace import Member, Moving
 from hansa.personal import hand_off
+from hansa.privacy.update import spent
 from hansa.releases import federated_vocabulary
 from hansa.report.card import model_card
 from hansa.round import federated_round
@@ -234,6 +235,8 @@ class Run:
             watcher.round(record, seconds)
         self._save_models(moving)
         self._personalise(moving)
+        if costs := spent(federation, moving.round):
+            self.ledger.fact("privacy", {name: vars(cost) for name, cost in costs.items()})
         watcher.end()
         return Outcome(self.directory.path, self.ledger.final())
 

@@ -85,6 +85,28 @@ def test_causal_loss_is_the_librarys_for_any_decoder(name, vocabulary):
     torch.testing.assert_close(task.loss(model, batch), theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("text", ["лёгкие чисты, жара нет " * 9, "a  cough,\n and 咳嗽 😷 " * 9])
+@pytest.mark.parametrize("tokenizer", [byte_tokenizer(), train_vocabulary({"▁cough": 9, "▁жара": 9, "▁and": 9}, 300)])
+def test_bytes_are_counted_in_the_text_whatever_the_vocabulary(text, tokenizer):
+    vocabulary = Vocabulary(tokenizer, 40)
+    task = CausalLM()
+    held = examples(task, vocabulary, [{"text": text}, {"text": "no pain"}])
+    assert len(held) > 2, "the text fills several windows"
+    assert held.tags.sum() == len(text.encode()) + len("no pain")
+    batch = task.batch(held, np.arange(len(held)), stream(0, "x"), vocabulary)
+    first = held.tags[held.offsets[:-1]].sum()  # a window's first token is predicted by nobody
+    assert batch.bytes == held.tags.sum() - first
+
+
+def test_bits_per_byte_of_a_model_that_knows_nothing(vocabulary):
+    """Uniform over V tokens, one byte each: log₂V bits for every byte, and for the closing token besides."""
+    task = CausalLM()
+    tokens, text = 1000.0, 900.0
+    sums = {"nll": tokens * math.log(vocabulary.size), "tokens": tokens, "correct": 0.0, "bytes": text}
+    assert task.metrics(sums)["bits_per_byte"] == pytest.approx(math.log2(vocabulary.size) * tokens / text)
+    assert "bits_per_byte" not in MaskedLM().metrics(sums)
+
+
 def test_masks_have_the_published_shares(vocabulary):
     task = MaskedLM()
     held = examples(task, vocabulary, [{"text": "fever and cough and pain"}] * 3000)

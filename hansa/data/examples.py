@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from hansa.config import Data, Source
 from hansa.data.readers import Problems, Row, files, rows
 
-FORMAT = 2  # of the cached arrays
+FORMAT = 3  # of the cached arrays
 
 
 class Encoded(NamedTuple):
-    """A sample as the model sees it: token ids; its class, or a tag per token, where the task has them (else −1)."""
+    """A sample as the model sees it: token ids; its class, or a tag per token, where the task has them (else −1).
+    Causal language models tag a token with the bytes it stands for."""
 
     ids: Sequence[int]
     label: int = -1

@@ -22,6 +22,7 @@ from hansa.tasks import TASKS
 from hansa.tasks.base import Task
 
 NO_SURVEY: dict[str, Any] = {"minimum": 0, "silos": {}}
+LOWER = {"perplexity", "bits_per_byte"}  # metrics of which less is better
 PHASES = ("steps", "around them", "moving the model", "evaluating", "checkpoints")
 
 
@@ -151,7 +152,7 @@ def _metrics(runs: list[Seen]) -> list[str]:
 
 def headline(runs: list[Seen], metric: str) -> dict[str, Any]:
     """Rows: languages; columns: runs; the best of each row marked; then the plain and the weighted mean."""
-    lower = metric == "perplexity"
+    lower = metric in LOWER
     groups = list(dict.fromkeys(g for run in runs for g in run.final))
     weights = weights_of(runs[0])
 
@@ -192,7 +193,7 @@ def average(final: dict[str, dict[str, float]], metric: str, weights: dict[str, 
 def worst(final: dict[str, dict[str, float]], metric: str) -> float | None:
     """Of the language that the model serves least: the measure of fairness."""
     values = [m[metric] for m in final.values() if metric in m]
-    return (max if metric == "perplexity" else min)(values) if values else None
+    return (max if metric in LOWER else min)(values) if values else None
 
 
 def weights_of(run: Seen) -> dict[str, float]:

@@ -71,6 +71,7 @@ class Batch:
     inputs: dict[str, Tensor]
     rows: Tensor | None
     targets: Tensor
+    bytes: int = 0  # of text that the targets stand for, where a task counts them
 
 
 class Task(Protocol):
@@ -124,18 +125,33 @@ def pad(
     return filled.astype(np.int64), real.astype(np.int64)
 
 
-def windows(rows: list[Row], source: Source, vocabulary: Vocabulary) -> Iterator[Encoded]:
-    """Texts cut into windows of at most ``max_length`` tokens, each between the tokeniser's own special tokens."""
+def windows(rows: list[Row], source: Source, vocabulary: Vocabulary, covered: bool = False) -> Iterator[Encoded]:
+    """Texts cut into windows of at most ``max_length`` tokens, each between the tokeniser's own special tokens. With
+    ``covered`` every token is tagged with the bytes of text it stands for."""
+    texts = [row[source.text] for row in rows]
     encoded = vocabulary.tokenizer(
-        [row[source.text] for row in rows],
+        texts,
         truncation=True,
         max_length=vocabulary.max_length,
         return_overflowing_tokens=True,
         return_attention_mask=False,
         return_token_type_ids=False,
+        return_offsets_mapping=covered,
     )
-    for ids in encoded["input_ids"]:
-        yield Encoded(ids)
+    if not covered:
+        for ids in encoded["input_ids"]:
+            yield Encoded(ids)
+        return
+    before = (-1, 0)  # the text, and how far its tokens have come: they follow one another over the windows
+    pieces = zip(encoded["input_ids"], encoded["offset_mapping"], encoded["overflow_to_sample_mapping"], strict=True)
+    for ids, offsets, number in pieces:
+        reached = before[1] if before[0] == number else 0
+        sizes = []
+        for _, end in offsets:  # spaces between two tokens belong to the second; special tokens end at 0
+            sizes.append(len(texts[number][reached:end].encode()))
+            reached = max(reached, end)
+        before = (number, reached)
+        yield Encoded(ids, tags=sizes)
 
 
 def logits_at(model: Any, batch: Batch) -> Tensor:

@@ -1,7 +1,12 @@
-"""Causal language modelling: predict every token from those before it."""
+"""Causal language modelling: predict every token from those before it.
+
+Perplexity is per token, so it compares models of one vocabulary. ``bits_per_byte`` is nll / (ln 2 · bytes), with the
+bytes counted in the text: it compares models of different vocabularies too.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import log
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,7 +29,7 @@ class CausalLM:
     needs_labels: ClassVar[bool] = False
 
     def encode(self, rows: list[Row], source: Source, vocabulary: Vocabulary) -> Iterable[Encoded]:
-        return windows(rows, source, vocabulary)
+        return windows(rows, source, vocabulary, covered=True)
 
     def batch(
         self, examples: Examples, indices: NDArray[np.int64], rng: np.random.Generator, vocabulary: Vocabulary
@@ -34,16 +39,22 @@ class CausalLM:
         followed[:, :-1] = mask[:, 1:]  # positions that have a next token
         rows = np.flatnonzero(followed)
         targets = ids.reshape(-1)[rows + 1]
-        return Batch(as_tensors(input_ids=ids, attention_mask=mask), torch.from_numpy(rows), torch.from_numpy(targets))
+        covered, _ = pad(examples, indices, 0, examples.tags)
+        size = int(covered.reshape(-1)[rows + 1].sum())
+        inputs = as_tensors(input_ids=ids, attention_mask=mask)
+        return Batch(inputs, torch.from_numpy(rows), torch.from_numpy(targets), size)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         return nn.functional.cross_entropy(logits_at(model, batch), batch.targets)
 
     def score(self, model: nn.Module, batch: Batch) -> dict[str, float]:
-        return token_scores(logits_at(model, batch), batch.targets)
+        return token_scores(logits_at(model, batch), batch.targets) | {"bytes": float(batch.bytes)}
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        return token_metrics(sums)
+        found = token_metrics(sums)
+        if sums.get("bytes"):
+            found["bits_per_byte"] = sums["nll"] / log(2) / sums["bytes"]
+        return found
 
     def predict(self, model: Any, vocabulary: Vocabulary, text: str) -> list[dict[str, Any]]:
         """The likeliest continuation."""

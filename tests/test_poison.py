@@ -1,0 +1,37 @@
+"""Lying silos: what they send, and that a mistake in naming them is found."""
+
+import pytest
+import torch
+
+from hansa.errors import ConfigError
+from hansa.messages import Train, Update
+from hansa.run import begin, link_to
+from hansa.runs.directory import RunDirectory
+from hansa.runs.ledger import Ledger
+from hansa.site import Site
+from hansa.watch import Quiet
+
+
+def update(settings, folder, name: str) -> torch.Tensor:
+    directory = RunDirectory.create(settings, folder, False)
+    ledger = Ledger(directory.path)
+    with link_to(settings, directory.path, 0, Quiet()) as link:
+        begin(settings, directory, link, ledger, Quiet())
+    ledger.close()
+    site = Site(settings, directory.path)
+    reply = site.silo(name).answer(Train(1, site.start))
+    assert isinstance(reply, Update)
+    return reply.gradient.flat.clone()
+
+
+@pytest.mark.parametrize(("kind", "factor", "times"), [("sign-flip", 1, -1), ("scale", 100, 100)])
+def test_a_liar_sends_a_multiple_of_the_truth(federation, tmp_path, kind, factor, times):
+    lying = federation(simulate={"poison": {"south": {"kind": kind, "factor": factor}}})
+    told, truth = update(lying, tmp_path / "lie", "south"), update(federation(), tmp_path / "truth", "south")
+    torch.testing.assert_close(told, times * truth)
+    assert torch.equal(update(lying, tmp_path / "other", "north"), update(federation(), tmp_path / "t", "north"))
+
+
+def test_a_stranger_cannot_lie(federation):
+    with pytest.raises(ConfigError, match=r"simulate.poison names 'sout'.*south"):
+        federation(simulate={"poison": {"sout": {"kind": "scale"}}})
