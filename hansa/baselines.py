@@ -10,7 +10,7 @@ samples as the federation sees in all. Their rounds are the federation's evaluat
 
 from math import ceil
 
-from hansa.config import Federation, Named, Node, Samples, Simulation, Source, Training, leaves
+from hansa.config import Federation, Named, Node, Samples, Simulation, Source, Training, Upload, leaves
 
 POOL = "all"
 
@@ -26,6 +26,7 @@ def arrange(federation: Federation, per_round: int) -> Federation:
         "method": Named(name="fedavg"),
         "server": None,
         "aggregate": None,
+        "upload": Upload(),
         "personal": None,
         "simulate": Simulation(),
         "participation": federation.participation.model_copy(update={"share": 1.0, "count": None}),

@@ -248,6 +248,27 @@ class Aggregation(Section):
         return {"rule": value} if isinstance(value, str) else value
 
 
+class Upload(Section):
+    """What of an update leaves a silo, in which code; see upload.py. `[top-k, int8]` and 'top-k+int8' say the same."""
+
+    steps: tuple[Named, ...] = ()  # none: everything leaves, as it is
+    feedback: bool = True  # what a code loses is added to the silo's next update
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_forms(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            value = [name for name in value.split("+") if name != "whole"]
+        if isinstance(value, dict) and "name" in value:
+            value = [value]
+        return {"steps": value} if isinstance(value, list | tuple) else value
+
+    @field_validator("steps", mode="before")
+    @classmethod
+    def _names_only(cls, value: Any) -> Any:
+        return [{"name": step} if isinstance(step, str) else step for step in value]
+
+
 class Participation(Section):
     """Who takes part in a round: everyone, a share or a number of silos; how many must answer, and by when."""
 
@@ -307,6 +328,7 @@ class Federation(Section):
     baseline: Training = Training(optimizer="adamw", lr=3e-5, eps=1e-6, weight_decay=0.01, keep_optimizer=True)
     server: Server | None = None  # default: what the method brings
     aggregate: Aggregation | None = None
+    upload: Upload = Upload()
     personal: Personal | None = None
     evaluate: Evaluation = Evaluation()
     checkpoint: Checkpointing = Checkpointing()

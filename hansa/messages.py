@@ -7,6 +7,7 @@ release.
 
 from dataclasses import dataclass, field
 
+from hansa.coded import Coded
 from hansa.tensors import Tensors
 
 NodeId = str
@@ -47,6 +48,7 @@ class Evaluate:
     split: str = "test"
     share: float = 1.0
     parts: int = 1  # cut every group's samples in so many, and score each: `fr` becomes `fr|0`, `fr|1`, …
+    own: bool = False  # score the silo's own model: this one, with the silo's values where it keeps its own
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,8 @@ class Update:
     seconds: float  # in training steps alone
     lost: dict[str, str] = field(default_factory=dict)  # below a federation: who gave no update, and why
     stale: int = 0  # versions of the model since the silo began; noted by whoever waited (fedbuff)
+    coded: Coded | None = None  # the gradient in fewer bytes; then ``gradient`` is empty until it is opened
+    moved: tuple[float, ...] = ()  # how far each tensor moved since the silo's last round, where that decides (pulling)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from hansa.links import Answer
 from hansa.messages import NodeId, Update
 from hansa.pace import Asker, Moving
 from hansa.tensors import Layout, Tensors
+from hansa.upload import Upload
 
 if TYPE_CHECKING:
     from hansa.train import Work
@@ -74,6 +75,7 @@ class Method:
     pace: Pace
     scope: Scope
     objective: Objective
+    upload: Upload
     weigh: Weighing
     aggregate: Aggregate
     server: ServerOptimiser

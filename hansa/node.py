@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 import torch
 
 from hansa import config
+from hansa.coded import Coded
 from hansa.data import examples, sampling
 from hansa.data.readers import Problems, rows
 from hansa.evaluate import evaluate
@@ -47,8 +48,9 @@ from hansa.runs.memory import Memory
 from hansa.seeds import stream, torch_seeded
 from hansa.stability import next_factor
 from hansa.tasks.base import Batch, Labelled
-from hansa.tensors import Tensors
+from hansa.tensors import NOTHING, Tensors
 from hansa.train import Work, train
+from hansa.upload import Leaving, restore_local
 
 if TYPE_CHECKING:
     from hansa.site import Site
@@ -109,31 +111,50 @@ class Silo:
             return Lost("it has no training samples")
         learner = site.learner
         memory = self.load(request.round, request.model)
+        if site.method.upload.keeps_local:
+            own = restore_local(learner.state, memory)
+            if {*own, *request.model.layout.names} < {*site.shared.names}:
+                return Lost("it was sent some of the tensors only, and does not remember the others")
         training, watched = self._amount(request.round, memory)
         work = Work(learner, request.model, request.round, memory)
         rate = scale(federation.train.schedule, request.round, federation.rounds)
         batches = self.batches(request.round, training)
         with torch_seeded(federation.seed, request.round, self.name, "dropout"):
             done = train(work, site.task, site.method.objective, training, batches, rate)
-        kept = done.memory | watched
+        leaving, sent = self._leave(request, memory)
+        kept = done.memory | watched | leaving.kept
         if self._personal:
             kept = kept | {f"{PERSONAL}.{name}": learner.state[name] for name in self._personal}
-        moved = learner.state.only(request.model.layout.names)
-        privacy = config.protected(federation).get(self.name)
-        if privacy is not None:
-            kept = kept | {NORM: torch.dist(request.model.flat, moved.flat)}
         self.memory.keep(request.round, kept, request.durable)
-        # In place: the resident model is overwritten by the next request anyway, and fresh memory costs page faults.
-        torch.sub(request.model.flat, moved.flat, out=moved.flat)
+        update = Update(NOTHING, len(held), done.seen, done.steps, done.loss, done.seconds, moved=leaving.moved)
+        return replace(update, coded=sent) if isinstance(sent, Coded) else replace(update, gradient=sent)
+
+    def _leave(self, request: Train, memory: dict[str, torch.Tensor]) -> tuple[Leaving, Tensors | Coded]:
+        """What of the silo's work leaves it, and what it remembers for that."""
+        site, received = self.site, request.model
+        if site.method.upload.both:  # a tensor that was not sent counts as zero: see links/narrow.py
+            received = Tensors.zeros(site.shared)
+            received.write(request.model)
+        layout = received.layout
+        state = site.learner.state.only(layout.names)
+        # Into the buffer of the batches' gradients: those are spent, and fresh memory costs page faults.
+        flat = torch.sub(received.flat, state.flat, out=site.learner.grad[: layout.size])
+        kept, seed = {}, site.federation.seed
+        privacy = config.protected(site.federation).get(self.name)
         if privacy is not None:
-            protect(moved.flat, privacy, memory, federation.seed, request.round, self.name)
-        if poison := federation.simulate.poison.get(self.name):
-            moved.flat.mul_(poison.times)
-        gradient = Tensors(request.model.layout, moved.flat)
-        return Update(gradient, len(held), done.seen, done.steps, done.loss, done.seconds)
+            kept[NORM] = flat.norm()
+            protect(flat, privacy, memory, seed, request.round, self.name)
+        if poison := site.federation.simulate.poison.get(self.name):
+            flat.mul_(poison.times)
+        leaving = Leaving(
+            Tensors(layout, flat), state, request.round, self.name, seed, site.sides, site.embeddings, memory, kept
+        )
+        return leaving, site.method.upload.leave(leaving)
 
     def _evaluate(self, request: Evaluate) -> Scores:
         self.load(request.round + 1, request.model)
+        if request.own:
+            restore_local(self.site.learner.state, self.memory.newest())
         return self.score(request.split, request.share, request.parts)
 
     def _amount(self, round: int, memory: dict[str, torch.Tensor]) -> tuple[config.Training, dict[str, torch.Tensor]]:
@@ -238,7 +259,8 @@ class Federation:
             if record.failed:
                 return Lost(f"federation '{self.name}': {record.failed}")
             records.append(record)
-        gradient = Tensors(request.model.layout, request.model.flat - moving.model.flat)
+        sent = {name for record in records for names in record.tensors.values() for name in names}
+        gradient = Tensors(request.model.layout, request.model.flat - moving.model.flat).only(sent)
         answered = [update for record in records for update in record.updates.values()]
         return Update(
             gradient=gradient,

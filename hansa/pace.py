@@ -42,6 +42,9 @@ class Moving:
     round: int = 0
     clock: float = 0.0
     flights: list[Flight] = field(default_factory=list)  # of silos that nobody waits for (fedbuff)
+    sent: dict[NodeId, list[str]] = field(
+        default_factory=dict
+    )  # the tensors each sent last (uploads in both directions)
 
 
 @dataclass(frozen=True)

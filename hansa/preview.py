@@ -16,7 +16,7 @@ from hansa.models import build
 from hansa.models.tokenizer import byte_tokenizer
 from hansa.releases import releases
 from hansa.tasks import TASKS
-from hansa.tensors import Layout, Tensors
+from hansa.tensors import NOTHING
 
 # A silo with more than this share of a round is named. The Medical paper's rule, max(500, 0.8e-4·N), gives its English
 # silo 73% of a round; the one it gave up, max(100, 1e-4·N), 94%.
@@ -87,8 +87,7 @@ def _weights(federation: Federation, silos: list[SiloPreview]) -> list[float] | 
     by_samples = isinstance(method.weigh, BySamples) and isinstance(method.aggregate, Mean)
     if federation.kind != "federated" or not by_samples or any(node.silos for node in federation.silos.values()):
         return [None] * len(silos)
-    nothing = Tensors.zeros(Layout((), ()))
-    weights = [method.weigh.weight(Update(nothing, s.samples, 0, 0, 0.0, 0.0)) for s in silos]
+    weights = [method.weigh.weight(Update(NOTHING, s.samples, 0, 0, 0.0, 0.0)) for s in silos]
     return [weight / sum(weights) for weight in weights]
 
 

@@ -3,20 +3,23 @@
 1 who takes part          a cohort, drawn from the seed, or whoever is done first: see pace.py
 2 trade knowledge         (methods that exchange something before training)
 3 local work              every silo starts from the model and minimises its objective
-4 what leaves a silo      the pseudo-gradient of the tensors in the method's scope
-5 where updates meet      a running sum, or each by each for robust rules; nonsense never gets in
+4 what leaves a silo      the pseudo-gradient of the tensors in scope, or a part of it, or a code: see upload.py
+5 where updates meet      a running sum, or each by each for robust rules, tensor by tensor; nonsense never gets in
 6 move the model          the server optimiser takes the step
 7 look                    evaluate, record, checkpoint: see run.py, which repeats this round
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import ceil, isfinite
 from time import perf_counter
 
+from hansa.coded import BadCode
 from hansa.config import Federation
 from hansa.links import Answer, Link
-from hansa.messages import Lost, NodeId, Update
+from hansa.links.narrow import NarrowLink
+from hansa.messages import Lost, NodeId, Reply, Update
 from hansa.method import Method
 from hansa.methods.fedopt import scale
 from hansa.pace import Asker, Member, Moving
@@ -37,6 +40,7 @@ class Record:
     received: dict[NodeId, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     clock: float = 0.0  # virtual time at its end
+    tensors: dict[NodeId, list[str]] = field(default_factory=dict)  # that each sent
     failed: str = ""
 
     @property
@@ -60,11 +64,13 @@ def federated_round(
     before = moving.clock, list(moving.flights), dict(moving.state)
 
     # 1 who takes part; 3, 4 local work, what leaves a silo
+    if method.upload.both:
+        link = NarrowLink(link, moving.sent)
     cohort, answers = method.pace.gather(Asker(name, members, link, settings, durable), moving)
     record = Record(number, cohort, clock=moving.clock)
 
     # 5 where updates meet
-    accepted = screen(answers, moving.model.layout, record)
+    accepted = screen(answers, moving.model.layout, record, method.upload.selects)
     gradient = method.aggregate.combine(moving.model.layout, ((u, method.weigh.weight(u)) for u in accepted))
     record.seconds["work"] = perf_counter() - began
     asked = len(set(cohort))
@@ -78,24 +84,52 @@ def federated_round(
     # 6 move the model
     began = perf_counter()
     rate = scale(settings.server.schedule, number, settings.rounds) if settings.server else 1.0
-    method.server.step(moving.model, gradient, moving.state, number, rate)
+    with unmoved(moving, {name for names in record.tensors.values() for name in names}):
+        method.server.step(moving.model, gradient, moving.state, number, rate)
     moving.round = number
+    if method.upload.both:
+        moving.sent = {n: s for n, s in moving.sent.items() if n not in record.lost} | record.tensors
     record.seconds["move"] = perf_counter() - began
     return record
 
 
-def screen(answers: Iterator[Answer], layout: Layout, record: Record) -> Iterator[Update]:
-    """Let through updates that make sense; note the others as lost, with a reason."""
+@contextmanager
+def unmoved(moving: Moving, sent: set[str]) -> Iterator[None]:
+    """Tensors that nobody sent stay as they are, and so does what the server optimiser remembers of them: a zero in
+    the pseudo-gradient would still let its momentum move them."""
+    missing = [name for name in moving.model.layout.names if name not in sent]
+    changing = [moving.model, *moving.state.values()] if missing else []
+    before = [tensors.only(missing).copy() for tensors in changing]
+    yield
+    for tensors, old in zip(changing, before, strict=True):
+        tensors.write(old)
+
+
+def screen(answers: Iterator[Answer], layout: Layout, record: Record, partial: bool = False) -> Iterator[Update]:
+    """Let through updates that make sense, opened; note the others as lost, with a reason. ``partial``: tensors may be
+    left out."""
     for answer in answers:
         record.sent[answer.node] = record.sent.get(answer.node, 0) + answer.sent
         record.received[answer.node] = record.received.get(answer.node, 0) + answer.received
-        reason = flaw(answer.reply, layout)
+        reply = opened(answer.reply, layout)
+        reason = flaw(reply, layout, partial)
         if reason:
             record.lost[answer.node] = reason
             continue
-        assert isinstance(answer.reply, Update)
-        yield answer.reply
-        _note(record, answer.node, answer.reply)
+        assert isinstance(reply, Update)
+        yield reply
+        record.tensors[answer.node] = list(reply.gradient.layout.names)
+        _note(record, answer.node, reply)
+
+
+def opened(reply: Reply, layout: Layout) -> Reply:
+    """An update as it was before it was coded."""
+    if not isinstance(reply, Update) or reply.coded is None:
+        return reply
+    try:
+        return replace(reply, gradient=reply.coded.open(layout), coded=None)
+    except BadCode as error:
+        return Lost(str(error))
 
 
 def _note(record: Record, node: NodeId, update: Update) -> None:
@@ -108,7 +142,7 @@ def _note(record: Record, node: NodeId, update: Update) -> None:
     record.updates[node] = noted
 
 
-def flaw(reply: object, layout: Layout) -> str:
+def flaw(reply: object, layout: Layout, partial: bool = False) -> str:
     """Why a reply must not enter the model; empty if it may."""
     if isinstance(reply, Lost):
         return reply.reason
@@ -120,6 +154,9 @@ def flaw(reply: object, layout: Layout) -> str:
         for name, shape in zip(sent.names, sent.shapes, strict=True):
             if known.get(name) != shape:
                 return f"its update has {name} {list(shape)}, which the model does not have"
+        missing = [name for name in layout.names if name not in sent.spans]
+        if missing and not partial:
+            return f"its update lacks {missing[0]}, and the federation's 'upload' leaves no tensors out"
     if not 0 < reply.samples <= LARGEST:
         return f"it claims {reply.samples} samples"
     if not isfinite(reply.loss):

@@ -37,6 +37,7 @@ from hansa.runs.directory import RunDirectory, atomically
 from hansa.runs.ledger import Ledger
 from hansa.site import Site
 from hansa.tasks.base import Labelled
+from hansa.upload import restore_local
 from hansa.watch import Quiet, Watcher
 
 VERSIONS = ("hansa", "torch", "transformers", "tokenizers", "safetensors", "numpy")
@@ -289,6 +290,9 @@ class Run:
             if final:
                 self.ledger.fact("deviations", deviations(self.site.task, scores))
                 scores = whole(scores)
+                if self.site.method.upload.keeps_local:
+                    own = self._scores(Evaluate(moving.round, moving.model, split, share, own=True))
+                    self.ledger.fact("own", {group: self.site.task.metrics(sums) for group, sums in own.sums.items()})
             metrics = {group: self.site.task.metrics(sums) for group, sums in scores.sums.items()}
             self.ledger.scores(moving.round, split, share, metrics)
             self.watcher.scores(moving.round, metrics, self.site.task.headline)
@@ -317,10 +321,12 @@ class Run:
         if moving.model.layout.names:
             self._export(self.directory.model, "")
         personal = [n for n in learner.layout.names if n not in set(moving.model.layout.names)]
-        for name in leaves(self.federation.silos) if personal else ():
+        for name in leaves(self.federation.silos) if personal or site.method.upload.keeps_local else ():
             if (self.directory.path / "silos" / name / "personal.json").exists():
                 continue  # the silo has chosen its model: this run was resumed after that
-            memory = site.silo(name).memory.recall(moving.round + 1)
+            memory = site.silo(name).memory.newest()
+            learner.state.write(moving.model)
+            restore_local(learner.state, memory)
             for tensor in personal:
                 own = memory.get(f"{PERSONAL}.{tensor}")
                 learner.state[tensor].copy_(own if own is not None else site.start[tensor])

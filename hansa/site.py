@@ -11,7 +11,7 @@ from pathlib import Path
 from hansa import methods
 from hansa.config import Federation, leaves
 from hansa.method import Method
-from hansa.models import build, tokenizer
+from hansa.models import build, parts, tokenizer
 from hansa.models.adapt import adapt
 from hansa.node import Silo
 from hansa.registry import load_plugins
@@ -19,7 +19,7 @@ from hansa.runs.memory import Memory
 from hansa.seeds import derive
 from hansa.tasks import TASKS
 from hansa.tasks.base import Task, Vocabulary
-from hansa.tensors import Tensors
+from hansa.tensors import Layout, Tensors
 from hansa.train import Learner
 
 
@@ -60,6 +60,20 @@ class Site:
     def start(self) -> Tensors:
         """The values every silo starts from: what personal tensors are before a silo has its own."""
         return self.fresh().state
+
+    @cached_property
+    def shared(self) -> Layout:
+        """The tensors in the method's scope."""
+        layout = self.learner.layout
+        return layout.only(self.method.scope.shared(layout))
+
+    @cached_property
+    def sides(self) -> dict[str, str]:
+        return parts.sides(self.learner.model)
+
+    @cached_property
+    def embeddings(self) -> frozenset[str]:
+        return frozenset(parts.matching(self.learner.model, ["embeddings"]))
 
     def fresh(self) -> Learner:
         """The common start, ready to be trained."""

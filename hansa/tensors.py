@@ -94,9 +94,12 @@ class Tensors:
         return self.layout == other.layout and torch.equal(self.flat.view(torch.int32), other.flat.view(torch.int32))
 
 
+NOTHING = Tensors.zeros(Layout((), ()))
+
+
 @dataclass
 class WeightedMean:
-    """Σ wᵢ·xᵢ / Σ wᵢ, kept running: memory for one sum, however many silos there are.
+    """Σ wᵢ·xᵢ / Σ sᵢ, kept running: memory for one sum, however many silos there are. sᵢ is wᵢ unless it is given.
 
     An xᵢ may hold only some of the tensors; each tensor is averaged over those that sent it, and a tensor that
     nobody sent stays zero.
@@ -110,15 +113,16 @@ class WeightedMean:
         self._sum = torch.zeros(self.layout.size)
         self._weights = [0.0] * len(self.layout.names)
 
-    def add(self, update: Tensors, weight: float) -> None:
+    def add(self, update: Tensors, weight: float, share: float | None = None) -> None:
+        share = weight if share is None else share
         if update.layout == self.layout:
             self._sum.add_(update.flat, alpha=weight)
-            self._weights = [total + weight for total in self._weights]
+            self._weights = [total + share for total in self._weights]
             return
         position = {name: i for i, name in enumerate(self.layout.names)}
         for name, span in update.layout.spans.items():
             self._sum[self.layout.spans[name]].add_(update.flat[span], alpha=weight)
-            self._weights[position[name]] += weight
+            self._weights[position[name]] += share
 
     def mean(self) -> Tensors:
         """The mean so far; it takes over the sum's buffer, so ask once."""

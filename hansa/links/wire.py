@@ -1,12 +1,13 @@
 """Messages as bytes: a JSON header, then the raw tensors, in one safetensors file. Never pickle.
 
 Decoding builds only the message types listed here, from exactly their fields, each of the declared type; anything else
-is refused. Each `Tensors` field is one flat float32 tensor named after its field; the header's metadata holds the
-rest of the message and the layouts.
+is refused. Each `Tensors` or `Coded` field is one flat vector of 32-bit words named after its field; the header's
+metadata holds the rest of the message, the layouts and what is coded how.
 """
 
 import json
 from functools import lru_cache
+from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 import torch
@@ -15,6 +16,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from hansa import messages
+from hansa.coded import Coded
 from hansa.errors import HansaError
 from hansa.tensors import Layout, Tensors
 
@@ -41,6 +43,9 @@ def split(message: Any) -> tuple[str, dict[str, Tensor]]:
         if isinstance(value, Tensors):
             lines.append(value.layout.text)
             vectors[name] = value.flat
+        elif isinstance(value, Coded):
+            lines.append(value.text)
+            vectors[name] = value.words
         else:
             body[name] = value
     header = json.dumps({"type": kind, "body": body, "vectors": list(vectors)}, ensure_ascii=False)
@@ -59,9 +64,10 @@ def join(text: str, vectors: dict[str, Tensor]) -> Any:
         raise BadMessage(f"unknown message type {str(kind)[:60]!r}")
     if sorted(map(str, names)) != sorted(vectors) or len(names) != len(layouts):
         raise BadMessage(f"{kind}: vectors {sorted(vectors)} do not match the header's {names}")
-    for name, layout in zip(names, layouts, strict=True):
-        body[name] = _tensors(f"{kind}.{name}", layout, vectors[name])
     fields = FIELDS[kind]
+    for name, line in zip(names, layouts, strict=True):
+        coded = Coded in get_args(fields.get(name))
+        body[name] = (_coded if coded else _tensors)(f"{kind}.{name}", line, vectors[name])
     if set(body) != set(fields):
         raise BadMessage(f"{kind} has fields {sorted(fields)}, not {sorted(map(str, body))}")
     return TYPES[kind](**{name: _typed(f"{kind}.{name}", body[name], hint) for name, hint in fields.items()})
@@ -75,6 +81,13 @@ def _tensors(where: str, text: str, vector: Tensor) -> Tensors:
     if vector.dtype != torch.float32 or vector.ndim != 1 or layout.size != len(vector):
         raise BadMessage(f"{where}: the layout does not fit its {tuple(vector.shape)} {vector.dtype} vector")
     return Tensors(layout, vector)
+
+
+def _coded(where: str, text: str, vector: Tensor) -> Coded:
+    """What it says is read where the model is known: see `Coded.open`."""
+    if vector.dtype != torch.float32 or vector.ndim != 1:
+        raise BadMessage(f"{where}: not a vector of words, but {tuple(vector.shape)} {vector.dtype}")
+    return Coded(text, vector)
 
 
 @lru_cache(maxsize=64)
@@ -99,7 +112,7 @@ def _typed(where: str, value: Any, hint: Any) -> Any:
         return tuple(_typed(where, v, args[0]) for v in value)
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
-    if isinstance(hint, type) and type(value) is hint:
+    if type(value) in (hint, *args) and (origin is None or origin is UnionType):
         return value
     raise BadMessage(f"{where} is {type(value).__name__}, expected {getattr(hint, '__name__', hint)}")
 

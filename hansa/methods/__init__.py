@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from hansa.config import Federation
+from hansa import upload
+from hansa.config import Federation, protected
 from hansa.errors import ConfigError
 from hansa.method import Method
 from hansa.registry import Registry
@@ -10,9 +11,9 @@ from hansa.registry import Registry
 METHODS: Registry[Method] = Registry("method")
 
 # Each module registers itself above; the imports stand below because they need METHODS.
-from hansa.methods import alone, dga, fedavg, fedbuff, fedopt, fedprox, qffl, robust  # noqa: E402, F401
+from hansa.methods import alone, dga, fedavg, fedbuff, fedopt, fedprox, pulling, qffl, robust  # noqa: E402, F401
 from hansa.methods.fedopt import server_optimiser  # noqa: E402
-from hansa.methods.robust import aggregation  # noqa: E402
+from hansa.methods.robust import Krum, aggregation  # noqa: E402
 
 
 def build(federation: Federation) -> Method:
@@ -33,9 +34,30 @@ def build(federation: Federation) -> Method:
                 "(its settings stand below 'method')"
             )
         method = replace(method, weigh=weigh, aggregate=aggregate)
+    if federation.upload.steps:
+        method = replace(method, upload=upload.build(federation.upload))
+        _refuse_with_uploads(federation, method)
     if federation.method.name == "fedbuff":
         _refuse_with_fedbuff(federation)
     return method
+
+
+def _refuse_with_uploads(federation: Federation, method: Method) -> None:
+    inner = any(node.silos for node in federation.silos.values())
+    if method.upload.both and (inner or federation.method.name == "fedbuff"):
+        what = "federations of federations" if inner else "method 'fedbuff'"
+        raise ConfigError(f"upload: 'both' needs one federation that remembers what each silo sent; not for {what}")
+    private = sorted(protected(federation))
+    if method.upload.selects and private:
+        raise ConfigError(
+            f"upload: which tensors leave tells about the data; the noise of silo '{private[0]}' does not cover it: "
+            "leave the choice of tensors out, or privacy; codes (top-k, int8, bf16, rows) go with it"
+        )
+    if method.upload.selects and isinstance(method.aggregate, Krum):
+        raise ConfigError(
+            "'krum' compares whole updates, but 'upload' leaves tensors out, and others at every silo: "
+            "use rule 'median' or 'trimmed-mean', which look at every tensor by itself"
+        )
 
 
 def _refuse_with_fedbuff(federation: Federation) -> None:

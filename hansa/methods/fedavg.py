@@ -19,6 +19,7 @@ from hansa.method import Method
 from hansa.methods import METHODS
 from hansa.pace import Together
 from hansa.tensors import Layout, Tensors, WeightedMean
+from hansa.upload import Whole
 
 if TYPE_CHECKING:
     from hansa.train import Work
@@ -80,7 +81,7 @@ class Sgd:
 
 
 def fedavg() -> Method:
-    return Method("fedavg", Together(), Everything(), TaskLoss(), BySamples(), Mean(), Sgd())
+    return Method("fedavg", Together(), Everything(), TaskLoss(), Whole(), BySamples(), Mean(), Sgd())
 
 
 @METHODS.register("fedavg")

@@ -59,10 +59,15 @@ class Buffered:
         return arrived
 
     def _ask(self, asker: Asker, moving: Moving, arrived: list[Flight]) -> Iterator[Answer]:
-        """The arrivals' updates, in order. A silo that arrives twice is asked again after the others."""
+        """The arrivals' updates, in order. A silo that arrives twice is asked again after the others. Silos count their
+        own works; since the durable round, one of them has done at most ``size`` in every round."""
         waiting = list(arrived)
         requests = {
-            (f.version, f.number): Train(f.number, moving.state[f"{VERSION}{f.version}"], asker.durable)
+            (f.version, f.number): Train(
+                f.number,
+                moving.state[f"{VERSION}{f.version}"],
+                f.number - self.size * (moving.round + 1 - asker.durable),
+            )
             for f in arrived
         }
         while waiting:
@@ -101,15 +106,10 @@ class DampedMean:
     needs: ClassVar[Literal["sum"]] = "sum"
 
     def combine(self, layout: Layout, updates: Iterable[tuple[Update, float]]) -> Tensors:
-        mean, total, full = WeightedMean(layout), 0.0, 0.0
+        mean = WeightedMean(layout)
         for update, weight in updates:
-            mean.add(update.gradient, weight)
-            total += weight
-            full += weight * (1 + update.stale) ** self.power
-        result = mean.mean()
-        if full:
-            result.flat.mul_(total / full)
-        return result
+            mean.add(update.gradient, weight, weight * (1 + update.stale) ** self.power)
+        return mean.mean()
 
 
 @METHODS.register("fedbuff")

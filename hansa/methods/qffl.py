@@ -35,18 +35,13 @@ class FairMean:
     needs: ClassVar[Literal["each"]] = "each"  # the norm of every single update
 
     def combine(self, layout: Layout, updates: Iterable[tuple[Update, float]]) -> Tensors:
-        mean, total, scale = WeightedMean(layout), 0.0, 0.0
+        mean = WeightedMean(layout)
         for update, weight in updates:
             loss = max(update.loss, 1e-10)
             pull = weight * self.lipschitz * loss**self.q
             norm = float(update.gradient.flat.norm()) * self.lipschitz
-            scale += weight * self.q * loss ** (self.q - 1) * norm**2 + pull
-            mean.add(update.gradient, pull)
-            total += pull
-        result = mean.mean()
-        if scale:
-            result.flat.mul_(total / scale)
-        return result
+            mean.add(update.gradient, pull, weight * self.q * loss ** (self.q - 1) * norm**2 + pull)
+        return mean.mean()
 
 
 @METHODS.register("qffl")

@@ -16,6 +16,7 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from hansa.config import Aggregation, Positive, Section
 from hansa.errors import ConfigError
@@ -37,14 +38,25 @@ class TrimmedMean:
     needs: ClassVar[Literal["each"]] = "each"
 
     def combine(self, layout: Layout, updates: Iterable[tuple[Update, float]]) -> Tensors:
-        rows = stack([update.gradient.copy() for update, _ in updates])
+        given = [update.gradient.copy() for update, _ in updates]
+        if given and all(gradient.layout == layout for gradient in given):
+            return Tensors(layout, self._middle([gradient.flat for gradient in given]))
+        result = Tensors.zeros(layout)  # where a tensor did not leave every silo: over those that sent it
+        for name, span in layout.spans.items():
+            rows = [gradient.flat[gradient.layout.spans[name]] for gradient in given if name in gradient.layout.spans]
+            if rows:
+                result.flat[span] = self._middle(rows)
+        return result
+
+    def _middle(self, vectors: list[Tensor]) -> Tensor:
+        rows = torch.stack(vectors)
         n = len(rows)
         cut = min(int(self.trim * n), (n - 1) // 2)
-        out = torch.empty(layout.size)
-        for start in range(0, layout.size, CHUNK):
+        out = torch.empty_like(rows[0])
+        for start in range(0, len(out), CHUNK):
             part = rows[:, start : start + CHUNK].sort(dim=0).values
             out[start : start + CHUNK] = part[cut : n - cut].mean(dim=0)
-        return Tensors(layout, out)
+        return out
 
 
 @dataclass(frozen=True)
@@ -53,7 +65,10 @@ class Krum:
     needs: ClassVar[Literal["each"]] = "each"
 
     def combine(self, layout: Layout, updates: Iterable[tuple[Update, float]]) -> Tensors:
-        rows = stack([update.gradient.copy() for update, _ in updates])
+        given = [update.gradient.copy() for update, _ in updates]
+        if not given:
+            return Tensors.zeros(layout)
+        rows = stack(given)
         # Distances from differences, not from ‖a‖² + ‖b‖² − 2ab: with updates of very different size that cancels.
         n = len(rows)
         distances = torch.zeros(n, n, dtype=torch.float64)

@@ -35,6 +35,17 @@ def parts(model: Any) -> dict[str, str]:
     return {name: part(name, parameter) for name, parameter in model.named_parameters()}
 
 
+def sides(model: Any) -> dict[str, str]:
+    """Parameter name → the side it belongs to: encoder or decoder (a shared table is the encoder's, the head the
+    decoder's); `model` where there are no sides."""
+    encoder = {id(p) for p in model.get_encoder().parameters()} if _two_sided(model) else set()
+
+    def side(parameter: nn.Parameter) -> str:
+        return "encoder" if id(parameter) in encoder else "decoder" if encoder else "model"
+
+    return {name: side(parameter) for name, parameter in model.named_parameters()}
+
+
 def matching(model: Any, patterns: Iterable[str]) -> list[str]:
     """Parameter names whose part is, or lies inside, one of the given parts (`encoder` has all encoder blocks)."""
     wanted = list(patterns)
@@ -56,10 +67,14 @@ def block_lists(model: nn.Module) -> list[str]:
 
 
 def _sides(model: Any) -> tuple[set[int], set[int]]:
-    if not getattr(model.config, "is_encoder_decoder", False):
+    if not _two_sided(model):
         return set(), set()
     encoder, decoder = model.get_encoder(), model.get_decoder()
     return {id(m) for m in encoder.modules()}, {id(m) for m in decoder.modules()}
+
+
+def _two_sided(model: Any) -> bool:
+    return bool(getattr(model.config, "is_encoder_decoder", False))
 
 
 def _embedding_parameters(model: Any, base: nn.Module) -> set[int]:

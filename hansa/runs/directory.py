@@ -84,7 +84,9 @@ class RunDirectory:
             layout = moving.model.layout
             (draft / "layout.json").write_text(json.dumps([layout.names, layout.shapes]))
             flights = [astuple(flight) for flight in moving.flights]
-            (draft / "clock.json").write_text(json.dumps({"clock": moving.clock, "flights": flights}))
+            (draft / "clock.json").write_text(
+                json.dumps({"clock": moving.clock, "flights": flights, "sent": moving.sent})
+            )
         for old in self.checkpoints()[:-keep]:
             if old != pinned:
                 shutil.rmtree(self._checkpoint(old))
@@ -101,7 +103,8 @@ class RunDirectory:
         state = {name: Tensors(layout, flat) for name, flat in load_file(folder / "server.safetensors").items()}
         times = json.loads((folder / "clock.json").read_text())
         flights = [Flight(*flight) for flight in times["flights"]]
-        return Moving(Tensors.of({name: named[name] for name in layout.names}), state, round, times["clock"], flights)
+        model = Tensors.of({name: named[name] for name in layout.names})
+        return Moving(model, state, round, times["clock"], flights, times.get("sent", {}))
 
     def checkpoints(self) -> list[int]:
         found = (self.path / "checkpoints").glob("round-*")

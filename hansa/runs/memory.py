@@ -20,6 +20,10 @@ class Memory:
         earlier = [r for r in self._rounds() if r < round]
         return load_file(self._file(max(earlier))) if earlier else {}
 
+    def newest(self) -> dict[str, Tensor]:
+        rounds = self._rounds()
+        return self.recall(max(rounds) + 1) if rounds else {}
+
     def keep(self, round: int, tensors: dict[str, Tensor], durable: int) -> None:
         if not tensors:
             return

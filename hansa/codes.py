@@ -1,0 +1,110 @@
+"""Codes for updates: fewer values, or fewer bits for each. Steps of an upload; see upload.py.
+
+rows     of tables of embeddings, the rows that moved: exact, unless small movements are left out (``least``)
+top-k    of every tensor, the share ``keep`` of its values that are largest
+         (Stich et al. (2018), Sparsified SGD with Memory, Definition 2.2; per tensor)
+bf16     the upper half of each float32, rounded to the nearest
+int8     round(x·127/m) with m the largest |x| of 256 values, kept beside them as a float32
+         (Dettmers (2016), 8-Bit Approximations for Parallelism in Deep Learning, Section 3; linear, in blocks)
+"""
+
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from hansa.coded import BLOCK, Part
+from hansa.config import Section
+from hansa.upload import UPLOADS, Kind, Leaving, Parcel, Step
+
+Kept = Annotated[float, Field(gt=0.0, le=1.0)]
+
+
+@dataclass(frozen=True)
+class Rows:
+    least: float = 0.0
+    kind: ClassVar[Kind] = "values"
+
+    def code(self, parcel: Parcel, leaving: Leaving) -> Parcel:
+        return {name: self._rows(part) if name in leaving.embeddings else part for name, part in parcel.items()}
+
+    def _rows(self, part: Part) -> Part:
+        if len(part.shape) != 2 or not part.values.numel():
+            return part
+        rows = part.values.view(part.shape)
+        movement = rows.abs().amax(dim=1)
+        where = (movement > self.least * movement.max()).nonzero().view(-1)
+        if len(where) == part.shape[0]:
+            return part
+        return replace(part, values=rows[where].reshape(-1), where=where, width=part.shape[1])
+
+
+@dataclass(frozen=True)
+class TopK:
+    keep: float
+    kind: ClassVar[Kind] = "values"
+
+    def code(self, parcel: Parcel, leaving: Leaving) -> Parcel:
+        return {name: self._largest(part) for name, part in parcel.items()}
+
+    def _largest(self, part: Part) -> Part:
+        count = ceil(self.keep * len(part.values))
+        if part.where is not None or count == len(part.values):
+            return part
+        where = part.values.abs().topk(count).indices.sort().values
+        return replace(part, values=part.values[where], where=where)
+
+
+@dataclass(frozen=True)
+class Bf16:
+    kind: ClassVar[Kind] = "numbers"
+
+    def code(self, parcel: Parcel, leaving: Leaving) -> Parcel:
+        return {name: replace(part, values=part.values.to(torch.bfloat16)) for name, part in parcel.items()}
+
+
+@dataclass(frozen=True)
+class Int8:
+    kind: ClassVar[Kind] = "numbers"
+
+    def code(self, parcel: Parcel, leaving: Leaving) -> Parcel:
+        return {name: _in_bytes(part) for name, part in parcel.items()}
+
+
+def _in_bytes(part: Part) -> Part:
+    values = part.values
+    blocks = torch.nn.functional.pad(values, (0, -len(values) % BLOCK)).view(-1, BLOCK)
+    scales: Tensor = blocks.abs().amax(dim=1) / 127
+    steps = (blocks / scales.clamp_min(torch.finfo(torch.float32).tiny)[:, None]).round().clamp(-127, 127)
+    return replace(part, values=steps.to(torch.int8).view(-1)[: len(values)].clone(), scales=scales)
+
+
+@UPLOADS.register("rows")
+class RowsSettings(Section):
+    least: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0  # as a share of the table's largest movement; 0: exact
+
+    def build(self) -> Step:
+        return Rows(self.least)
+
+
+@UPLOADS.register("top-k")
+class TopKSettings(Section):
+    keep: Kept = 0.1
+
+    def build(self) -> Step:
+        return TopK(self.keep)
+
+
+@UPLOADS.register("bf16")
+class Bf16Settings(Section):
+    def build(self) -> Step:
+        return Bf16()
+
+
+@UPLOADS.register("int8")
+class Int8Settings(Section):
+    def build(self) -> Step:
+        return Int8()

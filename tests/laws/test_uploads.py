@@ -1,0 +1,195 @@
+"""Laws of uploads: what is coded is opened again, what is lost is remembered, what is counted is what travels."""
+
+import contextlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hansa.coded import BLOCK, BadCode, Coded, Part
+from hansa.codes import Bf16, Int8, Rows, TopK
+from hansa.links import wire
+from hansa.messages import Update
+from hansa.tensors import NOTHING, Layout, Tensors
+from hansa.upload import Leaving, Then
+
+LAYOUT = Layout(("table", "matrix", "bias"), ((40, 16), (20, 30), (7,)))
+CHAINS = {
+    "bf16": (Bf16(),),
+    "int8": (Int8(),),
+    "top-k": (TopK(0.05),),
+    "top-k+int8": (TopK(0.3), Int8()),
+    "rows+int8": (Rows(0.5), Int8()),
+    "rows+top-k+bf16": (Rows(0.1), TopK(0.1), Bf16()),
+}
+FLOATS = st.floats(-1e3, 1e3, width=32)
+
+
+def made_up(seed: int, layout: Layout = LAYOUT) -> Tensors:
+    return Tensors(layout, torch.from_numpy(np.random.default_rng(seed).normal(size=layout.size).astype(np.float32)))
+
+
+def leaving(gradient: Tensors, memory=None, round=1) -> Leaving:
+    state = Tensors(gradient.layout, -gradient.flat)
+    sides = dict.fromkeys(gradient.layout.names, "model")
+    return Leaving(gradient, state, round, "silo", 0, sides, frozenset({"table"}), memory or {})
+
+
+def opened(sent: Tensors | Coded) -> Tensors:
+    return sent.open(LAYOUT) if isinstance(sent, Coded) else sent
+
+
+@given(st.data())
+def test_positions_come_back_however_they_are_written(data):
+    units = data.draw(st.integers(1, 3000))
+    chosen = data.draw(st.lists(st.integers(0, units - 1), unique=True, max_size=60).map(sorted))
+    values = torch.tensor([float(i + 1) for i in range(len(chosen))])
+    layout = Layout(("w",), ((units,),))
+    coded = Coded.of({"w": Part((units,), values, where=torch.tensor(chosen, dtype=torch.int64))})
+    expected = torch.zeros(units)
+    expected[chosen] = values
+    assert torch.equal(coded.open(layout).flat, expected)
+    assert coded.words.numel() * 4 <= 4 * len(chosen) + -(-units // 8) + 3, "never longer than one bit each"
+
+
+@given(st.lists(FLOATS, max_size=600), st.sampled_from(["float32", "bfloat16", "int8"]))
+def test_numbers_come_back_as_near_as_their_code_allows(values, form):
+    layout = Layout(("w",), ((len(values),),))
+    part = Part((len(values),), torch.tensor(values))
+    step = {"float32": None, "bfloat16": Bf16(), "int8": Int8()}[form]
+    parcel = step.code({"w": part}, leaving(Tensors(layout, part.values))) if step else {"w": part}
+    back = Coded.of(parcel).open(layout).flat
+    if form == "float32":
+        assert torch.equal(back, part.values)
+    elif form == "bfloat16":
+        assert torch.equal(back, part.values.bfloat16().float())
+    else:
+        for start in range(0, len(values), BLOCK):
+            block = part.values[start : start + BLOCK]
+            assert (back[start : start + BLOCK] - block).abs().max() <= block.abs().max() / 127 * 0.5001 + 1e-37
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_error_feedback_telescopes(name):
+    """Σ sent = Σ g − e: after many rounds all that is missing is one round's residual."""
+    upload, memory = Then(CHAINS[name]), {}
+    total, sent = torch.zeros(LAYOUT.size), torch.zeros(LAYOUT.size)
+    residuals = []
+    for round in range(1, 30):
+        gradient = made_up(round)
+        out = leaving(gradient, memory, round)
+        sent += opened(upload.leave(out)).flat
+        total += gradient.flat
+        memory = out.kept
+        np.testing.assert_allclose(sent + memory["upload.residual"], total, atol=2e-4)
+        residuals.append(float(memory["upload.residual"].norm()))
+    assert residuals[-1] < 25 * made_up(0).flat.norm(), "what is missing stays bounded"
+
+
+def test_without_feedback_the_same_values_are_lost_again_and_again():
+    """The control: a value that is never among the largest never arrives."""
+    gradient = Tensors(Layout(("w",), ((10,),)), torch.tensor([1.0] + [0.1] * 9))
+    arrived = {}
+    for feedback in (True, False):
+        upload, memory, arrived[feedback] = Then((TopK(0.1),), feedback), {}, torch.zeros(10)
+        for round in range(1, 40):
+            out = leaving(gradient, memory, round)
+            arrived[feedback] += upload.leave(out).open(gradient.layout).flat
+            memory = out.kept
+    assert arrived[False][1:].abs().sum() == 0
+    assert arrived[True][1:].min() > 0
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_bytes_are_those_of_the_wire(name):
+    gradient = made_up(1)
+    sent = Then(CHAINS[name]).leave(leaving(gradient))
+    update = Update(NOTHING, 1, 1, 1, 0.0, 0.0, coded=sent)
+    back = wire.decode(wire.encode(update))
+    assert wire.equal(update, back)
+    assert torch.equal(opened(back.coded).flat, opened(sent).flat)
+    assert wire.size(update) == pytest.approx(len(wire.encode(update)), abs=320), "but for the file's own header"
+    assert wire.size(update) < wire.size(replace(update, coded=None, gradient=gradient))
+
+
+def test_int8_is_a_quarter_and_one_percent_of_values_far_less():
+    layout = Layout(("w",), ((1000, 100),))
+    gradient = made_up(0, layout)
+
+    def size(*steps):
+        return Then(steps).leave(leaving(gradient)).words.numel() * 4 / (4 * layout.size)
+
+    assert size(Int8()) == pytest.approx(0.25 * (1 + 4 / BLOCK), rel=1e-3)
+    assert size(Bf16()) == pytest.approx(0.5, rel=1e-3)
+    assert size(TopK(0.01), Int8()) < 0.01
+    assert size(TopK(0.1), Int8()) < 0.06
+
+
+def test_rows_that_did_not_move_are_not_sent_and_nothing_is_lost():
+    gradient = made_up(0)
+    table = gradient["table"]
+    table[5:] = 0.0
+    sent = Then((Rows(),)).leave(leaving(gradient))
+    assert torch.equal(sent.open(LAYOUT).flat, gradient.flat)
+    assert sent.words.numel() < LAYOUT.size - 30 * 16
+    one = Then((Rows(0.999),)).leave(leaving(gradient)).open(LAYOUT)
+    assert int((one["table"].abs().sum(dim=1) > 0).sum()) == 1, "the row that moved most"
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", CHAINS)
+def test_an_update_that_is_not_finite_is_not_hidden_by_its_code_nor_remembered(name, bad):
+    upload, first = Then(CHAINS[name]), leaving(made_up(0))
+    upload.leave(first)
+    broken = made_up(1)
+    broken.flat[3] = bad
+    second = leaving(broken, first.kept, 2)
+    assert not torch.isfinite(opened(upload.leave(second)).flat).all()
+    assert torch.equal(second.kept["upload.residual"], first.kept["upload.residual"])
+    for step in CHAINS[name]:
+        part = Part((LAYOUT.size,), broken.flat)
+        coded = step.code({"table": part}, leaving(broken))["table"]
+        assert not torch.isfinite(coded.dense()).all(), f"{step} would hide it"
+
+
+def coded(text: str, words: int = 4) -> Coded:
+    return Coded(text, torch.zeros(words))
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (coded('[["invented",[7],"float32",7]]', 7), "its update has invented .*which the model does not have"),
+        (coded('[["bias",[8],"float32",8]]', 8), r"its update has bias \[8\], which the model does not have"),
+        (coded('[["bias",[7],"float32",7],["bias",[7],"float32",7]]', 14), "twice"),
+        (coded('[["bias",[7],"float32",6]]', 6), "6 values of bias, where 7 belong"),
+        (coded('[["bias",[7],"float32",7]]', 3), "cannot be read"),
+        (coded('[["bias",[7],"float32",7]]', 9), "8 bytes too many"),
+        (coded('[["bias",[7],"float64",7]]', 14), "cannot be read"),
+        (coded('[["bias",[7],"float32",2,"gaps",3,2]]', 4), "in rows of 3"),
+        (coded('[["bias",[7],"float32",2,"gaps",0,2]]', 4), "in rows of 0"),
+        (coded('[["bias",[7],"float32",8,"gaps",1,8]]', 10), "a value at 7, where the tensor ends at 7"),
+        (coded('[["bias",[7],"float32",8,"nonsense",1,8]]', 10), "positions written as 'nonsense'"),
+        (coded('[["bias",[7],"float32",8,"gaps",1,-8]]', 10), "cannot be read"),
+        (coded('[["bias",[7],"float32",1e400,"gaps",1.5,2]]', 10), "in rows of 1.5|cannot be read"),
+        (coded('[[["bias"],[7],"float32",7]]', 7), "cannot be read"),
+        (coded("{}"), "16 bytes too many"),
+        (coded("nonsense"), "cannot be read"),
+        (coded("[1, 2]"), "cannot be read"),
+    ],
+)
+def test_what_does_not_fit_the_model_is_refused_with_a_reason(made, reason):
+    with pytest.raises(BadCode, match=reason):
+        made.open(LAYOUT)
+
+
+@given(st.binary(max_size=400), st.text(max_size=60))
+def test_any_bytes_are_opened_or_refused_never_worse(data, text):
+    padded = data + b"\0" * (-len(data) % 4)
+    words = torch.frombuffer(bytearray(padded), dtype=torch.float32) if padded else torch.zeros(0)
+    for line in (text, '[["bias",[7],"int8",3,"gaps",1,3]]', '[["table",[40,16],"bfloat16",32,"bits",16,5]]'):
+        with contextlib.suppress(BadCode):
+            assert Coded(line, words).open(LAYOUT).layout.size <= LAYOUT.size

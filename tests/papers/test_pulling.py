@@ -1,0 +1,287 @@
+"""Passban et al. (2022): half of the tensors leave, chosen by how far they moved; the others stay the silo's own."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hansa.errors import ConfigError
+from hansa.federation_file import parse
+from hansa.links import Answer
+from hansa.methods import build
+from hansa.methods.fedavg import Mean, fedavg
+from hansa.methods.pulling import Pulling, movement
+from hansa.methods.robust import TrimmedMean
+from hansa.node import Silo
+from hansa.pace import Member, Moving
+from hansa.round import federated_round
+from hansa.run import run
+from hansa.runs.ledger import Ledger
+from hansa.site import Site
+from hansa.tensors import Layout, Tensors
+from hansa.upload import Leaving, Then, Whole
+from tests.conftest import same, weights
+from tests.toys import update
+
+NAMES = tuple(f"{side}.{i}" for side in ("encoder", "decoder") for i in range(5))
+LAYOUT = Layout(NAMES, tuple((i % 5 + 1, 3) for i in range(10)))
+SIDES = {name: name.split(".")[0] for name in NAMES}
+
+
+def work(pulling, before: Tensors, after: Tensors, round=2):
+    """What leaves a silo whose model went from one state to another since its last round."""
+    memory = {f"upload.sent.{name}": t for name, t in before.named().items()}
+    gradient = Tensors(LAYOUT, -after.flat)
+    leaving = Leaving(gradient, after, round, "silo", 0, SIDES, frozenset({"encoder.4"}), memory)
+    return Then((pulling,)).leave(leaving), leaving
+
+
+def states(seed: int) -> tuple[Tensors, Tensors]:
+    rng = np.random.default_rng(seed)
+    before = Tensors(LAYOUT, torch.from_numpy(rng.normal(size=LAYOUT.size).astype(np.float32)))
+    after = before.copy()
+    for t in after.named().values():
+        t.add_(torch.from_numpy(rng.normal(scale=10 ** rng.uniform(-3, 1), size=tuple(t.shape)).astype(np.float32)))
+    return before, after
+
+
+@given(st.integers(0, 10**6))
+def test_the_sets_are_those_of_equations_2_and_3(seed):
+    """The oracle: the median of the norms, side by side, in numpy."""
+    before, after = states(seed)
+    expected = {"active": set(), "calm": set()}
+    for side in ("encoder", "decoder"):
+        d = {n: np.linalg.norm(after[n].numpy() - before[n].numpy()) for n in NAMES if SIDES[n] == side}
+        threshold = np.median(list(d.values()))
+        expected["active"] |= {n for n in d if d[n] >= threshold}
+        expected["calm"] |= {n for n in d if d[n] < threshold}
+    for choose, names in expected.items():
+        sent, leaving = work(Pulling(choose), before, after)
+        assert set(sent.layout.names) == names
+        assert {n.removeprefix("upload.local.") for n in leaving.kept if "local" in n} == set(NAMES) - names
+        assert all(torch.equal(leaving.kept[f"upload.local.{n}"], after[n]) for n in set(NAMES) - names)
+        assert len(leaving.moved) == len(NAMES)
+
+
+def test_the_first_round_sends_everything():
+    _, after = states(0)
+    leaving = Leaving(after, after, 1, "silo", 0, SIDES, frozenset(), {})
+    assert Then((Pulling("calm"),)).leave(leaving).same_bits(after)
+    assert leaving.moved == ()
+
+
+def test_one_threshold_for_both_sides_would_choose_otherwise():
+    """The control: the decoder moves ten times as far, so a common median would send the encoder alone."""
+    before, _ = states(0)
+    after = before.copy()
+    for i, (name, t) in enumerate(after.named().items()):
+        t.add_((10.0 if SIDES[name] == "decoder" else 0.1) * (1 + i / 100) / t.numel() ** 0.5)
+    sent, _ = work(Pulling("calm"), before, after)
+    assert {SIDES[n] for n in sent.layout.names} == {"encoder", "decoder"}
+
+
+@pytest.mark.parametrize("norm", ["raw", "relative", "rms"])
+def test_norms(norm):
+    before, after = torch.tensor([3.0, 4.0]), torch.tensor([3.0, 5.0])
+    assert movement(after, before, norm) == pytest.approx({"raw": 1.0, "relative": 0.2, "rms": 0.5**0.5}[norm])
+
+
+@pytest.mark.parametrize("choose", ["active", "calm", "random"])
+@pytest.mark.parametrize("keep", [0.2, 0.33, 0.5, 1.0])
+def test_a_share_of_parameters_is_never_exceeded_and_nearly_used(choose, keep):
+    for seed in range(10):
+        sent, _ = work(Pulling(choose, keep, by="parameters"), *states(seed))
+        for side in ("encoder", "decoder"):
+            total = sum(LAYOUT.spans[n].stop - LAYOUT.spans[n].start for n in NAMES if SIDES[n] == side)
+            used = sum(sent[n].numel() for n in sent.layout.names if SIDES[n] == side)
+            assert used <= keep * total + 1e-6
+            assert keep < 1.0 or used == total
+
+
+def test_random_sends_as_much_as_the_rule_it_is_compared_with_but_other_tensors():
+    chosen = set()
+    for seed in range(20):
+        before, after = states(seed)
+        calm, _ = work(Pulling("calm", by="parameters"), before, after)
+        drawn, _ = work(Pulling("random", by="parameters"), before, after, round=seed)
+        assert 0.6 * calm.layout.size <= drawn.layout.size <= calm.layout.size
+        chosen.add(drawn.layout.names)
+        again, _ = work(Pulling("random", by="parameters"), before, after, round=seed)
+        assert again.layout == drawn.layout, "from the seed"
+    assert len(chosen) >= 5
+
+
+def test_embeddings_may_stay_home():
+    for seed in range(5):
+        sent, _ = work(Pulling("active", 1.0, embeddings=False), *states(seed))
+        assert set(sent.layout.names) == set(NAMES) - {"encoder.4"}
+
+
+# ── where updates meet ────────────────────────────────────────────────────────────────────────────────────────────
+
+TWO = Layout(("a", "b", "c"), ((1,), (1,), (1,)))
+
+
+def some(**values: float):
+    gradient = Tensors.of({name: torch.tensor([value]) for name, value in values.items()})
+    return replace(update([0.0], samples=1, loss=0.5), gradient=gradient)
+
+
+@pytest.mark.parametrize("rule", [Mean(), TrimmedMean(0.5), TrimmedMean(0.2)])
+def test_every_tensor_is_combined_over_those_who_sent_it(rule):
+    updates = [some(a=2.0), some(a=4.0, b=6.0), some(b=8.0)]
+    found = rule.combine(TWO, ((u, 1.0) for u in updates))
+    assert found.flat.tolist() == [3.0, 7.0, 0.0]
+
+
+class Given:
+    def __init__(self, replies):
+        self.replies = replies
+
+    def ask(self, asks, until):
+        for node in asks:
+            yield Answer(node, self.replies[node])
+
+
+def one_round(replies, upload, server="sgd"):
+    settings = parse({"silos": dict.fromkeys(replies, "x"), "server": {"optimizer": server, "lr": 0.5}})
+    method = replace(build(settings), upload=upload)
+    moving = Moving(Tensors(TWO, torch.tensor([5.0, 5.0, 5.0])), method.server.begin(TWO))
+    moving.state = {name: Tensors(TWO, t.flat + 1.0) for name, t in moving.state.items()}
+    return federated_round(
+        "root", {n: Member(1, 1) for n in replies}, Given(replies), method, settings, moving, 0
+    ), moving
+
+
+@pytest.mark.parametrize("server", ["sgd", "momentum", "adam", "adagrad", "yogi"])
+def test_a_tensor_nobody_sent_stays_as_it_is_whatever_the_server_remembers(server):
+    record, moving = one_round({"x": some(a=1.0), "y": some(b=1.0)}, Then((Pulling("calm"),)), server)
+    assert not record.failed
+    assert moving.model.flat[2] == 5.0
+    assert (moving.model.flat[:2] < 5.0).all()
+    assert all(t.flat[2] == 1.0 for t in moving.state.values())
+
+
+def test_tensors_may_be_left_out_only_where_the_file_says_so():
+    record, _ = one_round({"x": some(a=1.0, b=1.0, c=1.0), "y": some(b=1.0)}, Whole())
+    assert "lacks a" in record.lost["y"]
+    record, _ = one_round({"x": some(a=1.0), "y": some(invented=1.0)}, Then((Pulling("calm"),)))
+    assert "invented" in record.lost["y"]
+    assert list(record.updates) == ["x"]
+
+
+# ── whole runs ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def ran(federation, folder, upload, **settings):
+    outcome = run(federation(tokenizer={"kind": "bytes"}, upload=upload, **settings), folder, workers=0)
+    ledger = Ledger(outcome.folder)
+    rounds = ledger.select("select round, sum(sent), sum(received) from traffic group by round order by round")
+    facts = ledger.facts()
+    ledger.close()
+    return outcome.folder, rounds, facts
+
+
+def test_all_kept_is_the_whole_upload_bit_for_bit(federation, tmp_path):
+    """The limit: 100% of the tensors."""
+    whole, _, _ = ran(federation, tmp_path / "a", "whole", rounds=2)
+    kept, _, _ = ran(federation, tmp_path / "b", {"name": "calm", "keep": 1.0}, rounds=2)
+    assert same(weights(whole / "model"), weights(kept / "model"))
+
+
+def test_both_directions_learn_the_same_for_fewer_bytes_down(federation, tmp_path):
+    steps = {"name": "calm", "by": "parameters", "norm": "rms"}
+    up, up_bytes, facts = ran(federation, tmp_path / "up", steps)
+    both, both_bytes, _ = ran(federation, tmp_path / "both", steps | {"both": True})
+    for name, tensor in weights(up / "model").items():
+        np.testing.assert_allclose(weights(both / "model")[name], tensor, atol=1e-6)
+    assert up_bytes[0][2] == pytest.approx(both_bytes[0][2], rel=0.01), "the first round sends everything"
+    assert up_bytes[2][2] < 0.55 * up_bytes[0][2], "then half of it goes up"
+    assert both_bytes[2][1] < 0.55 * up_bytes[2][1], "and with both, half of it comes down"
+    assert set(facts["own"]) == {"north", "south", "east"}
+
+
+def test_what_is_not_sent_stays_local_and_is_exported_as_the_silos_own_model(federation, tmp_path):
+    local, _, _ = ran(federation, tmp_path / "a", {"name": "calm"})
+    shared = weights(local / "model")
+    own = weights(local / "silos" / "north" / "model")
+    differ = {name for name in shared if not torch.equal(shared[name], own[name])}
+    assert 0.3 * len(shared) < len(differ) < 0.7 * len(shared)
+    plain, _, facts = ran(federation, tmp_path / "b", {"name": "calm", "local": False})
+    assert not (plain / "silos" / "north" / "model").exists()
+    assert "own" not in facts
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method": {"name": "fedprox", "mu": 0.1}, "server": {"optimizer": "adam", "lr": 0.01}},
+        {"method": {"name": "fedbuff", "buffer": 2}},
+        {"method": "median"},
+    ],
+)
+def test_it_composes(federation, tmp_path, settings):
+    _, rounds, _ = ran(federation, tmp_path / "run", "calm+int8", rounds=3, **settings)
+    assert len(rounds) == 3
+
+
+def test_it_composes_with_a_tree(federation, tmp_path):
+    flat = federation(tokenizer={"kind": "bytes"}, rounds=3, upload="calm")
+    silos = dict(flat.silos)
+    tree = {
+        "west": {"silos": {n: silos[n].model_dump() for n in ("north", "south")}},
+        "east": silos["east"].model_dump(),
+    }
+    raw = flat.model_dump() | {"silos": tree}
+    outcome = run(parse(raw), tmp_path / "run", workers=0)
+    ledger = Ledger(outcome.folder)
+    sizes = ledger.select("select received from traffic where node='west' order by round")
+    ledger.close()
+    assert sizes[2][0] < sizes[0][0], "a region sends only what somebody below it sent"
+
+
+def test_a_silo_without_its_memory_says_so(federation, tmp_path):
+    settings = federation(tokenizer={"kind": "bytes"}, rounds=1, upload={"name": "calm", "both": True})
+    outcome = run(settings, tmp_path / "run", workers=0)
+    site = Site(settings, outcome.folder)
+    silo: Silo = site.silo("north")
+    from hansa.messages import Train
+
+    reply = silo.answer(Train(1, site.start.only(site.shared.names[:3])))
+    assert "does not remember" in reply.reason
+
+
+@pytest.mark.parametrize(
+    ("upload", "sentence"),
+    [
+        ({"name": "calm", "keep": 0}, "upload.keep is 0"),
+        ({"name": "calm", "keep": 1.5}, "upload.keep is 1.5"),
+        ({"name": "top-k", "keep": -1}, "upload.keep is -1"),
+        ("cool", "upload 'cool' is not known"),
+        ({"name": "calm", "tensors": ["x"]}, "upload.tensors is not a setting of 'calm'"),
+        ("int8+top-k", "'top-k' stands after 'int8'"),
+        ("calm+active", "both decide about tensors"),
+        ("bf16+int8", "both decide about numbers"),
+        ([{"name": "calm", "both": True}, "int8"], "leave one of the two out"),
+        ({"name": "calm", "both": True, "local": False}, "can only be its own"),
+    ],
+)
+def test_mistakes_are_answered_in_a_sentence(upload, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        build(parse({"silos": {"a": "x"}, "upload": upload}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"method": "krum", "upload": "calm"}, "compares whole updates"),
+        ({"method": "fedbuff", "upload": {"name": "calm", "both": True}}, "not for method 'fedbuff'"),
+    ],
+)
+def test_what_makes_no_sense_together_is_refused(settings, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        build(parse({"silos": dict.fromkeys("abcdef", "x")} | settings))
+    assert fedavg().upload == Whole()
