@@ -29,11 +29,11 @@ BATCH, LENGTH, ROUNDS = 8, 32, 5
 
 
 def bare_steps(folder: Path, names: list[str]) -> None:
-    """Forward, backward and step for every silo's batch; once for every line on standard input."""
+    """Forward, backward and step for every silo's batches; once for every line on standard input."""
     torch.set_num_threads(1)
     site = Site(read(folder / "federation.yaml"), folder)
     learner, task = site.learner, site.task
-    batches = [next(site.silo(name)._batches(1)) for name in names]
+    batches = [batch for name in names for batch in site.silo(name).batches(1, site.federation.train)]
     optimiser = Optimiser(learner, site.federation.train, 1.0)
     learner.model.train()
     print("ready", flush=True)

@@ -10,7 +10,7 @@ samples as the federation sees in all. Their rounds are the federation's evaluat
 
 from math import ceil
 
-from hansa.config import Federation, Named, Node, Samples, Simulation, Source, Training, Upload, leaves
+from hansa.config import Federation, Named, Node, Samples, Simulation, Source, Training, Upload, holders, pooled
 
 POOL = "all"
 
@@ -28,6 +28,7 @@ def arrange(federation: Federation, per_round: int) -> Federation:
         "aggregate": None,
         "upload": Upload(),
         "personal": None,
+        "root": None,
         "simulate": Simulation(),
         "participation": federation.participation.model_copy(update={"share": 1.0, "count": None}),
         "evaluate": federation.evaluate.model_copy(update={"every": 1}),
@@ -38,18 +39,15 @@ def arrange(federation: Federation, per_round: int) -> Federation:
         changes["train"] = _training(federation, Samples(floor=per_round * every, replace=False))
     elif federation.kind == "per-silo":
         changes["method"] = Named(name="alone")
-        changes["silos"] = leaves(federation.silos)
+        changes["silos"] = {name: Node(sources=node.sources) for name, node in holders(federation).items()}
         changes["train"] = _training(federation, _times(federation.train.samples, every))
     return federation.model_copy(update=changes)
 
 
 def _pooled(federation: Federation) -> tuple[Source, ...]:
-    """Every source of every silo, tagged so that scores stay apart by language (or by silo)."""
-    return tuple(
-        source.model_copy(update={"language": source.language or name})
-        for name, node in leaves(federation.silos).items()
-        for source in node.sources
-    )
+    """Every source of every node; a mixture has none of its own."""
+    own = federation.root.sources if federation.root else ()
+    return (*own, *pooled(federation.silos))
 
 
 def _training(federation: Federation, samples: Samples) -> Training:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from hansa import methods
-from hansa.config import Federation, leaves
+from hansa.config import ROOT, Federation, holders, walk
 from hansa.errors import ConfigError, DataError
 from hansa.registry import load_plugins
 from hansa.tasks import TASKS
@@ -12,7 +12,7 @@ from hansa.tasks import TASKS
 def check(federation: Federation) -> None:
     """Refuse unknown methods and tasks, combinations that make no sense, and data that is not there."""
     check_settings(federation)
-    for name, node in leaves(federation.silos).items():
+    for name, node in holders(federation).items():
         for source in node.sources:
             for file in (source.train, source.valid, source.test):
                 if file is not None and not Path(file).exists():
@@ -24,7 +24,7 @@ def check(federation: Federation) -> None:
 def check_settings(federation: Federation) -> None:
     """What can be checked without the data, which may lie in other organisations."""
     load_plugins(federation.uses)
-    methods.build(federation)
+    _check_tree(federation)
     TASKS.build(federation.task)
     if federation.data.deidentify is not None:
         from hansa.data.deidentify import load
@@ -36,3 +36,37 @@ def check_settings(federation: Federation) -> None:
             f"model: {path} is not a Hugging Face model folder (no config.json there); give such a folder, a hub id, "
             "or a preset: tiny, small, base"
         )
+
+
+def _check_tree(federation: Federation) -> None:
+    method = methods.build(federation)
+    for name, node in walk(federation.silos):
+        own = methods.build(federation, node)
+        if method.tree is None and own.tree is not None:
+            raise ConfigError(f"silos.{name}.method is '{own.name}': one for whole trees, which the root must have too")
+        if node.model is not None and not (Path(str(node.model.path)) / "config.json").is_file():
+            raise ConfigError(
+                f"silos.{name}.model: {node.model.path or node.model.preset} is not a Hugging Face model folder; "
+                "a node's own model is a folder with weights to start from"
+            )
+        for setting in ("server", "model") if method.tree is None else ():
+            if getattr(node, setting) is not None:
+                raise ConfigError(
+                    f"silos.{name}.{setting}: with method '{method.name}' the root alone has one; "
+                    "use a method for trees (worldlm), or leave it out"
+                )
+    inner = [ROOT] * (federation.root is not None) + [
+        n for n, node in walk(federation.silos) if node.silos and node.holds
+    ]
+    if method.tree is None and inner and federation.kind == "federated":
+        raise ConfigError(
+            f"'{inner[0]}' has silos below it and data of its own, which method '{method.name}' does not train on: "
+            "use a method for trees (worldlm), or make the data a silo"
+        )
+    if method.tree is not None and method.upload.selects:
+        raise ConfigError(
+            f"method '{method.name}' compares whole layers, but upload.steps leave tensors out: "
+            "use steps that only write numbers in fewer bits, or leave 'upload' out"
+        )
+    if method.tree is not None and federation.personal is not None:
+        raise ConfigError(f"method '{method.name}' gives every node a model of its own: leave 'personal' out")

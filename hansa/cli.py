@@ -168,13 +168,25 @@ def run(
     finally:
         progress.stop()
     report = html.write([(settings.name, outcome.folder)], outcome.folder / "report.html")
-    result = {"run": str(outcome.folder), "report": str(report), "metrics": outcome.metrics}
+    result = {"run": str(outcome.folder), "report": str(report), "metrics": outcome.metrics, "own": outcome.own}
 
     def show() -> None:
         show_metrics(outcome.metrics, f"{settings.name} on the test set")
+        if outcome.own:
+            show_metrics(outcome.own, "every node's own model on its own test set")
+            output.print(own_line(outcome.own), highlight=False)
         output.print(f"Run: {outcome.folder}\nReport: {report}", highlight=False)
 
     finish(format, result, show)
+
+
+def own_line(own: dict[str, dict[str, float]]) -> str:
+    """Mean ± standard deviation over nodes, of every metric."""
+    from hansa.report.own import spread
+
+    found = {m: spread(own, m) for m in dict.fromkeys(m for values in own.values() for m in values)}
+    listed = ", ".join(f"{m} {number(s[0])} ± {number(s[1])}" for m, s in found.items() if s)
+    return f"mean ± deviation over {len(own)} nodes: {listed}"
 
 
 @app.command()

@@ -11,6 +11,7 @@ from hansa.errors import did_you_mean
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
 Count = Annotated[int, Field(ge=1)]
+ROOT = "root"  # the name of the root of the tree, where it holds data of its own
 
 
 class Section(BaseModel):
@@ -49,34 +50,6 @@ class Privacy(Section):
     among: Count = 1  # the noise has the standard deviation σ·C/among: 1 to the letter, n where a mean of n carries it
     delta: Annotated[float, Field(gt=0.0, lt=1.0)] = 1e-5
     secret: bool = False  # noise from the system, which no seed repeats: for real use
-
-
-class Node(Section):
-    """A silo (it has sources) or a federation of further nodes (it has silos)."""
-
-    sources: tuple[Source, ...] = ()
-    silos: dict[str, "Node"] = {}
-    rounds: Count = 1  # of a federation: rounds among its own silos for each round above
-    privacy: Privacy | None = None  # of a silo
-
-    @model_validator(mode="before")
-    @classmethod
-    def _short_forms(cls, value: Any) -> Any:
-        """`en: data/en.jsonl`, `en: {train: …}` and `en: {sources: […]}` all describe a silo."""
-        if isinstance(value, str):
-            return {"sources": [{"train": value}]}
-        if isinstance(value, dict) and not {"silos", "sources"} & set(value):
-            own = {key: value[key] for key in value if key in cls.model_fields}
-            return {"sources": [{key: value[key] for key in value if key not in own}]} | own
-        return value
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> "Node":
-        if bool(self.sources) == bool(self.silos):
-            raise ValueError("a node needs either data of its own ('train: FILE') or silos below it ('silos:')")
-        if self.privacy is not None and self.silos:
-            raise ValueError("'privacy' protects a silo's own data: put it on the silos below instead")
-        return self
 
 
 class Model(Section):
@@ -310,6 +283,62 @@ class Checkpointing(Section):
     keep: Count = 2
 
 
+class Holder(Section):
+    """What a node holds itself: files of its own or, of an inner node, the ``mixture`` of its descendants' data."""
+
+    sources: tuple[Source, ...] = ()
+    mixture: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_forms(cls, value: Any) -> Any:
+        """`en: data/en.jsonl`, `en: {train: …}` and `en: {sources: […]}` all describe a node with data."""
+        if isinstance(value, str):
+            return {"mixture": True} if value == "mixture" else {"sources": [{"train": value}]}
+        if not isinstance(value, dict) or "sources" in value or ("silos" in value and "train" not in value):
+            return value
+        own = {key: v for key, v in value.items() if key not in cls.model_fields}
+        rest = {key: v for key, v in value.items() if key in cls.model_fields}
+        return rest | {"sources": [own]} if own else value
+
+    @property
+    def holds(self) -> bool:
+        return bool(self.sources) or self.mixture
+
+
+class Node(Holder):
+    """A silo (it has data), a federation of further nodes (it has silos), or both: a region with data of its own.
+
+    Settings that are not given are the federation's.
+    """
+
+    silos: dict[str, "Node"] = {}
+    rounds: Count = 1  # of a federation: rounds among its own silos for each round above
+    method: Named | None = None
+    server: Server | None = None  # of a federation on a tree: how it moves its own model
+    participation: Participation | None = None  # of a federation: who of its silos takes part
+    privacy: Privacy | None = None  # of a silo
+    model: Model | None = None  # where its own model starts, on a tree; the architecture is the federation's
+
+    @field_validator("method", mode="before")
+    @classmethod
+    def _name_only(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _some_kind(self) -> "Node":
+        if not self.sources and not self.silos:
+            raise ValueError("a node needs data of its own ('train: FILE'), silos below it ('silos:'), or both")
+        if self.sources and self.mixture:
+            raise ValueError("a node holds files of its own or the 'mixture' of its silos, not both: leave one out")
+        if self.privacy is not None and self.silos:
+            raise ValueError("'privacy' protects a silo's own data: put it on the silos below instead")
+        count = self.participation.count if self.participation else None
+        if count is not None and count > len(self.silos):
+            raise ValueError(f"participation.count is {count}, but {len(self.silos)} silos stand below this node")
+        return self
+
+
 class Federation(Section):
     name: str = "run"
     seed: int = 0
@@ -320,6 +349,7 @@ class Federation(Section):
     tokenizer: Tokenizer = Tokenizer()
     data: Data = Data()
     silos: dict[str, Node]
+    root: Holder | None = None  # on a tree: what the root itself trains on
     method: Named = Named(name="fedavg")
     rounds: Annotated[int, Field(ge=0)] = 10
     participation: Participation = Participation()
@@ -342,7 +372,7 @@ class Federation(Section):
     def _sensible(self) -> "Federation":
         if not self.silos:
             raise ValueError("'silos' is empty: a federation needs at least one silo")
-        names = [name for name, _ in walk(self.silos)]
+        names = [ROOT] * (self.root is not None) + [name for name, _ in walk(self.silos)]
         for name in names:
             if not re.fullmatch(r"\w[\w .+-]{0,63}", name) or ".." in name:
                 raise ValueError(
@@ -389,14 +419,18 @@ def walk(silos: dict[str, Node]) -> Iterator[tuple[str, Node]]:
 
 
 def repeats(silos: dict[str, Node], times: int = 1) -> dict[str, int]:
-    """How often each silo trains in one round of the root: inner federations may have several rounds of their own."""
+    """How often each node with data trains in one round of the root: inner federations may have several rounds of
+    their own."""
     found: dict[str, int] = {}
     for name, node in silos.items():
-        found |= {name: times} if node.sources else repeats(node.silos, times * node.rounds)
+        often = times * node.rounds if node.silos else times
+        found |= {name: often} if node.holds else {}
+        found |= repeats(node.silos, often)
     return found
 
 
 def leaves(silos: dict[str, Node]) -> dict[str, Node]:
+    """Every node with files of its own, parents before children."""
     return {name: node for name, node in walk(silos) if node.sources}
 
 
@@ -404,3 +438,23 @@ def protected(federation: Federation) -> dict[str, Privacy]:
     """The silos whose updates are differentially private."""
     found = {name: node.privacy for name, node in walk(federation.silos) if node.privacy is not None}
     return found if federation.kind == "federated" and federation.rounds else {}
+
+
+def holders(federation: Federation) -> dict[str, Holder]:
+    """Every node that holds data, the root first; of a mixture, its descendants' sources, tagged with their names."""
+    top = {ROOT: (federation.root, federation.silos)} if federation.root is not None else {}
+    nodes: dict[str, tuple[Holder, dict[str, Node]]] = {**top, **{n: (v, v.silos) for n, v in walk(federation.silos)}}
+    found: dict[str, Holder] = {}
+    for name, (node, below) in nodes.items():
+        if node.holds:
+            found[name] = Holder(sources=pooled(below)) if node.mixture else node
+    return found
+
+
+def pooled(silos: dict[str, Node]) -> tuple[Source, ...]:
+    """Every source below, tagged so that scores stay apart by language (or by silo)."""
+    return tuple(
+        source.model_copy(update={"language": source.language or name})
+        for name, node in leaves(silos).items()
+        for source in node.sources
+    )

@@ -3,13 +3,16 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from hansa.config import Federation, Node, Source
+from hansa.config import Federation, Holder, Node, Source
 from hansa.errors import ConfigError, did_you_mean
+
+H = TypeVar("H", bound=Holder)
+CYCLE = "a node that stands below itself: the nodes must form a tree, so write the inner one out by another name"
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -53,6 +56,8 @@ def read(path: Path, overrides: list[str] | None = None) -> Federation:
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     except yaml.YAMLError as error:
+        if "recursive" in str(error):
+            raise ConfigError(f"{path}: a cycle, {CYCLE}") from None
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: a federation file is a mapping of settings, beginning with 'silos:'")
@@ -111,12 +116,16 @@ def _absolute(federation: Federation, base: Path) -> Federation:
         given = {k: path(v) for k in ("train", "valid", "test") if (v := getattr(s, k)) is not None}
         return s.model_copy(update=given)
 
-    def node(n: Node) -> Node:
-        below = {name: node(child) for name, child in n.silos.items()}
-        return n.model_copy(update={"sources": tuple(map(source, n.sources)), "silos": below})
-
     def local(text: str | None) -> str | None:  # a folder if there is one, else a hub id
         return path(text) if text is not None and (base / text).exists() else text
+
+    def holder(h: H) -> H:
+        return h.model_copy(update={"sources": tuple(map(source, h.sources))})
+
+    def node(n: Node) -> Node:
+        below = {name: node(child) for name, child in n.silos.items()}
+        model = n.model.model_copy(update={"path": local(n.model.path)}) if n.model else None
+        return holder(n).model_copy(update={"silos": below, "model": model})
 
     def finder(spec: str | None) -> str | None:  # file.py:Class
         return path(spec) if spec is not None and ".py:" in spec else spec
@@ -125,6 +134,7 @@ def _absolute(federation: Federation, base: Path) -> Federation:
         update={
             "data": federation.data.model_copy(update={"deidentify": finder(federation.data.deidentify)}),
             "silos": {name: node(n) for name, n in federation.silos.items()},
+            "root": holder(federation.root) if federation.root else None,
             "model": federation.model.model_copy(update={"path": local(federation.model.path)}),
             "tokenizer": federation.tokenizer.model_copy(update={"path": local(federation.tokenizer.path)}),
             "uses": tuple(path(u) for u in federation.uses),
@@ -145,6 +155,8 @@ def _sentence(error: ValidationError, where: str, raw: dict[str, Any], text: str
         case "extra_forbidden":
             known = _known_keys(path[:-1])
             return f"{place}: '{name}' is not a setting; {did_you_mean(str(path[-1]), known)}"
+        case "recursion_loop":
+            return f"{place}: {name}: a cycle, {CYCLE}"
         case "missing":
             return f"{place}: '{name}' is missing; it is needed"
         case "value_error":

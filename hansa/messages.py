@@ -1,14 +1,14 @@
 """What nodes say to one another: frozen values, nothing else crosses a link.
 
-A request is one of `Survey`, `Describe`, `Train`, `Evaluate`, `Personalise`; a reply is one of `Findings`, `Card`,
-`Update`, `Scores`, `Personal`, or `Lost` where a node gave none. Everything in a reply has left the silo: it is a
-release.
+A request is one of `Survey`, `Describe`, `Train`, `Fit`, `Evaluate`, `Personalise`; a reply is one of `Findings`,
+`Card`, `Update`, `Scores`, `Personal`, or `Lost` where a node gave none. Everything in a reply has left the silo: it
+is a release.
 """
 
 from dataclasses import dataclass, field
 
 from hansa.coded import Coded
-from hansa.tensors import Tensors
+from hansa.tensors import Layout, Tensors
 
 NodeId = str
 
@@ -37,6 +37,24 @@ class Train:
     round: int
     model: Tensors
     durable: int = 0  # the newest checkpointed round: what a silo remembers from before it may be forgotten
+    begin: int = 0  # on a tree: the sequential step of the whole tree at which this work begins,
+    total: int = 0  # and how many there will be; 0: the learning rate goes by rounds
+
+
+@dataclass(frozen=True)
+class Fit:
+    """On a tree: take your parent's ``model`` into yours, work with your children, send back how far you are from it.
+
+    Residuals are layers of others; a leaf takes them in, an inner node hands them on. See fit.py.
+    """
+
+    round: int
+    parent: NodeId
+    model: Tensors
+    residuals: Tensors  # tensor names are `NUMBER|LAYER|ORIGIN`, one flat layer each
+    durable: int = 0
+    begin: int = 0
+    total: int = 0
 
 
 @dataclass(frozen=True)
@@ -49,6 +67,7 @@ class Evaluate:
     share: float = 1.0
     parts: int = 1  # cut every group's samples in so many, and score each: `fr` becomes `fr|0`, `fr|1`, …
     own: bool = False  # score the silo's own model: this one, with the silo's values where it keeps its own
+    by_node: bool = False  # on a tree: every node scores its own model (this one, unless it is empty), under its name
 
 
 @dataclass(frozen=True)
@@ -85,6 +104,10 @@ class Card:
         return sum(self.groups.get(split, {}).values())
 
 
+def nothing() -> Tensors:
+    return Tensors.zeros(Layout((), ()))
+
+
 @dataclass(frozen=True)
 class Update:
     """The pseudo-gradient θ − θᵢ of the tensors that left the silo, and how it came about."""
@@ -99,6 +122,9 @@ class Update:
     stale: int = 0  # versions of the model since the silo began; noted by whoever waited (fedbuff)
     coded: Coded | None = None  # the gradient in fewer bytes; then ``gradient`` is empty until it is opened
     moved: tuple[float, ...] = ()  # how far each tensor moved since the silo's last round, where that decides (pulling)
+    residuals: Tensors = field(default_factory=nothing)  # on a tree: layers for others, named as in `Fit`
+    attention: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)  # `down|up NODE` → layer → whom
+    refused: dict[str, str] = field(default_factory=dict)  # by node: which layer it would not take, and why
 
 
 @dataclass(frozen=True)
@@ -134,5 +160,5 @@ class Lost:
     reason: str
 
 
-Request = Survey | Describe | Train | Evaluate | Personalise
+Request = Survey | Describe | Train | Fit | Evaluate | Personalise
 Reply = Findings | Card | Update | Scores | Personal | Lost

@@ -7,7 +7,7 @@
 `round.py` shows when each slot is asked.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -69,6 +69,48 @@ class Pace(Protocol):
     def gather(self, asker: Asker, moving: Moving) -> tuple[list[NodeId], Iterator[Answer]]: ...
 
 
+Layers = Mapping[str, Tensor]  # key layers: `block.3` → all of its values, flat
+
+
+@dataclass(frozen=True)
+class Residual:
+    """A layer that fits badly where it stands, on its way to a node where it may fit better."""
+
+    layer: str
+    origin: NodeId  # whose it is, as a path of nodes
+    values: Tensor
+
+
+Weights = dict[str, dict[str, float]]  # layer → member → how much it was listened to
+
+
+class Tree(Protocol):
+    """How the nodes of a tree combine their models; `fit.py` shows when each question is asked. What is not a key
+    layer is the backbone: it comes from the parent, and moves by the ``aggregate`` and ``server`` slots.
+    ``base``: the layers that all of those compared once had in common."""
+
+    @property
+    def order(self) -> Literal["sequential", "parallel"]:
+        """Whether a node trains on its own data before its children do, or beside them as one more child."""
+
+    def keys(self, parts: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+        """Key layers, each with its tensors; ``parts`` names the part of the model each tensor belongs to."""
+
+    def adopt(self, own: Layers, others: Mapping[str, Layers], base: Layers) -> tuple[Layers, Weights]:
+        """A node's key layers after listening to itself, its parent and residuals; an other may lack layers."""
+
+    def meet(self, own: str, members: Mapping[str, Layers], base: Layers) -> tuple[Layers, Weights]:
+        """A federation's key layers from its members', its own among them."""
+
+    def route(
+        self, residuals: Sequence[Residual], children: Mapping[NodeId, Layers], base: Layers
+    ) -> dict[NodeId, list[Residual]]:
+        """Which child each residual goes to."""
+
+    def part(self, new: Layers, children: Mapping[NodeId, Layers], base: Layers) -> list[Residual]:
+        """Which children's layers are handed on, because they fit badly here."""
+
+
 @dataclass(frozen=True)
 class Method:
     name: str
@@ -79,3 +121,4 @@ class Method:
     weigh: Weighing
     aggregate: Aggregate
     server: ServerOptimiser
+    tree: Tree | None = None  # none: inner federations average what their silos send

@@ -4,7 +4,7 @@ A `Silo` (leaf) answers from its own data; a `Federation` (inner node) answers t
 children. So flat federated learning and federations of federations are one recursion.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, isfinite
@@ -18,12 +18,14 @@ from hansa.coded import Coded
 from hansa.data import examples, sampling
 from hansa.data.readers import Problems, rows
 from hansa.evaluate import evaluate
+from hansa.fit import MODEL, fit_leaf
 from hansa.links import Link
 from hansa.messages import (
     Card,
     Describe,
     Evaluate,
     Findings,
+    Fit,
     Lost,
     NodeId,
     Personalise,
@@ -66,7 +68,7 @@ class Node(Protocol):
 class Silo:
     """Holds text that stays. All it ever says is in its replies."""
 
-    def __init__(self, name: NodeId, node: config.Node, site: "Site", memory: Memory) -> None:
+    def __init__(self, name: NodeId, node: config.Holder, site: "Site", memory: Memory) -> None:
         self.name, self.node, self.site, self.memory = name, node, site, memory
         self._examples: dict[str, examples.Examples] = {}
 
@@ -77,7 +79,9 @@ class Silo:
             case Describe():
                 return self._describe()
             case Train():
-                return self._train(request)
+                return self.train(request, request.model)
+            case Fit():
+                return fit_leaf(self, request)
             case Evaluate():
                 return self._evaluate(request)
             case Personalise():
@@ -104,7 +108,10 @@ class Silo:
         problems = tuple(dict.fromkeys(f"{split}: {p}" for split, held in splits.items() for p in held.problems))
         return Card({split: held.counts() for split, held in splits.items()}, used, problems)
 
-    def _train(self, request: Train) -> Reply:
+    def train(
+        self, request: Train, received: Tensors, remember: Callable[[Tensors], dict[str, torch.Tensor]] | None = None
+    ) -> Reply:
+        """Work from the request's model; answer with how far that led from what was ``received``."""
         site, federation = self.site, self.site.federation
         held = self.examples("train")
         if not len(held):
@@ -117,21 +124,22 @@ class Silo:
                 return Lost("it was sent some of the tensors only, and does not remember the others")
         training, watched = self._amount(request.round, memory)
         work = Work(learner, request.model, request.round, memory)
-        rate = scale(federation.train.schedule, request.round, federation.rounds)
         batches = self.batches(request.round, training)
         with torch_seeded(federation.seed, request.round, self.name, "dropout"):
-            done = train(work, site.task, site.method.objective, training, batches, rate)
-        leaving, sent = self._leave(request, memory)
-        kept = done.memory | watched | leaving.kept
+            done = train(work, site.task, self.method.objective, training, batches, self._rate(request))
+        leaving, sent = self._leave(request, received, memory)
+        kept = done.memory | watched | leaving.kept | (remember(learner.state) if remember else {})
         if self._personal:
             kept = kept | {f"{PERSONAL}.{name}": learner.state[name] for name in self._personal}
         self.memory.keep(request.round, kept, request.durable)
         update = Update(NOTHING, len(held), done.seen, done.steps, done.loss, done.seconds, moved=leaving.moved)
         return replace(update, coded=sent) if isinstance(sent, Coded) else replace(update, gradient=sent)
 
-    def _leave(self, request: Train, memory: dict[str, torch.Tensor]) -> tuple[Leaving, Tensors | Coded]:
+    def _leave(
+        self, request: Train, received: Tensors, memory: dict[str, torch.Tensor]
+    ) -> tuple[Leaving, Tensors | Coded]:
         """What of the silo's work leaves it, and what it remembers for that."""
-        site, received = self.site, request.model
+        site = self.site
         if site.method.upload.both:  # a tensor that was not sent counts as zero: see links/narrow.py
             received = Tensors.zeros(site.shared)
             received.write(request.model)
@@ -151,11 +159,27 @@ class Silo:
         )
         return leaving, site.method.upload.leave(leaving)
 
+    def _rate(self, request: Train) -> float | Callable[[int], float]:
+        """How the learning rate goes: by rounds, or on a tree by the sequential steps of all of it."""
+        schedule = self.site.federation.train.schedule
+        if not request.total:
+            return scale(schedule, request.round, self.site.federation.rounds)
+        return lambda step: scale(schedule, request.begin + step + 1, request.total)
+
     def _evaluate(self, request: Evaluate) -> Scores:
-        self.load(request.round + 1, request.model)
-        if request.own:
-            restore_local(self.site.learner.state, self.memory.newest())
-        return self.score(request.split, request.share, request.parts)
+        if not request.by_node:
+            self.load(request.round + 1, request.model)
+            if request.own:
+                restore_local(self.site.learner.state, self.memory.newest())
+            return self.score(request.split, request.share, request.parts)
+        self.load(request.round + 1, request.model if request.model.layout.names else self.model(request.round))
+        scores = self.score(request.split, request.share)
+        return sum((Scores({self.name: sums}) for sums in scores.sums.values()), Scores({}))
+
+    def model(self, round: int) -> Tensors:
+        """On a tree: its own model after a round."""
+        memory = self.memory.recall(round + 1)
+        return Tensors(self.site.learner.layout, memory[MODEL]) if MODEL in memory else self.site.start_of(self.name)
 
     def _amount(self, round: int, memory: dict[str, torch.Tensor]) -> tuple[config.Training, dict[str, torch.Tensor]]:
         """This round's training, and what to remember of the validation loss that its amount follows (stability.py)."""
@@ -214,9 +238,13 @@ class Silo:
             self.site.vocabulary.tokenizer.save_pretrained(draft)
 
     @cached_property
+    def method(self) -> Method:
+        return self.site.method_of(self.name)
+
+    @cached_property
     def _personal(self) -> list[str]:
         layout = self.site.learner.layout
-        shared = set(self.site.method.scope.shared(layout))
+        shared = set(self.method.scope.shared(layout))
         return [name for name in layout.names if name not in shared]
 
     def batches(self, round: int, training: config.Training) -> Iterator[Batch]:

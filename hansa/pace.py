@@ -21,6 +21,8 @@ class Member:
 
     samples: int
     work: int  # samples per round: who has most is asked first, so that workers end together
+    steps: int = 0  # on a tree: sequential steps of one answer
+    leaf: bool = True
 
 
 @dataclass(frozen=True)

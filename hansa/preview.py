@@ -7,7 +7,7 @@ import torch
 
 from hansa import methods
 from hansa.checks import check
-from hansa.config import Federation, leaves, repeats, walk
+from hansa.config import ROOT, Federation, holders, repeats, walk
 from hansa.data.readers import Problems, rows
 from hansa.errors import DataError
 from hansa.messages import Update
@@ -67,8 +67,8 @@ class Preview:
 
 def preview(federation: Federation) -> Preview:
     check(federation)
-    silos, times = [], repeats(federation.silos)
-    for name, node in leaves(federation.silos).items():
+    silos, times = [], repeats(federation.silos) | {ROOT: 1}
+    for name, node in holders(federation).items():
         problems, count = Problems(), 0
         for source in node.sources:
             count += sum(1 for _ in rows(source, "train", federation.data, problems))

@@ -16,14 +16,14 @@ from math import ceil, isfinite
 from time import perf_counter
 
 from hansa.coded import BadCode
-from hansa.config import Federation
+from hansa.config import Federation, Participation
 from hansa.links import Answer, Link
 from hansa.links.narrow import NarrowLink
-from hansa.messages import Lost, NodeId, Reply, Update
+from hansa.messages import Lost, NodeId, Reply, Update, nothing
 from hansa.method import Method
 from hansa.methods.fedopt import scale
 from hansa.pace import Asker, Member, Moving
-from hansa.tensors import Layout, Tensors, is_finite
+from hansa.tensors import Layout, is_finite
 
 LARGEST = 1e12  # no silo has more samples than this: a larger figure is a lie or a bug
 
@@ -42,6 +42,8 @@ class Record:
     clock: float = 0.0  # virtual time at its end
     tensors: dict[NodeId, list[str]] = field(default_factory=dict)  # that each sent
     failed: str = ""
+    attention: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)  # on a tree: see `Update`
+    refused: dict[NodeId, str] = field(default_factory=dict)
 
     @property
     def loss(self) -> float:
@@ -73,12 +75,9 @@ def federated_round(
     accepted = screen(answers, moving.model.layout, record, method.upload.selects)
     gradient = method.aggregate.combine(moving.model.layout, ((u, method.weigh.weight(u)) for u in accepted))
     record.seconds["work"] = perf_counter() - began
-    asked = len(set(cohort))
-    needed = max(1, ceil(settings.participation.quorum * asked))
-    if len(record.updates) < needed:
-        reasons = "; ".join(f"{node}: {reason}" for node, reason in record.lost.items())
+    record.failed = too_few(record, settings.participation)
+    if record.failed:
         moving.clock, moving.flights, moving.state = before
-        record.failed = f"round {number}: {len(record.updates)} of {asked} answered, {needed} needed ({reasons})"
         return record
 
     # 6 move the model
@@ -105,21 +104,38 @@ def unmoved(moving: Moving, sent: set[str]) -> Iterator[None]:
         tensors.write(old)
 
 
+def too_few(record: Record, participation: Participation) -> str:
+    """Why the round does not count; empty if enough answered."""
+    asked = len(set(record.cohort))
+    needed = max(1, ceil(participation.quorum * asked))
+    if len(record.updates) >= needed:
+        return ""
+    reasons = "; ".join(f"{node}: {reason}" for node, reason in record.lost.items())
+    return f"round {record.round}: {len(record.updates)} of {asked} answered, {needed} needed ({reasons})"
+
+
 def screen(answers: Iterator[Answer], layout: Layout, record: Record, partial: bool = False) -> Iterator[Update]:
     """Let through updates that make sense, opened; note the others as lost, with a reason. ``partial``: tensors may be
     left out."""
     for answer in answers:
-        record.sent[answer.node] = record.sent.get(answer.node, 0) + answer.sent
-        record.received[answer.node] = record.received.get(answer.node, 0) + answer.received
-        reply = opened(answer.reply, layout)
-        reason = flaw(reply, layout, partial)
-        if reason:
-            record.lost[answer.node] = reason
-            continue
-        assert isinstance(reply, Update)
-        yield reply
-        record.tensors[answer.node] = list(reply.gradient.layout.names)
-        _note(record, answer.node, reply)
+        update = admit(answer, layout, record, partial)
+        if update is not None:
+            yield update
+
+
+def admit(answer: Answer, layout: Layout, record: Record, partial: bool = False) -> Update | None:
+    """The update of an answer, if it makes sense."""
+    record.sent[answer.node] = record.sent.get(answer.node, 0) + answer.sent
+    record.received[answer.node] = record.received.get(answer.node, 0) + answer.received
+    reply = opened(answer.reply, layout)
+    reason = flaw(reply, layout, partial)
+    if reason:
+        record.lost[answer.node] = reason
+        return None
+    assert isinstance(reply, Update)
+    record.tensors[answer.node] = list(reply.gradient.layout.names)
+    _note(record, answer.node, reply)
+    return reply
 
 
 def opened(reply: Reply, layout: Layout) -> Reply:
@@ -134,7 +150,7 @@ def opened(reply: Reply, layout: Layout) -> Reply:
 
 def _note(record: Record, node: NodeId, update: Update) -> None:
     """Remember an update without its tensors; of a silo that gave two, both."""
-    noted = replace(update, gradient=Tensors(Layout((), ()), update.gradient.flat[:0].clone()))
+    noted = replace(update, gradient=nothing(), residuals=nothing())
     before = record.updates.get(node)
     if before is not None:
         both = {key: getattr(before, key) + getattr(noted, key) for key in ("seen", "steps", "seconds")}

@@ -5,7 +5,8 @@ import platform
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from time import monotonic, perf_counter
@@ -13,28 +14,39 @@ from typing import cast
 
 import torch
 
-from hansa import baselines
+from hansa import baselines, methods
 from hansa.checks import check
-from hansa.config import Federation, Node, leaves, repeats
+from hansa.config import ROOT, Federation, holders, leaves, repeats
 from hansa.errors import DataError, RunFailed, UserError
 from hansa.evaluate import PARTS, deviations, whole
+from hansa.grow import check_models, grow, own_models
 from hansa.links import Link
 from hansa.links.local import LocalLink
 from hansa.links.pool import PoolLink
-from hansa.links.tree import TreeLink
-from hansa.messages import Card, Describe, Evaluate, Findings, Lost, NodeId, Reply, Request, Scores, Survey
+from hansa.messages import (
+    Card,
+    Describe,
+    Evaluate,
+    Findings,
+    Lost,
+    NodeId,
+    Reply,
+    Request,
+    Scores,
+    Survey,
+    nothing,
+)
 from hansa.models import build, tokenizer
 from hansa.models.adapt import merged
 from hansa.node import PERSONAL, merge
-from hansa.node import Federation as Inner
-from hansa.pace import Member, Moving
+from hansa.pace import Moving
 from hansa.personal import hand_off
 from hansa.privacy.update import spent
 from hansa.releases import federated_vocabulary
 from hansa.report.card import model_card
-from hansa.round import federated_round
+from hansa.round import Record, federated_round
 from hansa.runs.directory import RunDirectory, atomically
-from hansa.runs.ledger import Ledger
+from hansa.runs.ledger import OWN, Ledger
 from hansa.site import Site
 from hansa.tasks.base import Labelled
 from hansa.upload import restore_local
@@ -47,6 +59,7 @@ VERSIONS = ("hansa", "torch", "transformers", "tokenizers", "safetensors", "nump
 class Outcome:
     folder: Path
     metrics: dict[str, dict[str, float]]  # group → metric → value, on the whole test set
+    own: dict[str, dict[str, float]] = field(default_factory=dict)  # on a tree: node → metric → value, own model
 
 
 def run(
@@ -122,7 +135,7 @@ def begin(federation: Federation, directory: RunDirectory, link: Link, ledger: L
     if kind == "federated" or ask_labels:
         watcher.say("asking the silos for word counts" if kind == "federated" else "asking the silos for labels")
         request = Survey(settings.minimum if kind == "federated" else 0, ask_labels)
-        replies = gather(link, list(leaves(federation.silos)), request)
+        replies = gather(link, list(holders(federation)), request)
         merged = merge(list(replies.values()))
         assert isinstance(merged, Findings)
         found = merged
@@ -141,6 +154,9 @@ def begin(federation: Federation, directory: RunDirectory, link: Link, ledger: L
             f"and the silos have {list(names) or 'none'}; look at the field named by 'label:'"
         )
     model = build.initial(federation.model, task.auto, words, federation.data.max_length, labels, federation.seed)
+    tree = methods.build(federation).tree
+    if tree is not None:
+        check_models(federation, tree, task.auto, deepcopy(model))
     with atomically(directory.start) as draft:
         words.save_pretrained(draft)
         model.save_pretrained(draft)
@@ -163,7 +179,7 @@ def describe(
     federation: Federation, directory: RunDirectory, link: Link, ledger: Ledger, watcher: Watcher
 ) -> dict[NodeId, Card]:
     watcher.say("silos prepare their data")
-    replies, times = gather(link, list(leaves(federation.silos)), Describe()), repeats(federation.silos)
+    replies, times = gather(link, list(holders(federation)), Describe()), repeats(federation.silos) | {ROOT: 1}
     cards = {n: replace(c, per_round=times[n] * c.per_round) for n, c in replies.items() if isinstance(c, Card)}
     for name, card in cards.items():
         for problem in card.problems:
@@ -203,7 +219,8 @@ class Run:
         self.workers = getattr(link, "size", 1)
         self.site = Site(federation, directory.path)
         self.silos = link
-        self.members, self.link = grow(federation, federation.silos, link, cards, self.site)
+        grown = grow(self.site, link, cards)
+        self.members, self.link, self.root = grown.members, grown.link, grown.root
 
     def go(self) -> Outcome:
         federation, watcher = self.federation, self.watcher
@@ -214,9 +231,7 @@ class Run:
         if moving.round == 0:
             self._evaluate(moving)
         while moving.round < federation.rounds:
-            record = federated_round(
-                federation.name, self.members, self.link, self.site.method, federation, moving, durable
-            )
+            record = self._round(moving, durable)
             if record.failed:
                 self._checkpoint(moving)
                 raise RunFailed(
@@ -239,7 +254,13 @@ class Run:
         if costs := spent(federation, moving.round):
             self.ledger.fact("privacy", {name: vars(cost) for name, cost in costs.items()})
         watcher.end()
-        return Outcome(self.directory.path, self.ledger.final())
+        return Outcome(self.directory.path, self.ledger.final(), self.ledger.final(f"{OWN} test"))
+
+    def _round(self, moving: Moving, durable: int) -> Record:
+        if self.root is not None:
+            return self.root.root_round(moving, durable)
+        federation = self.federation
+        return federated_round(federation.name, self.members, self.link, self.site.method, federation, moving, durable)
 
     @property
     def _personal_start(self) -> int | None:
@@ -272,6 +293,8 @@ class Run:
         found = self.directory.newest()
         if found is not None:
             return found
+        if self.root is not None:
+            return self.root.begin()
         start = self.site.start
         shared = start.only(self.site.method.scope.shared(start.layout)).copy()
         return Moving(shared, self.site.method.server.begin(shared.layout))
@@ -296,22 +319,43 @@ class Run:
             metrics = {group: self.site.task.metrics(sums) for group, sums in scores.sums.items()}
             self.ledger.scores(moving.round, split, share, metrics)
             self.watcher.scores(moving.round, metrics, self.site.task.headline)
+            if self.root is not None:
+                self._evaluate_own(moving, split, share)
         return perf_counter() - began
 
+    def _evaluate_own(self, moving: Moving, split: str, share: float) -> None:
+        """On a tree, every node's own model on its own data; the root's is the global one."""
+        assert self.root is not None
+        own = Evaluate(moving.round, nothing(), split, share, by_node=True)
+        asks = dict.fromkeys(self.members, own)
+        if self.root.own:
+            asks[self.root.name] = replace(own, model=moving.model)
+        scores = self._ask_scores(asks)
+        metrics = {node: self.site.task.metrics(sums) for node, sums in scores.sums.items()}
+        self.ledger.scores(moving.round, f"{OWN} {split}", share, metrics)
+        self.watcher.own(moving.round, metrics, self.site.task.headline)
+
     def _scores(self, request: Evaluate) -> Scores:
+        asks = dict.fromkeys(self.members, request)
+        if self.root is not None and self.root.own and not self.root.mixture:
+            asks[self.root.name] = request
+        return self._ask_scores(asks)
+
+    def _ask_scores(self, asks: Mapping[NodeId, Evaluate]) -> Scores:
         """The sum of what members answer; whoever does not is named in the ledger and left out of the figures."""
         deadline = self.federation.participation.deadline
         until = None if deadline is None else monotonic() + deadline
         total = Scores({})
         lost: dict[NodeId, str] = {}
-        for answer in self.link.ask(dict.fromkeys(self.members, request), until):
+        round = next(iter(asks.values())).round
+        for answer in self.link.ask(asks, until):
             if isinstance(answer.reply, Scores):
                 total = total + answer.reply
             else:
                 lost[answer.node] = answer.reply.reason if isinstance(answer.reply, Lost) else "it sent no scores"
-                self.ledger.event(request.round, answer.node, "not evaluated", lost[answer.node])
-        if len(lost) == len(self.members):
-            raise RunFailed(f"round {request.round}: nobody could evaluate the model ({'; '.join(lost.values())})")
+                self.ledger.event(round, answer.node, "not evaluated", lost[answer.node])
+        if len(lost) == len(asks):
+            raise RunFailed(f"round {round}: nobody could evaluate the model ({'; '.join(lost.values())})")
         return total
 
     def _save_models(self, moving: Moving) -> None:
@@ -320,6 +364,8 @@ class Run:
         learner.state.write(moving.model)
         if moving.model.layout.names:
             self._export(self.directory.model, "")
+        if self.root is not None:
+            self._save_own(moving.round)
         personal = [n for n in learner.layout.names if n not in set(moving.model.layout.names)]
         for name in leaves(self.federation.silos) if personal or site.method.upload.keeps_local else ():
             if (self.directory.path / "silos" / name / "personal.json").exists():
@@ -332,6 +378,12 @@ class Run:
                 learner.state[tensor].copy_(own if own is not None else site.start[tensor])
             self._export(self.directory.path / "silos" / name / "model", name)
 
+    def _save_own(self, round: int) -> None:
+        """On a tree, every node's own model, as a plain folder of its own."""
+        for name, model in own_models(self.site, self.federation.silos, round):
+            self.site.learner.state.write(model)
+            self._export(self.directory.path / "silos" / name / "model", name)
+
     def _export(self, folder: Path, silo: str) -> None:
         with atomically(folder) as draft:
             merged(self.site.learner.model).save_pretrained(draft)
@@ -341,19 +393,3 @@ class Run:
     def _card(self, folder: Path, silo: str, metrics: Mapping[str, Mapping[str, float]]) -> None:
         card = model_card(self.federation, self.cards, metrics, self.ledger.facts(), silo)
         (folder / "README.md").write_text(card, encoding="utf-8")
-
-
-def grow(
-    federation: Federation, silos: Mapping[NodeId, Node], link: Link, cards: Mapping[NodeId, Card], site: Site
-) -> tuple[dict[NodeId, Member], Link]:
-    """The members of a federation and the link to them, with inner federations grown below."""
-    members: dict[NodeId, Member] = {}
-    inner = {}
-    for name, node in silos.items():
-        if node.sources:
-            members[name] = Member(cards[name].samples(), cards[name].per_round)
-            continue
-        below, link_below = grow(federation, node.silos, link, cards, site)
-        inner[name] = Inner(name, below, link_below, site.method, federation, node.rounds).answer
-        members[name] = Member(sum(m.samples for m in below.values()), sum(m.work for m in below.values()))
-    return members, TreeLink(link, inner) if inner else link

@@ -9,7 +9,8 @@ from functools import cached_property
 from pathlib import Path
 
 from hansa import methods
-from hansa.config import Federation, leaves
+from hansa.config import Federation, holders, walk
+from hansa.fit import Keys
 from hansa.method import Method
 from hansa.models import build, parts, tokenizer
 from hansa.models.adapt import adapt
@@ -27,7 +28,7 @@ class Site:
     def __init__(self, federation: Federation, folder: Path) -> None:
         self.federation, self.folder = federation, folder
         load_plugins(federation.uses)
-        self._nodes = leaves(federation.silos)
+        self._holders = holders(federation)
         self._silos: dict[str, Silo] = {}
 
     @cached_property
@@ -37,6 +38,11 @@ class Site:
     @cached_property
     def method(self) -> Method:
         return methods.build(self.federation)
+
+    def method_of(self, name: str) -> Method:
+        """The method by a node's own settings."""
+        node = dict(walk(self.federation.silos)).get(name)
+        return self.method if node is None else methods.build(self.federation, node)
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
@@ -75,6 +81,21 @@ class Site:
     def embeddings(self) -> frozenset[str]:
         return frozenset(parts.matching(self.learner.model, ["embeddings"]))
 
+    @cached_property
+    def keys(self) -> Keys:
+        """On a tree: the key layers of the resident model."""
+        layout, tree = self.learner.layout, self.method.tree
+        named = parts.parts(self.learner.model)
+        return Keys(layout, tree.keys({name: named[name] for name in layout.names}) if tree else {})
+
+    def start_of(self, name: str) -> Tensors:
+        """Where a node's own model starts: on a tree, a node may bring weights of its own."""
+        node = dict(walk(self.federation.silos)).get(name)
+        if node is None or node.model is None:
+            return self.start
+        model = build.load(str(node.model.path), self.task.auto)
+        return Learner(adapt(model, self.federation.model, self.federation.seed)).state
+
     def fresh(self) -> Learner:
         """The common start, ready to be trained."""
         model = build.load(str(self.folder / "start"), self.task.auto)
@@ -83,5 +104,5 @@ class Site:
     def silo(self, name: str) -> Silo:
         if name not in self._silos:
             memory = Memory(self.folder / "silos" / name / "memory")
-            self._silos[name] = Silo(name, self._nodes[name], self, memory)
+            self._silos[name] = Silo(name, self._holders[name], self, memory)
         return self._silos[name]

@@ -1,6 +1,6 @@
 """The only local training loop, and the model it works on."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Protocol
@@ -81,12 +81,13 @@ def train(
     objective: Objective,
     settings: Training,
     batches: Iterator[Batch],
-    scale: float,
+    scale: float | Callable[[int], float],
     stepping: Stepping | None = None,
 ) -> Trained:
-    """Take one step per batch; return what a silo reports about it."""
+    """Take one step per batch; return what a silo reports about it. ``scale`` of the learning rate may depend on the
+    step, counted from 0."""
     learner, done = work.learner, Trained()
-    optimiser = Optimiser(learner, settings, scale)
+    optimiser = Optimiser(learner, settings, scale if isinstance(scale, float) else 1.0)
     if settings.keep_optimizer:
         optimiser.restore(work.memory)
     stepping = stepping or optimiser
@@ -102,6 +103,8 @@ def train(
         objective.gradient(work)
         if settings.clip is not None:
             _clip(learner.grad, settings.clip)
+        if not isinstance(scale, float):
+            optimiser.rate(settings.lr * scale(done.steps))
         stepping.step()
         done.loss += float(loss.detach())
         done.steps += 1
@@ -136,6 +139,11 @@ class Optimiser:
         else:
             kind: Any = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam
             self.inner = kind(groups, lr=self.lr, betas=settings.betas, eps=settings.eps, fused=True)
+
+    def rate(self, lr: float) -> None:
+        self.lr = lr
+        for group in self.inner.param_groups if self.inner is not None else ():
+            group["lr"] = lr
 
     def step(self) -> None:
         if self.inner is None:

@@ -46,7 +46,7 @@ def refused(tmp_path: Path, text: str, *overrides: str) -> str:
         ("silos:\n  ../up: a.jsonl\n", "not usable as a folder name"),
         ("silos:\n  fr: {tain: a.jsonl}\n", "'silos.fr.sources.0.tain' is not a setting; did you mean 'train'?"),
         ("silos:\n  west: {silos: {fr: a}}\n  fr: b\n", "silo name 'fr' is used twice"),
-        ("silos:\n  west: {silos: {fr: a}, sources: [{train: b}]}\n", "either data of its own"),
+        ("silos:\n  west: {silos: {fr: a}, mixture: true, train: b}\n", "not both"),
         ("silos: [\n", "not valid YAML"),
         ("just text\n", "a federation file is a mapping"),
         (GOOD + "uses: [nowhere.py]\n", "there is no such Python file"),

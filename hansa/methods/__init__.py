@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from hansa import upload
-from hansa.config import Federation, protected
+from hansa.config import Federation, Node, protected
 from hansa.errors import ConfigError
 from hansa.method import Method
 from hansa.registry import Registry
@@ -11,16 +11,21 @@ from hansa.registry import Registry
 METHODS: Registry[Method] = Registry("method")
 
 # Each module registers itself above; the imports stand below because they need METHODS.
-from hansa.methods import alone, dga, fedavg, fedbuff, fedopt, fedprox, pulling, qffl, robust  # noqa: E402, F401
+from hansa.methods import alone, dga, fedavg, fedbuff, fedopt, fedprox, pulling, qffl, robust, worldlm  # noqa: E402, F401
 from hansa.methods.fedopt import server_optimiser  # noqa: E402
 from hansa.methods.robust import Krum, aggregation  # noqa: E402
 
 
-def build(federation: Federation) -> Method:
-    """The method a federation file asks for: the named paper, then the slots the file fills itself."""
+def build(federation: Federation, node: Node | None = None) -> Method:
+    """The method a federation file asks for: the named paper, then the slots the file fills itself. A ``node`` may have
+    a method and a server of its own; how models meet on the tree is the whole federation's."""
     method = METHODS.build(federation.method)
-    if federation.server is not None:
-        method = replace(method, server=server_optimiser(federation.server))
+    if node is not None and node.method is not None:
+        own = METHODS.build(node.method)
+        method = replace(own, tree=own.tree or method.tree)
+    server = node.server if node is not None and node.server is not None else federation.server
+    if server is not None:
+        method = replace(method, server=server_optimiser(server))
     if federation.aggregate is not None:
         weigh, aggregate = aggregation(federation.aggregate, len(federation.silos))
         if federation.method.name == "dga" and federation.aggregate.weights.by != "loss":

@@ -16,8 +16,9 @@ from hansa.federation_file import parse
 from hansa.registry import load_plugins
 from hansa.releases import releases
 from hansa.report.charts import bars, lines, short
+from hansa.report.own import listening, own_table
 from hansa.report.personal import alpha_charts, neighbours, personal_tables
-from hansa.runs.ledger import Ledger
+from hansa.runs.ledger import OWN, Ledger
 from hansa.tasks import TASKS
 from hansa.tasks.base import Task
 
@@ -41,6 +42,8 @@ class Seen:
     traffic: list[tuple[Any, ...]]
     events: list[tuple[Any, ...]]
     text: str
+    own: dict[str, dict[str, float]]  # on a tree: node → metric → value, of its own model on its own test data
+    heard: list[tuple[Any, ...]]
 
     @property
     def cards(self) -> dict[str, Any]:
@@ -87,6 +90,8 @@ def see(folder: Path, name: str = "") -> Seen:
             ),
             events=ledger.select("select round, node, kind, text from events order by at limit 200"),
             text=file.read_text(encoding="utf-8"),
+            own=ledger.final(f"{OWN} test"),
+            heard=ledger.select("select round, node, stage, layer, member, weight from attention order by rowid"),
         )
     finally:
         ledger.close()
@@ -118,6 +123,8 @@ def content(runs: list[Seen], title: str, reading: list[str]) -> dict[str, Any]:
         "time_chart": _time_chart(runs),
         "targets": _targets(runs),
         "personal": [_personal(run) for run in runs if "personal" in run.facts],
+        "own": _own(runs),
+        "listening": [{"name": run.name, **listening(run.heard)} for run in runs if run.heard],
         "silos": _silos(first),
         "sample_note": _sample_note(first.federation.data.max_length),
         "share_chart": _shares(first),
@@ -253,6 +260,12 @@ def _personal(run: Seen) -> dict[str, Any]:
         "charts": alpha_charts(found),
         "neighbours": neighbours(found),
     }
+
+
+def _own(runs: list[Seen]) -> list[dict[str, Any]]:
+    trees = [(run.name, run.own) for run in runs if run.own]
+    metrics = dict.fromkeys(m for _, own in trees for values in own.values() for m in values if m != "loss")
+    return [own_table(trees, metric) for metric in metrics]
 
 
 def _silos(run: Seen) -> list[dict[str, str]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from statistics import fmean
+from statistics import fmean, pstdev
 from time import monotonic
 
 from rich.console import Console, Group
@@ -34,7 +34,7 @@ class Progress:
         self._states: dict[NodeId, str] = {}
         self._samples: dict[NodeId, int] = {}
         self._scores: dict[str, float] = {}
-        self._headline = ""
+        self._headline = self._own = ""
         self._lost: dict[NodeId, str] = {}
 
     def say(self, text: str) -> None:
@@ -73,6 +73,12 @@ class Progress:
         self._headline = headline
         self._scores = {g: m[headline] for g, m in metrics.items() if headline in m}
 
+    def own(self, round: int, metrics: Mapping[str, Mapping[str, float]], headline: str) -> None:
+        values = [m[headline] for m in metrics.values() if headline in m]
+        if values:
+            spread = f" ± {short(pstdev(values))}" if len(values) > 1 else ""
+            self._own = f"own models {short(fmean(values))}{spread} over {len(values)} nodes"
+
     def end(self) -> None:
         self.stop()
 
@@ -87,6 +93,8 @@ class Progress:
             text += f", training loss {self._loss:.3f}"
         if self._scores:
             text += f", mean {self._headline} {short(fmean(self._scores.values()))}"
+        if self._own:
+            text += f", {self._own}"
         return f"{text}, {self._left()}"
 
     def _left(self) -> str:

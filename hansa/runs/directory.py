@@ -81,8 +81,8 @@ class RunDirectory:
         with atomically(self._checkpoint(moving.round)) as draft:
             save_file(moving.model.named(), draft / "model.safetensors")
             save_file({name: t.flat for name, t in moving.state.items()}, draft / "server.safetensors")
-            layout = moving.model.layout
-            (draft / "layout.json").write_text(json.dumps([layout.names, layout.shapes]))
+            (draft / "layout.json").write_text(moving.model.layout.text)
+            (draft / "server.json").write_text(json.dumps({n: t.layout.text for n, t in moving.state.items()}))
             flights = [astuple(flight) for flight in moving.flights]
             (draft / "clock.json").write_text(
                 json.dumps({"clock": moving.clock, "flights": flights, "sent": moving.sent})
@@ -97,10 +97,10 @@ class RunDirectory:
 
     def restore(self, round: int) -> Moving:
         folder = self._checkpoint(round)
-        names, shapes = json.loads((folder / "layout.json").read_text())
-        layout = Layout(tuple(names), tuple(map(tuple, shapes)))
+        layout = _layout((folder / "layout.json").read_text())
         named = load_file(folder / "model.safetensors")
-        state = {name: Tensors(layout, flat) for name, flat in load_file(folder / "server.safetensors").items()}
+        layouts = json.loads((folder / "server.json").read_text())
+        state = {n: Tensors(_layout(layouts[n]), flat) for n, flat in load_file(folder / "server.safetensors").items()}
         times = json.loads((folder / "clock.json").read_text())
         flights = [Flight(*flight) for flight in times["flights"]]
         model = Tensors.of({name: named[name] for name in layout.names})
@@ -112,6 +112,11 @@ class RunDirectory:
 
     def _checkpoint(self, round: int) -> Path:
         return self.path / "checkpoints" / f"round-{round}"
+
+
+def _layout(text: str) -> Layout:
+    names, shapes = json.loads(text)
+    return Layout(tuple(names), tuple(map(tuple, shapes)))
 
 
 @contextmanager

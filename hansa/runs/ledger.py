@@ -11,6 +11,7 @@ from typing import Any
 from hansa.errors import RunFailed
 from hansa.round import Record
 
+OWN = "own"  # of a split: scores of every node's own model, by node; without it, of the one global model, by group
 SCHEMA = """
 create table if not exists rounds (
   round integer primary key, at real, loss real, seen integer, steps integer, cohort integer, lost integer,
@@ -20,6 +21,7 @@ create table if not exists rounds (
 create table if not exists metrics (round integer, split text, share real, grp text, metric text, value real);
 create table if not exists traffic (round integer, node text, sent integer, received integer, seen integer, loss real);
 create table if not exists events (at real, round integer, node text, kind text, text text);
+create table if not exists attention (round integer, node text, stage text, layer text, member text, weight real);
 create table if not exists facts (name text primary key, value text);
 """
 
@@ -35,7 +37,7 @@ class Ledger:
 
     def rewind(self, round: int) -> None:
         """Forget what came after ``round``: it will happen again."""
-        for table in ("rounds", "metrics", "traffic", "events"):
+        for table in ("rounds", "metrics", "traffic", "events", "attention"):
             self._db.execute(f"delete from {table} where round > ?", (round,))
         self._db.commit()
         if self._jsonl.exists():
@@ -88,9 +90,12 @@ class Ledger:
                     update.loss if update else None,
                 )
                 self._db.execute("insert into traffic values (?,?,?,?,?,?)", entry)
+            self._db.executemany("insert into attention values (?,?,?,?,?,?)", _heard(record))
             self._line({"event": "round", **row})
         for node, reason in record.lost.items():
             self.event(record.round, node, "lost", reason)
+        for node, reason in record.refused.items():
+            self.event(record.round, node, "refused", reason)
         for node, update in record.updates.items():
             for below, reason in update.lost.items():
                 self.event(record.round, below, "lost", f"below {node}: {reason}")
@@ -125,11 +130,12 @@ class Ledger:
     def select(self, query: str, *arguments: Any) -> list[tuple[Any, ...]]:
         return self._db.execute(query, arguments).fetchall()
 
-    def final(self) -> dict[str, dict[str, float]]:
+    def final(self, split: str = "test") -> dict[str, dict[str, float]]:
         """The last figures on the whole test set: group → metric → value."""
         rows = self.select(
-            "select grp, metric, value from metrics where split='test' and share=1.0 and round="
-            "(select max(round) from metrics where split='test' and share=1.0)"
+            "select grp, metric, value from metrics where split=?1 and share=1.0 and round="
+            "(select max(round) from metrics where split=?1 and share=1.0)",
+            split,
         )
         found: dict[str, dict[str, float]] = {}
         for group, metric, value in rows:
@@ -143,6 +149,15 @@ class Ledger:
     def _line(self, event: Mapping[str, Any]) -> None:
         with self._jsonl.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(event, ensure_ascii=False) + "\n")
+
+
+def _heard(record: Record) -> Iterator[tuple[Any, ...]]:
+    """Who listened to whom: `down` a node to itself, its parent and residuals, `up` a federation to its members."""
+    for who, layers in record.attention.items():
+        stage, _, node = who.partition(" ")
+        for layer, members in layers.items():
+            for member, weight in members.items():
+                yield record.round, node, stage, layer, member, weight
 
 
 def _round_of(line: str) -> int:

@@ -12,6 +12,8 @@ FOLDER = Path(__file__).parent
 # Skewed like Table 1 of the Medical paper: one language dominates, the smallest has a hundredth of it.
 SIZES = {"en": 3000, "de": 400, "es": 350, "fr": 330, "it": 300, "pt": 280, "ru": 80, "ar": 60, "he": 40}
 
+TREE = {"fr": 900, "it": 700, "bg": 600, "uk": 500}  # worldlm: two regions of two languages each
+
 
 def templates() -> list[str]:
     return sorted(file.stem for file in FOLDER.glob("*.yaml") if "." not in file.stem)
@@ -23,7 +25,7 @@ def new(template: str, folder: Path, seed: int = 0) -> Path:
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; choose a new folder")
     (folder / "data").mkdir(parents=True)
-    for language, count in SIZES.items():
+    for language, count in (TREE if template == "worldlm" else SIZES).items():
         rows = assertions(language, count, seed) if template == "classify" else generator.notes(language, count, seed)
         with (folder / "data" / f"{language}.jsonl").open("w", encoding="utf-8") as stream:
             stream.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

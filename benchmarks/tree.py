@@ -1,0 +1,101 @@
+"""WorldLM on trees of 21 and 85 nodes (1 + 4 + 16 and + 64, all with data and a model of their own) on the worker pool,
+against the same training steps bare: as many processes, one resident model each, batches made beforehand, no tree."""
+
+import os
+import tempfile
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import psutil
+import torch
+from _federations import silos, words
+from _figures import Figures, best_of
+from many_silos import Bare
+
+from hansa.config import Federation, holders
+from hansa.federation_file import parse
+from hansa.grow import grow
+from hansa.links.pool import PoolLink
+from hansa.run import begin, describe
+from hansa.runs.directory import RunDirectory
+from hansa.runs.ledger import Ledger
+from hansa.site import Site
+from hansa.watch import Quiet
+
+BATCH, STEPS, LENGTH, ROUNDS, WIDTH = 8, 8, 32, 3, 4
+
+
+def tree(files: list[str], depth: int, name: str = "n") -> dict[str, Any]:
+    """``WIDTH`` nodes per level, ``depth`` levels, a file for every node."""
+    found = {}
+    for number in range(WIDTH):
+        child = f"{name}{number}"
+        below = {"silos": tree(files, depth - 1, child)} if depth > 1 else {}
+        found[child] = {"train": files.pop(), **below}
+    return found
+
+
+def federation(folder: Path, depth: int) -> Federation:
+    count = sum(WIDTH**level for level in range(depth + 1))
+    files = list(silos(folder / "data", count, BATCH * STEPS, 24, words(500)).values())
+    return parse(
+        {
+            "name": "bench",
+            "task": "causal-lm",
+            "tokenizer": {"kind": "bytes"},
+            "data": {"max_length": LENGTH, "valid": 0.0, "test": 0.0},
+            "root": {"train": files.pop()},
+            "silos": tree(files, depth),
+            "method": "worldlm",
+            "rounds": 100,
+            "train": {"optimizer": "adamw", "lr": 1e-3, "batch": BATCH, "samples": {"floor": BATCH * STEPS}},
+        }
+    )
+
+
+def measure(depth: int, workers: int) -> tuple[int, float, float]:
+    """Nodes, the shortest round and the shortest bare run, taken in turns: what disturbs one disturbs the other."""
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place)
+        os.environ["HANSA_CACHE"] = str(root / "cache")
+        settings = federation(root, depth)
+        directory = RunDirectory.create(settings, root / "run", False)
+        ledger = Ledger(directory.path)
+        with PoolLink(settings, directory.path, workers) as link:
+            begin(settings, directory, link, ledger, Quiet())
+            region = grow(
+                Site(settings, directory.path), link, describe(settings, directory, link, ledger, Quiet())
+            ).root
+            assert region is not None
+            names, moving = list(holders(settings)), region.begin()
+            bare = Bare(directory.path, names, workers)
+            round_seconds = bare_seconds = float("inf")
+            for number in range(ROUNDS):
+                began = perf_counter()
+                record = region.root_round(moving, number)
+                round_seconds = min(round_seconds, perf_counter() - began)
+                assert not record.failed
+                assert not record.lost
+                bare_seconds = min(bare_seconds, best_of(1, bare.run))
+            bare.close()
+        ledger.close()
+    return len(names), round_seconds, bare_seconds
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    figures, workers = Figures(), psutil.cpu_count() or 1
+    ratios = {}
+    for depth in (2, 3):
+        nodes, seconds, bare = measure(depth, workers)
+        ratios[nodes] = seconds / bare
+        print(f"{nodes} nodes, {workers} workers: bare steps {bare:.2f} s, round {seconds:.2f} s")
+    small, large = ratios
+    figures.add("tree_85_nodes_vs_bare_steps", ratios[large], "ratio", "<=", 1.15)
+    figures.add("cost_per_node_85_vs_21", ratios[large] / ratios[small], "ratio", "<=", 1.15)
+    figures.end()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""The tree of a federation file, grown: who stands below whom, each inner node with a link to its children."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from hansa.config import ROOT, Federation, Node, repeats, walk
+from hansa.errors import ConfigError
+from hansa.fit import MODEL, Region
+from hansa.links import Link
+from hansa.links.tree import TreeLink
+from hansa.messages import Card, NodeId
+from hansa.method import Tree
+from hansa.models import build
+from hansa.models.adapt import adapt
+from hansa.models.parts import parts
+from hansa.node import Federation as Inner
+from hansa.pace import Member
+from hansa.runs.memory import Memory
+from hansa.site import Site
+from hansa.tensors import Tensors
+
+
+@dataclass(frozen=True)
+class Grown:
+    """The root's children, the link to them, and on a tree of models the root itself."""
+
+    members: dict[NodeId, Member]
+    link: Link
+    root: Region | None
+
+
+def grow(site: Site, link: Link, cards: Mapping[NodeId, Card]) -> Grown:
+    federation = site.federation
+    seed = _Seed(site, link, cards, repeats(federation.silos) | {ROOT: 1})
+    members, below = seed.children(federation.silos)
+    if site.method.tree is None:
+        return Grown(members, below, None)
+    held = federation.root
+    mixture = held is not None and held.mixture
+    return Grown(members, below, seed.region(ROOT, members, below, federation, 1, mixture))
+
+
+@dataclass(frozen=True)
+class _Seed:
+    site: Site
+    link: Link
+    cards: Mapping[NodeId, Card]
+    times: Mapping[NodeId, int]  # how often each node works in one round of the root
+
+    def children(self, silos: Mapping[NodeId, Node]) -> tuple[dict[NodeId, Member], Link]:
+        """The members of a federation and the link to them, with inner federations grown below."""
+        members: dict[NodeId, Member] = {}
+        inner = {}
+        for name, node in silos.items():
+            if not node.silos:
+                members[name] = self.member(name)
+                continue
+            below, link = self.children(node.silos)
+            settings = _settings(self.site.federation, node)
+            method = self.site.method_of(name)
+            held = self.member(name) if node.holds else Member(0, 0)
+            if method.tree is None:
+                inner[name] = Inner(name, below, link, method, settings, node.rounds).answer
+                steps = 0
+            else:
+                region = self.region(name, below, link, settings, node.rounds, node.mixture)
+                inner[name] = region.answer
+                steps = node.rounds * region.steps
+            samples = held.samples + sum(m.samples for m in below.values())
+            members[name] = Member(samples, held.work + sum(m.work for m in below.values()), steps, False)
+        return members, TreeLink(self.link, inner) if inner else self.link
+
+    def member(self, name: NodeId) -> Member:
+        card, batch = self.cards[name], self.site.federation.train.batch
+        return Member(card.samples(), card.per_round, ceil(card.per_round / self.times[name] / batch))
+
+    def region(
+        self,
+        name: NodeId,
+        members: Mapping[NodeId, Member],
+        link: Link,
+        settings: Federation,
+        rounds: int,
+        mixture: bool,
+    ) -> Region:
+        site = self.site
+        memory = Memory(site.folder / "silos" / name / "region")
+        own = self.member(name) if name in self.cards else None
+        start = site.start_of(name)
+        return Region(
+            name, members, link, site.method_of(name), settings, rounds, site.keys, start, memory, own, mixture
+        )
+
+
+def own_models(site: Site, silos: Mapping[NodeId, Node], round: int) -> Iterator[tuple[NodeId, Tensors]]:
+    """Every node's own model after a round of the root: nodes below a region count that region's rounds."""
+    for name, node in silos.items():
+        if node.silos:
+            memory = Memory(site.folder / "silos" / name / "region").recall(round + 1)
+            yield name, Tensors(site.keys.layout, memory[MODEL]) if MODEL in memory else site.start_of(name)
+            yield from own_models(site, node.silos, round * node.rounds)
+        else:
+            yield name, site.silo(name).model(round)
+
+
+def _settings(federation: Federation, node: Node) -> Federation:
+    """The federation's settings as they are in a region."""
+    given = {
+        "participation": node.participation or federation.participation,
+        "server": node.server or federation.server,
+    }
+    return federation.model_copy(update=given)
+
+
+def check_models(federation: Federation, tree: Tree, auto: str, model: Any) -> None:
+    """Refuse key layers that the model does not have, and nodes that bring a model of another architecture."""
+    adapted = adapt(model, federation.model, federation.seed)
+    trained = [name for name, parameter in adapted.named_parameters() if parameter.requires_grad]
+    named = parts(adapted)
+    tree.keys({name: named[name] for name in trained})
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    for name, node in walk(federation.silos):
+        if node.model is None:
+            continue
+        theirs = {n: tuple(p.shape) for n, p in build.load(str(node.model.path), auto).named_parameters()}
+        other = next((n for n in {**shapes, **theirs} if shapes.get(n) != theirs.get(n)), None)
+        if other is not None:
+            raise ConfigError(
+                f"silos.{name}.model is of another architecture: {other} is {_shape(theirs.get(other))} there and "
+                f"{_shape(shapes.get(other))} in the federation's model; nodes of a tree share one architecture"
+            )
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "missing" if shape is None else " × ".join(map(str, shape)) or "a number"

@@ -1,0 +1,278 @@
+"""Trees whose nodes have data, settings and models of their own: what a file may say, and what is refused."""
+
+import numpy as np
+import pytest
+
+from hansa.config import Model, Participation, Schedule, Server, holders, repeats
+from hansa.errors import ConfigError, UserError
+from hansa.federation_file import parse, read
+from hansa.links.local import LocalLink
+from hansa.messages import Fit, Train
+from hansa.methods.fedopt import scale
+from hansa.run import run
+from hansa.runs.ledger import Ledger
+from hansa.watch import Quiet
+from tests.conftest import WORDS, same, weights, write_words
+from tests.laws.test_runs import run_over
+
+LEAVES = {"north": "north", "north-2": "north", "south": "south", "south-2": "south"}
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A root and two regions with mixtures, two leaves below each."""
+
+    def build(**settings):
+        folder = tmp_path / "data"
+        folder.mkdir(exist_ok=True)
+        files = {n: str(write_words(folder / f"{n}.jsonl", WORDS[w], 60)) for n, w in LEAVES.items()}
+        raw = {
+            "name": "tree",
+            "task": "causal-lm",
+            "tokenizer": {"kind": "bytes"},
+            "data": {"max_length": 16, "valid": 0.0, "test": 0.2},
+            "root": "mixture",
+            "silos": {
+                "west": {"mixture": True, "silos": {n: files[n] for n in ("north", "north-2")}},
+                "east": {"mixture": True, "silos": {n: files[n] for n in ("south", "south-2")}},
+            },
+            "method": "worldlm",
+            "rounds": 2,
+            "train": {"optimizer": "adamw", "lr": 3e-3, "batch": 8, "samples": {"floor": 16}},
+            "evaluate": {"every": 1, "share": 1.0},
+            "checkpoint": {"every": 1},
+        }
+        return parse(raw | settings)
+
+    return build
+
+
+def select(folder, query, *arguments):
+    ledger = Ledger(folder)
+    found = ledger.select(query, *arguments)
+    ledger.close()
+    return found
+
+
+def test_a_run_trains_every_node_and_scores_own_and_global_models(tree, tmp_path):
+    outcome = run(tree(), tmp_path / "run", workers=0)
+    assert set(outcome.metrics) == set(LEAVES)
+    own = select(outcome.folder, "select distinct grp from metrics where split='own test'")
+    assert {name for (name,) in own} == {"root", "west", "east", *LEAVES}
+    heard = select(outcome.folder, "select sum(weight) from attention group by round, node, stage, layer")
+    assert heard
+    assert all(total == pytest.approx(1.0, abs=1e-6) for (total,) in heard)
+    from transformers import AutoModelForCausalLM
+
+    models = [AutoModelForCausalLM.from_pretrained(outcome.folder / f) for f in ("model", "silos/west/model")]
+    assert models[0].num_parameters() == models[1].num_parameters()
+    assert not same(weights(outcome.folder / "model"), weights(outcome.folder / "silos/north/model"))
+
+
+def test_any_number_of_workers_and_the_wire_give_the_same_bits(tree, tmp_path):
+    settings = tree(
+        train={"optimizer": "adamw", "lr": 3e-3, "batch": 8, "samples": {"floor": 16}, "keep_optimizer": True}
+    )
+    run(settings, tmp_path / "0", workers=0)
+    run(settings, tmp_path / "2", workers=2)
+    run_over(settings, tmp_path / "wire", lambda site: LocalLink(lambda n: site.silo(n).answer, True))
+    for part in ("model", "silos/west/model", "silos/south-2/model"):
+        first = weights(tmp_path / "0" / part)
+        assert same(first, weights(tmp_path / "2" / part))
+        assert same(first, weights(tmp_path / "wire" / part))
+
+
+@pytest.mark.parametrize("inner_rounds", [1, 2])
+def test_a_run_that_was_cut_resumes_to_the_same_bits(tree, tmp_path, inner_rounds):
+    training = {"optimizer": "adamw", "lr": 3e-3, "batch": 8, "samples": {"floor": 16}, "keep_optimizer": True}
+    settings = tree(rounds=4, checkpoint={"every": 2}, train=training)
+    silos = {name: node.model_copy(update={"rounds": inner_rounds}) for name, node in settings.silos.items()}
+    settings = settings.model_copy(update={"silos": silos})
+    whole = run(settings, tmp_path / "whole", workers=0).folder
+
+    class Stop(Quiet):
+        def round(self, record, seconds):
+            if record.round == 3:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(settings, tmp_path / "cut", workers=0, watcher=Stop())
+    cut = run(settings, tmp_path / "cut", resume=True, workers=0).folder
+    for part in ("model", "silos/east/model", "silos/north/model"):
+        assert same(weights(whole / part), weights(cut / part))
+    query = "select round, node, stage, layer, member, weight from attention order by 1, 2, 3, 4, 5"
+    assert select(whole, query) == select(cut, query)
+
+
+def failing(names):
+    """A link to silos of which some always fail."""
+
+    def answer(site, name):
+        def fail(request):
+            raise RuntimeError("no power")
+
+        return fail if name in names else site.silo(name).answer
+
+    return answer
+
+
+def over_failing(settings, folder, names):
+    """The named silos answer what comes before the first round, and fail in every round."""
+    answer = failing(names)
+
+    def link_of(site):
+        def find(name):
+            def either(request):
+                return (
+                    answer(site, name)(request) if isinstance(request, Fit | Train) else site.silo(name).answer(request)
+                )
+
+            return either
+
+        return LocalLink(find)
+
+    return run_over(settings, folder, link_of)
+
+
+def test_a_lost_child_does_not_stall_the_others_and_its_reason_is_kept(tree, tmp_path):
+    over_failing(tree(), tmp_path / "run", {"north"})
+    lost = select(tmp_path / "run", "select node, text from events where kind='lost'")
+    assert ("north", "below west: it failed twice: RuntimeError: no power") in lost
+    assert not any(node in ("west", "east") for node, _ in lost)
+
+
+def test_a_region_whose_children_all_fail_is_survived(tree, tmp_path):
+    over_failing(tree(), tmp_path / "run", {"south", "south-2"})
+    lost = dict(select(tmp_path / "run", "select node, text from events where kind='lost'"))
+    assert "region 'east'" in lost["east"]
+    assert "no power" in lost["east"]
+    assert len(select(tmp_path / "run", "select 1 from rounds")) == 2
+
+
+def test_a_region_whose_own_training_fails_goes_on_with_its_children(tree, tmp_path):
+    over_failing(tree(), tmp_path / "run", {"west"})
+    lost = dict(select(tmp_path / "run", "select node, text from events where kind='lost'"))
+    assert "its own training" in lost["west"]
+
+
+def test_partial_participation_and_quorum_are_a_regions_own(tree, tmp_path):
+    settings = tree(rounds=3)
+    strict = settings.silos["east"].model_copy(update={"participation": Participation(quorum=1.0)})
+    few = settings.silos["west"].model_copy(update={"participation": Participation(count=1)})
+    settings = settings.model_copy(update={"silos": {"west": few, "east": strict}})
+    over_failing(settings, tmp_path / "run", {"south"})
+    heard = select(tmp_path / "run", "select distinct round, member from attention where node='west' and stage='up'")
+    assert len([1 for _, member in heard if member != "west"]) == 3, "one child of two in each of three rounds"
+    lost = dict(select(tmp_path / "run", "select node, text from events where kind='lost'"))
+    assert "1 of 2 answered, 2 needed" in lost["east"]
+
+
+def test_low_rank_additions_of_the_last_blocks_are_key_layers(tree, tmp_path):
+    base = run(tree(rounds=1), tmp_path / "base", workers=0).folder
+    model = {"path": str(base / "model"), "adapt": "lora", "rank": 2}
+    outcome = run(tree(model=model, tokenizer={}), tmp_path / "lora", workers=0)
+    layers = select(outcome.folder, "select distinct layer from attention")
+    assert layers == [("block.1",)]
+    from transformers import AutoModelForCausalLM
+
+    AutoModelForCausalLM.from_pretrained(outcome.folder / "silos/north/model")
+
+
+def test_the_learning_rate_follows_the_sequential_steps_of_the_whole_tree(tree, tmp_path, monkeypatch):
+    """Root, regions and leaves take two steps each, one level after another: six of a round, twelve in all."""
+    seen = []
+    from hansa.train import Optimiser
+
+    rate = Optimiser.rate
+    monkeypatch.setattr(Optimiser, "rate", lambda self, lr: (seen.append(lr), rate(self, lr))[1])
+    training = {"optimizer": "adamw", "lr": 1.0e-3, "batch": 8, "samples": {"floor": 16}}
+    run(tree(train=training | {"schedule": {"kind": "cosine", "warmup": 3, "final": 0.1}}), tmp_path / "run", workers=0)
+    expected = [scale(Schedule(kind="cosine", warmup=3, final=0.1), step, 12) * 1e-3 for step in range(1, 13)]
+    assert sorted(set(np.round(seen, 9))) == sorted(set(np.round(expected, 9)))
+    assert seen[:2] == pytest.approx(expected[:2]), "the root begins"
+    assert len(seen) == 2 * 2 * 7
+
+
+def test_what_nodes_hold(tree):
+    settings = tree()
+    held = holders(settings)
+    assert [len(held[name].sources) for name in ("root", "west", "north")] == [4, 2, 1]
+    assert {s.language for s in held["west"].sources} == {"north", "north-2"}
+    silos = settings.silos | {"west": settings.silos["west"].model_copy(update={"rounds": 3})}
+    assert repeats(silos) == {"west": 3, "north": 3, "north-2": 3, "east": 1, "south": 1, "south-2": 1}
+
+
+def test_baselines_of_a_tree_pool_the_files_once(tree, tmp_path):
+    outcome = run(tree(kind="central"), tmp_path / "central", workers=0)
+    assert set(outcome.metrics) == set(LEAVES)
+    alone = run(tree(kind="per-silo"), tmp_path / "alone", workers=0)
+    assert (alone.folder / "silos/west/model").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("silos:\n  west: &w\n    silos: {east: *w}\n", "a node that stands below itself"),
+        ("silos:\n  west: {silos: {}}\n", "needs data of its own"),
+        ("silos:\n  fr: {mixture: true}\n", "needs data of its own"),
+        ("silos:\n  west: {mixture: true, train: a, silos: {fr: b}}\n", "not both"),
+        ("silos: {west: {participation: {count: 3}, silos: {fr: b}}}\n", "1 silos stand below"),
+        ("root: mixture\nsilos: {root: a.jsonl}\n", "'root' is used twice"),
+    ],
+)
+def test_mistakes_in_trees_are_answered_in_one_sentence(tmp_path, text, expected):
+    (tmp_path / "f.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=expected):
+        read(tmp_path / "f.yaml")
+
+
+def test_a_cycle_built_in_python_is_refused():
+    node: dict = {}
+    node["silos"] = {"east": node}
+    with pytest.raises(ConfigError, match="a node that stands below itself"):
+        parse({"silos": {"west": node}})
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"method": "fedavg"}, "'root' has silos below it and data of its own"),
+        ({"personal": {}}, "leave 'personal' out"),
+        ({"method": {"name": "worldlm", "key_layers": ["block.7"]}}, "block.7"),
+    ],
+)
+def test_what_does_not_fit_a_tree_is_refused_before_anything_is_written(tree, tmp_path, settings, expected):
+    with pytest.raises(UserError, match=expected):
+        run(tree(**settings), tmp_path / "run", workers=0)
+    assert not (tmp_path / "run" / "start").exists()
+
+
+def test_a_child_of_another_architecture_is_refused(tree, tmp_path):
+    other = run(
+        tree(model="tiny", rounds=0, data={"max_length": 16, "valid": 0.0, "test": 0.2}), tmp_path / "a", workers=0
+    )
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    wide = LlamaConfig(vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
+    LlamaForCausalLM(wide).save_pretrained(tmp_path / "wide")
+    settings = tree()
+    for path, fits in ((other.folder / "model", True), (tmp_path / "wide", False)):
+        west = settings.silos["west"].model_copy(update={"model": Model(path=str(path))})
+        changed = settings.model_copy(update={"silos": settings.silos | {"west": west}, "rounds": 1})
+        if fits:
+            run(changed, tmp_path / "fits", workers=0)
+        else:
+            with pytest.raises(ConfigError, match=r"silos\.west\.model is of another architecture"):
+                run(changed, tmp_path / "refused", workers=0)
+
+
+def test_a_nodes_own_settings_are_its_own(tree, tmp_path):
+    settings = tree()
+    plain = run(settings, tmp_path / "plain", workers=0).folder
+    east = settings.silos["east"].model_copy(update={"server": Server(optimizer="sgd", lr=1.0)})
+    changed = run(
+        settings.model_copy(update={"silos": settings.silos | {"east": east}}), tmp_path / "own", workers=0
+    ).folder
+    assert not same(weights(plain / "silos/east/model"), weights(changed / "silos/east/model"))
+    first = "select weight from attention where round=1 and node='west'"
+    assert select(plain, first) == select(changed, first), "the other region's first round is as it was"
