@@ -2,10 +2,12 @@
 
     central    all data pooled in one silo                    (Manoel et al., 2023, Section 2.2)
     per-silo   one model per silo, nothing is exchanged
+    chained    one model that goes from silo to silo           (Passban et al., 2022, Section 5.2)
     base       the starting model, untouched
 
-Central and per-silo train with the ``baseline`` section (AdamW, its state kept), every sample once per pass, on as many
-samples as the federation sees in all. Their rounds are the federation's evaluation periods: nothing happens in between.
+All train with the ``baseline`` section (AdamW, its state kept), every sample once per pass, on as many samples as the
+federation sees in all. Their rounds are the federation's evaluation periods: nothing happens in between. A chained
+run's rounds are its silos' turns.
 """
 
 from math import ceil
@@ -41,6 +43,13 @@ def arrange(federation: Federation, per_round: int) -> Federation:
         changes["method"] = Named(name="alone")
         changes["silos"] = {name: Node(sources=node.sources) for name, node in holders(federation).items()}
         changes["train"] = _training(federation, _times(federation.train.samples, every))
+    elif federation.kind == "chained":
+        holding = {name: Node(sources=node.sources) for name, node in holders(federation).items()}
+        order = federation.order or tuple(holding)
+        changes["method"] = Named.model_validate({"name": "chained", "order": order})
+        changes["silos"] = holding
+        changes["rounds"] = len(order)
+        changes["train"] = _training(federation, _times(federation.train.samples, federation.rounds))
     return federation.model_copy(update=changes)
 
 

@@ -7,6 +7,7 @@ from hansa.config import ROOT, Federation, holders, walk
 from hansa.errors import ConfigError, DataError
 from hansa.registry import load_plugins
 from hansa.tasks import TASKS
+from hansa.tasks.base import Worded
 
 
 def check(federation: Federation) -> None:
@@ -14,8 +15,9 @@ def check(federation: Federation) -> None:
     check_settings(federation)
     for name, node in holders(federation).items():
         for source in node.sources:
-            for file in (source.train, source.valid, source.test):
-                if file is not None and not Path(file).exists():
+            beside = source.aligned.files().values() if source.aligned is not None else ()
+            for file in (*source.files().values(), *beside):
+                if not Path(file).exists():
                     raise DataError(
                         f"silos.{name}: {file} does not exist; give the path of a file or folder with its data"
                     )
@@ -25,8 +27,13 @@ def check_settings(federation: Federation) -> None:
     """What can be checked without the data, which may lie in other organisations."""
     load_plugins(federation.uses)
     _check_tree(federation)
-    TASKS.build(federation.task)
+    task = TASKS.build(federation.task)
     if federation.data.deidentify is not None:
+        if isinstance(task, Worded):
+            raise ConfigError(
+                f"data.deidentify looks at one field, but a sample of task '{federation.task.name}' has two: "
+                "de-identify both before the run ('hansa data deidentify', with the same key)"
+            )
         from hansa.data.deidentify import load
 
         load(federation.data.deidentify)

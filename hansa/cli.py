@@ -83,7 +83,7 @@ def show_demo(result: Any) -> None:
 
 @app.command()
 def new(
-    template: Annotated[str, typer.Argument(help="medical · ner · classify")],
+    template: Annotated[str, typer.Argument(help="medical · ner · classify · translation")],
     folder: Annotated[Path, typer.Argument(metavar="DIR")],
     seed: int = 0,
     format: FormatOption = Format.text,
@@ -192,7 +192,9 @@ def own_line(own: dict[str, dict[str, float]]) -> str:
 @app.command()
 def compare(
     federation: FederationFile,
-    methods: Annotated[str, typer.Option(help="names separated by commas; baselines: central, per-silo, base")],
+    methods: Annotated[
+        str, typer.Option(help="names separated by commas; baselines: central, per-silo, chained, base")
+    ],
     set: SetOption = None,
     out: Annotated[Path | None, typer.Option(help="where the runs go; default runs/NAME-compare")] = None,
     workers: WorkersOption = None,
@@ -281,6 +283,9 @@ def evaluate(
     checkpoint: Annotated[int | None, typer.Option(help="the checkpoint of this round")] = None,
     text: str = "text",
     label: str = "label",
+    target: Annotated[str, typer.Option(help="of translations: the field beside --text")] = "target",
+    language: Annotated[str, typer.Option(help="of a translation memory: the language to translate from")] = "",
+    target_language: Annotated[str, typer.Option(help="… and the one to translate into")] = "",
     format: FormatOption = Format.text,
 ) -> None:
     """Score any model of a run on any file."""
@@ -291,7 +296,13 @@ def evaluate(
         site,
         model,
         data,
-        {"text": text, "label": label},
+        {
+            "text": text,
+            "label": label,
+            "target": target,
+            "language": language,
+            "target_language": target_language,
+        },
         lambda problem: errors.print(f"note: {problem}", markup=False),
     )
     finish(format, metrics, lambda: show_metrics(metrics, f"{run} on {data}"))
@@ -304,7 +315,7 @@ def predict(
     silo: Annotated[str | None, typer.Option(help="the model of this silo")] = None,
     format: FormatOption = Format.text,
 ) -> None:
-    """Fill masks, classify, continue a text."""
+    """Fill masks, classify, continue or translate a text."""
     from hansa.use import load
 
     site, model = load(run, silo)
@@ -329,6 +340,8 @@ def said(answer: dict[str, Any]) -> str:
         return f"{answer['type']}: {answer['text']} (characters {answer['span'][0]} to {answer['span'][1]})"
     if "label" in answer:
         return f"{answer['label']} {answer['probability']:.1%}"
+    if "translation" in answer:
+        return str(answer["translation"])
     return json.dumps(answer, ensure_ascii=False)
 
 

@@ -1,45 +1,21 @@
 """What a federation file may say: its sections, their defaults, and what contradicts what."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from hansa.data.source import Files as Files
+from hansa.data.source import Source as Source
 from hansa.errors import did_you_mean
+from hansa.section import Count as Count
+from hansa.section import Named as Named
+from hansa.section import Positive as Positive
+from hansa.section import Section as Section
+from hansa.section import Share as Share
 
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
-Positive = Annotated[float, Field(gt=0.0)]
-Count = Annotated[int, Field(ge=1)]
 ROOT = "root"  # the name of the root of the tree, where it holds data of its own
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Named(BaseModel):
-    """A task or a method: its name, and settings that its own file declares and validates."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-    name: str
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return dict(self.model_extra or {})
-
-
-class Source(Section):
-    """One file or folder of samples (``train``) and how to read it."""
-
-    train: str
-    valid: str | None = None
-    test: str | None = None
-    language: str = ""
-    text: str = "text"
-    label: str = "label"
-    where: dict[str, str | int] = {}  # keep only rows whose fields have these values
-    limit: Count | None = None  # use the first so many training rows
 
 
 class Privacy(Section):
@@ -135,9 +111,10 @@ class Samples(Section):
 
 
 class Schedule(Section):
-    """lr(r)/lr₀ over rounds: ``constant``; ``linear``: 1 − decay·r; ``cosine`` to ``final`` at the last round."""
+    """lr(r)/lr₀ over rounds: ``constant``; ``linear``: 1 − decay·r; ``cosine`` to ``final`` at the last round;
+    ``inverse-sqrt``: √((warmup + 1)/r)."""
 
-    kind: Literal["constant", "linear", "cosine"] = "constant"
+    kind: Literal["constant", "linear", "cosine", "inverse-sqrt"] = "constant"
     decay: Share | None = None  # linear: per round; default reaches zero after the last round
     final: Share = 0.0
     warmup: Annotated[int, Field(ge=0)] = 0
@@ -160,6 +137,7 @@ class Training(Section):
     clip: Positive | None = None  # bound on the norm of a batch's gradient
     batch: Count = 16
     samples: Samples = Samples(epochs=1)
+    steps: Count | None = None  # instead of ``samples``: local steps of a silo, spread evenly over the rounds
     max_batches: Count | None = None
     keep_optimizer: bool = False
     schedule: Schedule = Schedule()
@@ -276,6 +254,7 @@ class Evaluation(Section):
     target: float | None = None  # the report says when the mean of the headline metric got there
     share: Share = 0.1  # of the test data, while running; the final figures use all of it
     batch: Count = 64
+    decode: Annotated[int, Field(ge=0)] = 0  # translate at every so-manieth look (0: at the end alone); it takes long
 
 
 class Checkpointing(Section):
@@ -342,7 +321,8 @@ class Node(Holder):
 class Federation(Section):
     name: str = "run"
     seed: int = 0
-    kind: Literal["federated", "central", "per-silo", "base"] = "federated"
+    kind: Literal["federated", "central", "per-silo", "chained", "base"] = "federated"
+    order: tuple[str, ...] = ()  # chained: whose data come first, second, …; default as below 'silos'
     uses: tuple[str, ...] = ()  # Python files that add tasks or methods of your own
     task: Named = Named(name="mlm")
     model: Model = Model(preset="tiny")
@@ -367,6 +347,21 @@ class Federation(Section):
     @classmethod
     def _name_only(cls, value: Any) -> Any:
         return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _spread_steps(cls, value: Any, handler: Callable[[Any], "Federation"]) -> "Federation":
+        """`train.steps` in samples per round, which is what everybody goes by."""
+        built = handler(value)
+        steps, rounds = built.train.steps, max(1, built.rounds)
+        if steps is None:
+            return built
+        if "samples" in built.train.model_fields_set:
+            raise ValueError("choose one rule: 'train.steps' or 'train.samples'")
+        if steps % rounds:
+            raise ValueError(f"train.steps is {steps}, which {rounds} rounds cannot share evenly: give a multiple")
+        samples = Samples(floor=steps // rounds * built.train.batch, replace=False)
+        return built.model_copy(update={"train": built.train.model_copy(update={"samples": samples, "steps": None})})
 
     @model_validator(mode="after")
     def _sensible(self) -> "Federation":
@@ -402,6 +397,9 @@ class Federation(Section):
                 f"simulate.poison names '{min(strangers)}', which is not a silo; "
                 f"{did_you_mean(min(strangers), leaves(self.silos))}"
             )
+        unknown = set(self.order) - set(leaves(self.silos))
+        if unknown:
+            raise ValueError(f"order names '{min(unknown)}'; {did_you_mean(min(unknown), leaves(self.silos))}")
         count = self.participation.count
         if count is not None and count > len(self.silos):
             raise ValueError(
@@ -454,7 +452,7 @@ def holders(federation: Federation) -> dict[str, Holder]:
 def pooled(silos: dict[str, Node]) -> tuple[Source, ...]:
     """Every source below, tagged so that scores stay apart by language (or by silo)."""
     return tuple(
-        source.model_copy(update={"language": source.language or name})
+        source.model_copy(update={"domain": source.group(name)})
         for name, node in leaves(silos).items()
         for source in node.sources
     )

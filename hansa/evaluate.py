@@ -11,7 +11,7 @@ from hansa.data.examples import Examples
 from hansa.data.sampling import batches
 from hansa.messages import Scores
 from hansa.seeds import stream
-from hansa.tasks.base import Task, Vocabulary
+from hansa.tasks.base import Task, Vocabulary, Writing
 
 PARTS = 4  # of the test set, for the spread that the report shows
 PART = "|"
@@ -26,7 +26,9 @@ def evaluate(
     share: float = 1.0,
     batch_size: int = 64,
     parts: int = 1,
+    decode: bool = False,
 ) -> Scores:
+    """Sums over each group's samples; with ``decode``, also of what a task that writes text writes."""
     if model.training:
         model.eval()
     total = Scores({})
@@ -42,6 +44,9 @@ def evaluate(
                 for indices in batches(mine[part::parts], examples.lengths, batch_size, None):
                     sums = task.score(model, task.batch(examples, indices, rng, vocabulary))
                     total = total + Scores({name: sums})
+                if decode and isinstance(task, Writing):
+                    chosen = mine[part::parts]
+                    total = total + Scores({name: task.compare(model, examples, chosen, vocabulary, batch_size)})
     return total
 
 

@@ -113,7 +113,9 @@ def _absolute(federation: Federation, base: Path) -> Federation:
         return str((base / text).resolve())
 
     def source(s: Source) -> Source:
-        given = {k: path(v) for k in ("train", "valid", "test") if (v := getattr(s, k)) is not None}
+        given: dict[str, Any] = {k: path(v) for k, v in s.files().items()}
+        if s.aligned is not None:
+            given["aligned"] = s.aligned.model_copy(update={k: path(v) for k, v in s.aligned.files().items()})
         return s.model_copy(update=given)
 
     def local(text: str | None) -> str | None:  # a folder if there is one, else a hub id

@@ -66,6 +66,7 @@ class Evaluate:
     split: str = "test"
     share: float = 1.0
     parts: int = 1  # cut every group's samples in so many, and score each: `fr` becomes `fr|0`, `fr|1`, …
+    decode: bool = False  # also write texts and compare them, where the task can
     own: bool = False  # score the silo's own model: this one, with the silo's values where it keeps its own
     by_node: bool = False  # on a tree: every node scores its own model (this one, unless it is empty), under its name
 

@@ -49,7 +49,7 @@ from hansa.runs.directory import atomically
 from hansa.runs.memory import Memory
 from hansa.seeds import stream, torch_seeded
 from hansa.stability import next_factor
-from hansa.tasks.base import Batch, Labelled
+from hansa.tasks.base import Batch, Labelled, texts_in
 from hansa.tensors import NOTHING, Tensors
 from hansa.train import Work, train
 from hansa.upload import Leaving, restore_local
@@ -95,7 +95,7 @@ class Silo:
         for source in self.node.sources:
             for row in rows(source, "train", data, problems):
                 if request.pieces:
-                    texts.append(row[source.text])
+                    texts.extend(texts_in(task, row, source))
                 if request.labels:
                     labels.update(cast(Labelled, task).labels_in(row, source))
             problems.check(data.broken, source.train)
@@ -171,7 +171,7 @@ class Silo:
             self.load(request.round + 1, request.model)
             if request.own:
                 restore_local(self.site.learner.state, self.memory.newest())
-            return self.score(request.split, request.share, request.parts)
+            return self.score(request.split, request.share, request.parts, request.decode)
         self.load(request.round + 1, request.model if request.model.layout.names else self.model(request.round))
         scores = self.score(request.split, request.share)
         return sum((Scores({self.name: sums}) for sums in scores.sums.values()), Scores({}))
@@ -195,17 +195,17 @@ class Silo:
         samples = training.samples.times(len(self.examples("train")), factor)
         return training.model_copy(update={"samples": samples}), {WATCHED: torch.tensor([factor, before, last])}
 
-    def score(self, split: str, share: float, parts: int = 1) -> Scores:
+    def score(self, split: str, share: float, parts: int = 1, decode: bool = False) -> Scores:
         """How the resident model does, as it is now."""
         site, held = self.site, self.examples(split)
         batch, seed = site.federation.evaluate.batch, site.federation.seed
-        return evaluate(site.learner.model, site.task, held, site.vocabulary, seed, share, batch, parts)
+        return evaluate(site.learner.model, site.task, held, site.vocabulary, seed, share, batch, parts, decode)
 
     def examples(self, split: str) -> examples.Examples:
         """The samples of a split: tokenised by whoever asks first, mapped from the cache by everyone else."""
         if split not in self._examples:
             site = self.site
-            names = [source.language or self.name for source in self.node.sources]
+            names = [source.group(self.name) for source in self.node.sources]
             self._examples[split] = examples.load(
                 self.node.sources,
                 split,

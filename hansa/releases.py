@@ -50,6 +50,8 @@ def releases(federation: Federation, survey: Mapping[str, Any] | None = None) ->
         if personal.nearby:
             found.append("Once, at the end: the update of each silo's own model, to find which silos are alike.")
     found.append("At every evaluation: sums of losses and hits on each silo's held-out data.")
+    if federation.task.name == "translate":
+        found.append("With BLEU and chrF: how many n-grams of the translations match, and their lengths; no text.")
     return found
 
 

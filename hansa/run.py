@@ -48,7 +48,7 @@ from hansa.round import Record, federated_round
 from hansa.runs.directory import RunDirectory, atomically
 from hansa.runs.ledger import OWN, Ledger
 from hansa.site import Site
-from hansa.tasks.base import Labelled
+from hansa.tasks.base import Labelled, Marking, Writing
 from hansa.upload import restore_local
 from hansa.watch import Quiet, Watcher
 
@@ -146,6 +146,9 @@ def begin(federation: Federation, directory: RunDirectory, link: Link, ledger: L
         words = tokenizer.byte_tokenizer()
     else:
         words = tokenizer.load(str(settings.path or federation.model.path))
+    if isinstance(task, Marking) and kind in ("federated", "bytes"):
+        sources = (source for node in holders(federation).values() for source in node.sources)
+        words.add_tokens(task.marks(sources), special_tokens=True)
     names = named_labels or found.labels
     labels = cast(Labelled, task).classes(names) if task.needs_labels else ()
     if task.needs_labels and len(labels) < 2:
@@ -309,12 +312,15 @@ class Run:
             looks.append(("test", 1.0))
         for split, share in dict.fromkeys(looks):
             final = (split, share) == ("test", 1.0)
-            scores = self._scores(Evaluate(moving.round, moving.model, split, share, PARTS if final else 1))
+            parts, decode = PARTS if final else 1, self._decodes(moving, split)
+            scores = self._scores(Evaluate(moving.round, moving.model, split, share, parts, decode=decode))
             if final:
                 self.ledger.fact("deviations", deviations(self.site.task, scores))
+                if isinstance(self.site.task, Writing):
+                    self.ledger.fact("signatures", self.site.task.signatures)
                 scores = whole(scores)
                 if self.site.method.upload.keeps_local:
-                    own = self._scores(Evaluate(moving.round, moving.model, split, share, own=True))
+                    own = self._scores(Evaluate(moving.round, moving.model, split, share, decode=decode, own=True))
                     self.ledger.fact("own", {group: self.site.task.metrics(sums) for group, sums in own.sums.items()})
             metrics = {group: self.site.task.metrics(sums) for group, sums in scores.sums.items()}
             self.ledger.scores(moving.round, split, share, metrics)
@@ -334,6 +340,12 @@ class Run:
         metrics = {node: self.site.task.metrics(sums) for node, sums in scores.sums.items()}
         self.ledger.scores(moving.round, f"{OWN} {split}", share, metrics)
         self.watcher.own(moving.round, metrics, self.site.task.headline)
+
+    def _decodes(self, moving: Moving, split: str) -> bool:
+        """Whether texts are written and compared, which takes long: on test data at the end, else as often as asked."""
+        settings = self.federation.evaluate
+        at_the_end = split == "test" and moving.round == self.federation.rounds
+        return at_the_end or bool(settings.decode and moving.round % (settings.every * settings.decode) == 0)
 
     def _scores(self, request: Evaluate) -> Scores:
         asks = dict.fromkeys(self.members, request)

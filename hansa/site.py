@@ -23,6 +23,8 @@ from hansa.tasks.base import Task, Vocabulary
 from hansa.tensors import Layout, Tensors
 from hansa.train import Learner
 
+MODEL_FILES = ("model", "config.json", "generation_config.json")  # how their names begin; the rest is words and labels
+
 
 class Site:
     def __init__(self, federation: Federation, folder: Path) -> None:
@@ -53,9 +55,10 @@ class Site:
     @cached_property
     def fingerprint(self) -> str:
         """What token ids depend on beside the data: the tokeniser, the labels, the task's settings."""
-        text = (self.folder / "start" / "tokenizer.json").read_bytes().hex()
-        named = self.federation.task
-        return str(derive(0, text, json.dumps([named.name, self.vocabulary.labels, self.federation.data.max_length])))
+        files = sorted(f for f in (self.folder / "start").iterdir() if not f.name.startswith(MODEL_FILES))
+        named, data = self.federation.task, self.federation.data
+        settings = json.dumps([named.name, named.settings, data.max_length])
+        return str(derive(0, *(f.read_bytes().hex() for f in files), settings))
 
     @cached_property
     def learner(self) -> Learner:

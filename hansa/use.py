@@ -63,5 +63,5 @@ def score(
     for problem in held.problems:
         tell(problem)
     # Cut as in a run's final evaluation: the same questions, so the same figures for the same file.
-    scores = whole(evaluate(model, site.task, held, site.vocabulary, site.federation.seed, parts=PARTS))
+    scores = whole(evaluate(model, site.task, held, site.vocabulary, site.federation.seed, parts=PARTS, decode=True))
     return {group: site.task.metrics(sums) for group, sums in scores.sums.items()}

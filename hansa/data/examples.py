@@ -6,19 +6,20 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hansa.config import Data, Source
-from hansa.data.readers import Problems, Row, files, rows
+from hansa.data.readers import Problems, Row, files, origins, rows
 
-FORMAT = 3  # of the cached arrays
+FORMAT = 4  # of the cached arrays
+ARRAYS = ("ids", "offsets", "labels", "tags", "texts", "text_offsets")
 
 
 class Encoded(NamedTuple):
@@ -28,6 +29,7 @@ class Encoded(NamedTuple):
     ids: Sequence[int]
     label: int = -1
     tags: Sequence[int] = ()
+    text: str = ""  # what answers are compared with, where the task generates text
 
 
 class Unusable(NamedTuple):
@@ -41,6 +43,29 @@ Encoder = Callable[[list[Row], Source], Iterable[Encoded | Unusable]]
 
 
 @dataclass(frozen=True)
+class Texts:
+    """Strings end to end, as UTF-8; empty where the task has none."""
+
+    bytes: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
+    offsets: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
+
+    def __getitem__(self, index: int) -> str:
+        return self.bytes[self.offsets[index] : self.offsets[index + 1]].tobytes().decode("utf-8")
+
+    @staticmethod
+    def of(texts: Sequence[str]) -> "Texts":
+        encoded = [text.encode("utf-8") for text in texts]
+        offsets = np.cumsum([0, *map(len, encoded)]).astype(np.int64)
+        return Texts(np.frombuffer(b"".join(encoded), np.uint8), offsets)
+
+    @staticmethod
+    def joined(parts: Sequence["Texts"]) -> "Texts":
+        starts = np.cumsum([0, *(len(p.bytes) for p in parts[:-1])])
+        offsets = [p.offsets[1:] + start for p, start in zip(parts, starts, strict=True)]
+        return Texts(np.concatenate([p.bytes for p in parts]), np.concatenate([[0], *offsets]))
+
+
+@dataclass(frozen=True)
 class Examples:
     ids: NDArray[np.int32]  # all samples, end to end
     offsets: NDArray[np.int64]
@@ -49,6 +74,7 @@ class Examples:
     groups: tuple[str, ...]  # languages or domains
     tags: NDArray[np.int32]  # one per token id, where the task has them; else empty
     problems: tuple[str, ...] = ()
+    texts: Texts = field(default_factory=Texts)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -75,8 +101,7 @@ def load(
     parts = [_load_one(source, split, data, encode, fingerprint) for source in sources]
     groups = tuple(dict.fromkeys(names))
     if len(parts) == 1:
-        part = parts[0]
-        return Examples(part.ids, part.offsets, part.labels, part.group, groups, part.tags, part.problems)
+        return replace(parts[0], groups=groups)
     starts = np.cumsum([0, *(len(p.ids) for p in parts[:-1])])
     return Examples(
         ids=np.concatenate([p.ids for p in parts]),
@@ -86,6 +111,7 @@ def load(
         groups=groups,
         tags=np.concatenate([p.tags for p in parts]),
         problems=tuple(problem for p in parts for problem in p.problems),
+        texts=Texts.joined([p.texts for p in parts]),
     )
 
 
@@ -99,17 +125,19 @@ def _load_one(source: Source, split: str, data: Data, encode: Encoder, fingerpri
     if not folder.exists():
         _write(folder, source, split, data, encode)
     meta = json.loads((folder / "meta.json").read_text())
-    names = ("ids", "offsets", "labels", "tags")
-    ids, offsets, labels, tags = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in names)
     # Plain views of the mapped memory: np.memmap's own bookkeeping costs more than the reads.
+    ids, offsets, labels, tags, text, text_offsets = (
+        np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in ARRAYS
+    )
     return Examples(
-        ids=np.asarray(ids),
-        offsets=np.asarray(offsets),
-        labels=np.asarray(labels),
+        ids=ids,
+        offsets=offsets,
+        labels=labels,
         group=np.zeros(len(labels), np.int32),
         groups=("",),
-        tags=np.asarray(tags),
+        tags=tags,
         problems=tuple(meta["problems"]),
+        texts=Texts(text, text_offsets),
     )
 
 
@@ -118,6 +146,7 @@ def _write(folder: Path, source: Source, split: str, data: Data, encode: Encoder
     ids: list[NDArray[np.int32]] = []
     tags: list[NDArray[np.int32]] = []
     labels: list[int] = []
+    texts: list[str] = []
     for some in _in_batches(rows(source, split, data, problems), 2000):
         for sample in encode(some, source):
             if isinstance(sample, Unusable):
@@ -126,13 +155,21 @@ def _write(folder: Path, source: Source, split: str, data: Data, encode: Encoder
             ids.append(np.asarray(sample.ids, np.int32))
             tags.append(np.asarray(sample.tags, np.int32))
             labels.append(sample.label)
-    problems.check(data.broken, {"valid": source.valid, "test": source.test}.get(split) or source.train)
+            texts.append(sample.text)
+    problems.check(data.broken, source.files().get(split, source.train))
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".draft-"))
-    np.save(draft / "ids.npy", np.concatenate(ids) if ids else np.zeros(0, np.int32))
-    np.save(draft / "offsets.npy", np.cumsum([0, *map(len, ids)]).astype(np.int64))
-    np.save(draft / "labels.npy", np.asarray(labels, np.int32))
-    np.save(draft / "tags.npy", np.concatenate(tags) if tags else np.zeros(0, np.int32))
+    said = Texts.of(texts)
+    arrays: tuple[NDArray[Any], ...] = (
+        np.concatenate(ids) if ids else np.zeros(0, np.int32),
+        np.cumsum([0, *map(len, ids)]).astype(np.int64),
+        np.asarray(labels, np.int32),
+        np.concatenate(tags) if tags else np.zeros(0, np.int32),
+        said.bytes,
+        said.offsets,
+    )
+    for name, array in zip(ARRAYS, arrays, strict=True):
+        np.save(draft / f"{name}.npy", array)
     seen = (
         [f"{problems.broken} of {problems.lines} lines left out, first {problems.first[0]}"] if problems.broken else []
     )
@@ -150,13 +187,12 @@ def _in_batches(items: Iterator[Row], size: int) -> Iterator[list[Row]]:
 
 def _key(source: Source, split: str, data: Data, fingerprint: str) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    origin = {"train": source.train, "valid": source.valid, "test": source.test}[split] or source.train
-    for text in files(Path(origin)):
+    for text in (file for origin in origins(source, split) for file in files(origin)):
         for file in (text, text.with_suffix(".ann")):  # BRAT keeps annotation beside the text
             if file.is_file():
                 stat = file.stat()
                 digest.update(_content(str(file), stat.st_mtime_ns, stat.st_size))
-    settings = source.model_dump(mode="json") | {
+    settings = source.model_dump(mode="json", exclude={"aligned", "domain"}) | {
         "train": "",
         "valid": source.valid is None,
         "test": source.test is None,

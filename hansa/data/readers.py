@@ -1,4 +1,5 @@
-"""Read rows out of whatever a silo has: JSON Lines, Parquet, CSV, text, CoNLL, BRAT, a Hugging Face dataset, a folder.
+"""Read rows out of whatever a silo has: JSON Lines, Parquet, CSV, text, CoNLL, BRAT, TMX, gettext, aligned texts, a
+Hugging Face dataset, a folder.
 
 A line that cannot be read is never dropped in silence: it is counted and reported with its file and line.
 """
@@ -16,11 +17,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from hansa.config import Data, Source
+from hansa.data.parallel import aligned, catalogue, tmx
 from hansa.data.standoff import Parsed, brat, columns
 from hansa.errors import DataError
 
-SUFFIXES = (".jsonl", ".json", ".ndjson", ".parquet", ".arrow", ".csv", ".tsv", ".txt", ".conll", ".iob", ".bio")
 COLUMNS = (".conll", ".iob", ".bio")  # one token and its tag per line
+MEMORIES = (".tmx", ".po")  # translations, whose fields are named by their languages
+SUFFIXES = (".jsonl", ".json", ".ndjson", ".parquet", ".arrow", ".csv", ".tsv", ".txt", *COLUMNS, *MEMORIES)
 
 
 class Row(dict[str, Any]):
@@ -57,10 +60,9 @@ class Problems:
 def rows(source: Source, split: str, data: Data, problems: Problems) -> Iterator[Row]:
     """The rows of one split. Without files of their own, valid and test are cut from the training file by a hash of
     the text, so the cut is stable and equal texts never stand on both sides."""
-    own_file = {"train": source.train, "valid": source.valid, "test": source.test}[split]
-    cut_from_train = own_file is None
+    cut_from_train = split not in source.files()
     taken = 0
-    readable = _readable(Path(own_file or source.train), source, problems)
+    readable = _readable(split, source, problems)
     if data.deidentify is not None:
         from hansa.data.at_home import without_personal_details
 
@@ -81,9 +83,9 @@ def _side(text: str, source: Source, data: Data) -> str:
     return "test" if point < test else "valid" if point < test + valid else "train"
 
 
-def _readable(path: Path, source: Source, problems: Problems) -> Iterator[Row]:
+def _readable(split: str, source: Source, problems: Problems) -> Iterator[Row]:
     """Rows that match ``where`` and have a text; the others are noted or skipped."""
-    for place, row, reason in _numbered(path):
+    for place, row, reason in _numbered(split, source):
         problems.lines += 1
         if row is None:
             problems.note(place, reason)
@@ -94,15 +96,26 @@ def _readable(path: Path, source: Source, problems: Problems) -> Iterator[Row]:
         row.place = place
         if source.text not in row and isinstance(row.get("tokens"), list):
             row[source.text] = " ".join(map(str, row["tokens"]))
-        text, language = row.get(source.text), row.get("lang")
+        text = row.get(source.text)
         if text is None:
             problems.note(place, f"no field '{source.text}' (fields: {_names(row)})")
-        elif _is_code(source.language) and _is_code(language) and language != source.language:
-            problems.note(place, f"its 'lang' is {language}, but the silo's language is {source.language}")
+        elif wrong := _wrong_language(row, source):
+            problems.note(place, wrong)
         elif not isinstance(text, str) or not text.strip():
             problems.note(place, f"field '{source.text}' is empty or not text")
         else:
             yield row
+
+
+def _wrong_language(row: Row, source: Source) -> str:
+    """Which side says of itself that it is in another language than the silo's; empty if none does."""
+    sides = (("lang", source.language), ("src_lang", source.language), ("tgt_lang", source.target_language))
+    for name, wanted in sides:
+        said = row.get(name)
+        if _is_code(wanted) and _is_code(said) and said != wanted:
+            kind = "target language" if name == "tgt_lang" else "language"
+            return f"its '{name}' is {said}, but the silo's {kind} is {wanted}"
+    return ""
 
 
 Numbered = Iterator[tuple[str, dict[str, Any] | None, str]]  # place, row (or None), reason
@@ -122,7 +135,21 @@ def files(path: Path) -> list[Path]:
     return found
 
 
-def _numbered(path: Path) -> Numbered:
+def origins(source: Source, split: str) -> list[Path]:
+    """The paths that a split is read from: one, or two that are aligned."""
+    sides = [source] if source.aligned is None else [source, source.aligned]
+    return [Path(side.files().get(split, side.train)) for side in sides]
+
+
+def _numbered(split: str, source: Source) -> Numbered:
+    path, *beside = origins(source, split)
+    if beside:
+        try:
+            with _open(path) as left, _open(beside[0]) as right:
+                yield from aligned(path, beside[0], (left, right), source)
+        except (EOFError, OSError, zlib.error) as error:
+            yield str(path), None, f"it or {beside[0]} ends early or is damaged ({error})"
+        return
     for file in files(path):
         suffix = _suffix(file)
         if suffix in (".parquet", ".arrow"):
@@ -130,18 +157,20 @@ def _numbered(path: Path) -> Numbered:
         elif file.with_suffix(".ann").is_file():
             yield from brat(file)
         elif suffix in SUFFIXES:
-            yield from _lines(file, suffix)
+            yield from _lines(file, suffix, source)
         else:
             raise DataError(f"{file}: this kind of file is not readable; readable are {', '.join(SUFFIXES)}")
 
 
-def _lines(file: Path, suffix: str) -> Numbered:
+def _lines(file: Path, suffix: str, source: Source) -> Numbered:
     """Text files of all kinds: a line that is not UTF-8, and a file that breaks off, are reported like broken lines."""
     number = 0
     try:
         with _open(file) as stream:
             if suffix in (".csv", ".tsv"):
-                rows = _csv(stream, "\t" if suffix == ".tsv" else ",")
+                rows = _csv(stream, "\t" if suffix == ".tsv" else ",", source.text.isdigit())
+            elif suffix in MEMORIES:
+                rows = tmx(stream.buffer, source) if suffix == ".tmx" else catalogue(stream.read(), source)
             elif suffix in COLUMNS:
                 rows = columns(stream)
             else:
@@ -198,7 +227,12 @@ def _json_lines(stream: TextIO) -> Parsed:
         yield (number, row, "") if isinstance(row, dict) else (number, None, "not a JSON object")
 
 
-def _csv(stream: TextIO, delimiter: str) -> Parsed:
+def _csv(stream: TextIO, delimiter: str, by_number: bool) -> Parsed:
+    """A table; without a header its columns have numbers (`text: 1`), and quotes are text."""
+    if by_number:
+        for number, cells in enumerate(csv.reader(stream, delimiter=delimiter, quoting=csv.QUOTE_NONE), 1):
+            yield number, {str(i): cell for i, cell in enumerate(cells, 1)}, ""
+        return
     reader = csv.DictReader(stream, delimiter=delimiter)
     for row in reader:
         if None in row or None in row.values():

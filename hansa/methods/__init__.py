@@ -11,7 +11,7 @@ from hansa.registry import Registry
 METHODS: Registry[Method] = Registry("method")
 
 # Each module registers itself above; the imports stand below because they need METHODS.
-from hansa.methods import alone, dga, fedavg, fedbuff, fedopt, fedprox, pulling, qffl, robust, worldlm  # noqa: E402, F401
+from hansa.methods import alone, chained, dga, fedavg, fedbuff, fedopt, fedprox, pulling, qffl, robust, worldlm  # noqa: E402, F401  # noqa: E402, F401
 from hansa.methods.fedopt import server_optimiser  # noqa: E402
 from hansa.methods.robust import Krum, aggregation  # noqa: E402
 

@@ -14,7 +14,7 @@ Deviations: v starts at zero (Reddi et al. allow any v₋₁ ≥ τ²).
 """
 
 from dataclasses import dataclass, replace
-from math import cos, pi
+from math import cos, pi, sqrt
 from typing import Annotated, Literal
 
 import torch
@@ -91,6 +91,8 @@ def scale(schedule: Schedule, round: int, rounds: int) -> float:
     if schedule.kind == "cosine":
         done = (round - schedule.warmup) / max(1, rounds - schedule.warmup)
         return schedule.final + (1 - schedule.final) * 0.5 * (1 + cos(pi * min(1.0, done)))
+    if schedule.kind == "inverse-sqrt":
+        return sqrt((schedule.warmup + 1) / round)  # Vaswani et al. (2017), Equation 3, in rounds
     return 1.0
 
 

@@ -28,7 +28,7 @@ def preset(
     dropout: float = 0.0,
     labels: tuple[str, ...] = (),
 ) -> PreTrainedModel:
-    """BERT, Llama or BART in three sizes, with the shapes that `max_length` and the vocabulary ask for."""
+    """BERT, Llama or Marian in three sizes, with the shapes that `max_length` and the vocabulary ask for."""
     layers, width, heads = SIZES[size]
     family = AUTO[auto]
     vocabulary = -(-len(tokenizer) // 8) * 8  # a multiple of eight multiplies faster
@@ -64,7 +64,7 @@ def preset(
             **special,
         )
     else:
-        config = transformers.BartConfig(
+        config = transformers.MarianConfig(
             vocab_size=vocabulary,
             d_model=width,
             encoder_layers=layers,
@@ -76,9 +76,9 @@ def preset(
             max_position_embeddings=max_length + 2,
             dropout=dropout,
             attention_dropout=dropout,
-            activation_dropout=0.0,
+            scale_embedding=True,
             decoder_start_token_id=tokenizer.bos_token_id,
-            forced_eos_token_id=tokenizer.eos_token_id,
+            forced_eos_token_id=None,
             **special,
         )
     return from_config(config, auto, labels)
@@ -86,7 +86,15 @@ def preset(
 
 def from_config(config: Any, auto: str, labels: tuple[str, ...] = ()) -> PreTrainedModel:
     _name_labels(config, labels)
-    model: PreTrainedModel = getattr(transformers, auto).from_config(config)
+    return _fixed_tables(getattr(transformers, auto).from_config(config))
+
+
+def _fixed_tables(model: PreTrainedModel) -> PreTrainedModel:
+    """Sinusoidal position tables are formulas, not weights: the library makes them trainable when it loads them, and
+    then they would travel with every update."""
+    for module in model.modules():
+        if "Sinusoidal" in type(module).__name__:
+            module.requires_grad_(False)
     return model
 
 
@@ -137,4 +145,4 @@ def load(path: str, auto: str, labels: tuple[str, ...] = (), fresh: bool = False
     except (OSError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise ConfigError(f"model.path: {path} cannot be loaded as {auto}: {first}") from None
-    return model
+    return _fixed_tables(model)

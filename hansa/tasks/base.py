@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import exp
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -112,6 +112,39 @@ class Labelled(Task, Protocol):
         """The model's classes, when these names are all there are."""
 
 
+@runtime_checkable
+class Worded(Protocol):
+    """A task whose samples have more text than one field."""
+
+    def texts_in(self, row: Row, source: Source) -> list[str]: ...
+
+
+def texts_in(task: Task, row: Row, source: Source) -> list[str]:
+    """What of a row the vocabulary is built from."""
+    return task.texts_in(row, source) if isinstance(task, Worded) else [row[source.text]]
+
+
+@runtime_checkable
+class Marking(Protocol):
+    """A task that needs tokens of its own in a vocabulary that is built for it."""
+
+    def marks(self, sources: Iterable[Source]) -> list[str]: ...
+
+
+@runtime_checkable
+class Writing(Protocol):
+    """A task whose model writes texts, which are compared with those the samples bring."""
+
+    def compare(
+        self, model: nn.Module, examples: Examples, indices: NDArray[np.int64], vocabulary: Vocabulary, size: int
+    ) -> dict[str, float]:
+        """Sums that add up, of so many samples at once."""
+
+    @property
+    def signatures(self) -> tuple[str, ...]:
+        """How exactly its metrics were computed, in the words of their library."""
+
+
 def pad(
     examples: Examples, indices: NDArray[np.int64], filler: int, values: NDArray[np.int32] | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -157,8 +190,9 @@ def windows(rows: list[Row], source: Source, vocabulary: Vocabulary, covered: bo
 def logits_at(model: Any, batch: Batch) -> Tensor:
     """The head's output at ``batch.rows`` alone.
 
-    Whatever the architecture, the head is what runs after `base_model`; keeping only the wanted rows of the base's
-    last hidden state spares the head, and the vocabulary-wide product above all, the rest.
+    Whatever the architecture, the head is what runs after `base_model` (after the decoder, of an encoder–decoder);
+    keeping only the wanted rows of the last hidden state spares the head, and the vocabulary-wide product above all,
+    the rest.
     """
 
     def keep(_module: nn.Module, _args: Any, output: Any) -> Any:
@@ -166,7 +200,8 @@ def logits_at(model: Any, batch: Batch) -> Tensor:
         output.last_hidden_state = hidden.reshape(-1, hidden.shape[-1])[batch.rows].unsqueeze(0)
         return output
 
-    handle = model.base_model.register_forward_hook(keep)
+    before_head = model.get_decoder() if model.config.is_encoder_decoder else model.base_model
+    handle = before_head.register_forward_hook(keep)
     try:
         logits: Tensor = model(**batch.inputs, return_dict=True).logits
     finally:

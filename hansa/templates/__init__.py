@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hansa.data import generator
+from hansa.data import generator, phrases
 from hansa.errors import UserError, did_you_mean
 
 FOLDER = Path(__file__).parent
@@ -25,16 +25,32 @@ def new(template: str, folder: Path, seed: int = 0) -> Path:
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; choose a new folder")
     (folder / "data").mkdir(parents=True)
-    for language, count in (TREE if template == "worldlm" else SIZES).items():
-        rows = assertions(language, count, seed) if template == "classify" else generator.notes(language, count, seed)
-        with (folder / "data" / f"{language}.jsonl").open("w", encoding="utf-8") as stream:
+    sources = translations(seed) if template == "translation" else notes(template, seed)
+    lines = []
+    for name, (settings, rows) in sources.items():
+        with (folder / "data" / f"{name}.jsonl").open("w", encoding="utf-8") as stream:
             stream.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    silos = "\n".join(f"  {language}: {{train: data/{language}.jsonl, language: {language}}}" for language in SIZES)
+        lines.append(f"  {name}: {{train: data/{name}.jsonl, {settings}}}")
+    silos = "\n".join(lines)
     for source in FOLDER.glob(f"{template}*.yaml"):
         variant = source.stem.partition(".")[2] or "federation"  # medical.small.yaml becomes small.yaml
         text = source.read_text(encoding="utf-8").replace("@SILOS@", silos)
         (folder / f"{variant}.yaml").write_text(text, encoding="utf-8")
     return folder / "federation.yaml"
+
+
+Sources = dict[str, tuple[str, Iterator[dict[str, Any]]]]  # silo → further settings of its source, and its rows
+
+
+def notes(template: str, seed: int) -> Sources:
+    write = assertions if template == "classify" else generator.notes
+    sizes = TREE if template == "worldlm" else SIZES
+    return {language: (f"language: {language}", write(language, count, seed)) for language, count in sizes.items()}
+
+
+def translations(seed: int) -> Sources:
+    fields = "text: src, target: tgt, language: de, target_language: en"
+    return {domain: (fields, phrases.pairs(domain, count, seed)) for domain, count in phrases.SIZES.items()}
 
 
 def assertions(language: str, count: int, seed: int) -> Iterator[dict[str, Any]]:

@@ -84,3 +84,9 @@ def test_schedules():
 def test_every_name_of_the_federation_file_builds(name):
     optimiser = server_optimiser(Server(optimizer=name, lr=0.1))
     assert not np.allclose(moved(optimiser), START)
+
+
+def test_inverse_square_root_rises_to_one_and_falls_with_the_root():
+    schedule = Schedule(kind="inverse-sqrt", warmup=3)
+    factors = [scale(schedule, r, 100) for r in (1, 2, 3, 4, 16, 64)]
+    assert factors == pytest.approx([0.25, 0.5, 0.75, 1.0, 0.5, 0.25])

@@ -1,0 +1,65 @@
+"""Translating a test set with sorted batches, against the library's plain `generate` on batches as the samples come:
+same model, beam and largest length. The model is trained just enough to end sentences."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from _figures import Figures, best_of
+
+from hansa import templates
+from hansa.data.examples import Examples
+from hansa.federation_file import read
+from hansa.run import run
+from hansa.seeds import stream
+from hansa.tasks.base import Vocabulary, as_tensors
+from hansa.tasks.translate import rectangle, write
+from hansa.use import load
+
+SIZE = 64
+
+
+def plain(model: torch.nn.Module, held: Examples, indices: np.ndarray, vocabulary: Vocabulary, beams: int) -> list[str]:
+    found: list[str] = []
+    for start in range(0, len(indices), SIZE):
+        some = indices[start : start + SIZE]
+        begin = held.offsets[some]
+        ids, mask = rectangle(held.ids, begin, begin + held.labels[some], vocabulary.pad)
+        inputs = as_tensors(input_ids=ids, attention_mask=mask)
+        options = {"num_beams": beams, "do_sample": False, "max_new_tokens": vocabulary.max_length}
+        written = model.generate(**inputs, early_stopping=beams > 1, **options)
+        found += vocabulary.tokenizer.batch_decode(written, skip_special_tokens=True)
+    return found
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    figures = Figures()
+    with tempfile.TemporaryDirectory() as folder:
+        file = templates.new("translation", Path(folder) / "data")
+        settings = read(file, ["rounds=1", "train.steps=150", "train.schedule=constant", "task.beams=1"])
+        outcome = run(settings, Path(folder) / "run", workers=0)
+        site, model = load(outcome.folder)
+        held = [site.silo(name).examples("train") for name in ("news", "menus")]
+        news, menus = held
+        joined = Examples(
+            np.concatenate([news.ids, menus.ids]),
+            np.concatenate([news.offsets, menus.offsets[1:] + len(news.ids)]),
+            np.concatenate([news.labels, menus.labels]),
+            np.zeros(len(news) + len(menus), np.int32),
+            ("all",),
+            news.tags[:0],
+        )
+        chosen = stream(0, "decode").permutation(len(joined))[:384]
+        with torch.inference_mode():
+            for beams, name in ((1, "greedy"), (4, "beam_4")):
+                theirs = best_of(2, lambda b=beams: plain(model, joined, chosen, site.vocabulary, b))
+                ours = best_of(2, lambda b=beams: write(model, joined, chosen, site.vocabulary, b, SIZE))
+                print(f"{name}: {len(chosen) / ours:.0f} sentences a second, plain {len(chosen) / theirs:.0f}")
+                figures.add(f"decode_{name}_vs_generate", theirs / ours, "ratio", ">=", 0.9)
+    figures.end()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Where a silo's samples lie, and how they are read."""
+
+from typing import Any
+
+from pydantic import ConfigDict, field_validator, model_validator
+
+from hansa.section import Count, Section
+
+
+class Files(Section):
+    """A file or folder for training; where valid and test have none of their own, they are cut from it."""
+
+    train: str
+    valid: str | None = None
+    test: str | None = None
+
+    def files(self) -> dict[str, str]:
+        """Split → file, where it has one."""
+        return {split: file for split in ("train", "valid", "test") if (file := getattr(self, split)) is not None}
+
+
+class Source(Files):
+    """Samples and how to read them."""
+
+    model_config = ConfigDict(coerce_numbers_to_str=True)  # `text: 1` is the first column of a table without header
+    language: str = ""
+    domain: str = ""  # what its scores are told apart by; default the language, of translations the silo
+    text: str = "text"
+    label: str = "label"
+    target: str = "target"  # of translations: the field beside ``text``
+    target_language: str = ""
+    aligned: Files | None = None  # plain text whose line n is the translation of line n of the files above
+    where: dict[str, str | int] = {}  # keep only rows whose fields have these values
+    limit: Count | None = None  # use the first so many training rows
+
+    @field_validator("aligned", mode="before")
+    @classmethod
+    def _one_file(cls, value: Any) -> Any:
+        return {"train": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _both_sides(self) -> "Source":
+        if self.aligned is None:
+            return self
+        for split in ("valid", "test"):
+            if (getattr(self, split) is None) != (getattr(self.aligned, split) is None):
+                raise ValueError(f"'{split}' is given for one side only: name both '{split}' and 'aligned.{split}'")
+        return self
+
+    def group(self, silo: str) -> str:
+        """The name of its scores: translations share their languages, so silos tell them apart."""
+        return self.domain or (not self.target_language and self.language) or silo

@@ -1,0 +1,51 @@
+"""BLEU and chrF as sums that add up over batches, silos and federations, by sacrebleu (Post, 2018).
+
+BLEU   lengths of both sides, matching and possible n-grams for n = 1 … 4
+chrF   character n-grams of either side and matching ones, for n = 1 … 6
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from hansa.errors import UserError
+
+
+@cache
+def _metrics() -> dict[str, Any]:
+    try:
+        from sacrebleu.metrics.bleu import BLEU
+        from sacrebleu.metrics.chrf import CHRF
+    except ImportError:
+        raise UserError("BLEU and chrF need sacrebleu: pip install 'hansa[translation]'") from None
+    return {"bleu": BLEU(force=True), "chrf": CHRF()}
+
+
+def sums(written: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+    """Sufficient statistics, one key each."""
+    found: dict[str, float] = {}
+    if not written:
+        return found
+    for name, metric in _metrics().items():
+        by_sentence = metric._extract_corpus_statistics(list(written), [list(references)])
+        for i, column in enumerate(zip(*by_sentence, strict=True)):
+            found[f"{name}:{i}"] = float(sum(column))
+    return found
+
+
+def metrics(sums: Mapping[str, float]) -> dict[str, float]:
+    """The figures that sacrebleu gives for the whole corpus; empty if nothing was translated."""
+    if "bleu:0" not in sums:
+        return {}
+    found = {}
+    for name, metric in _metrics().items():
+        count = sum(1 for key in sums if key.startswith(f"{name}:"))
+        found[name] = float(metric._compute_score_from_stats([int(sums[f"{name}:{i}"]) for i in range(count)]).score)
+    return found
+
+
+def signatures() -> tuple[str, ...]:
+    """How exactly the figures were computed, in sacrebleu's words."""
+    for metric in _metrics().values():
+        metric.num_refs = 1
+    return tuple(f"{name.upper() if name == 'bleu' else 'chrF'} {m.get_signature()}" for name, m in _metrics().items())

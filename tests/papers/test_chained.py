@@ -1,0 +1,56 @@
+"""Chained fine-tuning against its definition: each silo goes on from where the one before it stopped."""
+
+import pytest
+import torch
+import yaml
+
+from hansa import baselines
+from hansa.errors import ConfigError
+from hansa.federation_file import parse
+from hansa.messages import Train
+from hansa.run import run
+from hansa.site import Site
+from tests.conftest import same, weights
+
+BASELINE = {"optimizer": "sgd", "lr": 0.2, "batch": 8}
+
+
+def chained(federation, folder, order, **settings):
+    base = {"kind": "chained", "order": order, "tokenizer": {"kind": "bytes"}, "rounds": 2, "baseline": BASELINE}
+    outcome = run(federation(**(base | settings)), folder, workers=0)
+    return weights(outcome.folder / "model")
+
+
+def test_one_silo_is_plain_training_of_that_silo(federation, tmp_path):
+    alone = chained(federation, tmp_path / "chained", ["north"], sizes={"north": 60})
+    settings = {"kind": "per-silo", "tokenizer": {"kind": "bytes"}, "rounds": 2, "baseline": BASELINE}
+    own = run(
+        federation(**settings, sizes={"north": 60}, evaluate={"every": 2, "share": 1.0}), tmp_path / "own", workers=0
+    )
+    for name, value in weights(own.folder / "silos" / "north" / "model").items():
+        torch.testing.assert_close(alone[name], value, rtol=1e-5, atol=1e-6)  # θ − (θ − θᵢ) rounds
+
+
+def test_the_second_silo_starts_from_the_first_ones_model(federation, tmp_path):
+    both = chained(federation, tmp_path / "both", ["north", "south"])
+    site = Site(parse(yaml.safe_load((tmp_path / "both" / "federation.yaml").read_text())), tmp_path / "both")
+    arranged = baselines.arrange(site.federation, 0)
+    oracle = Site(arranged, tmp_path / "both")
+    model = oracle.start.copy()
+    for round, name in enumerate(("north", "south"), 1):
+        model.flat.sub_(oracle.silo(name).answer(Train(round, model)).gradient.flat)
+    found = {name: both[name] for name in model.layout.names if name in both}
+    for name, value in found.items():
+        torch.testing.assert_close(value, model[name], rtol=1e-5, atol=1e-6)
+    assert found
+
+
+def test_the_order_matters(federation, tmp_path):
+    one, other = (chained(federation, tmp_path / order[0], order) for order in (["north", "south"], ["south", "north"]))
+    assert not same(one, other)
+
+
+def test_a_silo_that_is_not_there_is_refused(federation):
+    raw = federation().model_dump(mode="json") | {"order": ["nord"]}
+    with pytest.raises(ConfigError, match="order names 'nord'; did you mean 'north'"):
+        parse(raw)

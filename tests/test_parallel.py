@@ -1,0 +1,122 @@
+"""Translations as people keep them: every format gives the same pairs, and every fault is a sentence with a place."""
+
+import gzip
+import json
+
+import pytest
+
+from hansa.config import Data, Source
+from hansa.data.readers import Problems, rows
+from hansa.errors import ConfigError, DataError
+from hansa.federation_file import parse
+
+PAIRS = [("Guten Tag", "Good day"), ("Datei öffnen", "Open file"), ('Er sagte "ja"', 'He said "yes"')]
+WHOLE = Data(valid=0.0, test=0.0)
+LANGUAGES = {"language": "de", "target_language": "en"}
+
+TMX = """<?xml version="1.0" encoding="UTF-8"?>
+<tmx version="1.4"><header/><body>
+{}
+</body></tmx>"""
+UNIT = '<tu><tuv xml:lang="de-DE"><seg>{}</seg></tuv><tuv xml:lang="EN"><seg>{}</seg></tuv></tu>'
+
+CATALOGUE = """msgid ""
+msgstr "Language: de\\nContent-Type: text/plain; charset=UTF-8\\n"
+
+msgid "Good day"
+msgstr "Guten Tag"
+
+#, fuzzy
+msgid "Close file"
+msgstr "Datei öffnen"
+
+msgid "Not translated"
+msgstr ""
+
+msgid "Open file"
+msgid_plural "Open files"
+msgstr[0] "Datei öffnen"
+msgstr[1] "Dateien öffnen"
+"""
+
+
+def read(source, problems=None):
+    problems = problems or Problems()
+    found = [(row[source.text], row[source.target]) for row in rows(source, "train", WHOLE, problems)]
+    return found, problems
+
+
+def test_every_format_gives_the_same_pairs(tmp_path):
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"src": s, "tgt": t}) + "\n" for s, t in PAIRS))
+    with gzip.open(tmp_path / "a.de.gz", "wt", encoding="utf-8") as stream:
+        stream.writelines(s + "\n" for s, _ in PAIRS)
+    (tmp_path / "a.en").write_text("".join(t + "\n" for _, t in PAIRS))
+    (tmp_path / "plain.tsv").write_text("".join(f"{s}\t{t}\n" for s, t in PAIRS))
+    (tmp_path / "a.tmx").write_text(TMX.format("\n".join(UNIT.format(s, t) for s, t in PAIRS)))
+    sources = {
+        "jsonl": Source(train=str(tmp_path / "a.jsonl"), text="src", target="tgt"),
+        "aligned": Source(train=str(tmp_path / "a.de.gz"), aligned=str(tmp_path / "a.en")),
+        "tsv": Source(train=str(tmp_path / "plain.tsv"), text=1, target=2),
+        "tmx": Source(train=str(tmp_path / "a.tmx"), **LANGUAGES),
+    }
+    for name, source in sources.items():
+        found, problems = read(source)
+        assert found == PAIRS, name
+        assert problems.broken == 0
+
+
+def test_a_catalogue_is_read_in_the_direction_asked_for(tmp_path):
+    file = tmp_path / "de.po"
+    file.write_text(CATALOGUE)
+    found, problems = read(Source(train=str(file), **LANGUAGES))
+    assert found == [("Guten Tag", "Good day"), ("Datei öffnen", "Open file"), ("Dateien öffnen", "Open files")]
+    backwards, _ = read(Source(train=str(file), language="en", target_language="de"))
+    assert backwards == [(t, s) for s, t in found]
+    assert problems.broken == 0, "what is fuzzy or not translated is no fault"
+    _, wrong = read(Source(train=str(file), language="fr", target_language="en"))
+    assert wrong.first == [f"{file}:1: the catalogue's language is 'de', but the silo translates fr to en"]
+
+
+def test_files_of_unequal_length_are_refused_with_both_counts(tmp_path):
+    (tmp_path / "a.de").write_text("eins\nzwei\ndrei\n")
+    (tmp_path / "a.en").write_text("one\ntwo\n")
+    for left, right, counts in (("a.de", "a.en", ("3", "2")), ("a.en", "a.de", ("2", "3"))):
+        source = Source(train=str(tmp_path / left), aligned=str(tmp_path / right))
+        with pytest.raises(DataError, match=f"has {counts[0]} lines, but .* has {counts[1]}: line n of the one"):
+            read(source)
+
+
+def test_an_empty_side_and_a_missing_language_are_counted_with_their_place(tmp_path):
+    (tmp_path / "a.de").write_text("eins\n\ndrei\n")
+    (tmp_path / "a.en").write_text("one\ntwo\nthree\n")
+    found, problems = read(Source(train=str(tmp_path / "a.de"), aligned=str(tmp_path / "a.en")))
+    assert len(found) == 2
+    assert problems.first == [f"{tmp_path / 'a.de'}:2: field 'text' is empty or not text"]
+    (tmp_path / "a.tmx").write_text(TMX.format(UNIT.format("Guten Tag", "Good day")))
+    _, problems = read(Source(train=str(tmp_path / "a.tmx"), language="de", target_language="fr"))
+    assert problems.first == [f"{tmp_path / 'a.tmx'}:1: it has no text in 'fr' (only in EN, de-DE)"]
+    (tmp_path / "b.tmx").write_text("<tmx><body><tu>")
+    _, problems = read(Source(train=str(tmp_path / "b.tmx"), **LANGUAGES))
+    assert "not valid XML" in problems.first[0]
+
+
+def test_rows_that_say_they_are_in_another_language_are_noted(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_text(json.dumps({"text": "Bonjour", "target": "Hello", "src_lang": "de", "tgt_lang": "fr"}) + "\n")
+    _, problems = read(Source(train=str(file), **LANGUAGES))
+    assert problems.first == [f"{file}:1: its 'tgt_lang' is fr, but the silo's target language is en"]
+
+
+def test_an_aligned_split_needs_both_sides(tmp_path):
+    silo = {"train": "a.de", "valid": "b.de", "aligned": "a.en"}
+    with pytest.raises(
+        ConfigError, match=r"'valid' is given for one side only: name both 'valid' and 'aligned\.valid'"
+    ):
+        parse({"silos": {"a": silo}})
+
+
+def test_translations_are_told_apart_by_silo_and_other_texts_by_language():
+    assert Source(train="x", language="de").group("lyon") == "de"
+    assert Source(train="x", **LANGUAGES).group("news") == "news"
+    assert Source(train="x", domain="php", **LANGUAGES).group("news") == "php"
+    assert Source(train="x").group("lyon") == "lyon"
