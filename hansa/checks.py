@@ -28,6 +28,11 @@ def check_settings(federation: Federation) -> None:
     load_plugins(federation.uses)
     _check_tree(federation)
     task = TASKS.build(federation.task)
+    guarded = next((name for name, node in walk(federation.silos) if node.policy is not None), None)
+    if federation.kind == "central" and guarded is not None:
+        raise ConfigError(
+            f"a central run pools the silos' data, and no policy can allow that: leave out silos.{guarded}.policy"
+        )
     if federation.data.deidentify is not None:
         if isinstance(task, Worded):
             raise ConfigError(

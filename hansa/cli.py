@@ -14,7 +14,7 @@ from hansa.cli_audit import audit
 from hansa.cli_data import data
 from hansa.cli_deploy import join, kit, serve
 from hansa.console import Format, FormatOption, errors, finish, number, output, show_metrics, table
-from hansa.errors import HansaError, UserError
+from hansa.errors import HansaError, UserError, did_you_mean
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -32,6 +32,7 @@ app.command()(join)
 WorkersOption = Annotated[int | None, typer.Option(min=0, help="worker processes; default one per core, 0: in-process")]
 FederationFile = Annotated[Path, typer.Argument(metavar="FED.yaml", help="the federation file")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="override a setting")]
+LINKS = ("pool", "ray")
 INTERRUPTED = 130  # how typer ends after Ctrl-C
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="a run directory")]
 
@@ -98,13 +99,45 @@ def new(
 
 
 @app.command()
-def check(federation: FederationFile, set: SetOption = None, format: FormatOption = Format.text) -> None:
+def check(
+    federation: FederationFile,
+    set: SetOption = None,
+    policy: Annotated[Path | None, typer.Option(metavar="FILE", help="a silo's policy: what would it say?")] = None,
+    format: FormatOption = Format.text,
+) -> None:
     """Validate; preview shares, traffic and what would leave the silos. Trains nothing."""
     from hansa.federation_file import read
+
+    if policy is not None:
+        check_policy(policy, read(federation, set), format)
+        return
     from hansa.preview import preview
 
     seen = preview(read(federation, set))
     finish(format, seen.as_dict(), lambda: show_preview(seen))
+
+
+def check_policy(file: Path, federation: Any, format: Format) -> None:
+    """A silo's view of a federation file: it needs no data. Exit code 1 where the silo would refuse."""
+    from hansa.privacy.foresee import decide
+    from hansa.privacy.policy import Policy
+
+    decisions = decide(Policy.read(file), federation)
+    refused = any(not d.verdict.allowed for d in decisions)
+
+    def show() -> None:
+        rows = [
+            [d.request, d.what, "allowed" if d.verdict.allowed else "refused", d.verdict.rule or d.verdict.reason]
+            for d in decisions
+        ]
+        columns = ["asked to", "what leaves", "", "rule or reason"]
+        output.print(table(columns, rows, f"{file} on {federation.name}", figures=False))
+        said = "A silo with this policy refuses: the federation does without it." if refused else "Nothing is refused."
+        output.print(said, highlight=False)
+
+    finish(format, {"allowed": not refused, "decisions": [d.as_dict() for d in decisions]}, show)
+    if refused:
+        raise typer.Exit(1)
 
 
 def show_preview(seen: Any) -> None:
@@ -145,6 +178,7 @@ def run(
     out: Annotated[Path | None, typer.Option(help="the run directory; default runs/NAME")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue from the last checkpoint")] = False,
     workers: WorkersOption = None,
+    link: Annotated[str, typer.Option(help="pool: this machine's cores; ray: a Ray cluster")] = "pool",
     format: FormatOption = Format.text,
 ) -> None:
     """Run a federation file to its end."""
@@ -154,17 +188,20 @@ def run(
     from hansa.checks import check
 
     check(settings)  # before the heavy imports: a mistake is answered at once
-    if workers != 0:
+    if link not in LINKS:
+        raise UserError(f"--link {link} is not known; {did_you_mean(link, LINKS)}")
+    if workers != 0 and link == "pool":
         from hansa.warm import warm_up
 
         warm_up()
     from hansa.report import html
     from hansa.report.progress import Progress
+    from hansa.run import Links
     from hansa.run import run as run_federation
 
     progress = Progress(errors, settings.name)
     try:
-        outcome = run_federation(settings, out, resume, workers, progress)
+        outcome = run_federation(settings, out, resume, workers, progress, cast(Links, link))
     finally:
         progress.stop()
     report = html.write([(settings.name, outcome.folder)], outcome.folder / "report.html")

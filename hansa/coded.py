@@ -85,6 +85,11 @@ class Coded:
             json.dumps(entries, ensure_ascii=False, separators=(",", ":")), torch.cat(chunks).view(torch.float32)
         )
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tensors of which something leaves."""
+        return tuple(entry[0] for entry in json.loads(self.text))
+
     def open(self, layout: Layout) -> Tensors:
         """The tensors that were sent, whole, in the layout's order; `BadCode` where they do not fit it."""
         try:

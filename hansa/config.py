@@ -297,6 +297,7 @@ class Node(Holder):
     server: Server | None = None  # of a federation on a tree: how it moves its own model
     participation: Participation | None = None  # of a federation: who of its silos takes part
     privacy: Privacy | None = None  # of a silo
+    policy: str | None = None  # what may leave it: a file of its own, see privacy/policy.py
     model: Model | None = None  # where its own model starts, on a tree; the architecture is the federation's
 
     @field_validator("method", mode="before")

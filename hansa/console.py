@@ -43,10 +43,11 @@ def number(value: float | None) -> str:
     return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.4f}"
 
 
-def table(columns: list[str], rows: list[list[str]], title: str) -> Table:
+def table(columns: list[str], rows: list[list[str]], title: str, figures: bool = True) -> Table:
+    """``figures``: all but the first column are numbers."""
     built = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2), pad_edge=False)
     for index, column in enumerate(columns):
-        built.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
+        built.add_column(column, justify="right" if index and figures else "left", no_wrap=True)
     for row in rows:
         built.add_row(*row)
     return built

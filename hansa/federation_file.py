@@ -45,32 +45,40 @@ _StrictLoader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(tru
 
 def read(path: Path, overrides: list[str] | None = None) -> Federation:
     """Read, override (``a.b=c``) and validate a federation file; paths in it are relative to the file."""
+    raw, text = load_yaml(
+        path, "'hansa new classify DIR' writes one to start from", "a federation file", "beginning with 'silos:'"
+    )
+    for override in overrides or []:
+        _override(raw, override)
+    return parse(raw, where=str(path), base=path.parent, text=text)
+
+
+def load_yaml(path: Path, hint: str, what: str, shape: str) -> tuple[dict[str, Any], str]:
+    """A file's settings and its text; ``hint``, ``what`` and ``shape`` tell whoever has none what it should be."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"{path}: there is no such file; 'hansa new classify DIR' writes one to start from") from None
+        raise ConfigError(f"{path}: there is no such file; {hint}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read ({error})") from None
     try:
         raw = yaml.load(text, Loader=_StrictLoader)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, TypeError) as error:  # PyYAML raises the last two for odd dates and keys
         if "recursive" in str(error):
             raise ConfigError(f"{path}: a cycle, {CYCLE}") from None
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(raw, dict):
-        raise ConfigError(f"{path}: a federation file is a mapping of settings, beginning with 'silos:'")
-    for override in overrides or []:
-        _override(raw, override)
-    return parse(raw, where=str(path), base=path.parent, text=text)
+        raise ConfigError(f"{path}: {what} is a mapping of settings, {shape}")
+    return raw, text
 
 
 def parse(raw: dict[str, Any], where: str = "federation", base: Path | None = None, text: str = "") -> Federation:
     try:
         federation = Federation.model_validate(raw)
     except ValidationError as error:
-        raise ConfigError(_sentence(error, where, raw, text)) from None
+        raise ConfigError(sentence(error, where, text)) from None
     return _absolute(federation, base) if base is not None else federation
 
 
@@ -127,7 +135,8 @@ def _absolute(federation: Federation, base: Path) -> Federation:
     def node(n: Node) -> Node:
         below = {name: node(child) for name, child in n.silos.items()}
         model = n.model.model_copy(update={"path": local(n.model.path)}) if n.model else None
-        return holder(n).model_copy(update={"silos": below, "model": model})
+        policy = path(n.policy) if n.policy is not None else None
+        return holder(n).model_copy(update={"silos": below, "model": model, "policy": policy})
 
     def finder(spec: str | None) -> str | None:  # file.py:Class
         return path(spec) if spec is not None and ".py:" in spec else spec
@@ -147,7 +156,7 @@ def _absolute(federation: Federation, base: Path) -> Federation:
 # ── errors in one sentence ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _sentence(error: ValidationError, where: str, raw: dict[str, Any], text: str) -> str:
+def sentence(error: ValidationError, where: str, text: str, root: type[BaseModel] = Federation) -> str:
     # A misspelt key is often also a missing one: name the misspelling.
     first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
     path = [p for p in first["loc"] if not (isinstance(p, str) and p.startswith("function-"))]
@@ -155,7 +164,7 @@ def _sentence(error: ValidationError, where: str, raw: dict[str, Any], text: str
     name = ".".join(map(str, path))
     match first["type"]:
         case "extra_forbidden":
-            known = _known_keys(path[:-1])
+            known = _known_keys(path[:-1], root)
             return f"{place}: '{name}' is not a setting; {did_you_mean(str(path[-1]), known)}"
         case "recursion_loop":
             return f"{place}: {name}: a cycle, {CYCLE}"
@@ -176,9 +185,9 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _known_keys(path: list[Any]) -> set[str]:
+def _known_keys(path: list[Any], root: type[BaseModel]) -> set[str]:
     """The settings that exist where ``path`` leads, found by walking the sections."""
-    section: type[BaseModel] = Federation
+    section = root
     for part in path:
         found = section.model_fields.get(str(part))
         if found is None:

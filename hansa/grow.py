@@ -62,12 +62,13 @@ class _Seed:
             method = self.site.method_of(name)
             held = self.member(name) if node.holds else Member(0, 0)
             if method.tree is None:
-                inner[name] = Inner(name, below, link, method, settings, node.rounds).answer
+                answer = Inner(name, below, link, method, settings, node.rounds).answer
                 steps = 0
             else:
                 region = self.region(name, below, link, settings, node.rounds, node.mixture)
-                inner[name] = region.answer
+                answer = region.answer
                 steps = node.rounds * region.steps
+            inner[name] = self.site.guarded(name, answer)
             samples = held.samples + sum(m.samples for m in below.values())
             members[name] = Member(samples, held.work + sum(m.work for m in below.values()), steps, False)
         return members, TreeLink(self.link, inner) if inner else self.link

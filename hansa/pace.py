@@ -81,11 +81,15 @@ def choose(
 ) -> list[NodeId]:
     """The cohort, largest work first. Who takes part depends on the seed and on names, not on their order."""
     names = sorted(members)
-    count = participation.count or max(1, round_half_up(participation.share * len(names)))
+    count = cohort_size(participation, len(names))
     if count < len(names):
         chosen = stream(seed, round, federation, "cohort").permutation(len(names))[:count]
         names = [names[i] for i in chosen]
     return sorted(names, key=lambda n: (-members[n].work, n))
+
+
+def cohort_size(participation: Participation, members: int) -> int:
+    return participation.count or max(1, round_half_up(participation.share * members))
 
 
 def round_half_up(x: float) -> int:

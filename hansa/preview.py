@@ -14,6 +14,7 @@ from hansa.messages import Update
 from hansa.methods.fedavg import BySamples, Mean
 from hansa.models import build
 from hansa.models.tokenizer import byte_tokenizer
+from hansa.privacy.foresee import refusals
 from hansa.releases import releases
 from hansa.tasks import TASKS
 from hansa.tensors import NOTHING
@@ -112,7 +113,7 @@ def _warnings(federation: Federation, silos: list[SiloPreview]) -> list[str]:
     inner = [name for name, node in walk(federation.silos) if node.silos]
     if federation.kind == "central" and inner:
         found.append("a central run ignores the tree")
-    return found
+    return found + refusals(federation)
 
 
 def _parameters(federation: Federation) -> int | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from time import monotonic, perf_counter
-from typing import cast
+from typing import Literal, cast
 
 import torch
 
@@ -23,6 +23,7 @@ from hansa.grow import check_models, grow, own_models
 from hansa.links import Link
 from hansa.links.local import LocalLink
 from hansa.links.pool import PoolLink
+from hansa.links.ray import RayLink
 from hansa.messages import (
     Card,
     Describe,
@@ -52,6 +53,7 @@ from hansa.tasks.base import Labelled, Marking, Writing
 from hansa.upload import restore_local
 from hansa.watch import Quiet, Watcher
 
+Links = Literal["pool", "ray"]
 VERSIONS = ("hansa", "torch", "transformers", "tokenizers", "safetensors", "numpy")
 
 
@@ -68,6 +70,7 @@ def run(
     resume: bool = False,
     workers: int | None = None,
     watcher: Watcher | None = None,
+    over: Links = "pool",
 ) -> Outcome:
     """Run a federation file to its end. ``workers`` = 0 keeps everything in this process."""
     watcher = watcher or Quiet()
@@ -76,13 +79,13 @@ def run(
     watcher.say(f"writing to {directory.path}")
     ledger = Ledger(directory.path)
     try:
-        with link_to(federation, directory.path, workers, watcher) as link:
+        with link_to(federation, directory.path, workers, watcher, over) as link:
             begin(federation, directory, link, ledger, watcher)
             cards = describe(federation, directory, link, ledger, watcher)
             arranged = baselines.arrange(federation, sum(card.per_round for card in cards.values()))
             if arranged is federation:
                 return Run(federation, directory, link, cards, ledger, watcher).go()
-        with link_to(arranged, directory.path, workers, watcher) as link:
+        with link_to(arranged, directory.path, workers, watcher, over) as link:
             cards = describe(arranged, directory, link, ledger, watcher)
             return Run(arranged, directory, link, cards, ledger, watcher).go()
     except UserError:
@@ -94,7 +97,9 @@ def run(
 
 
 @contextmanager
-def link_to(federation: Federation, folder: Path, workers: int | None, watcher: Watcher) -> Iterator[Link]:
+def link_to(
+    federation: Federation, folder: Path, workers: int | None, watcher: Watcher, over: Links = "pool"
+) -> Iterator[Link]:
     """A link to all silos of the tree. This process computes with one thread, as workers do: in-process runs then give
     the same bits, and beside busy workers a second thread would only get in their way."""
     threads = torch.get_num_threads()
@@ -102,7 +107,10 @@ def link_to(federation: Federation, folder: Path, workers: int | None, watcher: 
     try:
         if workers == 0:
             site = Site(federation, folder)
-            yield LocalLink(lambda name: site.silo(name).answer)
+            yield LocalLink(site.answer)
+        elif over == "ray":
+            with RayLink(federation, folder, workers, watcher.silo) as cluster:
+                yield cluster
         else:
             with PoolLink(federation, folder, workers, watcher.silo) as pool:
                 yield pool

@@ -9,12 +9,13 @@ from functools import cached_property
 from pathlib import Path
 
 from hansa import methods
-from hansa.config import Federation, holders, walk
+from hansa.config import Federation, holders, leaves, walk
 from hansa.fit import Keys
 from hansa.method import Method
 from hansa.models import build, parts, tokenizer
 from hansa.models.adapt import adapt
 from hansa.node import Silo
+from hansa.privacy.guard import Answer, guarded
 from hansa.registry import load_plugins
 from hansa.runs.memory import Memory
 from hansa.seeds import derive
@@ -32,6 +33,7 @@ class Site:
         load_plugins(federation.uses)
         self._holders = holders(federation)
         self._silos: dict[str, Silo] = {}
+        self._answers: dict[str, Answer] = {}
 
     @cached_property
     def task(self) -> Task:
@@ -109,3 +111,21 @@ class Site:
             memory = Memory(self.folder / "silos" / name / "memory")
             self._silos[name] = Silo(name, self._holders[name], self, memory)
         return self._silos[name]
+
+    def answer(self, name: str) -> Answer:
+        """How a silo answers those who ask: within its policy, where it has one. What a region asks of its own data
+        does not leave it."""
+        if name not in self._answers:
+            answer = self.silo(name).answer
+            self._answers[name] = self.guarded(name, answer) if name in leaves(self.federation.silos) else answer
+        return self._answers[name]
+
+    def guarded(self, name: str, answer: Answer) -> Answer:
+        return guarded(name, self.federation, self.folder, answer, self.part_of)
+
+    def part_of(self, tensor: str) -> str:
+        return self._parts[tensor]
+
+    @cached_property
+    def _parts(self) -> dict[str, str]:
+        return parts.parts(self.learner.model)

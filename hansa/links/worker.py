@@ -48,7 +48,7 @@ def _do(job: dict[str, Any], text: str, site: Site, views: Views) -> bytes:
     vectors = {name: views.view(tuple(place)) for name, place in job["vectors"].items()}
     request = wire.join(text, vectors)
     try:
-        reply = attempt(lambda r: site.silo(job["node"]).answer(r), request)
+        reply = attempt(lambda r: site.answer(job["node"])(r), request)
     except UserError as error:
         return pack({"user_error": str(error)}, "")
     text, out = wire.split(reply)

@@ -1,0 +1,208 @@
+"""Silos on a Ray cluster, for simulations that outgrow one machine: one actor per core, each with a resident model.
+
+A broadcast lies once in Ray's object store; updates wait there until it is their turn, and only as many as fit. With
+RAY_ADDRESS set the cluster there is used, otherwise one is started on this machine. Every machine needs Hansa, the data
+and the run directory under the same paths, as on a shared file system. The result has the same bits as over any link.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import torch
+
+from hansa.config import Federation
+from hansa.errors import ConfigError, DataError, UserError
+from hansa.links import Answer, wire
+from hansa.links.local import attempt
+from hansa.messages import Lost, NodeId, Request
+
+TRIES = 2
+LOOK = 0.2  # seconds between looks at the clock and at who is free
+SHARE = 0.5  # of the object store, for updates that came early
+
+Watch = Callable[[NodeId, str], None]
+Packed = tuple[str, dict[str, Any]]  # a message's text and its vectors as arrays, which Ray shares without a copy
+
+
+def library() -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError("--link ray needs Ray: pip install 'hansa[ray]'") from None
+    return ray
+
+
+def pack(message: Any) -> Packed:
+    text, vectors = wire.split(message)
+    return text, {name: vector.contiguous().numpy() for name, vector in vectors.items()}
+
+
+def unpack(packed: Packed) -> Any:
+    """The message, in memory of its own: what lies in the object store cannot be written to."""
+    text, arrays = packed
+    return wire.join(text, {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()})
+
+
+class Desk:
+    """The other end, in an actor: a site with one resident model that answers for any silo."""
+
+    def __init__(self, federation: str, folder: str) -> None:
+        from hansa.site import Site
+
+        torch.set_num_threads(1)
+        self.site = Site(Federation.model_validate_json(federation), Path(folder))
+
+    def answer(self, node: NodeId, packed: Packed) -> tuple[str, Packed | None]:
+        """A user's mistake in words, or the reply."""
+        try:
+            reply = attempt(lambda request: self.site.answer(node)(request), unpack(packed))
+        except UserError as error:
+            return str(error), None
+        text, arrays = pack(reply)
+        return "", (text, {name: np.array(array) for name, array in arrays.items()})  # not the resident model itself
+
+
+@dataclass
+class Job:
+    node: NodeId
+    index: int
+    request: Any  # a reference into the object store
+    sent: int
+    tries: int = 0
+
+
+@dataclass
+class Call:
+    """One `ask`: what is queued, who works on what, and answers whose turn has not come."""
+
+    until: float | None
+    window: int
+    queue: deque[Job]
+    running: dict[Any, tuple[Job, Any]] = field(default_factory=dict)  # reference of a reply → job and actor
+    early: dict[int, Answer] = field(default_factory=dict)
+
+    @property
+    def late(self) -> bool:
+        return self.until is not None and monotonic() >= self.until
+
+
+class RayLink:
+    def __init__(
+        self,
+        federation: Federation,
+        folder: Path,
+        workers: int | None = None,
+        watch: Watch | None = None,
+        store: int | None = None,
+    ) -> None:
+        """``store``: bytes of shared memory for a cluster that is started here."""
+        self._ray = library()
+        ours: dict[str, Any] = {"num_cpus": workers, "object_store_memory": store, "include_dashboard": False}
+        ours |= {"_node_ip_address": "127.0.0.1"}
+        self._ray.init(logging_level="ERROR", log_to_driver=False, **({} if "RAY_ADDRESS" in os.environ else ours))
+        resources = self._ray.cluster_resources()
+        self.size = workers or int(resources.get("CPU", 1))
+        self._store = int(resources.get("object_store_memory", 1 << 30))
+        self._watch: Watch = watch or (lambda node, state: None)
+        self._arguments = (federation.model_dump_json(), str(folder.resolve()))
+        self._desk = self._ray.remote(num_cpus=1)(Desk)
+        self._free: SimpleQueue[Any] = SimpleQueue()  # regions of a tree ask from threads of their own
+        for _ in range(self.size):
+            self._hire()
+
+    def ask(self, asks: Mapping[NodeId, Request], until: float | None) -> Iterator[Answer]:
+        call = self._enqueue(asks, until)
+        try:
+            for turn in range(len(asks)):
+                while turn not in call.early:
+                    self._hand_out(call, turn)
+                    self._collect(call)
+                    self._expire(call)
+                yield call.early.pop(turn)
+        finally:
+            for _, actor in call.running.values():  # an asker that stops early leaves nothing at work
+                self._dismiss(actor)
+
+    def close(self) -> None:
+        self._ray.shutdown()
+
+    def __enter__(self) -> "RayLink":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _enqueue(self, asks: Mapping[NodeId, Request], until: float | None) -> Call:
+        """Put each distinct request into the store once."""
+        stored: dict[int, tuple[Any, int]] = {}
+        for request in asks.values():
+            if id(request) not in stored:
+                stored[id(request)] = self._ray.put(pack(request)), wire.size(request)
+        largest = max((size for _, size in stored.values()), default=1)
+        window = max(2 * self.size, int(SHARE * self._store) // largest)
+        jobs = (Job(node, i, *stored[id(request)]) for i, (node, request) in enumerate(asks.items()))
+        return Call(until, window, deque(jobs))
+
+    def _hand_out(self, call: Call, turn: int) -> None:
+        while call.queue and call.queue[0].index < turn + call.window:
+            try:
+                actor = self._free.get(block=not call.running, timeout=LOOK)
+            except Empty:
+                return
+            job = call.queue.popleft()
+            self._watch(job.node, "working")
+            call.running[actor.answer.remote(job.node, job.request)] = job, actor
+
+    def _collect(self, call: Call) -> None:
+        """Take what is done; an actor that died is replaced, and its silo asked once more."""
+        if not call.running:
+            return
+        done, _ = self._ray.wait(list(call.running), num_returns=1, timeout=LOOK)
+        for reference in done:
+            job, actor = call.running.pop(reference)
+            try:
+                error, packed = self._ray.get(reference)
+            except self._ray.exceptions.RayError as failure:
+                self._dismiss(actor)
+                job.tries += 1
+                if job.tries < TRIES:
+                    call.queue.appendleft(job)
+                else:
+                    self._lose(call, job, f"its worker died ({type(failure).__name__}), twice")
+                continue
+            self._free.put(actor)
+            if error:
+                raise DataError(error)
+            reply = unpack(packed)
+            call.early[job.index] = Answer(job.node, reply, job.sent, wire.size(reply))
+            self._watch(job.node, "done")
+
+    def _expire(self, call: Call) -> None:
+        if not call.late:
+            return
+        for job in call.queue:
+            self._lose(call, job, "the deadline passed before a worker was free")
+        for job, actor in call.running.values():
+            self._dismiss(actor)
+            self._lose(call, job, "it did not answer before the deadline")
+        call.queue.clear()
+        call.running.clear()
+
+    def _lose(self, call: Call, job: Job, reason: str) -> None:
+        call.early[job.index] = Answer(job.node, Lost(reason))
+        self._watch(job.node, "lost")
+
+    def _hire(self) -> None:
+        self._free.put(self._desk.remote(*self._arguments))
+
+    def _dismiss(self, actor: Any) -> None:
+        self._ray.kill(actor)
+        self._hire()

@@ -1,0 +1,76 @@
+"""What an operator sees: logs for people and machines, probes."""
+
+import json
+import logging
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+
+from hansa.deploy.health import Health
+from hansa.errors import UserError
+from hansa.logs import LogFormat, LogLevel, configure
+
+
+@pytest.fixture
+def _root():
+    root = logging.getLogger()
+    before = root.level, list(root.handlers)
+    yield
+    root.setLevel(before[0])
+    root.handlers[:] = before[1]
+
+
+def said(capsys) -> list[str]:
+    return capsys.readouterr().err.splitlines()
+
+
+@pytest.mark.usefixtures("_root")
+def test_json_logs_are_one_object_per_line_and_never_quote_an_exception(capsys):
+    configure(LogLevel.info, LogFormat.json)
+    log = logging.getLogger("hansa.silo")
+    log.debug("not told")
+    log.info("round %d\nis done", 3, extra={"round": 3})
+    try:
+        raise ValueError("a patient's name")
+    except ValueError:
+        log.exception("it failed")
+    first, second = map(json.loads, said(capsys))
+    assert (first["level"], first["by"], first["text"], first["round"]) == ("info", "hansa.silo", "round 3 is done", 3)
+    assert second["text"] == "it failed (ValueError)"
+    assert "patient" not in json.dumps(second)
+
+
+@pytest.mark.usefixtures("_root")
+def test_text_logs_keep_to_their_level(capsys):
+    configure(LogLevel.warning, LogFormat.text)
+    logging.getLogger("hansa.silo").info("not told")
+    logging.getLogger("hansa.silo").warning("told")
+    [line] = said(capsys)
+    assert line.endswith("warning hansa.silo: told")
+
+
+def get(port: int, path: str) -> tuple[int, dict]:
+    try:
+        with urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as reply:
+            return reply.status, json.loads(reply.read())
+    except HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read())
+
+
+def test_probes_tell_alive_from_ready():
+    waits = ["for a first connection"]
+    health = Health("0", lambda: waits[0])
+    try:
+        assert get(health.port, "/healthz") == (200, {"alive": True})
+        assert get(health.port, "/readyz") == (503, {"ready": False, "waits": "for a first connection"})
+        waits[0] = ""
+        assert get(health.port, "/readyz") == (200, {"ready": True})
+        assert get(health.port, "/../etc/passwd")[0] == 404
+        with pytest.raises(UserError, match="choose another port"):
+            Health(str(health.port), lambda: "")
+    finally:
+        health.close()
+    with pytest.raises(UserError, match="PORT or HOST:PORT"):
+        Health("localhost", lambda: "")
