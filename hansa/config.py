@@ -33,6 +33,7 @@ class Model(Section):
     path: str | None = None  # a Hugging Face folder, or a hub id (then, and only then, it is downloaded)
     fresh: bool = False  # of the folder take the shape and the tokeniser, not the weights
     dropout: Share = 0.0
+    added: tuple[Annotated[int, Field(ge=0)], ...] = ()  # places of layers to add to each stack; see models/grow.py
     adapt: Literal["full", "frozen", "lora"] = "full"  # train everything, the head alone, or additions and the head
     rank: Count = 8  # lora: of the additions
     alpha: Count = 16  # lora: their scale is alpha/rank
@@ -48,6 +49,8 @@ class Model(Section):
     def _one_origin(self) -> "Model":
         if (self.preset is None) == (self.path is None):
             raise ValueError("a model is either a 'preset' (tiny, small, base) or a 'path' to a Hugging Face folder")
+        if len(set(self.added)) < len(self.added):
+            raise ValueError(f"added is {list(self.added)}: a place can have one layer")
         return self
 
 

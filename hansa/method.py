@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 class Scope(Protocol):
     """Which tensors travel; the others are personal: they stay in the silo and are kept there between rounds."""
 
-    def shared(self, layout: Layout) -> Sequence[str]: ...
+    def shared(self, layout: Layout, parts: Mapping[str, str]) -> Sequence[str]:
+        """``parts``: which part of the model each tensor belongs to (models/parts.py)."""
 
 
 class Objective(Protocol):

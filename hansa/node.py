@@ -244,7 +244,7 @@ class Silo:
     @cached_property
     def _personal(self) -> list[str]:
         layout = self.site.learner.layout
-        shared = set(self.method.scope.shared(layout))
+        shared = set(self.method.scope.shared(layout, self.site.parts))
         return [name for name in layout.names if name not in shared]
 
     def batches(self, round: int, training: config.Training) -> Iterator[Batch]:

@@ -40,7 +40,7 @@ class Record:
     received: dict[NodeId, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     clock: float = 0.0  # virtual time at its end
-    tensors: dict[NodeId, list[str]] = field(default_factory=dict)  # that each sent
+    tensors: dict[NodeId, dict[str, None]] = field(default_factory=dict)  # that each sent
     failed: str = ""
     attention: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)  # on a tree: see `Update`
     refused: dict[NodeId, str] = field(default_factory=dict)
@@ -87,7 +87,8 @@ def federated_round(
         method.server.step(moving.model, gradient, moving.state, number, rate)
     moving.round = number
     if method.upload.both:
-        moving.sent = {n: s for n, s in moving.sent.items() if n not in record.lost} | record.tensors
+        moving.sent = {n: s for n, s in moving.sent.items() if n not in record.lost}
+        moving.sent |= {node: list(names) for node, names in record.tensors.items()}
     record.seconds["move"] = perf_counter() - began
     return record
 
@@ -133,7 +134,7 @@ def admit(answer: Answer, layout: Layout, record: Record, partial: bool = False)
         record.lost[answer.node] = reason
         return None
     assert isinstance(reply, Update)
-    record.tensors[answer.node] = list(reply.gradient.layout.names)
+    record.tensors.setdefault(answer.node, {}).update(dict.fromkeys(reply.gradient.layout.names))
     _note(record, answer.node, reply)
     return reply
 

@@ -307,7 +307,7 @@ class Run:
         if self.root is not None:
             return self.root.begin()
         start = self.site.start
-        shared = start.only(self.site.method.scope.shared(start.layout)).copy()
+        shared = start.only(self.site.shared.names).copy()
         return Moving(shared, self.site.method.server.begin(shared.layout))
 
     def _evaluate(self, moving: Moving) -> float:

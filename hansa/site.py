@@ -76,7 +76,11 @@ class Site:
     def shared(self) -> Layout:
         """The tensors in the method's scope."""
         layout = self.learner.layout
-        return layout.only(self.method.scope.shared(layout))
+        return layout.only(self.method.scope.shared(layout, self.parts))
+
+    @cached_property
+    def parts(self) -> dict[str, str]:
+        return parts.parts(self.learner.model)
 
     @cached_property
     def sides(self) -> dict[str, str]:
@@ -84,7 +88,7 @@ class Site:
 
     @cached_property
     def embeddings(self) -> frozenset[str]:
-        return frozenset(parts.matching(self.learner.model, ["embeddings"]))
+        return frozenset(name for name, part in self.parts.items() if part == "embeddings")
 
     @cached_property
     def keys(self) -> Keys:

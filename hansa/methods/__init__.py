@@ -1,6 +1,8 @@
 """One paper, one file. A method registers its settings under the name a federation file uses."""
 
 from dataclasses import replace
+from importlib import import_module
+from pkgutil import iter_modules
 
 from hansa import upload
 from hansa.config import Federation, Node, protected
@@ -10,8 +12,10 @@ from hansa.registry import Registry
 
 METHODS: Registry[Method] = Registry("method")
 
-# Each module registers itself above; the imports stand below because they need METHODS.
-from hansa.methods import alone, chained, dga, fedavg, fedbuff, fedopt, fedprox, pulling, qffl, robust, worldlm  # noqa: E402, F401  # noqa: E402, F401
+for _module in iter_modules(__path__):  # every module registers itself above
+    import_module(f"{__name__}.{_module.name}")
+
+from hansa.methods.controllers import Layers, of_added  # noqa: E402
 from hansa.methods.fedopt import server_optimiser  # noqa: E402
 from hansa.methods.robust import Krum, aggregation  # noqa: E402
 
@@ -23,6 +27,8 @@ def build(federation: Federation, node: Node | None = None) -> Method:
     if node is not None and node.method is not None:
         own = METHODS.build(node.method)
         method = replace(own, tree=own.tree or method.tree)
+    if isinstance(method.scope, Layers) and not method.scope.layers:
+        method = replace(method, scope=of_added(federation.model))
     server = node.server if node is not None and node.server is not None else federation.server
     if server is not None:
         method = replace(method, server=server_optimiser(server))
@@ -52,6 +58,10 @@ def _refuse_with_uploads(federation: Federation, method: Method) -> None:
     if method.upload.both and (inner or federation.method.name == "fedbuff"):
         what = "federations of federations" if inner else "method 'fedbuff'"
         raise ConfigError(f"upload: 'both' needs one federation that remembers what each silo sent; not for {what}")
+    if method.upload.selects and method.tree is not None:
+        raise ConfigError(
+            f"upload: on a tree, '{method.name}' compares whole layers: leave no tensors out (codes work)"
+        )
     private = sorted(protected(federation))
     if method.upload.selects and private:
         raise ConfigError(

@@ -4,7 +4,7 @@ Manoel et al. (2023), Section 2.2 and Table 3, columns of the single silos. As a
 sharing: nothing is in scope, everything is personal.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hansa.config import Section
@@ -16,7 +16,7 @@ from hansa.tensors import Layout
 
 @dataclass(frozen=True)
 class Nothing:
-    def shared(self, layout: Layout) -> Sequence[str]:
+    def shared(self, layout: Layout, parts: Mapping[str, str]) -> Sequence[str]:
         return ()
 
 

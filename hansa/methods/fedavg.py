@@ -7,7 +7,7 @@ second way, so that any server optimiser can take the step; plain SGD with rate 
 Deviations: none.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class Everything:
     """All trainable tensors travel."""
 
-    def shared(self, layout: Layout) -> Sequence[str]:
+    def shared(self, layout: Layout, parts: Mapping[str, str]) -> Sequence[str]:
         return layout.names
 
 

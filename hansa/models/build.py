@@ -8,6 +8,7 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hansa.config import Model
 from hansa.errors import ConfigError
+from hansa.models.grow import grown
 from hansa.seeds import torch_seeded
 
 SIZES = {"tiny": (2, 128, 2), "small": (4, 256, 4), "base": (12, 768, 12)}  # layers, width, heads
@@ -115,10 +116,11 @@ def initial(
     """The model every silo starts from. Fresh weights depend on the seed alone."""
     with torch_seeded(seed, "initial weights"):
         if settings.preset is not None:
-            return preset(settings.preset, auto, tokenizer, max_length, settings.dropout, labels)
-        model = load(str(settings.path), auto, labels, settings.fresh)
-    _check_sizes(model, settings, tokenizer, max_length)
-    return model
+            model = preset(settings.preset, auto, tokenizer, max_length, settings.dropout, labels)
+        else:
+            model = load(str(settings.path), auto, labels, settings.fresh)
+            _check_sizes(model, settings, tokenizer, max_length)
+        return grown(model, settings.added) if settings.added else model
 
 
 def _check_sizes(model: Any, settings: Model, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:

@@ -10,7 +10,7 @@ from tests.conftest import same, weights
 def test_nothing_is_in_scope():
     from hansa.tensors import Layout
 
-    assert list(Nothing().shared(Layout(("a",), ((1,),)))) == []
+    assert list(Nothing().shared(Layout(("a",), ((1,),)), {"a": "head"})) == []
 
 
 def test_silos_do_not_influence_one_another(federation, tmp_path):

@@ -1,0 +1,69 @@
+"""More layers for a model that is there already, so that at first it computes the same, or nearly.
+
+An added layer is a copy of the layer before it (of the one after it, at place 0) whose residual branches end in zeros:
+it hands on what it is given. Where layers normalise before their branches (T5, Llama, GPT-2) that is exact; where they
+normalise after them (BERT, BART, Marian) it normalises once more what is normal already. The zeros learn at once,
+because what stands before them in the branch is not zero.
+"""
+
+import re
+from copy import deepcopy
+
+import torch
+from transformers import PreTrainedModel
+
+from hansa.errors import ConfigError
+from hansa.models.parts import block_lists
+
+COUNTS = ("encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers", "num_hidden_layers")
+# The last projection of a residual branch, by the names the families give it.
+BRANCH_END = re.compile(
+    r"(\b|_)(o_proj|out_proj|out_lin|o|[wW]o|fc2|lin2|c_proj|down_proj|dense_4h_to_h|output\.dense|attention\.dense)$"
+)
+
+
+def grown(model: PreTrainedModel, places: tuple[int, ...]) -> PreTrainedModel:
+    """The model with a layer added at every given place of each stack, counted from 0 in the grown stack."""
+    stacks = {name: len(model.get_submodule(name)) for name in block_lists(model)}
+    for name, layers in stacks.items():
+        if max(places) >= layers + len(places):
+            raise ConfigError(
+                f"model.added names place {max(places)}, but with {len(places)} more layers '{name}' has "
+                f"{layers + len(places)}, counted from 0"
+            )
+    config = deepcopy(model.config)
+    for key in {config.attribute_map.get(key, key) for key in COUNTS}:  # families call the same thing differently
+        if getattr(config, key, None) in stacks.values():
+            setattr(config, key, getattr(config, key) + len(places))
+    if getattr(config, "layer_types", None):
+        [layers] = stacks.values()
+        config.layer_types = [config.layer_types[_origin(i, layers, places)] for i in range(layers + len(places))]
+    larger: PreTrainedModel = type(model)(config)
+    old, new = model.state_dict(), larger.state_dict()
+    ends = 0
+    for key in new:
+        source, added = _source(key, stacks, places)
+        if source not in old or old[source].shape != new[key].shape:
+            raise ConfigError(f"model.added: layers cannot be added to a {type(model).__name__} ({key} has no origin)")
+        end = added and BRANCH_END.search(key.rpartition(".")[0]) is not None
+        ends += end
+        new[key] = torch.zeros_like(new[key]) if end else old[source]
+    if not ends or len(new) <= len(old):
+        raise ConfigError(f"model.added: where the layers of a {type(model).__name__} end is not known")
+    larger.load_state_dict(new)
+    return larger
+
+
+def _source(key: str, stacks: dict[str, int], places: tuple[int, ...]) -> tuple[str, bool]:
+    """Which tensor of the old model a tensor of the new one comes from, and whether it is an added layer's."""
+    for stack, layers in stacks.items():
+        if key.startswith(stack + "."):
+            index, _, rest = key.removeprefix(stack + ".").partition(".")
+            return f"{stack}.{_origin(int(index), layers, places)}.{rest}", int(index) in places
+    return key, False
+
+
+def _origin(index: int, layers: int, places: tuple[int, ...]) -> int:
+    """The old layer that layer ``index`` is, or is a copy of."""
+    below = sum(place < index for place in places)
+    return min(max(index - below - (index in places), 0), layers - 1)
