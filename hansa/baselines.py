@@ -1,6 +1,7 @@
 """What a federation is compared with. Each is an ordinary run: the same loop, ledger and report on another layout.
 
     central    all data pooled in one silo                    (Manoel et al., 2023, Section 2.2)
+    dominant   the same, but trained on the language with most data alone  (Wang et al., 2022, Table 3, "only en")
     per-silo   one model per silo, nothing is exchanged
     chained    one model that goes from silo to silo           (Passban et al., 2022, Section 5.2)
     base       the starting model, untouched
@@ -10,17 +11,22 @@ federation sees in all. Their rounds are the federation's evaluation periods: no
 run's rounds are its silos' turns.
 """
 
+from collections.abc import Mapping
 from math import ceil
 
 from hansa.config import Federation, Named, Node, Samples, Simulation, Source, Training, Upload, holders, pooled
+from hansa.messages import Card, NodeId
+from hansa.pace import cohort_size
 
 POOL = "all"
 
 
-def arrange(federation: Federation, per_round: int) -> Federation:
-    """The federation file that runs the baseline; ``per_round`` is what all silos together train on in a round."""
+def arrange(federation: Federation, cards: Mapping[NodeId, Card]) -> Federation:
+    """The federation file that runs the baseline; ``cards`` say how much the silos hold and train on in a round."""
     if federation.kind == "federated":
         return federation
+    asked = min(1.0, cohort_size(federation.participation, len(federation.silos)) / len(federation.silos))
+    per_round = max(1, round(asked * sum(card.per_round for card in cards.values())))
     every = federation.evaluate.every
     rounds = 0 if federation.kind == "base" else ceil(federation.rounds / every)
     changes = {
@@ -36,8 +42,12 @@ def arrange(federation: Federation, per_round: int) -> Federation:
         "evaluate": federation.evaluate.model_copy(update={"every": 1}),
         "checkpoint": federation.checkpoint.model_copy(update={"every": 1}),
     }
-    if federation.kind == "central":
-        changes["silos"] = {POOL: Node(sources=_pooled(federation))}
+    if federation.kind in ("central", "dominant"):
+        sources = _pooled(federation)
+        if federation.kind == "dominant":
+            only = dominant(cards)
+            sources = tuple(s if s.group(POOL) == only else s.model_copy(update={"limit": 0}) for s in sources)
+        changes["silos"] = {POOL: Node(sources=sources)}
         changes["train"] = _training(federation, Samples(floor=per_round * every, replace=False))
     elif federation.kind == "per-silo":
         changes["method"] = Named(name="alone")
@@ -51,6 +61,15 @@ def arrange(federation: Federation, per_round: int) -> Federation:
         changes["rounds"] = len(order)
         changes["train"] = _training(federation, _times(federation.train.samples, federation.rounds))
     return federation.model_copy(update=changes)
+
+
+def dominant(cards: Mapping[NodeId, Card]) -> str:
+    """The language with most training samples."""
+    counts: dict[str, int] = {}
+    for card in cards.values():
+        for group, count in card.groups.get("train", {}).items():
+            counts[group] = counts.get(group, 0) + count
+    return max(sorted(counts), key=lambda group: counts[group])
 
 
 def _pooled(federation: Federation) -> tuple[Source, ...]:

@@ -9,6 +9,8 @@ from hansa.registry import load_plugins
 from hansa.tasks import TASKS
 from hansa.tasks.base import Worded
 
+CLASSIFIER = "AutoModelForSequenceClassification"
+
 
 def check(federation: Federation) -> None:
     """Refuse unknown methods and tasks, combinations that make no sense, and data that is not there."""
@@ -29,9 +31,14 @@ def check_settings(federation: Federation) -> None:
     _check_tree(federation)
     task = TASKS.build(federation.task)
     guarded = next((name for name, node in walk(federation.silos) if node.policy is not None), None)
-    if federation.kind == "central" and guarded is not None:
+    if federation.kind in ("central", "dominant") and guarded is not None:
         raise ConfigError(
             f"a central run pools the silos' data, and no policy can allow that: leave out silos.{guarded}.policy"
+        )
+    if methods.METHODS.entries[federation.method.name] in methods.CLASSIFIERS and task.auto != CLASSIFIER:
+        raise ConfigError(
+            f"method '{federation.method.name}' looks at the representation of a whole text, which task "
+            f"'{federation.task.name}' does not have: use it with 'classify' or 'pairs'"
         )
     if federation.data.deidentify is not None:
         if isinstance(task, Worded):

@@ -13,7 +13,7 @@ from hansa.report import html
 from hansa.run import Outcome, run
 from hansa.watch import Watcher
 
-BASELINES = ("central", "per-silo", "chained", "base")
+BASELINES = ("central", "dominant", "per-silo", "chained", "base")
 
 
 def variant(federation: Federation, name: str) -> Federation:

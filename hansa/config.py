@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from hansa.data.source import Files as Files
 from hansa.data.source import Source as Source
+from hansa.data.spread import into_clients
 from hansa.errors import did_you_mean
 from hansa.section import Count as Count
 from hansa.section import Named as Named
@@ -322,10 +323,17 @@ class Node(Holder):
         return self
 
 
+class Recording(Section):
+    """What silos keep a copy of when it leaves them, for an audit; see record.py."""
+
+    offers: bool = False
+    updates: bool = False
+
+
 class Federation(Section):
     name: str = "run"
     seed: int = 0
-    kind: Literal["federated", "central", "per-silo", "chained", "base"] = "federated"
+    kind: Literal["federated", "central", "dominant", "per-silo", "chained", "base"] = "federated"
     order: tuple[str, ...] = ()  # chained: whose data come first, second, …; default as below 'silos'
     uses: tuple[str, ...] = ()  # Python files that add tasks or methods of your own
     task: Named = Named(name="mlm")
@@ -346,6 +354,7 @@ class Federation(Section):
     personal: Personal | None = None
     evaluate: Evaluation = Evaluation()
     checkpoint: Checkpointing = Checkpointing()
+    record: Recording = Recording()
 
     @field_validator("task", "method", mode="before")
     @classmethod
@@ -366,6 +375,13 @@ class Federation(Section):
             raise ValueError(f"train.steps is {steps}, which {rounds} rounds cannot share evenly: give a multiple")
         samples = Samples(floor=steps // rounds * built.train.batch, replace=False)
         return built.model_copy(update={"train": built.train.model_copy(update={"samples": samples, "steps": None})})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _clients(cls, value: Any) -> Any:
+        if isinstance(value, dict) and isinstance(value.get("silos"), dict):
+            return value | {"silos": into_clients(value["silos"], value.get("seed", 0))}
+        return value
 
     @model_validator(mode="after")
     def _sensible(self) -> "Federation":

@@ -1,8 +1,8 @@
 """What nodes say to one another: frozen values, nothing else crosses a link.
 
-A request is one of `Survey`, `Describe`, `Train`, `Fit`, `Evaluate`, `Personalise`; a reply is one of `Findings`,
-`Card`, `Update`, `Scores`, `Personal`, or `Lost` where a node gave none. Everything in a reply has left the silo: it
-is a release.
+A request is one of `Survey`, `Describe`, `Trade`, `Train`, `Fit`, `Evaluate`, `Personalise`; a reply is one of
+`Findings`, `Card`, `Offer`, `Update`, `Scores`, `Personal`, or `Lost` where a node gave none. Everything in a reply has
+left the silo: it is a release.
 """
 
 from dataclasses import dataclass, field
@@ -31,6 +31,27 @@ class Describe:
 
 
 @dataclass(frozen=True)
+class Offer:
+    """What a silo tells the others before they train: knowledge in pairs (or triples, …), one per row of each tensor.
+
+    A silo's reply to a `Trade`; the others receive it with their `Train`.
+    """
+
+    knowledge: Tensors
+    members: tuple[int, ...] = ()  # how many samples each row stands for
+    lengths: tuple[int, ...] = ()  # where a row is a text: how many of its positions are real
+    withheld: int = 0  # rows that stand for too few samples to be told
+
+
+@dataclass(frozen=True)
+class Trade:
+    """What does ``model`` make of your data? Keep the model: the round's `Train` starts from it."""
+
+    round: int
+    model: Tensors
+
+
+@dataclass(frozen=True)
 class Train:
     """Start from ``model``, work locally, send back what moved."""
 
@@ -39,6 +60,8 @@ class Train:
     durable: int = 0  # the newest checkpointed round: what a silo remembers from before it may be forgotten
     begin: int = 0  # on a tree: the sequential step of the whole tree at which this work begins,
     total: int = 0  # and how many there will be; 0: the learning rate goes by rounds
+    offers: tuple[Offer, ...] = ()  # the others'
+    held: bool = False  # this round's `Trade` brought the model: over a wire it does not travel again
 
 
 @dataclass(frozen=True)
@@ -161,5 +184,5 @@ class Lost:
     reason: str
 
 
-Request = Survey | Describe | Train | Fit | Evaluate | Personalise
-Reply = Findings | Card | Update | Scores | Personal | Lost
+Request = Survey | Describe | Trade | Train | Fit | Evaluate | Personalise
+Reply = Findings | Card | Offer | Update | Scores | Personal | Lost

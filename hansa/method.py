@@ -7,19 +7,19 @@
 `round.py` shows when each slot is asked.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from torch import Tensor
 
-from hansa.links import Answer
-from hansa.messages import NodeId, Update
-from hansa.pace import Asker, Moving
+from hansa.messages import NodeId, Offer, Update
+from hansa.pace import Ask, Asker, Moving
 from hansa.tensors import Layout, Tensors
 from hansa.upload import Upload
 
 if TYPE_CHECKING:
+    from hansa.exchange import Samples, Sizes, Told
     from hansa.train import Work
 
 
@@ -30,14 +30,27 @@ class Scope(Protocol):
         """``parts``: which part of the model each tensor belongs to (models/parts.py)."""
 
 
-class Objective(Protocol):
-    """What a silo minimises beside its task's loss."""
+class Exchange(Protocol):
+    """What silos tell one another before they train; `Method.exchange` is None where they tell nothing."""
 
-    def loss(self, work: "Work") -> Tensor | None:
-        """A term to differentiate together with the task's loss."""
+    def offer(self, work: "Work", samples: "Samples") -> "Told":
+        """At the silo: what it tells of its data, seen with the model it received."""
+
+    def flaw(self, offer: Offer, sizes: "Sizes") -> str:
+        """At the federation: why the others must not get this offer; empty if they may."""
+
+
+class Objective(Protocol):
+    """What a silo minimises."""
+
+    def loss(self, work: "Work", task_loss: Tensor) -> Tensor:
+        """What to differentiate: the task's loss, with a term beside it or something in its place."""
 
     def gradient(self, work: "Work") -> None:
         """A term whose gradient is known in closed form: add it to ``work.learner.grad``."""
+
+    def keep(self, work: "Work") -> dict[str, Tensor]:
+        """After the last step: what the silo keeps, to find it in ``work.memory`` in its next round."""
 
 
 class Weighing(Protocol):
@@ -67,7 +80,8 @@ class ServerOptimiser(Protocol):
 class Pace(Protocol):
     """Who takes part in a round, and whose answers end it."""
 
-    def gather(self, asker: Asker, moving: Moving) -> tuple[list[NodeId], Iterator[Answer]]: ...
+    def gather(self, asker: Asker, moving: Moving) -> tuple[list[NodeId], Ask]:
+        """The cohort, and how to ask it once it is known what each member hears from the others."""
 
 
 Layers = Mapping[str, Tensor]  # key layers: `block.3` → all of its values, flat
@@ -116,6 +130,7 @@ class Tree(Protocol):
 class Method:
     name: str
     pace: Pace
+    exchange: Exchange | None
     scope: Scope
     objective: Objective
     upload: Upload

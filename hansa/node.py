@@ -11,13 +11,15 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
+import numpy as np
 import torch
 
-from hansa import config
+from hansa import config, record
 from hansa.coded import Coded
 from hansa.data import examples, sampling
 from hansa.data.readers import Problems, rows
 from hansa.evaluate import evaluate
+from hansa.exchange import Indices, Samples
 from hansa.fit import MODEL, fit_leaf
 from hansa.links import Link
 from hansa.messages import (
@@ -33,6 +35,7 @@ from hansa.messages import (
     Request,
     Scores,
     Survey,
+    Trade,
     Train,
     Update,
 )
@@ -71,6 +74,7 @@ class Silo:
     def __init__(self, name: NodeId, node: config.Holder, site: "Site", memory: Memory) -> None:
         self.name, self.node, self.site, self.memory = name, node, site, memory
         self._examples: dict[str, examples.Examples] = {}
+        self._held: Trade | None = None  # whose model this round's training starts from
 
     def answer(self, request: Request) -> Reply:
         match request:
@@ -78,8 +82,12 @@ class Silo:
                 return self._survey(request)
             case Describe():
                 return self._describe()
+            case Trade():
+                self._held = request
+                return self._trade(request)
             case Train():
-                return self.train(request, request.model)
+                whole = self._with_model(request)
+                return whole if isinstance(whole, Lost) else self.train(whole, whole.model)
             case Fit():
                 return fit_leaf(self, request)
             case Evaluate():
@@ -108,6 +116,38 @@ class Silo:
         problems = tuple(dict.fromkeys(f"{split}: {p}" for split, held in splits.items() for p in held.problems))
         return Card({split: held.counts() for split, held in splits.items()}, used, problems)
 
+    def _with_model(self, request: Train) -> Train | Lost:
+        """A model that stayed behind on the wire is the one that this round's trade brought."""
+        if not request.held or request.model.layout.names:
+            return request
+        held, self._held = self._held, None
+        if held is None or held.round != request.round:
+            return Lost(f"it no longer holds the model that came with the trade of round {request.round}")
+        return replace(request, model=held.model)
+
+    def _trade(self, request: Trade) -> Reply:
+        site, held = self.site, self.examples("train")
+        if self.method.exchange is None:
+            return Lost(f"method '{self.method.name}' exchanges nothing")
+        if not len(held):
+            return Lost("it has no training samples")
+        memory = self.load(request.round, request.model)
+        if site.learner.model.training:
+            site.learner.model.eval()
+        work = Work(site.learner, request.model, request.round, memory)
+        rng = stream(site.federation.seed, request.round, self.name, "trade")
+        told = self.method.exchange.offer(work, Samples(len(held), self._in_order, rng))
+        if site.federation.record.offers:
+            record.offer(self.home, request.round, told, request.model)
+        return told.offer
+
+    def _in_order(self) -> Iterator[tuple[Indices, Batch]]:
+        """Every training sample once, in batches of similar length."""
+        held, settings = self.examples("train"), self.site.federation
+        rng = stream(settings.seed, self.name, "in order")
+        for indices in sampling.batches(np.arange(len(held)), held.lengths, settings.evaluate.batch, None):
+            yield indices, self.site.task.batch(held, indices, rng, self.site.vocabulary)
+
     def train(
         self, request: Train, received: Tensors, remember: Callable[[Tensors], dict[str, torch.Tensor]] | None = None
     ) -> Reply:
@@ -123,7 +163,7 @@ class Silo:
             if {*own, *request.model.layout.names} < {*site.shared.names}:
                 return Lost("it was sent some of the tensors only, and does not remember the others")
         training, watched = self._amount(request.round, memory)
-        work = Work(learner, request.model, request.round, memory)
+        work = Work(learner, request.model, request.round, memory, offers=request.offers)
         batches = self.batches(request.round, training)
         with torch_seeded(federation.seed, request.round, self.name, "dropout"):
             done = train(work, site.task, self.method.objective, training, batches, self._rate(request))
@@ -132,6 +172,9 @@ class Silo:
         if self._personal:
             kept = kept | {f"{PERSONAL}.{name}": learner.state[name] for name in self._personal}
         self.memory.keep(request.round, kept, request.durable)
+        if federation.record.updates:
+            left = sent.open(request.model.layout) if isinstance(sent, Coded) else sent
+            record.update(self.home, request.round, left, self._drawn(request.round, training), request.model)
         update = Update(NOTHING, len(held), done.seen, done.steps, done.loss, done.seconds, moved=leaving.moved)
         return replace(update, coded=sent) if isinstance(sent, Coded) else replace(update, gradient=sent)
 
@@ -248,12 +291,17 @@ class Silo:
         return [name for name in layout.names if name not in shared]
 
     def batches(self, round: int, training: config.Training) -> Iterator[Batch]:
-        site = self.site
-        held, seed = self.examples("train"), site.federation.seed
-        rng = stream(seed, round, self.name, "batches")
-        chosen = sampling.draw(training, len(held), rng, seed, round, self.name)
+        site, held = self.site, self.examples("train")
+        rng = stream(site.federation.seed, round, self.name, "batches")
+        chosen = self._drawn(round, training, rng)
         for indices in sampling.batches(chosen, held.lengths, training.batch, rng):
             yield site.task.batch(held, indices, rng, site.vocabulary)
+
+    def _drawn(self, round: int, training: config.Training, rng: np.random.Generator | None = None) -> Indices:
+        """The training samples of a round."""
+        seed, size = self.site.federation.seed, len(self.examples("train"))
+        rng = rng or stream(seed, round, self.name, "batches")
+        return sampling.draw(training, size, rng, seed, round, self.name)
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,13 @@
 would take, nobody sleeps, and methods can be compared by the clock on one machine.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from time import monotonic
 
 from hansa.config import Federation, Participation, Simulation
 from hansa.links import Answer, Link
-from hansa.messages import NodeId, Train
+from hansa.messages import NodeId, Offer, Train
 from hansa.seeds import stream
 from hansa.tensors import Tensors
 
@@ -60,16 +60,25 @@ class Asker:
     durable: int
 
 
+Heard = Mapping[NodeId, tuple[Offer, ...]]  # what each member that holds the model is told of the others
+Ask = Callable[[Heard], Iterator[Answer]]
+
+
 @dataclass(frozen=True)
 class Together:
     """A cohort, drawn from the seed; the round ends when all of it has answered, or the deadline has passed."""
 
-    def gather(self, asker: Asker, moving: Moving) -> tuple[list[NodeId], Iterator[Answer]]:
+    def gather(self, asker: Asker, moving: Moving) -> tuple[list[NodeId], Ask]:
         number, settings = moving.round + 1, asker.settings
         cohort = choose(asker.members, settings.participation, settings.seed, number, asker.name)
         moving.clock += max(duration(node, number, settings.simulate, settings.seed) for node in cohort)
-        request = Train(number, moving.model, asker.durable)
-        return cohort, asker.link.ask(dict.fromkeys(cohort, request), until(settings.participation))
+        plain = Train(number, moving.model, asker.durable)
+
+        def ask(heard: Heard) -> Iterator[Answer]:
+            asks = {n: replace(plain, offers=heard[n], held=True) if n in heard else plain for n in cohort}
+            return asker.link.ask(asks, until(settings.participation))
+
+        return cohort, ask
 
 
 def until(participation: Participation) -> float | None:

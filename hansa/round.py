@@ -1,7 +1,7 @@
 """START HERE: one federated round.
 
 1 who takes part          a cohort, drawn from the seed, or whoever is done first: see pace.py
-2 trade knowledge         (methods that exchange something before training)
+2 trade knowledge         methods that exchange something before training: see exchange.py
 3 local work              every silo starts from the model and minimises its objective
 4 what leaves a silo      the pseudo-gradient of the tensors in scope, or a part of it, or a code: see upload.py
 5 where updates meet      a running sum, or each by each for robust rules, tensor by tensor; nonsense never gets in
@@ -17,6 +17,7 @@ from time import perf_counter
 
 from hansa.coded import BadCode
 from hansa.config import Federation, Participation
+from hansa.exchange import Sizes, Traded, trade
 from hansa.links import Answer, Link
 from hansa.links.narrow import NarrowLink
 from hansa.messages import Lost, NodeId, Reply, Update, nothing
@@ -44,6 +45,7 @@ class Record:
     failed: str = ""
     attention: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)  # on a tree: see `Update`
     refused: dict[NodeId, str] = field(default_factory=dict)
+    traded: Traded = field(default_factory=Traded)  # in its exchange, if it had one
 
     @property
     def loss(self) -> float:
@@ -59,19 +61,29 @@ def federated_round(
     settings: Federation,
     moving: Moving,
     durable: int,
+    sizes: Sizes | None = None,
 ) -> Record:
     """Run round ``moving.round + 1`` among ``members``. If too few answer, the model stays and the record says so."""
     number = moving.round + 1
     began = perf_counter()
     before = moving.clock, list(moving.flights), dict(moving.state)
 
-    # 1 who takes part; 3, 4 local work, what leaves a silo
+    # 1 who takes part
     if method.upload.both:
         link = NarrowLink(link, moving.sent)
-    cohort, answers = method.pace.gather(Asker(name, members, link, settings, durable), moving)
+    asker = Asker(name, members, link, settings, durable)
+    cohort, ask = method.pace.gather(asker, moving)
     record = Record(number, cohort, clock=moving.clock)
 
-    # 5 where updates meet
+    # 2 trade knowledge
+    if method.exchange is not None:
+        record.traded = trade(method.exchange, cohort, asker, moving, sizes)
+        record.sent, record.received = dict(record.traded.sent), dict(record.traded.received)
+        record.seconds["trade"] = perf_counter() - began
+        began = perf_counter()
+
+    # 3, 4 local work, what leaves a silo; 5 where updates meet
+    answers = ask(record.traded.heard)
     accepted = screen(answers, moving.model.layout, record, method.upload.selects)
     gradient = method.aggregate.combine(moving.model.layout, ((u, method.weigh.weight(u)) for u in accepted))
     record.seconds["work"] = perf_counter() - began

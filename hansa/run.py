@@ -82,7 +82,7 @@ def run(
         with link_to(federation, directory.path, workers, watcher, over) as link:
             begin(federation, directory, link, ledger, watcher)
             cards = describe(federation, directory, link, ledger, watcher)
-            arranged = baselines.arrange(federation, sum(card.per_round for card in cards.values()))
+            arranged = baselines.arrange(federation, cards)
             if arranged is federation:
                 return Run(federation, directory, link, cards, ledger, watcher).go()
         with link_to(arranged, directory.path, workers, watcher, over) as link:
@@ -270,8 +270,9 @@ class Run:
     def _round(self, moving: Moving, durable: int) -> Record:
         if self.root is not None:
             return self.root.root_round(moving, durable)
-        federation = self.federation
-        return federated_round(federation.name, self.members, self.link, self.site.method, federation, moving, durable)
+        federation, method = self.federation, self.site.method
+        sizes = self.site.sizes if method.exchange is not None else None
+        return federated_round(federation.name, self.members, self.link, method, federation, moving, durable, sizes)
 
     @property
     def _personal_start(self) -> int | None:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from hansa import methods
 from hansa.config import Federation, holders, leaves, walk
+from hansa.exchange import Sizes
 from hansa.fit import Keys
 from hansa.method import Method
-from hansa.models import build, parts, tokenizer
+from hansa.models import build, inside, parts, tokenizer
 from hansa.models.adapt import adapt
 from hansa.node import Silo
 from hansa.privacy.guard import Answer, guarded
@@ -66,6 +67,12 @@ class Site:
     def learner(self) -> Learner:
         """The resident model. Its shared values are overwritten by every request."""
         return self.fresh()
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        """What offers of an exchange are held against."""
+        embedding, pooled = inside.widths(self.learner.model)
+        return Sizes(embedding, pooled, len(self.vocabulary.labels), self.federation.data.max_length)
 
     @cached_property
     def start(self) -> Tensors:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hansa.config import Training
+from hansa.messages import Offer
 from hansa.method import Objective
 from hansa.tasks.base import Batch, Task
 from hansa.tensors import Layout, Tensors
@@ -50,6 +51,8 @@ class Work:
     round: int
     memory: dict[str, Tensor]  # what the silo kept from its last round, and keeps for its next
     batch: Batch | None = None
+    offers: tuple[Offer, ...] = ()  # what the others told before this round's training
+    prepared: dict[str, Any] = field(default_factory=dict)  # what an objective works out once and needs at every step
 
 
 @dataclass
@@ -98,8 +101,7 @@ def train(
         work.batch = batch
         learner.grad.zero_()
         loss = task.loss(learner.model, batch)
-        extra = objective.loss(work)
-        (loss if extra is None else loss + extra).backward()  # type: ignore[no-untyped-call]
+        objective.loss(work, loss).backward()  # type: ignore[no-untyped-call]
         objective.gradient(work)
         if settings.clip is not None:
             _clip(learner.grad, settings.clip)
@@ -111,8 +113,9 @@ def train(
         done.seen += len(next(iter(batch.inputs.values())))
         done.seconds += perf_counter() - began
     done.loss /= max(1, done.steps)
+    done.memory = objective.keep(work)
     if settings.keep_optimizer:
-        done.memory = optimiser.state()
+        done.memory = done.memory | optimiser.state()
     return done
 
 

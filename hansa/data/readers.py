@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from hansa.config import Data, Source
+from hansa.data.clients import mine
 from hansa.data.parallel import aligned, catalogue, tmx
 from hansa.data.standoff import Parsed, brat, columns
 from hansa.errors import DataError
@@ -62,6 +63,8 @@ def rows(source: Source, split: str, data: Data, problems: Problems) -> Iterator
     the text, so the cut is stable and equal texts never stand on both sides."""
     cut_from_train = split not in source.files()
     taken = 0
+    if split == "train" and source.limit == 0:
+        return
     readable = _readable(split, source, problems)
     if data.deidentify is not None:
         from hansa.data.at_home import without_personal_details
@@ -69,6 +72,8 @@ def rows(source: Source, split: str, data: Data, problems: Problems) -> Iterator
         readable = without_personal_details(readable, source, data.deidentify, problems)
     for row in readable:
         if (split == "train" or cut_from_train) and _side(row[source.text], source, data) != split:
+            continue
+        if source.part is not None and not mine(source.part, row[source.text], str(row.get(source.label)), split):
             continue
         taken += 1
         yield row

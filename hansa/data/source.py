@@ -1,10 +1,10 @@
 """Where a silo's samples lie, and how they are read."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from hansa.section import Count, Section
+from hansa.section import Count, Positive, Section
 
 
 class Files(Section):
@@ -19,6 +19,16 @@ class Files(Section):
         return {split: file for split in ("train", "valid", "test") if (file := getattr(self, split)) is not None}
 
 
+class Part(Section):
+    """Client ``number`` of the ``of`` clients that silo ``name`` was split into; see data/clients.py."""
+
+    name: str
+    number: Annotated[int, Field(ge=0)]
+    of: Count
+    skew: Positive | None = None
+    seed: int = 0
+
+
 class Source(Files):
     """Samples and how to read them."""
 
@@ -26,12 +36,14 @@ class Source(Files):
     language: str = ""
     domain: str = ""  # what its scores are told apart by; default the language, of translations the silo
     text: str = "text"
+    second: str = "second"  # the other text of a pair
     label: str = "label"
     target: str = "target"  # of translations: the field beside ``text``
     target_language: str = ""
     aligned: Files | None = None  # plain text whose line n is the translation of line n of the files above
     where: dict[str, str | int] = {}  # keep only rows whose fields have these values
-    limit: Count | None = None  # use the first so many training rows
+    limit: Annotated[int, Field(ge=0)] | None = None  # use the first so many training rows; 0: test on it alone
+    part: Part | None = None  # written by 'clients: N' on the silo
 
     @field_validator("aligned", mode="before")
     @classmethod

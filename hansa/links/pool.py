@@ -22,13 +22,14 @@ from typing import Any
 from hansa.config import Federation
 from hansa.errors import DataError
 from hansa.links import Answer, wire
-from hansa.links.blocks import Block, Blocks, Views, look
+from hansa.links.blocks import Block, Blocks, Place, Views, look
 from hansa.links.worker import pack, unpack, work
-from hansa.messages import Lost, NodeId, Request
+from hansa.messages import Lost, NodeId, Request, Trade
 from hansa.warm import warm_up
 
 TRIES = 2
 BRIEF = 0.05  # seconds: jobs shorter than this are handed out ahead, so that a worker never waits for the next
+OFFER = 1 << 22  # floats: room for an offer, which may be larger than a very small model
 WAITING_BYTES = 2 << 30  # shared memory for updates that came early; beyond it, workers pause
 
 Watch = Callable[[NodeId, str], None]
@@ -52,8 +53,9 @@ def _without_main() -> Iterator[None]:
 class Job:
     node: NodeId
     text: str
-    places: dict[str, tuple[str, int, int]]
+    places: dict[str, Place]
     room: int
+    size: int  # bytes on a wire
     index: int
     call: "Call"
     tries: int = 0
@@ -124,29 +126,29 @@ class PoolLink:
 
     def _enqueue(self, asks: Mapping[NodeId, Request], until: float | None) -> tuple[Call, list[Block]]:
         """Write each distinct request once, then queue one job per node."""
-        written: dict[int, tuple[str, dict[str, tuple[str, int, int]], int]] = {}
-        borrowed: list[Block] = []
+        written: dict[int, tuple[str, dict[str, Place], int, int]] = {}
+        blocks: dict[int, Block] = {}  # by vector: requests that differ may share a model
         call = Call(until)
         with self._changed:
             for index, (node, request) in enumerate(asks.items()):
                 if id(request) not in written:
-                    text, vectors = wire.split(request)
-                    places, room = {}, 0
-                    for name, vector in vectors.items():
-                        block = self._blocks.take(vector.numel())
-                        borrowed.append(block)
-                        look(block.memory, 0, vector.numel()).copy_(vector)
-                        places[name] = (block.name, 0, vector.numel())
-                        room += vector.numel()
-                    written[id(request)] = (text, places, room)
-                text, places, room = written[id(request)]
-                call.jobs.append(Job(node, text, places, room, index, call))
+                    # A worker keeps nothing between requests, so a model that the silo would hold goes along; it
+                    # does not count as sent.
+                    text, vectors = wire.split(request, whole=True)
+                    for vector in vectors.values():
+                        if id(vector) not in blocks:
+                            blocks[id(vector)] = block = self._blocks.take(vector.numel())
+                            look(block.memory, 0, vector.numel()).copy_(vector)
+                    places = {name: (blocks[id(v)].name, 0, v.numel()) for name, v in vectors.items()}
+                    room = max(sum(v.numel() for v in vectors.values()), OFFER if isinstance(request, Trade) else 0)
+                    written[id(request)] = (text, places, room, wire.size(request))
+                call.jobs.append(Job(node, *written[id(request)], index, call))
             largest = max((job.room for job in call.jobs), default=0)
             call.window = max(2 * len(self._workers), WAITING_BYTES // max(1, 4 * largest))
             self._calls.append(call)
             self._queue.extend(call.jobs)
         self._wake()
-        return call, borrowed
+        return call, list(blocks.values())
 
     def _taken(self, call: Call, job: Job) -> None:
         """The asker is done with this answer: its block may be used again."""
@@ -267,7 +269,7 @@ class PoolLink:
             else:
                 vectors = {name: self._views.view(tuple(place)) for name, place in envelope["vectors"].items()}
                 received = len(text) + sum(4 * v.numel() for v in vectors.values())
-                job.answer = Answer(job.node, wire.join(text, vectors), len(job.text) + 4 * job.room, received)
+                job.answer = Answer(job.node, wire.join(text, vectors), job.size, received)
             self._watch(job.node, "done")
             self._changed.notify_all()
 

@@ -2,10 +2,14 @@
 
 Decoding builds only the message types listed here, from exactly their fields, each of the declared type; anything else
 is refused. Each `Tensors` or `Coded` field is one flat vector of 32-bit words named after its field; the header's
-metadata holds the rest of the message, the layouts and what is coded how.
+metadata holds the rest of the message, the layouts and what is coded how. A message may hold others (`Train.offers`):
+their fields are named by their place.
+
+A model that the receiver holds already (`Train.held`) stays behind; the silo puts it back (`node.Silo`).
 """
 
 import json
+from dataclasses import replace
 from functools import lru_cache
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -29,27 +33,41 @@ class BadMessage(HansaError):
     """Bytes that are not a message."""
 
 
-def split(message: Any) -> tuple[str, dict[str, Tensor]]:
+def split(message: Any, whole: bool = False) -> tuple[str, dict[str, Tensor]]:
     """A message as text and the flat vectors it refers to: a link may move the two by different ways.
 
-    The text is one line of JSON for the message and one for the layout of each vector, in their order.
+    The text is one line of JSON for the message and one for the layout of each vector, in their order. ``whole``: with
+    the model that the receiver holds (of a link whose receivers keep nothing).
     """
+    if isinstance(message, messages.Train) and message.held and not whole:
+        message = replace(message, model=Tensors.of({}))
     kind = type(message).__name__
+    found: dict[str, Tensors | Coded] = {}
+    body = _body(message, "", found)
+    header = json.dumps({"type": kind, "body": body, "vectors": list(found)}, ensure_ascii=False)
+    vectors = {name: one.words if isinstance(one, Coded) else one.flat for name, one in found.items()}
+    lines = [one.text if isinstance(one, Coded) else one.layout.text for one in found.values()]
+    return "\n".join([header, *lines]), vectors
+
+
+def _body(message: Any, place: str, found: dict[str, Tensors | Coded]) -> dict[str, Any]:
+    """A message's fields; its vectors, and those of messages inside it, go to ``found``."""
     body: dict[str, Any] = {}
-    lines: list[str] = []
-    vectors: dict[str, Tensor] = {}
-    for name in FIELDS[kind]:
+    for name, hint in FIELDS[type(message).__name__].items():
         value = getattr(message, name)
-        if isinstance(value, Tensors):
-            lines.append(value.layout.text)
-            vectors[name] = value.flat
-        elif isinstance(value, Coded):
-            lines.append(value.text)
-            vectors[name] = value.words
+        if isinstance(value, Tensors | Coded):
+            found[place + name] = value
+        elif _inner(hint):
+            body[name] = [_body(one, f"{place}{name}.{i}.", found) for i, one in enumerate(value)]
         else:
             body[name] = value
-    header = json.dumps({"type": kind, "body": body, "vectors": list(vectors)}, ensure_ascii=False)
-    return "\n".join([header, *lines]), vectors
+    return body
+
+
+def _inner(hint: Any) -> Any:
+    """The type of the messages that a field holds, if it holds messages."""
+    inner = get_args(hint)[0] if get_origin(hint) is tuple else None
+    return inner if inner in TYPES.values() else None
 
 
 def join(text: str, vectors: dict[str, Tensor]) -> Any:
@@ -64,13 +82,32 @@ def join(text: str, vectors: dict[str, Tensor]) -> Any:
         raise BadMessage(f"unknown message type {str(kind)[:60]!r}")
     if sorted(map(str, names)) != sorted(vectors) or len(names) != len(layouts):
         raise BadMessage(f"{kind}: vectors {sorted(vectors)} do not match the header's {names}")
+    packed = {name: (line, vectors[name]) for name, line in zip(names, layouts, strict=True)}
+    message = _message(kind, body, "", packed)
+    if packed:
+        raise BadMessage(f"{kind} has no place for the vectors {sorted(packed)}")
+    return message
+
+
+def _message(kind: str, body: Any, place: str, packed: dict[str, tuple[str, Tensor]]) -> Any:
+    """The message with this body; it takes its vectors out of ``packed``."""
     fields = FIELDS[kind]
-    for name, line in zip(names, layouts, strict=True):
-        coded = Coded in get_args(fields.get(name))
-        body[name] = (_coded if coded else _tensors)(f"{kind}.{name}", line, vectors[name])
-    if set(body) != set(fields):
-        raise BadMessage(f"{kind} has fields {sorted(fields)}, not {sorted(map(str, body))}")
-    return TYPES[kind](**{name: _typed(f"{kind}.{name}", body[name], hint) for name, hint in fields.items()})
+    flat = {name for name in fields if place + name in packed}
+    if not isinstance(body, dict) or set(body) != set(fields) - flat:
+        raise BadMessage(f"{kind} has fields {sorted(fields)}, and what came is different")
+    values: dict[str, Any] = {}
+    for name, hint in fields.items():
+        where, inner = f"{kind}.{name}", _inner(hint)
+        if name in flat:
+            line, vector = packed.pop(place + name)
+            value = _coded(where, line, vector) if Coded in get_args(hint) else _tensors(where, line, vector)
+            values[name] = _typed(where, value, hint)
+        elif inner and isinstance(body[name], list):
+            several = enumerate(body[name])
+            values[name] = tuple(_message(inner.__name__, b, f"{place}{name}.{i}.", packed) for i, b in several)
+        else:
+            values[name] = _typed(where, body[name], hint)
+    return TYPES[kind](**values)
 
 
 def _tensors(where: str, text: str, vector: Tensor) -> Tensors:
@@ -137,7 +174,16 @@ def decode(data: bytes) -> Any:
 def size(message: Any) -> int:
     """How many bytes the message is on a wire: header and tensors, without building them."""
     header, vectors = split(message)
-    return len(header.encode()) + sum(v.numel() * v.element_size() for v in vectors.values())
+    return len(header.encode()) + _bytes(vectors)
+
+
+def payload(message: Any) -> int:
+    """How many bytes its tensors are."""
+    return _bytes(split(message)[1])
+
+
+def _bytes(vectors: dict[str, Tensor]) -> int:
+    return sum(v.numel() * v.element_size() for v in vectors.values())
 
 
 def equal(a: Any, b: Any) -> bool:

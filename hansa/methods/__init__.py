@@ -16,8 +16,13 @@ for _module in iter_modules(__path__):  # every module registers itself above
     import_module(f"{__name__}.{_module.name}")
 
 from hansa.methods.controllers import Layers, of_added  # noqa: E402
+from hansa.methods.fedkc import FedKC  # noqa: E402
+from hansa.methods.fedmix import FedMix  # noqa: E402
 from hansa.methods.fedopt import server_optimiser  # noqa: E402
+from hansa.methods.moon import Moon  # noqa: E402
 from hansa.methods.robust import Krum, aggregation  # noqa: E402
+
+CLASSIFIERS = (FedKC, FedMix, Moon)  # they look at the representation of a whole text
 
 
 def build(federation: Federation, node: Node | None = None) -> Method:
@@ -50,7 +55,23 @@ def build(federation: Federation, node: Node | None = None) -> Method:
         _refuse_with_uploads(federation, method)
     if federation.method.name == "fedbuff":
         _refuse_with_fedbuff(federation)
+    if method.exchange is not None:
+        _refuse_with_exchange(federation)
     return method
+
+
+def _refuse_with_exchange(federation: Federation) -> None:
+    name = federation.method.name
+    if any(node.silos for node in federation.silos.values()):
+        raise ConfigError(
+            f"method '{name}' has silos that tell one another what they know, in one cohort: "
+            "the silos must stand directly below 'silos'"
+        )
+    if private := sorted(protected(federation)):
+        raise ConfigError(
+            f"privacy: the noise of silo '{private[0]}' covers its updates, not what method '{name}' has it tell the "
+            "others: leave privacy out, or use another method"
+        )
 
 
 def _refuse_with_uploads(federation: Federation, method: Method) -> None:
@@ -61,6 +82,11 @@ def _refuse_with_uploads(federation: Federation, method: Method) -> None:
     if method.upload.selects and method.tree is not None:
         raise ConfigError(
             f"upload: on a tree, '{method.name}' compares whole layers: leave no tensors out (codes work)"
+        )
+    if method.upload.both and method.exchange is not None:
+        raise ConfigError(
+            f"upload: 'both' sends silos some tensors only, and method '{federation.method.name}' needs the whole "
+            "model before they train: leave 'both' out"
         )
     private = sorted(protected(federation))
     if method.upload.selects and private:

@@ -5,29 +5,27 @@ turn of silo r. What came first is forgotten first, so the order is a setting.
 Deviations: none; after the last silo the first would have its turn again.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from hansa.config import Section
-from hansa.links import Answer
 from hansa.messages import NodeId, Train
 from hansa.method import Method
 from hansa.methods import METHODS
 from hansa.methods.fedavg import fedavg
-from hansa.pace import Asker, Moving, duration, until
+from hansa.pace import Ask, Asker, Moving, duration, until
 
 
 @dataclass(frozen=True)
 class InTurn:
     order: tuple[NodeId, ...] = ()  # default: as the federation has them
 
-    def gather(self, asker: Asker, moving: Moving) -> tuple[list[NodeId], Iterator[Answer]]:
+    def gather(self, asker: Asker, moving: Moving) -> tuple[list[NodeId], Ask]:
         number, settings = moving.round + 1, asker.settings
         order = self.order or tuple(asker.members)
         node = order[moving.round % len(order)]
         moving.clock += duration(node, number, settings.simulate, settings.seed)
         request = Train(number, moving.model, asker.durable)
-        return [node], asker.link.ask({node: request}, until(settings.participation))
+        return [node], lambda _heard: asker.link.ask({node: request}, until(settings.participation))
 
 
 @METHODS.register("chained")

@@ -35,13 +35,16 @@ class Everything:
 
 @dataclass(frozen=True)
 class TaskLoss:
-    """Nothing beside the task's own loss."""
+    """Nothing beside the task's own loss, and nothing kept."""
 
-    def loss(self, work: "Work") -> Tensor | None:
-        return None
+    def loss(self, work: "Work", task_loss: Tensor) -> Tensor:
+        return task_loss
 
     def gradient(self, work: "Work") -> None:
         return None
+
+    def keep(self, work: "Work") -> dict[str, Tensor]:
+        return {}
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,17 @@ class Sgd:
 
 
 def fedavg() -> Method:
-    return Method("fedavg", Together(), Everything(), TaskLoss(), Whole(), BySamples(), Mean(), Sgd())
+    return Method(
+        name="fedavg",
+        pace=Together(),
+        exchange=None,
+        scope=Everything(),
+        objective=TaskLoss(),
+        upload=Whole(),
+        weigh=BySamples(),
+        aggregate=Mean(),
+        server=Sgd(),
+    )
 
 
 @METHODS.register("fedavg")

@@ -22,7 +22,7 @@ from hansa.messages import NodeId, Train, Update
 from hansa.method import Method
 from hansa.methods import METHODS
 from hansa.methods.fedavg import fedavg
-from hansa.pace import Asker, Flight, Member, Moving, duration, until
+from hansa.pace import Ask, Asker, Flight, Member, Moving, duration, until
 from hansa.tensors import Layout, Tensors, WeightedMean
 
 VERSION = "version."
@@ -34,10 +34,10 @@ class Buffered:
 
     size: int
 
-    def gather(self, asker: Asker, moving: Moving) -> tuple[list[NodeId], Iterator[Answer]]:
+    def gather(self, asker: Asker, moving: Moving) -> tuple[list[NodeId], Ask]:
         arrived = self._arrivals(asker.members, asker.settings, moving)
         keep_versions(moving, arrived)
-        return [flight.node for flight in arrived], self._ask(asker, moving, arrived)
+        return [flight.node for flight in arrived], lambda _heard: self._ask(asker, moving, arrived)
 
     def _arrivals(self, members: Mapping[NodeId, Member], settings: Federation, moving: Moving) -> list[Flight]:
         """Take the earliest flights off the list; whoever arrived takes off again with the newest model."""

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class Proximal:
     mu: float
 
-    def loss(self, work: "Work") -> Tensor | None:
-        return None  # the gradient is known in closed form
+    def loss(self, work: "Work", task_loss: Tensor) -> Tensor:
+        return task_loss  # the gradient of the other term is known in closed form
 
     def gradient(self, work: "Work") -> None:
         learner, start = work.learner, work.received
@@ -36,6 +36,9 @@ class Proximal:
         for name, span in start.layout.spans.items():
             mine = learner.layout.spans[name]
             learner.grad[mine].add_(learner.flat[mine] - start.flat[span], alpha=self.mu)
+
+    def keep(self, work: "Work") -> dict[str, Tensor]:
+        return {}
 
 
 def fedprox(mu: float) -> Method:

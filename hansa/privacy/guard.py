@@ -21,12 +21,14 @@ from hansa.messages import (
     Findings,
     Fit,
     Lost,
+    Offer,
     Personal,
     Personalise,
     Reply,
     Request,
     Scores,
     Survey,
+    Trade,
     Train,
     Update,
 )
@@ -55,6 +57,7 @@ CONTENTS: Mapping[type, Mapping[str, Kind]] = {
         "attention": "residuals",
         "refused": "residuals",
     },
+    Offer: {"knowledge": "offers", "members": "offers", "lengths": "offers", "withheld": "offers"},
     Scores: {"sums": "metrics"},
     Personal: {
         "gradient": "tensors",
@@ -77,8 +80,11 @@ def asked_for(request: object) -> list[Wanted] | None:
             return pieces + ([Wanted("labels")] if request.labels else [])
         case Describe():
             return [Wanted("samples")]
+        case Trade():
+            return [Wanted("offers")]
         case Train() | Fit():
-            tensors = [Wanted("tensors")] if request.model.layout.names else []
+            held = isinstance(request, Train) and request.held
+            tensors = [Wanted("tensors")] if request.model.layout.names or held else []
             return [*tensors, Wanted("samples"), Wanted("metrics")]
         case Evaluate():
             return [Wanted("metrics")]

@@ -209,6 +209,7 @@ def propose(federation: Federation) -> dict[str, Any]:
         release["pieces"] = federation.tokenizer.minimum
     release |= {"labels": True} if federation.task.name not in ("mlm", "causal-lm") else {}
     release |= {"residuals": True} if federation.method.name == "worldlm" else {}
+    release |= {"offers": True} if federation.method.name in ("fedkc", "fedmix") else {}
     release |= {"personal": True} if federation.personal is not None else {}
     rule = {"federations": [federation.name], "methods": [federation.method.name], "release": release}
     return {"rules": {federation.name: rule}}

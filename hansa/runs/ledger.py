@@ -15,11 +15,15 @@ OWN = "own"  # of a split: scores of every node's own model, by node; without it
 SCHEMA = """
 create table if not exists rounds (
   round integer primary key, at real, loss real, seen integer, steps integer, cohort integer, lost integer,
-  seconds real, work_seconds real, step_seconds real, move_seconds real, evaluate_seconds real, checkpoint_seconds real,
+  seconds real, work_seconds real, step_seconds real, move_seconds real, trade_seconds real,
+  evaluate_seconds real, checkpoint_seconds real,
   clock real
 );
 create table if not exists metrics (round integer, split text, share real, grp text, metric text, value real);
-create table if not exists traffic (round integer, node text, sent integer, received integer, seen integer, loss real);
+create table if not exists traffic (
+  round integer, node text, sent integer, received integer, seen integer, loss real,
+  told integer, offered integer -- of those bytes, the tensors of the exchange: what it was told, what it offered
+);
 create table if not exists events (at real, round integer, node text, kind text, text text);
 create table if not exists attention (round integer, node text, stage text, layer text, member text, weight real);
 create table if not exists facts (name text primary key, value text);
@@ -72,6 +76,7 @@ class Ledger:
             "work_seconds": seconds.get("work", 0.0),
             "step_seconds": sum(u.seconds for u in updates) / workers,
             "move_seconds": seconds.get("move", 0.0),
+            "trade_seconds": seconds.get("trade", 0.0),
             "evaluate_seconds": seconds.get("evaluate", 0.0),
             "checkpoint_seconds": 0.0,
             "clock": record.clock,
@@ -88,14 +93,19 @@ class Ledger:
                     received,
                     update.seen if update else 0,
                     update.loss if update else None,
+                    record.traded.down.get(node, 0),
+                    record.traded.up.get(node, 0),
                 )
-                self._db.execute("insert into traffic values (?,?,?,?,?,?)", entry)
+                self._db.execute("insert into traffic values (?,?,?,?,?,?,?,?)", entry)
             self._db.executemany("insert into attention values (?,?,?,?,?,?)", _heard(record))
             self._line({"event": "round", **row})
-        for node, reason in record.lost.items():
-            self.event(record.round, node, "lost", reason)
-        for node, reason in record.refused.items():
-            self.event(record.round, node, "refused", reason)
+        for kind, reasons in {
+            "lost": record.lost,
+            "refused": record.refused,
+            "not heard": record.traded.unheard,
+        }.items():
+            for node, reason in reasons.items():
+                self.event(record.round, node, kind, reason)
         for node, update in record.updates.items():
             for below, reason in update.lost.items():
                 self.event(record.round, below, "lost", f"below {node}: {reason}")

@@ -12,10 +12,12 @@ from hansa.messages import (
     Evaluate,
     Findings,
     Lost,
+    Offer,
     Personal,
     Personalise,
     Scores,
     Survey,
+    Trade,
     Train,
     Update,
 )
@@ -36,10 +38,21 @@ def tensors(draw) -> Tensors:
     return Tensors(layout, torch.tensor(values, dtype=torch.float32))
 
 
+MEMBERS = st.lists(st.integers(1, 99), max_size=3).map(tuple)
+OFFERS = st.builds(Offer, tensors(), MEMBERS, MEMBERS, st.integers(0, 9))
 MESSAGES = st.one_of(
     st.just(Describe()),
     st.builds(Survey, st.integers(0, 100), st.booleans()),
-    st.builds(Train, st.integers(0, 10**6), tensors(), st.integers(0, 10**6)),
+    st.builds(Trade, st.integers(0, 10**6), tensors()),
+    OFFERS,
+    st.builds(
+        Train,
+        st.integers(0, 10**6),
+        tensors(),
+        st.integers(0, 10**6),
+        st.lists(OFFERS, max_size=2).map(tuple),
+        st.booleans(),
+    ),
     st.builds(Evaluate, st.integers(0, 10**6), tensors(), NAMES, st.floats(0, 1), st.integers(1, 9)),
     st.builds(Findings, COUNTS, st.lists(NAMES, max_size=3).map(tuple), st.integers(0, 10**6)),
     st.builds(

@@ -1,0 +1,166 @@
+"""Wang et al. (2022), FedKC: Federated Knowledge Composition for Multilingual Natural Language Understanding.
+
+    clusters C₁ … C_q of a silo's samples by k-means on their pooled outputs                             (Section 4.3)
+    eᵢ = mean of the intermediate representation over Cᵢ,   ŷᵢ = mean prediction over Cᵢ                 (Equation 6)
+    L = (1/q)·Σᵢ CE(ŷᵢ, f(eᵢ; w))                                                                        (Equation 8)
+    the silo minimises  its local loss + α·L,  L over the pairs of the other silos of the cohort         (Equation 2)
+
+f: the layers from the intermediate one on; w: the silo's model. ``layer: last``: e is the pooled output, f the last
+linear layer. ``layer: all``: e is the output of the embedding layer (positions × width), f every block and the head.
+Both e and ŷ come from the global model as it was received. Without k-means (the paper's "\\K") q is 1. What a pair
+costs: d + k numbers (last) or T·d + k (all), up once and down to every other silo of the cohort.
+
+``local`` is any other method: its objective, weights, aggregation and server are kept, so knowledge composes with
+FedProx, MOON or a server Adam. Clusters of fewer than ``floor`` members are not told.
+
+Deviations: L is one mean over all pairs heard, where Equation 2 sums over silos: α does not depend on how many take
+part. A position of e is the mean over the members that have a real token there. The floor is ours.
+"""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import torch
+from pydantic import Field, field_validator
+from torch import Tensor, nn
+
+from hansa import knowledge
+from hansa.config import Count, Named, Section
+from hansa.errors import ConfigError
+from hansa.exchange import Samples, Sizes, Told
+from hansa.messages import Offer
+from hansa.method import Method, Objective
+from hansa.methods import METHODS
+from hansa.models import inside
+from hansa.tensors import Layout, Tensors
+
+if TYPE_CHECKING:
+    from hansa.train import Work
+
+Layer = Literal["last", "all"]
+FLOORS: dict[Layer, int] = {"last": 2, "all": 20}  # a mean of embedded texts tells their tokens: docs/privacy.md
+PAIR = ("centroids", "predictions")
+
+
+@dataclass(frozen=True)
+class Composition:
+    """Clusters as pairs of a centroid and a mean prediction."""
+
+    layer: Layer
+    clusters: int  # 1: no k-means
+    floor: int
+
+    def offer(self, work: "Work", samples: Samples) -> Told:
+        seen = knowledge.view(work.learner, samples)
+        groups = [torch.arange(samples.size).numpy()]
+        if self.clusters > 1:
+            groups = knowledge.clusters(seen.pooled.numpy(), self.clusters, samples.rng)
+        kept = [members for members in groups if len(members) >= self.floor]
+        withheld = len(groups) - len(kept)
+        if not kept:
+            return Told(Offer(Tensors.zeros(Layout((), ())), withheld=withheld))
+        lengths: tuple[int, ...] = ()
+        if self.layer == "last":
+            centroids = knowledge.mean_rows(seen.pooled, kept)
+        else:
+            centroids, lengths = knowledge.mean_texts(work.learner, samples, kept)
+        pairs = Tensors.of(dict(zip(PAIR, (centroids, knowledge.mean_rows(seen.predictions, kept)), strict=True)))
+        return Told(Offer(pairs, tuple(map(len, kept)), lengths, withheld), tuple(kept))
+
+    def flaw(self, offer: Offer, sizes: Sizes) -> str:
+        layout = offer.knowledge.layout
+        if layout.names != PAIR:
+            return f"its offer has {', '.join(layout.names) or 'nothing'} instead of {' and '.join(PAIR)}"
+        centroids, predictions = layout.shapes
+        width = sizes.pooled if self.layer == "last" else sizes.embedding
+        if len(centroids) != (2 if self.layer == "last" else 3) or centroids[-1] != width:
+            return f"its centroids have the shape {list(centroids)}, and their width must be {width}"
+        if self.layer == "all" and not text_fits(centroids[1], offer.lengths, len(offer.members), sizes.length):
+            return f"its centroids have {centroids[1]} positions, of which {list(offer.lengths)[:3]}… are real"
+        return distribution_flaw(offer.knowledge["predictions"], predictions, sizes.labels, "predictions")
+
+
+def text_fits(positions: int, lengths: tuple[int, ...], rows: int, longest: int) -> bool:
+    return len(lengths) == rows and positions <= longest and all(1 <= n <= positions for n in lengths)
+
+
+def distribution_flaw(values: Tensor, shape: tuple[int, ...], classes: int, what: str) -> str:
+    if len(shape) != 2 or shape[1] != classes:
+        return f"its {what} have the shape {list(shape)}, and there are {classes} classes"
+    if bool((values < -1e-6).any()) or bool(((values.sum(dim=1) - 1).abs() > 1e-3).any()):
+        return f"its {what} are not distributions: each must be non-negative and sum to 1"
+    return ""
+
+
+@dataclass(frozen=True)
+class Consistent:
+    """The local objective, and α times the cross-entropy on the pairs of the others."""
+
+    local: Objective
+    alpha: float
+    layer: Layer
+
+    def loss(self, work: "Work", task_loss: Tensor) -> Tensor:
+        loss = self.local.loss(work, task_loss)
+        if not work.offers or not self.alpha:
+            return loss
+        return loss + self.alpha * self.consistency(work)
+
+    def consistency(self, work: "Work") -> Tensor:
+        """Equation 8, over all pairs heard."""
+        if "pairs" not in work.prepared:
+            work.prepared["pairs"] = self._pairs(work.offers)
+        centroids, mask, predictions = work.prepared["pairs"]
+        model = work.learner.model
+        if self.layer == "last":
+            logits = inside.from_pooled(model, centroids)
+        else:
+            logits = inside.from_embedded(model, centroids, mask)
+        return nn.functional.cross_entropy(logits, predictions)
+
+    def _pairs(self, offers: tuple[Offer, ...]) -> tuple[Tensor, Tensor, Tensor]:
+        """All centroids one below the other, the mask of their real positions, all predictions."""
+        predictions = torch.cat([offer.knowledge["predictions"] for offer in offers])
+        centroids = [offer.knowledge["centroids"] for offer in offers]
+        if self.layer == "last":
+            return torch.cat(centroids), torch.zeros(0), predictions
+        longest = max(c.shape[1] for c in centroids)
+        padded = [nn.functional.pad(c, (0, 0, 0, longest - c.shape[1])) for c in centroids]
+        masks = [knowledge.real_positions(offer.lengths, longest) for offer in offers]
+        return torch.cat(padded), torch.cat(masks), predictions
+
+    def gradient(self, work: "Work") -> None:
+        self.local.gradient(work)
+
+    def keep(self, work: "Work") -> dict[str, Tensor]:
+        return self.local.keep(work)
+
+
+def fedkc(local: Method, layer: Layer, clusters: int, alpha: float, floor: int) -> Method:
+    if local.exchange is not None:
+        raise ConfigError(f"method.local is '{local.name}', which has an exchange of its own: choose another")
+    exchange, objective = Composition(layer, clusters, floor), Consistent(local.objective, alpha, layer)
+    return replace(local, name="fedkc", exchange=exchange, objective=objective)
+
+
+@METHODS.register("fedkc")
+class FedKC(Section):
+    layer: Layer = "all"
+    q: Count = 10
+    alpha: Annotated[float, Field(ge=0.0)] = 1.0
+    kmeans: bool = True
+    floor: Count | None = None  # default: 2 for the last layer (never a single sample), 20 for all layers
+    local: Named = Named(name="fedavg")
+
+    @field_validator("local", mode="before")
+    @classmethod
+    def _name_only(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    def build(self) -> Method:
+        if self.local.name in ("fedkc", "fedbuff"):
+            raise ConfigError(f"method.local is '{self.local.name}', which cannot be composed with: try 'fedavg'")
+        if self.kmeans and self.q > 1:
+            knowledge.needs_sklearn("fedkc")
+        floor = FLOORS[self.layer] if self.floor is None else self.floor
+        return fedkc(METHODS.build(self.local), self.layer, self.q if self.kmeans else 1, self.alpha, floor)

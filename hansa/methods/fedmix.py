@@ -1,0 +1,116 @@
+"""Yoon et al. (2021), FedMix: Approximation of Mixup under Mean Augmented Federated Learning, Algorithm 2.
+
+    a silo tells means (x̄, ȳ) of M of its samples and of their labels                (mean augmented federated learning)
+    L₁ = (1 − λ)·L(f((1 − λ)·x), y)
+    L₂ = λ·L(f((1 − λ)·x), ȳ)
+    L₃ = λ·⟨∂L₁/∂x, x̄⟩,  the derivative at (1 − λ)·x
+    L = L₁ + L₂ + L₃                        the first-order expansion of mixup with the mean of others, in its input
+
+x: a text as the output of the embedding layer; (x̄, ȳ): one of the means told by others, drawn for each batch. L₃ is
+differentiated again for the step.
+Deviations: text has no input to average, so means are of embedded texts, made anew in each round with the received
+model, as many as ``means``; a position is averaged over real tokens.
+"""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hansa import knowledge
+from hansa.config import Count, Section, Share
+from hansa.exchange import Samples, Sizes, Told
+from hansa.messages import Offer
+from hansa.method import Method
+from hansa.methods import METHODS
+from hansa.methods.fedavg import fedavg
+from hansa.methods.fedkc import distribution_flaw, text_fits
+from hansa.models import inside
+from hansa.tensors import Layout, Tensors
+
+if TYPE_CHECKING:
+    from hansa.train import Work
+
+MEAN = ("inputs", "labels")
+
+
+@dataclass(frozen=True)
+class Means:
+    """Means of ``size`` random samples, at most ``count`` of them."""
+
+    size: int
+    count: int
+
+    def offer(self, work: "Work", samples: Samples) -> Told:
+        order = samples.rng.permutation(samples.size)
+        count = min(self.count, samples.size // self.size)
+        if not count:
+            return Told(Offer(Tensors.zeros(Layout((), ())), withheld=1))
+        groups = [np.sort(order[i * self.size : (i + 1) * self.size]) for i in range(count)]
+        inputs, lengths = knowledge.mean_texts(work.learner, samples, groups)
+        labels = knowledge.mean_rows(_labels(work, samples), groups)
+        means = Tensors.of(dict(zip(MEAN, (inputs, labels), strict=True)))
+        return Told(Offer(means, (self.size,) * count, lengths), tuple(groups))
+
+    def flaw(self, offer: Offer, sizes: Sizes) -> str:
+        layout = offer.knowledge.layout
+        if layout.names != MEAN:
+            return f"its offer has {', '.join(layout.names) or 'nothing'} instead of {' and '.join(MEAN)}"
+        inputs, labels = layout.shapes
+        if len(inputs) != 3 or inputs[-1] != sizes.embedding:
+            return f"its inputs have the shape {list(inputs)}, and their width must be {sizes.embedding}"
+        if not text_fits(inputs[1], offer.lengths, len(offer.members), sizes.length):
+            return f"its inputs have {inputs[1]} positions, of which {list(offer.lengths)[:3]}… are real"
+        return distribution_flaw(offer.knowledge["labels"], labels, sizes.labels, "labels")
+
+
+def _labels(work: "Work", samples: Samples) -> Tensor:
+    """Every sample's label, as a distribution."""
+    found = torch.zeros(samples.size, inside.last_linear(work.learner.model).out_features)
+    for indices, batch in samples.batches():
+        found[torch.from_numpy(indices), batch.targets] = 1.0
+    return found
+
+
+@dataclass(frozen=True)
+class Mixed:
+    mix: float
+
+    def loss(self, work: "Work", task_loss: Tensor) -> Tensor:
+        if not work.offers or work.batch is None:
+            return task_loss
+        if "means" not in work.prepared:
+            pairs = [zip(*(o.knowledge[name] for name in MEAN), strict=True) for o in work.offers]
+            work.prepared["means"] = [mean for several in pairs for mean in several]
+        means = work.prepared["means"]
+        # torch's generator is seeded for this silo and round, so the draw is the same wherever the silo runs.
+        others, label = means[int(torch.randint(len(means), (1,)))]
+        x, logits = inside.scaled(work.learner.model, work.batch.inputs, 1 - self.mix)
+        return mixed_loss(x, logits, work.batch.targets, others, label, self.mix)
+
+    def gradient(self, work: "Work") -> None:
+        return None
+
+    def keep(self, work: "Work") -> dict[str, Tensor]:
+        return {}
+
+
+def mixed_loss(x: Tensor, logits: Tensor, targets: Tensor, others: Tensor, label: Tensor, mix: float) -> Tensor:
+    """L₁ + L₂ + L₃, mean over the batch; ``logits`` follow from ``x``, ``others`` is x̄ and ``label`` ȳ."""
+    first = (1 - mix) * nn.functional.cross_entropy(logits, targets)
+    second = mix * nn.functional.cross_entropy(logits, label.expand_as(logits))
+    [slope] = torch.autograd.grad(first, x, create_graph=True)
+    positions = min(x.shape[1], len(others))
+    return first + second + mix * (slope[:, :positions] * others[:positions]).sum()
+
+
+@METHODS.register("fedmix")
+class FedMix(Section):
+    mix: Share = 0.1  # λ
+    average: Count = 5  # M: samples in a mean
+    means: Count = 20
+
+    def build(self) -> Method:
+        return replace(fedavg(), name="fedmix", exchange=Means(self.average, self.means), objective=Mixed(self.mix))

@@ -1,0 +1,72 @@
+"""Li et al. (2021), Model-Contrastive Federated Learning (MOON), Equations 3 and 4.
+
+    L_con = −log( exp(sim(z, z_glob)/τ) / (exp(sim(z, z_glob)/τ) + exp(sim(z, z_prev)/τ)) )
+    L = L_task + μ·L_con
+
+z: the representation of a text by the model in training; z_glob: by the global model it received; z_prev: by the
+silo's own model at the end of the last round it took part in; sim: cosine; τ: temperature; μ: weight. The silo keeps
+its model between rounds. In its first round there is no previous model and no term.
+Deviations: the representation is what the classifier's last linear layer gets; no projection head is added.
+"""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from hansa.config import Positive, Section
+from hansa.method import Method
+from hansa.methods import METHODS
+from hansa.methods.fedavg import fedavg
+from hansa.models import inside
+from hansa.tensors import Tensors
+
+if TYPE_CHECKING:
+    from hansa.train import Work
+
+PREVIOUS = "moon.previous"
+
+
+@dataclass(frozen=True)
+class Contrastive:
+    mu: float
+    temperature: float
+
+    def loss(self, work: "Work", task_loss: Tensor) -> Tensor:
+        if PREVIOUS not in work.memory or work.batch is None:
+            return task_loss
+        model, inputs = work.learner.model, work.batch.inputs
+        z, _ = inside.represent(model, inputs)
+        with torch.no_grad():
+            z_glob = inside.represent_with(model, work.received.named(), inputs)
+            z_prev = inside.represent_with(model, self._previous(work), inputs)
+        return task_loss + self.mu * contrast(z, z_glob, z_prev, self.temperature)
+
+    def _previous(self, work: "Work") -> dict[str, Tensor]:
+        if PREVIOUS not in work.prepared:
+            work.prepared[PREVIOUS] = Tensors(work.learner.layout, work.memory[PREVIOUS]).named()
+        named: dict[str, Tensor] = work.prepared[PREVIOUS]
+        return named
+
+    def gradient(self, work: "Work") -> None:
+        return None
+
+    def keep(self, work: "Work") -> dict[str, Tensor]:
+        return {PREVIOUS: work.learner.flat.clone()}
+
+
+def contrast(z: Tensor, z_glob: Tensor, z_prev: Tensor, temperature: float) -> Tensor:
+    """Equation 3, mean over the batch: which of two candidates is z? The first should be it."""
+    similar = [nn.functional.cosine_similarity(z, other, dim=-1) / temperature for other in (z_glob, z_prev)]
+    return nn.functional.cross_entropy(torch.stack(similar, dim=1), torch.zeros(len(z), dtype=torch.long))
+
+
+@METHODS.register("moon")
+class Moon(Section):
+    mu: Annotated[float, Field(ge=0.0)] = 1.0
+    temperature: Positive = 0.5
+
+    def build(self) -> Method:
+        return replace(fedavg(), name="moon", objective=Contrastive(self.mu, self.temperature))

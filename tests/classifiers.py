@@ -1,0 +1,64 @@
+"""A text classifier small enough to look into, and made-up samples for it."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from transformers import BertConfig, BertForSequenceClassification
+
+from hansa.exchange import Indices, Samples
+from hansa.messages import Offer
+from hansa.seeds import stream, torch_seeded
+from hansa.tasks.base import Batch
+from hansa.tensors import Tensors
+from hansa.train import Learner, Work
+
+WIDTH, CLASSES, WORDS = 8, 3, 30
+
+
+def classifier(seed: int = 0) -> Learner:
+    config = BertConfig(
+        vocab_size=WORDS,
+        hidden_size=WIDTH,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=12,
+        num_labels=CLASSES,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        initializer_range=0.3,
+    )
+    with torch_seeded(seed, "classifier"):
+        return Learner(BertForSequenceClassification(config).eval())
+
+
+def batch_of(texts: list[list[int]], labels: list[int]) -> Batch:
+    longest = max(map(len, texts))
+    ids = torch.tensor([text + [0] * (longest - len(text)) for text in texts])
+    mask = torch.tensor([[1] * len(text) + [0] * (longest - len(text)) for text in texts])
+    return Batch({"input_ids": ids, "attention_mask": mask}, None, torch.tensor(labels))
+
+
+def texts_of(count: int, seed: int = 0) -> tuple[list[list[int]], list[int]]:
+    rng = stream(seed, "texts")
+    texts = [rng.integers(1, WORDS, int(rng.integers(2, 9))).tolist() for _ in range(count)]
+    return texts, rng.integers(0, CLASSES, count).tolist()
+
+
+def samples_of(texts: list[list[int]], labels: list[int], batch: int = 4, seed: int = 0) -> Samples:
+    def batches() -> Iterator[tuple[Indices, Batch]]:
+        for start in range(0, len(texts), batch):
+            here = slice(start, start + batch)
+            yield np.arange(len(texts))[here], batch_of(texts[here], labels[here])
+
+    return Samples(len(texts), batches, stream(seed, "samples"))
+
+
+def work_of(learner: Learner, *offers: Offer) -> Work:
+    return Work(learner, learner.state.copy(), 1, {}, offers=offers)
+
+
+def pairs(centroids: torch.Tensor, predictions: torch.Tensor, lengths: tuple[int, ...] = ()) -> Offer:
+    told = Tensors.of({"centroids": centroids, "predictions": predictions})
+    return Offer(told, (5,) * len(centroids), lengths)

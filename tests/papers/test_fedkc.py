@@ -1,0 +1,258 @@
+"""Wang et al. (2022): clusters become pairs, pairs become a consistency loss."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hansa.errors import ConfigError
+from hansa.exchange import Sizes
+from hansa.federation_file import parse
+from hansa.links import wire
+from hansa.messages import Offer
+from hansa.methods import build
+from hansa.methods.fedavg import TaskLoss
+from hansa.methods.fedkc import Composition, Consistent
+from hansa.methods.fedprox import Proximal
+from hansa.methods.moon import Contrastive
+from tests.classifiers import CLASSES, WIDTH, batch_of, classifier, pairs, samples_of, texts_of, work_of
+
+SIZES = Sizes(WIDTH, WIDTH, CLASSES, 12)
+
+
+def by_hand(learner, text):
+    """One text alone through BERT's own modules: embedding output, pooled output, prediction."""
+    model, ids = learner.model, torch.tensor([text])
+    with torch.inference_mode():
+        embedded = model.bert.embeddings(ids)
+        pooled = model.bert(ids).pooler_output
+        return embedded[0], pooled[0], model.classifier(pooled).softmax(-1)[0]
+
+
+@pytest.mark.parametrize("layer", ["last", "all"])
+def test_a_pair_is_the_mean_over_its_members_and_nobody_elses(layer):
+    learner, (texts, labels) = classifier(), texts_of(20)
+    told = Composition(layer, 3, 1).offer(work_of(learner), samples_of(texts, labels))
+    assert sorted(i for members in told.samples for i in members) == list(range(20)), "every sample in one cluster"
+    assert told.offer.members == tuple(map(len, told.samples))
+    for row, members in enumerate(told.samples):
+        seen = [by_hand(learner, texts[i]) for i in members]
+        prediction = torch.stack([y for *_, y in seen]).mean(0)
+        torch.testing.assert_close(told.offer.knowledge["predictions"][row], prediction, rtol=1e-4, atol=1e-6)
+        centroid = told.offer.knowledge["centroids"][row]
+        if layer == "last":
+            torch.testing.assert_close(centroid, torch.stack([e for _, e, _ in seen]).mean(0), rtol=1e-4, atol=1e-5)
+            continue
+        longest = max(len(texts[i]) for i in members)
+        assert told.offer.lengths[row] == longest
+        for position in range(longest):
+            there = [e[position] for e, *_ in seen if len(e) > position]
+            torch.testing.assert_close(centroid[position], torch.stack(there).mean(0), rtol=1e-4, atol=1e-5)
+        assert not centroid[longest:].any(), "nothing where no member has a token"
+
+
+def test_clusters_are_k_means_clusters():
+    """Each pooled output lies nearest to the mean of its own cluster (Lloyd's fixed point)."""
+    learner, (texts, labels) = classifier(), texts_of(30)
+    told = Composition("last", 4, 1).offer(work_of(learner), samples_of(texts, labels))
+    pooled = np.stack([by_hand(learner, text)[1].numpy() for text in texts])
+    means = np.stack([pooled[members].mean(0) for members in told.samples])
+    nearest = ((pooled[:, None] - means) ** 2).sum(-1).argmin(1)
+    assert all(nearest[i] == row for row, members in enumerate(told.samples) for i in members)
+
+
+def test_without_k_means_there_is_one_pair_of_everything():
+    told = Composition("last", 1, 1).offer(work_of(classifier()), samples_of(*texts_of(9)))
+    assert told.offer.members == (9,)
+
+
+def test_small_clusters_are_withheld():
+    learner, data = classifier(), texts_of(20)
+    everything = Composition("last", 6, 1).offer(work_of(learner), samples_of(*data)).offer
+    floored = Composition("last", 6, 4).offer(work_of(learner), samples_of(*data)).offer
+    assert floored.members == tuple(n for n in everything.members if n >= 4)
+    assert floored.withheld == sum(n < 4 for n in everything.members) > 0
+    nothing = Composition("last", 6, 99).offer(work_of(learner), samples_of(*data)).offer
+    assert (nothing.members, nothing.withheld) == ((), len(everything.members))
+
+
+def test_fewer_samples_than_clusters_one_class_and_equal_texts_still_make_offers():
+    learner = classifier()
+    few = Composition("all", 10, 1).offer(work_of(learner), samples_of([[3, 4], [5]], [0, 0]))
+    assert few.offer.members == (1, 1)
+    equal = Composition("last", 10, 1).offer(work_of(learner), samples_of([[3, 4]] * 5, [1] * 5))
+    assert sum(equal.offer.members) == 5
+
+
+@pytest.mark.parametrize(("layer", "texts"), [("last", 20), ("all", 20)])
+def test_the_same_seed_gives_the_same_offer(layer, texts):
+    offers = [Composition(layer, 3, 1).offer(work_of(classifier()), samples_of(*texts_of(texts))).offer for _ in "ab"]
+    assert wire.equal(*offers)
+
+
+# ── Equation 8 ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_loss_is_the_cross_entropy_of_mean_prediction_and_ours_on_the_last_layers_centroid():
+    learner, generator = classifier(), torch.Generator().manual_seed(3)
+    centroids = torch.randn(5, WIDTH, generator=generator)
+    told = torch.randn(5, CLASSES, generator=generator).softmax(-1)
+    work = work_of(learner, pairs(centroids[:2], told[:2]), pairs(centroids[2:], told[2:]))
+    head = learner.model.classifier
+    ours = (centroids @ head.weight.T + head.bias).softmax(-1).detach()
+    expected = -sum(float((y * p.log()).sum()) for y, p in zip(told, ours, strict=True)) / 5
+    task_loss = torch.tensor(0.25)
+    loss = Consistent(TaskLoss(), 2.0, "last").loss(work, task_loss).detach()
+    assert float(loss) == pytest.approx(0.25 + 2.0 * expected)
+
+
+def test_a_centroid_of_one_text_goes_through_every_block_as_the_text_itself():
+    """All layers: with clusters of one, f(e) is the model's own prediction, padding or not."""
+    learner, (texts, labels) = classifier(), texts_of(6)
+    told = Composition("all", 6, 1).offer(work_of(learner), samples_of(texts, labels))
+    with torch.inference_mode():
+        loss = Consistent(TaskLoss(), 1.0, "all").consistency(work_of(learner, told.offer))
+    entropies = [-(y * y.log()).sum() for *_, y in (by_hand(learner, text) for text in texts)]
+    assert float(loss) == pytest.approx(float(torch.stack(entropies).mean()), rel=1e-4)
+
+
+def moved_by(layer, offer):
+    """Which parameters the consistency loss alone moves."""
+    learner = classifier(seed=1)
+    learner.grad.zero_()
+    Consistent(TaskLoss(), 1.0, layer).consistency(work_of(learner, offer)).backward()
+    return {name for name, span in learner.layout.spans.items() if learner.grad[span].abs().sum() > 0}
+
+
+def test_last_moves_the_head_and_all_moves_every_block_but_no_embedding():
+    data = texts_of(8)
+    offers = {
+        layer: Composition(layer, 3, 1).offer(work_of(classifier()), samples_of(*data)).offer
+        for layer in ("last", "all")
+    }
+    assert moved_by("last", offers["last"]) == {"classifier.weight", "classifier.bias"}
+    moved = moved_by("all", offers["all"])
+    assert {"bert.encoder.layer.0.output.dense.weight", "bert.encoder.layer.1.output.dense.weight"} <= moved
+    assert not any("embeddings" in name for name in moved)
+
+
+def test_without_offers_or_weight_it_is_the_local_objective():
+    learner, task_loss = classifier(), torch.tensor(1.0, requires_grad=True)
+    offer = Composition("last", 2, 1).offer(work_of(learner), samples_of(*texts_of(8))).offer
+    assert Consistent(TaskLoss(), 3.0, "last").loss(work_of(learner), task_loss) is task_loss
+    assert Consistent(TaskLoss(), 0.0, "last").loss(work_of(learner, offer), task_loss) is task_loss
+
+
+def test_the_loss_pulls_towards_the_sender():
+    """Steps on the consistency loss bring our predictions on the centroids to those of the sender; α < 0 would not."""
+    offer = Composition("all", 3, 1).offer(work_of(classifier()), samples_of(*texts_of(12))).offer
+    learner, objective = classifier(seed=1), Consistent(TaskLoss(), 1.0, "all")
+    work = work_of(learner, offer)
+    losses = []
+    for _ in range(30):
+        learner.grad.zero_()
+        loss = objective.consistency(work)
+        loss.backward()
+        learner.flat.sub_(learner.grad, alpha=0.5)
+        losses.append(float(loss.detach()))
+    told = offer.knowledge["predictions"]
+    least = float(-(told * told.log()).sum(1).mean())  # the sender's own entropy: no prediction does better
+    assert losses[-1] - least < 0.1 * (losses[0] - least)
+
+
+# ── traffic ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("layer", ["last", "all"])
+def test_a_pair_has_as_many_numbers_as_the_paper_says(layer):
+    texts, labels = texts_of(20)
+    texts[0] = [1] * 9
+    offer = Composition(layer, 4, 1).offer(work_of(classifier()), samples_of(texts, labels)).offer
+    numbers = WIDTH + CLASSES if layer == "last" else 9 * WIDTH + CLASSES
+    assert wire.payload(offer) == 4 * 4 * numbers
+
+
+# ── flaws ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def even(rows=2):
+    return torch.full((rows, CLASSES), 1 / CLASSES)
+
+
+BAD = {
+    "width must be 8": ("last", pairs(torch.zeros(2, WIDTH - 1), even())),
+    "the shape [2, 8, 8]": ("last", pairs(torch.zeros(2, 8, 8), even())),
+    "there are 3 classes": ("last", pairs(torch.zeros(2, WIDTH), torch.full((2, 2), 0.5))),
+    "not distributions": ("last", pairs(torch.zeros(2, WIDTH), 2 * even())),
+    "not distributions: ": ("last", pairs(torch.zeros(2, WIDTH), torch.tensor([[1.5, -0.5, 0.0]] * 2))),
+    "positions": ("all", pairs(torch.zeros(2, 5, WIDTH), even(), (5, 6))),
+    "positions ": ("all", pairs(torch.zeros(2, 5, WIDTH), even(), ())),
+    "positions, ": ("all", pairs(torch.zeros(2, 13, WIDTH), even(), (13, 13))),
+    "nothing instead of": ("last", Offer(pairs(torch.zeros(0, 0), even(0)).knowledge.only(()), (1,))),
+}
+
+
+@pytest.mark.parametrize("reason", BAD)
+def test_an_offer_that_makes_no_sense_is_refused_with_a_reason(reason):
+    layer, offer = BAD[reason]
+    assert reason.strip(": ,") in Composition(layer, 2, 1).flaw(offer, SIZES)
+
+
+def test_a_good_offer_has_no_flaw():
+    for layer in ("last", "all"):
+        exchange = Composition(layer, 3, 1)
+        assert exchange.flaw(exchange.offer(work_of(classifier()), samples_of(*texts_of(9))).offer, SIZES) == ""
+
+
+# ── composition ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def method(**settings):
+    return build(parse({"silos": {"a": "a"}, "task": "classify", "method": {"name": "fedkc"} | settings}))
+
+
+def test_it_composes_with_any_local_objective_and_server():
+    assert method(local={"name": "fedprox", "mu": 0.5}).objective.local == Proximal(0.5)
+    assert method(local="moon").objective.local == Contrastive(1.0, 0.5)
+    assert type(method(local="fedadam").server).__name__ == "Adaptive"
+    assert method(kmeans=False).exchange == Composition("all", 1, 20)
+    assert method(layer="last", q=5).exchange == Composition("last", 5, 2)
+
+
+@pytest.mark.parametrize("local", ["fedmix", "fedkc", "fedbuff", "nothing"])
+def test_what_cannot_be_composed_is_refused(local):
+    with pytest.raises(ConfigError):
+        method(local=local)
+
+
+def test_the_local_objective_still_has_its_say():
+    learner, offer = classifier(), pairs(torch.zeros(1, WIDTH), even(1))
+    work = work_of(learner, offer)
+    learner.flat.add_(1.0)
+    learner.grad.zero_()
+    Consistent(Proximal(0.5), 1.0, "last").gradient(work)
+    torch.testing.assert_close(learner.grad, torch.full_like(learner.grad, 0.5), rtol=1e-4, atol=1e-4)
+    assert "moon.previous" in Consistent(Contrastive(1.0, 0.5), 1.0, "last").keep(work)
+
+
+def test_dropping_the_mask_would_show():
+    """The negative control of the mask: a padded centroid and its bare self must give the same loss."""
+    learner, text = classifier(), [3, 9, 4]
+    embedded, _, y = by_hand(learner, text)
+    padded = torch.cat([embedded, torch.ones(4, WIDTH)])
+    with torch.inference_mode():
+        losses = [
+            float(Consistent(TaskLoss(), 1.0, "all").consistency(work_of(learner, pairs(e[None], y[None], (n,)))))
+            for e, n in ((embedded, 3), (padded, 3), (padded, 7))
+        ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert losses[0] != pytest.approx(losses[2], rel=1e-3)
+
+
+def test_task_loss_is_not_changed_by_looking():
+    learner, (texts, labels) = classifier(), texts_of(6)
+    batch = batch_of(texts, labels)
+    before = nn.functional.cross_entropy(learner.model(**batch.inputs).logits, batch.targets)
+    Composition("all", 2, 1).offer(work_of(learner), samples_of(texts, labels))
+    after = nn.functional.cross_entropy(learner.model(**batch.inputs).logits, batch.targets)
+    assert torch.equal(before, after), "no hook is left behind"

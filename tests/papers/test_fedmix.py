@@ -1,0 +1,100 @@
+"""Yoon et al. (2021): mixup with others' means, expanded to first order in its input."""
+
+import pytest
+import torch
+from torch import nn
+
+from hansa.exchange import Sizes
+from hansa.methods.fedmix import Means, Mixed, mixed_loss
+from hansa.models import inside
+from tests.classifiers import CLASSES, WIDTH, batch_of, classifier, samples_of, texts_of, work_of
+
+SIZES = Sizes(WIDTH, WIDTH, CLASSES, 12)
+
+
+def setting():
+    """A batch, a mean of others' texts, and the functions around them in double precision."""
+    learner = classifier()
+    learner.model.double()
+    batch = batch_of([[3, 4, 5], [6, 7, 8]], [0, 2])
+    generator = torch.Generator().manual_seed(0)
+    others = torch.randn(3, WIDTH, generator=generator, dtype=torch.float64)
+    label = torch.randn(CLASSES, generator=generator, dtype=torch.float64).softmax(-1)
+    return learner.model, batch, others, label
+
+
+def loss_at(model, batch, shift, mix):
+    """(1 − λ)·L(f((1 − λ)·x + shift), y)."""
+    embedded = inside.embed(model, batch.inputs) * (1 - mix) + shift
+    logits = inside.from_embedded(model, embedded, batch.inputs["attention_mask"])
+    return (1 - mix) * nn.functional.cross_entropy(logits, batch.targets)
+
+
+@pytest.mark.parametrize("mix", [0.05, 0.3])
+def test_the_loss_is_the_sum_of_its_three_parts(mix):
+    """The third by finite differences, without any automatic derivative."""
+    model, batch, others, label = setting()
+    x, logits = inside.scaled(model, batch.inputs, 1 - mix)
+    found = float(mixed_loss(x, logits, batch.targets, others, label, mix).detach())
+    with torch.no_grad():
+        step = 1e-5
+        slope = (loss_at(model, batch, step * others, mix) - loss_at(model, batch, -step * others, mix)) / (2 * step)
+        second = mix * float(-(label * logits.log_softmax(-1)).sum(-1).mean())
+        expected = float(loss_at(model, batch, 0.0, mix)) + second + mix * float(slope)
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_its_gradient_needs_the_second_derivative():
+    """The gradient of the whole, by finite differences in one weight; without double backward L₃ would be missing."""
+    model, batch, others, label = setting()
+    weight, mix = model.bert.encoder.layer[1].output.dense.weight, 0.4
+
+    def whole():
+        x, logits = inside.scaled(model, batch.inputs, 1 - mix)
+        return mixed_loss(x, logits, batch.targets, others, label, mix)
+
+    [gradient] = torch.autograd.grad(whole(), weight)
+    values = []
+    for step in (1e-5, -1e-5):
+        with torch.no_grad():
+            weight[0, 0] += step
+        values.append(float(whole().detach()))
+        with torch.no_grad():
+            weight[0, 0] -= step
+    assert float(gradient[0, 0]) == pytest.approx((values[0] - values[1]) / 2e-5, rel=1e-4)
+    _, logits = inside.scaled(model, batch.inputs, 1 - mix)
+    first = (1 - mix) * nn.functional.cross_entropy(logits, batch.targets)
+    second = mix * nn.functional.cross_entropy(logits, label.expand_as(logits))
+    [without] = torch.autograd.grad(first + second, weight)
+    assert float(without[0, 0]) != pytest.approx(float(gradient[0, 0]), rel=1e-2)
+
+
+def test_without_mixing_it_is_the_task_loss():
+    model, batch, others, label = setting()
+    x, logits = inside.scaled(model, batch.inputs, 1.0)
+    plain = nn.functional.cross_entropy(model(**batch.inputs).logits, batch.targets)
+    found = mixed_loss(x, logits, batch.targets, others, label, 0.0)
+    assert float(found.detach()) == pytest.approx(float(plain.detach()), rel=1e-9)
+
+
+def test_means_are_of_so_many_samples_and_of_their_labels():
+    learner, (texts, labels) = classifier(), texts_of(17)
+    told = Means(5, 20).offer(work_of(learner), samples_of(texts, labels))
+    assert told.offer.members == (5, 5, 5)
+    assert len({int(i) for members in told.samples for i in members}) == 15, "nobody twice"
+    for row, members in enumerate(told.samples):
+        counts = torch.bincount(torch.tensor([labels[i] for i in members]), minlength=CLASSES) / 5
+        torch.testing.assert_close(told.offer.knowledge["labels"][row], counts)
+    assert Means(5, 20).flaw(told.offer, SIZES) == ""
+    assert Means(5, 2).offer(work_of(learner), samples_of(texts, labels)).offer.members == (5, 5)
+    assert Means(18, 2).offer(work_of(learner), samples_of(texts, labels)).offer.members == ()
+
+
+def test_a_step_uses_what_the_others_told():
+    learner, (texts, labels) = classifier(), texts_of(10)
+    offer = Means(5, 20).offer(work_of(learner), samples_of(texts, labels)).offer
+    work, alone = work_of(learner, offer), work_of(learner)
+    work.batch = alone.batch = batch_of(texts[:4], labels[:4])
+    task_loss = nn.functional.cross_entropy(learner.model(**work.batch.inputs).logits, work.batch.targets)
+    assert Mixed(0.2).loss(alone, task_loss) is task_loss
+    assert float(Mixed(0.2).loss(work, task_loss).detach()) != pytest.approx(float(task_loss.detach()))

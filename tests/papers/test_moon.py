@@ -1,0 +1,86 @@
+"""Li et al. (2021): closer to the global model's representation than to the silo's last one."""
+
+import math
+
+import pytest
+import torch
+
+from hansa.methods.moon import PREVIOUS, Contrastive, contrast
+from hansa.models import inside
+from tests.classifiers import batch_of, classifier, texts_of, work_of
+
+
+def cosine(a, b):
+    return sum(x * y for x, y in zip(a, b, strict=True)) / math.sqrt(sum(x * x for x in a) * sum(y * y for y in b))
+
+
+def reference(z, z_glob, z_prev, tau):
+    """Equation 3, one text after the other, in plain Python."""
+    total = 0.0
+    for a, g, p in zip(z.tolist(), z_glob.tolist(), z_prev.tolist(), strict=True):
+        near, far = math.exp(cosine(a, g) / tau), math.exp(cosine(a, p) / tau)
+        total -= math.log(near / (near + far))
+    return total / len(z)
+
+
+@pytest.mark.parametrize("tau", [0.1, 0.5, 2.0])
+def test_the_term_is_equation_3(tau):
+    z, g, p = torch.randn(3, 4, 6, generator=torch.Generator().manual_seed(1))
+    assert float(contrast(z, g, p, tau)) == pytest.approx(reference(z, g, p, tau), rel=1e-5)
+
+
+def prepared(memory=True):
+    learner, other, previous = classifier(), classifier(seed=1), classifier(seed=2)
+    work = work_of(learner)
+    work.received, work.batch = other.state.copy(), batch_of(*texts_of(5))
+    if memory:
+        work.memory[PREVIOUS] = previous.flat.clone()
+    return work, other, previous
+
+
+def test_the_three_representations_are_those_of_the_three_models():
+    work, other, previous = prepared()
+    learners = (work.learner, other, previous)
+    seen = [inside.represent(learner.model, work.batch.inputs)[0].detach() for learner in learners]
+    loss = Contrastive(3.0, 0.5).loss(work, torch.tensor(0.5)).detach()
+    assert float(loss) == pytest.approx(0.5 + 3.0 * reference(*seen, 0.5), rel=1e-4)
+
+
+def test_gradients_reach_the_model_in_training_alone():
+    work, other, _ = prepared()
+    work.learner.grad.zero_()
+    before = work.received.flat.clone()
+    Contrastive(1.0, 0.5).loss(work, torch.zeros(())).backward()
+    assert work.learner.grad.abs().sum() > 0
+    assert torch.equal(work.received.flat, before)
+    assert not other.grad.any()
+
+
+def test_in_the_first_round_there_is_no_term():
+    work, *_ = prepared(memory=False)
+    task_loss = torch.tensor(0.5)
+    assert Contrastive(1.0, 0.5).loss(work, task_loss) is task_loss
+
+
+def test_a_step_moves_towards_the_global_and_away_from_the_previous():
+    """The negative control: with the two exchanged the step goes the other way."""
+    work, *_ = prepared()
+
+    def pull(model):
+        z, _ = inside.represent(model, work.batch.inputs)
+        with torch.no_grad():
+            g = inside.represent_with(model, work.received.named(), work.batch.inputs)
+        return float(torch.nn.functional.cosine_similarity(z, g).mean().detach())
+
+    before = pull(work.learner.model)
+    work.learner.grad.zero_()
+    Contrastive(1.0, 0.5).loss(work, torch.zeros(())).backward()
+    work.learner.flat.sub_(work.learner.grad, alpha=0.05)
+    assert pull(work.learner.model) > before
+
+
+def test_the_model_is_kept_for_the_next_round():
+    work, *_ = prepared()
+    kept = Contrastive(1.0, 0.5).keep(work)[PREVIOUS]
+    work.learner.flat.zero_()
+    assert kept.any(), "a copy"

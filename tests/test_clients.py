@@ -1,0 +1,105 @@
+"""One language, many clients: nothing lost, nothing doubled, labels as unlike as asked; and the baselines around it."""
+
+import json
+
+import pytest
+
+from hansa.baselines import arrange, dominant
+from hansa.config import Data
+from hansa.data.readers import Problems, rows
+from hansa.errors import ConfigError
+from hansa.federation_file import dump, parse
+from hansa.messages import Card
+from hansa.run import run
+
+LABELS = ("a", "b", "c", "d")
+
+
+@pytest.fixture
+def file(tmp_path):
+    texts = [{"text": f"text number {i}", "label": LABELS[i % 4]} for i in range(2000)]
+    file = tmp_path / "en.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in texts))
+    return str(file)
+
+
+def dealt(file, split="train", seed=0, **settings):
+    """Each client's rows."""
+    federation = parse({"seed": seed, "silos": {"en": {"train": file, "language": "en"} | settings}})
+    data, problems = Data(), Problems()
+    return {name: list(rows(node.sources[0], split, data, problems)) for name, node in federation.silos.items()}
+
+
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+@pytest.mark.parametrize("skew", [None, 0.3])
+def test_clients_share_the_rows_without_loss_or_overlap(file, split, skew):
+    parts = dealt(file, split, clients=8, skew=skew)
+    whole = dealt(file, split)["en"]
+    assert list(parts) == [f"en-{i}" for i in range(1, 9)]
+    together = [row["text"] for part in parts.values() for row in part]
+    assert sorted(together) == sorted(row["text"] for row in whole)
+
+
+def largest_share(part):
+    return max(sum(row["label"] == label for row in part) for label in LABELS) / len(part)
+
+
+def test_skew_makes_labels_unlike_in_training_and_leaves_the_test_even(file):
+    even = [largest_share(part) for part in dealt(file, clients=5).values()]
+    unlike = [largest_share(part) for part in dealt(file, clients=5, skew=0.3).values()]
+    assert max(even) < 0.35
+    assert max(unlike) > 0.5
+    sizes = [len(part) for part in dealt(file, "test", clients=5, skew=0.3).values()]
+    assert max(sizes) < 3 * min(sizes)
+
+
+def test_the_deal_depends_on_the_seed_and_on_nothing_else(file):
+    first, again, other = (dealt(file, clients=4, skew=0.3, seed=seed) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_many_clients_are_short_to_write_and_survive_the_file(file):
+    federation = parse(
+        {
+            "silos": {"en": {"train": file, "clients": 50}, "de": {"train": file, "clients": 20}},
+            "participation": {"count": 7},
+        }
+    )
+    assert len(federation.silos) == 70
+    assert parse(__import__("yaml").safe_load(dump(federation))) == federation
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"clients": 0}, "at least 1"),
+        ({"clients": "many"}, "at least 1"),
+        ({"skew": 0.3}, "give 'clients: N'"),
+        ({"clients": 3, "skew": -1.0}, "greater than 0"),
+    ],
+)
+def test_bad_layouts_are_refused_in_a_sentence(file, settings, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        parse({"silos": {"en": {"train": file} | settings}})
+
+
+# ── central baselines ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_dominant_language_alone_is_trained_on_and_all_are_tested(federation, tmp_path):
+    settings = federation(task="classify", kind="dominant", tokenizer={"kind": "bytes"}, rounds=2)
+    outcome = run(settings, tmp_path / "run", workers=0)
+    assert set(outcome.metrics) == {"north", "south", "east"}
+    cards = {"a": Card({"train": {"en": 5}}, 5), "b": Card({"train": {"de": 4}}, 4), "c": Card({"train": {"de": 3}}, 3)}
+    assert dominant(cards) == "de"
+    arranged = arrange(settings, {"north": Card({"train": {"north": 9}}, 9), "south": Card({"train": {"south": 1}}, 1)})
+    limits = {source.group(""): source.limit for source in arranged.silos["all"].sources}
+    assert limits == {"north": None, "south": 0, "east": 0}
+
+
+def test_with_a_tenth_active_central_training_sees_a_tenth_too(federation):
+    cards = {name: Card({"train": {name: 100}}, 100) for name in ("north", "south", "east")}
+    whole = arrange(federation(kind="central"), cards).train.samples.floor
+    part = arrange(federation(kind="central", participation={"count": 1}), cards).train.samples.floor
+    assert part * 3 == whole
