@@ -5,6 +5,7 @@ from pathlib import Path
 from hansa import methods
 from hansa.config import ROOT, Federation, holders, walk
 from hansa.errors import ConfigError, DataError
+from hansa.pace import Arrivals
 from hansa.registry import load_plugins
 from hansa.tasks import TASKS
 from hansa.tasks.base import Worded
@@ -82,6 +83,12 @@ def _check_tree(federation: Federation) -> None:
             f"'{inner[0]}' has silos below it and data of its own, which method '{method.name}' does not train on: "
             "use a method for trees (worldlm), or make the data a silo"
         )
+    if isinstance(method.pace, Arrivals) and method.pace.size > len(federation.silos):
+        raise ConfigError(
+            f"method.buffer is {method.pace.size}, but {len(federation.silos)} nodes stand below the root"
+        )
+    if isinstance(method.pace, Arrivals) and not all((federation.simulate.usual, *federation.simulate.delay.values())):
+        raise ConfigError("method.buffer goes by the clock: simulate.delay and simulate.usual must be above 0")
     if method.tree is not None and method.upload.selects:
         raise ConfigError(
             f"method '{method.name}' compares whole layers, but upload.steps leave tensors out: "

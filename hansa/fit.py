@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from hansa.config import Federation
+from hansa.config import ROOT, Federation
 from hansa.links import Answer, Link
 from hansa.messages import Evaluate, Fit, Lost, NodeId, Reply, Request, Scores, Train, Update, nothing
 from hansa.method import Layers, Method, Residual, Tree, Weights
+from hansa.methods.fedbuff import VERSION, keep_versions
 from hansa.methods.fedopt import scale
-from hansa.pace import Member, Moving, choose, duration, until
+from hansa.pace import Arrivals, Member, Moving, choose, duration, until
 from hansa.round import Record, admit, too_few
 from hansa.runs.memory import Memory
 from hansa.tensors import Layout, Tensors, is_finite
@@ -213,16 +214,18 @@ class Region:
         """Lines 4 to 15: one round. If too few children answer, nothing has moved and the record says so."""
         began, number, keys, settings = perf_counter(), turn.number, self.keys, self.settings
         model, base = moving.model.copy(), keys.read(moving.model)
+        before = moving.clock, moving.flights, dict(moving.state)
         trained = self._client_opt(model, turn)  # 4
-        cohort = choose(self.members, settings.participation, settings.seed, number, self.name)
-        record = Record(number, cohort)
-        routed = self._route(moving, cohort, residuals, base)  # 6
-        answers = self.link.ask(self._asks(cohort, model, routed, turn), until(settings.participation))  # 7, 8
-        heard = Heard(self, model, record)
+        sent = self._cohort(moving, model, number)
+        record = Record(number, list(sent))
+        routed = self._route(moving, list(sent), residuals, base)  # 6
+        answers = self.link.ask(self._asks(sent, model, routed, turn), until(settings.participation))  # 7, 8
+        heard = Heard(self, {**sent, self.name: Sent(model)}, record)
         gradient = self.method.aggregate.combine(keys.backbone, heard.updates(answers))  # 9, 10
         record.seconds["work"] = perf_counter() - began
         record.failed = too_few(record, settings.participation)
         if record.failed:
+            moving.clock, moving.flights, moving.state = before
             return record, []
         began = perf_counter()
         self._note_own(record, trained)
@@ -236,7 +239,6 @@ class Region:
         for name, layers in children.items():
             moving.state[f"{KEY}{name}"] = Tensors.of(layers)
         moving.model, moving.round = model, number
-        moving.clock += max(duration(node, number, settings.simulate, settings.seed) for node in cohort)
         record.clock = moving.clock
         record.seconds["move"] = perf_counter() - began
         return record, upwards
@@ -300,6 +302,17 @@ class Region:
         elif isinstance(trained, Lost):
             record.lost[self.name] = f"its own training: {trained.reason}"
 
+    def _cohort(self, moving: Moving, model: Tensors, number: int) -> dict[NodeId, "Sent"]:
+        """Who takes part, and from which model: this one, or an older one where nobody waits for all."""
+        settings, pace = self.settings, self.method.pace
+        if isinstance(pace, Arrivals) and self.name == ROOT:
+            arrived = pace.land(self.members, settings, moving)
+            keep_versions(moving, arrived)
+            return {f.node: Sent(moving.state[f"{VERSION}{f.version}"], moving.round - f.version) for f in arrived}
+        cohort = choose(self.members, settings.participation, settings.seed, number, self.name)
+        moving.clock += max(duration(node, number, settings.simulate, settings.seed) for node in cohort)
+        return dict.fromkeys(cohort, Sent(model))
+
     def _route(
         self, moving: Moving, cohort: Sequence[NodeId], residuals: Sequence[Residual], base: Layers
     ) -> dict[NodeId, list[Residual]]:
@@ -309,14 +322,15 @@ class Region:
         return self.tree.route(residuals, children, base) if residuals else {}
 
     def _asks(
-        self, cohort: Sequence[NodeId], model: Tensors, routed: Mapping[NodeId, Sequence[Residual]], turn: Turn
+        self, sent: Mapping[NodeId, "Sent"], model: Tensors, routed: Mapping[NodeId, Sequence[Residual]], turn: Turn
     ) -> dict[NodeId, Request]:
         sequential = self.tree.order == "sequential"
         begin = turn.begin + (self.own.steps if self.own and sequential else 0)
         plain = Fit(turn.number, self.name, model, nothing(), turn.durable, begin, turn.total)
-        asks: dict[NodeId, Request] = {
-            node: replace(plain, residuals=pack(routed[node])) if node in routed else plain for node in cohort
-        }
+        asks: dict[NodeId, Request] = {}
+        for node, theirs in sent.items():  # whoever gets the same is asked with the same request: it is written once
+            alike = theirs.model is model and node not in routed
+            asks[node] = plain if alike else replace(plain, model=theirs.model, residuals=pack(routed.get(node, ())))
         if self.own and not sequential:
             asks[self.name] = self._own_work(model, turn)
         return asks
@@ -371,12 +385,20 @@ class Region:
         )
 
 
+@dataclass(frozen=True)
+class Sent:
+    """What a child works from, and how many versions ago that was the newest."""
+
+    model: Tensors
+    stale: int = 0
+
+
 @dataclass
 class Heard:
     """What children send in one round: backbones are handed on to the aggregate, key layers and residuals kept."""
 
     region: Region
-    model: Tensors  # what they were sent
+    sent: Mapping[NodeId, Sent]
     record: Record
     keys: dict[NodeId, dict[str, Tensor]] = field(default_factory=dict)
     residuals: list[Residual] = field(default_factory=list)
@@ -391,10 +413,12 @@ class Heard:
             if gradient.layout != keys.layout:  # what a child did not send has not moved
                 gradient = Tensors.zeros(keys.layout)
                 gradient.write(update.gradient)
-            theirs = Tensors(keys.layout, self.model.flat - gradient.flat)
+            sent = self.sent[answer.node]
+            theirs = Tensors(keys.layout, sent.model.flat - gradient.flat)
             self.keys[answer.node] = keys.read(theirs)
             found, reason = unpack(update.residuals, keys)
             self.residuals += [replace(r, origin=f"{answer.node}/{r.origin}") for r in found]
             record.attention |= update.attention
             record.refused |= update.refused | ({answer.node: reason} if reason else {})
-            yield replace(update, gradient=gradient.only(keys.backbone.names)), region.method.weigh.weight(update)
+            update = replace(update, gradient=gradient.only(keys.backbone.names), stale=sent.stale)
+            yield update, region.method.weigh.weight(update)

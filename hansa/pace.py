@@ -81,6 +81,31 @@ class Together:
         return cohort, ask
 
 
+@dataclass(frozen=True)
+class Arrivals:
+    """On a tree: the root's round ends when ``size`` of its children are done, by the virtual clock. Whoever is done
+    waits for that moment and goes on from the model it makes; the others go on with the one they have."""
+
+    size: int
+
+    def gather(self, asker: Asker, moving: Moving) -> tuple[list[NodeId], Iterator[Answer]]:
+        raise NotImplementedError("children of a tree are asked to fit: see fit.py")
+
+    def land(self, members: Mapping[NodeId, Member], settings: Federation, moving: Moving) -> list[Flight]:
+        """The children whose work ends this round; they take off again at its end."""
+
+        def take_off(node: NodeId, version: int, number: int) -> Flight:
+            due = moving.clock + duration(node, number, settings.simulate, settings.seed)
+            return Flight(node, version, due, number)
+
+        flights = moving.flights or [take_off(node, moving.round, 1) for node in sorted(members)]
+        flights = sorted(flights, key=lambda flight: (flight.due, flight.node))
+        arrived, away = flights[: self.size], flights[self.size :]
+        moving.clock = max(moving.clock, arrived[-1].due)
+        moving.flights = away + [take_off(f.node, moving.round + 1, f.number + 1) for f in arrived]
+        return arrived
+
+
 def until(participation: Participation) -> float | None:
     return None if participation.deadline is None else monotonic() + participation.deadline
 

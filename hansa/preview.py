@@ -13,6 +13,7 @@ from hansa.errors import DataError
 from hansa.messages import Update
 from hansa.methods.fedavg import BySamples, Mean
 from hansa.models import build
+from hansa.models.parts import parts
 from hansa.models.tokenizer import byte_tokenizer
 from hansa.privacy.foresee import refusals
 from hansa.releases import releases
@@ -118,6 +119,7 @@ def _warnings(federation: Federation, silos: list[SiloPreview]) -> list[str]:
 
 def _parameters(federation: Federation) -> int | None:
     """The size of the model, without its values."""
+    tree = methods.build(federation).tree
     if federation.model.preset is None:
         return None
     task = TASKS.build(federation.task)
@@ -125,6 +127,8 @@ def _parameters(federation: Federation) -> int | None:
         words = byte_tokenizer()
         labels = tuple(map(str, range(2)))
         model = build.preset(federation.model.preset, task.auto, words, federation.data.max_length, labels=labels)
+        if tree is not None:
+            tree.keys(parts(model))  # refuses key layers that do not exist
         per_token = model.get_input_embeddings().weight.shape[1]
     extra = 0 if federation.tokenizer.kind == "bytes" else (federation.tokenizer.size - len(words)) * per_token
     return int(sum(p.numel() for p in model.parameters()) + extra)

@@ -44,6 +44,11 @@ def releases(federation: Federation, survey: Mapping[str, Any] | None = None) ->
             f"The noise of {', '.join(seeded)} comes from the seed: whoever knows it can take the noise out again. "
             "That is for simulation; in earnest say privacy.secret: true."
         )
+    if federation.kind == "federated" and federation.method.name == "worldlm" and federation.rounds:
+        found.append(
+            "In every round, on the tree: a node's key layers may be handed on to other nodes (residuals); whom it "
+            "listened to, and how much."
+        )
     personal = federation.personal if federation.kind == "federated" else None
     if personal is not None:
         found.append("At the end: how each silo's own models do on its validation and test data, and the α it chose.")

@@ -143,7 +143,8 @@ def begin(federation: Federation, directory: RunDirectory, link: Link, ledger: L
     if kind == "federated" or ask_labels:
         watcher.say("asking the silos for word counts" if kind == "federated" else "asking the silos for labels")
         request = Survey(settings.minimum if kind == "federated" else 0, ask_labels)
-        replies = gather(link, list(holders(federation)), request)
+        own = [ROOT] * bool(federation.root and federation.root.sources) + list(leaves(federation.silos))
+        replies = gather(link, own, request)  # a mixture would tell its silos' counts once more
         merged = merge(list(replies.values()))
         assert isinstance(merged, Findings)
         found = merged

@@ -82,10 +82,13 @@ def test_any_number_of_workers_and_the_wire_give_the_same_bits(tree, tmp_path):
         assert same(first, weights(tmp_path / "wire" / part))
 
 
-@pytest.mark.parametrize("inner_rounds", [1, 2])
-def test_a_run_that_was_cut_resumes_to_the_same_bits(tree, tmp_path, inner_rounds):
+SLOW_EAST = {"method": {"name": "worldlm", "buffer": 1}, "simulate": {"delay": {"east": 2.5}}}
+
+
+@pytest.mark.parametrize(("inner_rounds", "more"), [(2, {}), (1, SLOW_EAST)])
+def test_a_run_that_was_cut_resumes_to_the_same_bits(tree, tmp_path, inner_rounds, more):
     training = {"optimizer": "adamw", "lr": 3e-3, "batch": 8, "samples": {"floor": 16}, "keep_optimizer": True}
-    settings = tree(rounds=4, checkpoint={"every": 2}, train=training)
+    settings = tree(rounds=4, checkpoint={"every": 2}, train=training, **more)
     silos = {name: node.model_copy(update={"rounds": inner_rounds}) for name, node in settings.silos.items()}
     settings = settings.model_copy(update={"silos": silos})
     whole = run(settings, tmp_path / "whole", workers=0).folder
@@ -238,6 +241,8 @@ def test_a_cycle_built_in_python_is_refused():
     [
         ({"method": "fedavg"}, "'root' has silos below it and data of its own"),
         ({"personal": {}}, "leave 'personal' out"),
+        ({"method": {"name": "worldlm", "buffer": 3}}, "2 nodes stand below the root"),
+        ({"upload": ["calm"]}, "compares whole layers"),
         ({"method": {"name": "worldlm", "key_layers": ["block.7"]}}, "block.7"),
     ],
 )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from hansa import methods
 from hansa.checks import check_settings
 from hansa.config import Checkpointing, Federation, Node, Source
 from hansa.deploy.agent import Agent, Say
@@ -40,6 +41,11 @@ def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, watcher
             f"'{federation.name}' with {sorted(federation.silos)}; create kits for this file"
         )
     check_settings(federation)
+    if methods.build(federation).tree is not None:
+        raise ConfigError(
+            f"method '{federation.method.name}' gives every node of a tree a model of its own, which works in "
+            "'hansa run' only, not yet between organisations; use another method here"
+        )
     torch.set_num_threads(1)
     members = _direct(federation)
     directory = RunDirectory.create(members, out, resume=(out / "federation.yaml").is_file())

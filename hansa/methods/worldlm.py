@@ -13,7 +13,8 @@ uniformly) and moved by server momentum (line 11, η 0.2, μ 0.9). `hansa/fit.py
 Deviations: the residuals a root keeps (PartResiduals, line 8) are routed once, in the next round, instead of being
 gathered for ever; a child whose layers are not known yet is taken to have its parent's.
 Ours, off by default: ``similarity: moved`` compares what layers moved since they were last the same; ``temperature``
-of the softmax; ``back: false`` keeps residuals from returning to the branch they came from; ``server`` of every node.
+of the softmax; ``back: false`` keeps residuals from returning to the branch they came from; ``server`` of every node;
+``buffer``: a region that is slow in virtual time contributes when it is done, damped by its staleness as in FedBuff.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,8 +31,9 @@ from hansa.messages import NodeId
 from hansa.method import Layers, Method, Residual, Weights
 from hansa.methods import METHODS
 from hansa.methods.fedavg import BySamples, fedavg
+from hansa.methods.fedbuff import ByStaleness, DampedMean
 from hansa.methods.fedopt import Momentum
-from hansa.pace import round_half_up
+from hansa.pace import Arrivals, round_half_up
 
 TINY = 1e-12
 
@@ -147,9 +149,15 @@ class WorldLM(Section):
     similarity: Literal["layers", "moved"] = "layers"
     temperature: Positive = 1.0
     back: bool = True
+    buffer: Annotated[int, Field(ge=0)] = 0  # the root waits for so many children, by the virtual clock; 0: for all
+    power: Annotated[float, Field(ge=0.0)] = 0.5  # buffer: an update that is τ versions old counts (1 + τ)^−power
 
     def build(self) -> Method:
         keys = float(self.key_layers) if isinstance(self.key_layers, float) else self.key_layers
         cosine = Cosine(self.similarity == "moved")
         tree = Attention(keys, self.residuals, self.order, cosine, self.temperature, self.back)
-        return replace(fedavg(), name="worldlm", weigh=BySamples(0.0), server=Momentum(0.2, 0.9), tree=tree)
+        method = replace(fedavg(), name="worldlm", weigh=BySamples(0.0), server=Momentum(0.2, 0.9), tree=tree)
+        if not self.buffer:
+            return method
+        weigh, mean = ByStaleness(self.power), DampedMean(self.power)
+        return replace(method, pace=Arrivals(self.buffer), weigh=weigh, aggregate=mean)

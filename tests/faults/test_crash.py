@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from hansa import federation_file
+from hansa.config import Holder, Named, Node
 from hansa.errors import RunFailed, UserError
 from hansa.run import run
 from hansa.runs.directory import RunDirectory
@@ -23,9 +24,22 @@ def start(file: Path, out: Path, *more: str) -> subprocess.Popen:
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
+def flat(settings):
+    return settings
+
+
+def tree(settings):
+    """The same silos in two regions, every node with data and a model of its own."""
+    silos = settings.silos
+    west = Node(mixture=True, silos={name: silos[name] for name in ("north", "south")})
+    update = {"silos": {"west": west, "east": silos["east"]}, "root": Holder(mixture=True)}
+    return settings.model_copy(update=update | {"method": Named(name="worldlm"), "rounds": 14})
+
+
 @pytest.mark.slow_fault
-def test_kill_9_and_resume_end_in_the_same_bits(federation, tmp_path):
-    settings = federation(rounds=40, server={"optimizer": "adam", "lr": 0.01}, checkpoint={"every": 3})
+@pytest.mark.parametrize("shape", [flat, tree])
+def test_kill_9_and_resume_end_in_the_same_bits(federation, tmp_path, shape):
+    settings = shape(federation(rounds=40, server={"optimizer": "adam", "lr": 0.01}, checkpoint={"every": 3}))
     file = tmp_path / "fed.yaml"
     file.write_text(federation_file.dump(settings))
     whole = run(settings, tmp_path / "whole", workers=0).folder
@@ -40,6 +54,8 @@ def test_kill_9_and_resume_end_in_the_same_bits(federation, tmp_path):
     assert process.returncode == 0, said
     assert "resumed after round" in said
     assert same(weights(whole / "model"), weights(tmp_path / "cut" / "model"))
+    for own in (whole / "silos").glob("*/model"):
+        assert same(weights(own), weights(tmp_path / "cut" / own.relative_to(whole)))
 
 
 def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(federation, tmp_path):

@@ -108,7 +108,8 @@ class Real:
         self.method = method or WorldLM(key_layers=("block.1", "block.2")).build()
         self.keys = Keys(LAYOUT, self.method.tree.keys(PARTS))
         self.folder, self.tree, self.data = tmp_path, tree, data
-        self.settings = Federation(silos={"x": Node(sources=({"train": "x"},))}, rounds=9, **settings)
+        silos = {name: Node(sources=({"train": "x"},)) for name in tree["root"]}
+        self.settings = Federation(silos=silos, rounds=9, **settings)
         self.leaves = LocalLink(lambda name: lambda request: self.leaf(name, request))
         self.root = self.grow("root")
         self.moving = self.root.begin()
@@ -183,6 +184,32 @@ def test_in_parallel_the_node_is_one_more_child(tmp_path):
     real.round()
     expected = np.mean([pushed(n, START.astype(np.float32), 1) for n in ("root", "a", "b")], axis=0)
     np.testing.assert_allclose(real.model("root").numpy(), expected, atol=1e-6)
+
+
+def test_a_slow_region_contributes_when_it_is_done_and_the_older_the_less(tmp_path):
+    """By hand: the fast child moves the model alone until the slow one arrives, three versions late, at half weight."""
+    method = replace(WorldLM(key_layers=0.0, buffer=1).build(), server=Sgd())
+    simulate = {"delay": {"fast": 1.0, "slow": 3.5}}
+    real = Real(tmp_path, method, {"root": ["fast", "slow"]}, data=False, simulate=simulate)
+    models = [START.astype(np.float32)]  # by version
+    course = [("fast", 1, 0), ("fast", 2, 1), ("fast", 3, 2), ("slow", 3.5, 0), ("fast", 4, 3)]
+    for number, (node, clock, version) in enumerate(course, 1):
+        record = real.round()
+        assert (record.cohort, record.clock) == ([node], clock)
+        weight = (1 + number - 1 - version) ** -0.5
+        moved = models[version] - pushed(node, models[version], number)
+        models.append(models[-1] - weight * moved)
+        np.testing.assert_allclose(real.model("root").numpy(), models[-1], atol=1e-5, err_msg=str(number))
+
+
+def test_a_buffer_of_all_children_is_waiting_for_all(tmp_path):
+    """The limit, where all are equally fast and the root has nothing to train on."""
+    waits = Real(tmp_path / "a", replace(WorldLM(key_layers=0.0).build(), server=Sgd()), data=False)
+    buffered = Real(tmp_path / "b", replace(WorldLM(key_layers=0.0, buffer=2).build(), server=Sgd()), data=False)
+    for _ in range(3):
+        waits.round()
+        buffered.round()
+    np.testing.assert_allclose(waits.model("root").numpy(), buffered.model("root").numpy(), atol=1e-6)
 
 
 vectors = st.lists(st.lists(st.floats(-3, 3, width=32), min_size=6, max_size=6), min_size=2, max_size=5)
