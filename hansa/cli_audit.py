@@ -1,12 +1,12 @@
 """`hansa audit`: what left the silos, what it gives away, and what holding it back costs. One thin command per verb."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
-from hansa.console import Format, FormatOption, finish, output, table
-from hansa.errors import RunFailed, UserError
+from hansa.console import Format, FormatOption, errors, finish, output, table
+from hansa.errors import RunFailed, UserError, did_you_mean
 
 audit = typer.Typer(
     no_args_is_help=True, help="Read and verify audit logs; attack what a run released, price the defences."
@@ -18,6 +18,7 @@ def _group() -> None:
     """Read and verify audit logs; attack what a run released, price the defences."""
 
 
+KINDS = ("embedding-inversion", "nearest-token", "gradient-inversion")
 LogOrRun = Annotated[Path, typer.Argument(metavar="FILE|RUN", help="an audit log, or a run: all logs below it")]
 
 
@@ -77,3 +78,63 @@ def _row(entry: dict[str, Any]) -> list[str]:
     size = f"{entry['bytes']:,}" if "bytes" in entry else ""
     names = ("number", "time", "node", "event", "message", "round")
     return [*(str(entry.get(name, "")) for name in names), size, str(entry.get("to", "")), str(why)]
+
+
+@audit.command()
+def attack(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="a run directory")],
+    kind: Annotated[str, typer.Option(help=" · ".join(KINDS))] = KINDS[0],
+    centroids: Annotated[int, typer.Option(min=1, help="attack at most so many, of all sizes")] = 40,
+    silo: Annotated[str | None, typer.Option(help="gradient inversion: whose update; default the smallest's")] = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """Try to read text from what a run's silos really released; needs the silos' data, to score what was read."""
+    if kind not in KINDS:
+        raise UserError(f"--kind {kind} is not known; {did_you_mean(kind, KINDS)}")
+    from hansa.privacy import gradient, leak
+    from hansa.report import audit as shown
+    from hansa.report import html
+    from hansa.report.progress import Progress
+
+    say = Progress(errors, "audit").say
+    if kind == "gradient-inversion":
+        found = gradient.attack(run, silo, say)
+    else:
+        found = leak.attack(run, cast(leak.Kind, kind), centroids, say)
+    file = shown.keep(run, found)
+    report = html.write([(run.name, run)], run / "report.html")
+    finish(format, found | {"file": str(file), "report": str(report)}, lambda: show(found, report))
+
+
+def show(found: dict[str, Any], report: Path) -> None:
+    from hansa.report.audit import tables
+
+    for one in tables(found):
+        output.print(table(one["columns"], one["rows"], one["title"]))
+    for line in found["reading"]:
+        output.print(f"· {line}", highlight=False)
+    output.print(f"Report: {report}", highlight=False)
+
+
+@audit.command()
+def price(
+    federation: Annotated[Path, typer.Argument(metavar="FED.yaml", help="the federation file")],
+    set: Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="override a setting")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="runs of each defence")] = 1,
+    out: Annotated[Path | None, typer.Option(help="where the runs go; default runs/NAME-price")] = None,
+    workers: Annotated[int | None, typer.Option(min=0, help="worker processes; 0: in-process")] = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """Run a federation with each defence of what it exchanges; what each costs, and what it leaves to an attacker."""
+    from hansa.federation_file import read
+
+    settings = read(federation, set)
+    folder = out or Path("runs") / f"{settings.name}-price"
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} is not empty; choose another --out")
+    from hansa.privacy.price import price as run_defences
+    from hansa.report.progress import Progress
+
+    found = run_defences(settings, seeds, folder, workers, lambda name: Progress(errors, name))
+    report = folder / "report.html"
+    finish(format, found | {"report": str(report)}, lambda: show(found, report))

@@ -14,6 +14,7 @@ from torch import Tensor
 from hansa.errors import ConfigError
 from hansa.exchange import Indices, Samples
 from hansa.models import inside
+from hansa.privacy.release import Noise, bounded
 from hansa.train import Learner
 
 
@@ -65,9 +66,12 @@ def mean_rows(values: Tensor, groups: list[Indices]) -> Tensor:
     return torch.stack([values[torch.from_numpy(members)].mean(dim=0) for members in groups])
 
 
-def mean_texts(learner: Learner, samples: Samples, groups: list[Indices]) -> tuple[Tensor, tuple[int, ...]]:
-    """The mean of each group's texts where the first block gets them (groups × positions × width), and how many
-    positions of each are real. A sample is in at most one group; sums are kept, not the texts."""
+def mean_texts(
+    learner: Learner, samples: Samples, groups: list[Indices], noise: Noise | None = None
+) -> tuple[Tensor, Tensor]:
+    """The mean of each group's texts where the first block gets them (groups × positions × width), and over how many
+    texts it is (groups × positions). A sample is in at most one group; sums are kept, not the texts. Where there will
+    be ``noise``, each vector is bounded first."""
     group_of = np.full(samples.size, -1)
     for number, members in enumerate(groups):
         group_of[members] = number
@@ -80,16 +84,22 @@ def mean_texts(learner: Learner, samples: Samples, groups: list[Indices]) -> tup
             rows, places = torch.from_numpy(wanted), torch.from_numpy(group_of[indices[wanted]])
             inputs = {name: values[rows] for name, values in batch.inputs.items()}
             real = inputs["attention_mask"].float()
-            embedded = inside.embed(learner.model, inputs) * real.unsqueeze(-1)
+            embedded = bounded(inside.embed(learner.model, inputs), noise) * real.unsqueeze(-1)
             longer = max(0, real.shape[1] - total.shape[1])
             width = embedded.shape[-1]
             total = torch.cat([total.reshape(len(groups), -1, width), torch.zeros(len(groups), longer, width)], dim=1)
             count = torch.cat([count, torch.zeros(len(groups), longer)], dim=1)
             total[:, : real.shape[1]].index_add_(0, places, embedded)
             count[:, : real.shape[1]].index_add_(0, places, real)
-    lengths = tuple(int(n) for n in (count > 0).sum(dim=1))
-    means = total / count.clamp(min=1.0).unsqueeze(-1)
-    return means[:, : max(lengths, default=0)].clone(), lengths
+    return total / count.clamp(min=1.0).unsqueeze(-1), count
+
+
+def reached(means: Tensor, count: Tensor, floor: int = 1) -> tuple[Tensor, tuple[int, ...]]:
+    """Mean texts as far as ``floor`` of their texts go, and their lengths. Further on a mean would be over fewer: in
+    the end over the longest text alone."""
+    lengths = tuple(int(n) for n in (count >= floor).sum(dim=1))
+    longest = max(lengths, default=0)
+    return means[:, :longest] * real_positions(lengths, longest).unsqueeze(-1), lengths
 
 
 def real_positions(lengths: tuple[int, ...], positions: int) -> Tensor:

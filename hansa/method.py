@@ -33,6 +33,10 @@ class Scope(Protocol):
 class Exchange(Protocol):
     """What silos tell one another before they train; `Method.exchange` is None where they tell nothing."""
 
+    @property
+    def says(self) -> str:
+        """What leaves a silo with an offer, in words."""
+
     def offer(self, work: "Work", samples: "Samples") -> "Told":
         """At the silo: what it tells of its data, seen with the model it received."""
 

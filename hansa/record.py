@@ -16,6 +16,7 @@ as the silo's data: nobody but the silo's own auditor should read it.
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,27 @@ from hansa.tensors import Tensors
 
 @dataclass(frozen=True)
 class Released:
-    """What one silo released in one round."""
+    """What one silo released in one round; tensors are read when they are asked for."""
 
     silo: str
     round: int
-    tensors: dict[str, Tensor]
-    notes: dict[str, Any]
-    received: dict[str, Tensor]
+    kind: str
+    folder: Path
+
+    @cached_property
+    def notes(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / f"{self.kind}.json").read_text())
+        return found
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = load_file(self.folder / f"{self.kind}.safetensors")
+        return found
+
+    @property
+    def received(self) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = load_file(self.folder / "received.safetensors")
+        return found
 
 
 def offer(home: Path, round: int, told: Told, received: Tensors) -> None:
@@ -55,9 +70,7 @@ def releases(run: Path, kind: str) -> Iterator[Released]:
         for f in run.glob(f"silos/*/released/round-*/{kind}.json")
     ]
     for silo, round, folder in sorted(found):
-        notes = json.loads((folder / f"{kind}.json").read_text())
-        tensors, received = (load_file(folder / f"{name}.safetensors") for name in (kind, "received"))
-        yield Released(silo, round, tensors, notes, received)
+        yield Released(silo, round, kind, folder)
 
 
 def _write(home: Path, round: int, kind: str, tensors: Tensors, notes: dict[str, Any], received: Tensors) -> None:

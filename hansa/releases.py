@@ -4,7 +4,9 @@ after it (the report) and with the model (its card)."""
 from collections.abc import Mapping
 from typing import Any
 
+from hansa import methods
 from hansa.config import Federation, protected
+from hansa.privacy import release
 from hansa.privacy.update import spent
 
 
@@ -36,6 +38,14 @@ def releases(federation: Federation, survey: Mapping[str, Any] | None = None) ->
         found.append(
             "In every round, from each silo taking part: its model update, mean training loss and step counts."
         )
+    exchange = methods.build(federation).exchange if federation.kind == "federated" and federation.rounds else None
+    if exchange is not None:
+        found.append(
+            f"In every round, from each silo taking part to all others: {exchange.says}. Such means can be turned "
+            "back into text ('hansa audit attack' shows how far)."
+        )
+        if blurred := release.spent(federation, federation.rounds):
+            found.append(f"What is exchanged is blurred before it leaves: {blurred.line}.")
     for name, cost in spent(federation, federation.rounds).items():
         found.append(f"The updates of '{name}' are clipped and blurred before they leave: {cost.line}.")
     seeded = [name for name, settings in protected(federation).items() if not settings.secret]

@@ -42,6 +42,7 @@ from hansa.models.adapt import merged
 from hansa.node import PERSONAL, merge
 from hansa.pace import Moving
 from hansa.personal import hand_off
+from hansa.privacy import release
 from hansa.privacy.update import spent
 from hansa.releases import federated_vocabulary
 from hansa.report.card import model_card
@@ -263,6 +264,8 @@ class Run:
             watcher.round(record, seconds)
         self._save_models(moving)
         self._personalise(moving)
+        if cost := release.spent(federation, moving.round):
+            self.ledger.fact("privacy of offers", vars(cost))
         if costs := spent(federation, moving.round):
             self.ledger.fact("privacy", {name: vars(cost) for name, cost in costs.items()})
         watcher.end()

@@ -67,10 +67,11 @@ def _refuse_with_exchange(federation: Federation) -> None:
             f"method '{name}' has silos that tell one another what they know, in one cohort: "
             "the silos must stand directly below 'silos'"
         )
-    if private := sorted(protected(federation)):
+    private = sorted(protected(federation))
+    if private and federation.method.settings.get("noise") is None:
         raise ConfigError(
             f"privacy: the noise of silo '{private[0]}' covers its updates, not what method '{name}' has it tell the "
-            "others: leave privacy out, or use another method"
+            "others: use fedkc with noise of its own ('noise: {multiplier: 1}'), or leave privacy out"
         )
 
 

@@ -11,10 +11,11 @@ Both e and ŷ come from the global model as it was received. Without k-means (th
 costs: d + k numbers (last) or T·d + k (all), up once and down to every other silo of the cohort.
 
 ``local`` is any other method: its objective, weights, aggregation and server are kept, so knowledge composes with
-FedProx, MOON or a server Adam. Clusters of fewer than ``floor`` members are not told.
+FedProx, MOON or a server Adam. Clusters of fewer than ``floor`` members are not told, nor positions that fewer of them
+reach; ``noise`` blurs what is told (privacy/release.py).
 
 Deviations: L is one mean over all pairs heard, where Equation 2 sums over silos: α does not depend on how many take
-part. A position of e is the mean over the members that have a real token there. The floor is ours.
+part. A position of e is the mean over the members that have a real token there. The floor and the noise are ours.
 """
 
 from dataclasses import dataclass, replace
@@ -32,6 +33,8 @@ from hansa.messages import Offer
 from hansa.method import Method, Objective
 from hansa.methods import METHODS
 from hansa.models import inside
+from hansa.privacy import accounting
+from hansa.privacy.release import Noise, blurred, blurred_predictions, bounded
 from hansa.tensors import Layout, Tensors
 
 if TYPE_CHECKING:
@@ -49,6 +52,16 @@ class Composition:
     layer: Layer
     clusters: int  # 1: no k-means
     floor: int
+    noise: Noise | None = None
+
+    @property
+    def says(self) -> str:
+        what = "their pooled outputs" if self.layer == "last" else "their embedded tokens, position by position"
+        how = "as it is" if self.noise is None else f"with noise (multiplier {self.noise.multiplier:g})"
+        return (
+            f"for at most {self.clusters} clusters of at least {self.floor} samples the mean of {what} and of the "
+            f"model's predictions, {how}, with the number of samples"
+        )
 
     def offer(self, work: "Work", samples: Samples) -> Told:
         seen = knowledge.view(work.learner, samples)
@@ -60,12 +73,23 @@ class Composition:
         if not kept:
             return Told(Offer(Tensors.zeros(Layout((), ())), withheld=withheld))
         lengths: tuple[int, ...] = ()
+        members = tuple(map(len, kept))
+        counts = torch.tensor(members, dtype=torch.float32)
+        predictions = knowledge.mean_rows(seen.predictions, kept)
+        if self.noise is not None:
+            predictions = blurred_predictions(predictions, counts, self.noise, samples.rng)
         if self.layer == "last":
-            centroids = knowledge.mean_rows(seen.pooled, kept)
+            centroids = knowledge.mean_rows(bounded(seen.pooled, self.noise), kept)
+            centroids = self._blur(centroids, counts, torch.ones(len(kept)), samples)
         else:
-            centroids, lengths = knowledge.mean_texts(work.learner, samples, kept)
-        pairs = Tensors.of(dict(zip(PAIR, (centroids, knowledge.mean_rows(seen.predictions, kept)), strict=True)))
-        return Told(Offer(pairs, tuple(map(len, kept)), lengths, withheld), tuple(kept))
+            means, counts = knowledge.mean_texts(work.learner, samples, kept, self.noise)
+            means = self._blur(means, counts, (counts >= self.floor).sum(dim=1), samples)
+            centroids, lengths = knowledge.reached(means, counts, self.floor)
+        pairs = Tensors.of(dict(zip(PAIR, (centroids, predictions), strict=True)))
+        return Told(Offer(pairs, members, lengths, withheld), tuple(kept))
+
+    def _blur(self, means: Tensor, counts: Tensor, lengths: Tensor, samples: Samples) -> Tensor:
+        return means if self.noise is None else blurred(means, counts, lengths, self.noise, samples.rng)
 
     def flaw(self, offer: Offer, sizes: Sizes) -> str:
         layout = offer.knowledge.layout
@@ -136,10 +160,10 @@ class Consistent:
         return self.local.keep(work)
 
 
-def fedkc(local: Method, layer: Layer, clusters: int, alpha: float, floor: int) -> Method:
+def fedkc(local: Method, layer: Layer, clusters: int, alpha: float, floor: int, noise: Noise | None = None) -> Method:
     if local.exchange is not None:
         raise ConfigError(f"method.local is '{local.name}', which has an exchange of its own: choose another")
-    exchange, objective = Composition(layer, clusters, floor), Consistent(local.objective, alpha, layer)
+    exchange, objective = Composition(layer, clusters, floor, noise), Consistent(local.objective, alpha, layer)
     return replace(local, name="fedkc", exchange=exchange, objective=objective)
 
 
@@ -150,6 +174,7 @@ class FedKC(Section):
     alpha: Annotated[float, Field(ge=0.0)] = 1.0
     kmeans: bool = True
     floor: Count | None = None  # default: 2 for the last layer (never a single sample), 20 for all layers
+    noise: Noise | None = None  # none: centroids are told as they are
     local: Named = Named(name="fedavg")
 
     @field_validator("local", mode="before")
@@ -162,5 +187,7 @@ class FedKC(Section):
             raise ConfigError(f"method.local is '{self.local.name}', which cannot be composed with: try 'fedavg'")
         if self.kmeans and self.q > 1:
             knowledge.needs_sklearn("fedkc")
+        if self.noise is not None:
+            accounting.library()  # said before a run begins
         floor = FLOORS[self.layer] if self.floor is None else self.floor
-        return fedkc(METHODS.build(self.local), self.layer, self.q if self.kmeans else 1, self.alpha, floor)
+        return fedkc(METHODS.build(self.local), self.layer, self.q if self.kmeans else 1, self.alpha, floor, self.noise)

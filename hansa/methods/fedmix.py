@@ -43,13 +43,20 @@ class Means:
     size: int
     count: int
 
+    @property
+    def says(self) -> str:
+        return (
+            f"for at most {self.count} groups of {self.size} samples the mean of their embedded tokens, position by "
+            "position, and of their labels, as they are"
+        )
+
     def offer(self, work: "Work", samples: Samples) -> Told:
         order = samples.rng.permutation(samples.size)
         count = min(self.count, samples.size // self.size)
         if not count:
             return Told(Offer(Tensors.zeros(Layout((), ())), withheld=1))
         groups = [np.sort(order[i * self.size : (i + 1) * self.size]) for i in range(count)]
-        inputs, lengths = knowledge.mean_texts(work.learner, samples, groups)
+        inputs, lengths = knowledge.reached(*knowledge.mean_texts(work.learner, samples, groups))
         labels = knowledge.mean_rows(_labels(work, samples), groups)
         means = Tensors.of(dict(zip(MEAN, (inputs, labels), strict=True)))
         return Told(Offer(means, (self.size,) * count, lengths), tuple(groups))

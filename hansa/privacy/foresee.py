@@ -116,4 +116,4 @@ def travelling(federation: Federation) -> frozenset[str]:
     trained = {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
     layout = Layout(tuple(trained), tuple(trained.values()))
     part = parts(model)
-    return frozenset(part[name] for name in methods.build(federation).scope.shared(layout))
+    return frozenset(part[name] for name in methods.build(federation).scope.shared(layout, part))

@@ -15,6 +15,7 @@ from hansa.errors import UserError
 from hansa.federation_file import parse
 from hansa.registry import load_plugins
 from hansa.releases import releases
+from hansa.report import audit
 from hansa.report.charts import bars, lines, short
 from hansa.report.own import listening, own_table
 from hansa.report.personal import alpha_charts, neighbours, personal_tables
@@ -44,6 +45,7 @@ class Seen:
     text: str
     own: dict[str, dict[str, float]]  # on a tree: node → metric → value, of its own model on its own test data
     heard: list[tuple[Any, ...]]
+    audits: list[dict[str, Any]]
 
     @property
     def cards(self) -> dict[str, Any]:
@@ -92,6 +94,7 @@ def see(folder: Path, name: str = "") -> Seen:
             text=file.read_text(encoding="utf-8"),
             own=ledger.final(f"{OWN} test"),
             heard=ledger.select("select round, node, stage, layer, member, weight from attention order by rowid"),
+            audits=audit.sections(folder),
         )
     finally:
         ledger.close()
@@ -131,6 +134,7 @@ def content(runs: list[Seen], title: str, reading: list[str]) -> dict[str, Any]:
         "releases": releases(first.federation, first.facts.get("survey", NO_SURVEY)),
         "traffic": _traffic(first),
         "traffic_chart": _traffic_chart(runs),
+        "audits": [one | {"run": run.name} for run in runs for one in run.audits],
         "phases": [row for run in runs if (row := _phases(run))],
         "phase_names": PHASES,
         "events": [

@@ -1,0 +1,207 @@
+"""Audits of real, tiny runs: what is known to leak is found to leak, what cannot leak is not."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from hansa import federation_file
+from hansa.cli import app
+from hansa.config import Federation
+from hansa.errors import UserError
+from hansa.federation_file import parse
+from hansa.privacy import gradient, leak, price
+from hansa.record import releases
+from hansa.run import run
+from tests.conftest import WORDS, write_words
+
+runner = CliRunner()
+QUICK = 6  # centroids
+
+
+def federated(folder: Path, **settings: object) -> Federation:
+    """Two silos of short labelled texts; the model is barely trained, as an attacker's is."""
+    folder.mkdir(exist_ok=True)
+    silos = {
+        name: {"train": str(write_words(folder / f"{name}.jsonl", WORDS[name], 60, labels=True))}
+        for name in ("north", "south")
+    }
+    raw = {
+        "name": "audited",
+        "task": "classify",
+        "tokenizer": {"size": 330, "minimum": 2},
+        "data": {"max_length": 12, "valid": 0.0, "test": 0.2},
+        "silos": silos,
+        "method": {"name": "fedkc", "layer": "all", "q": 4, "floor": 1},
+        "rounds": 1,
+        "train": {"lr": 0.05, "batch": 4, "samples": {"floor": 8}},
+        "record": {"offers": True},
+    }
+    return parse(raw | settings)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of FedKC with all layers that recorded what its silos told."""
+    folder = tmp_path_factory.mktemp("recorded")
+    return run(federated(folder / "data"), folder / "run", workers=0).folder
+
+
+def test_all_layers_centroids_leak_and_the_control_succeeds(recorded):
+    found = leak.attack(recorded, "embedding-inversion", QUICK)
+    curves = found["curves"]
+    assert (found["layers"], found["centroids"]) == ("all", QUICK)
+    assert curves["no averaging"]["same"][0] == 1.0, "a single text is read word for word"
+    assert curves["attack"]["same"][0] > curves["random tokens"]["same"][0] + 0.5
+    assert sum(size["centroids"] for size in found["sizes"]) == QUICK
+    for curve in curves.values():
+        for where in ("any", "same"):
+            assert len(curve[where]) == 90
+            assert curve[where] == sorted(curve[where])
+
+
+def test_the_nearest_token_reads_single_texts_without_an_optimiser(recorded):
+    found = leak.attack(recorded, "nearest-token", QUICK)
+    assert found["curves"]["no averaging"]["same"][0] == 1.0
+    assert found["curves"]["attack"]["same"][0] > found["curves"]["random tokens"]["same"][0]
+
+
+def test_the_last_layer_withstands_but_so_does_the_control_and_that_is_said(tmp_path):
+    settings = federated(tmp_path / "data", method={"name": "fedkc", "layer": "last", "q": 2, "floor": 2})
+    outcome = run(settings, tmp_path / "run", workers=0)
+    found = leak.attack(outcome.folder, "nearest-token", 2)
+    assert found["layers"] == "last"
+    assert found["curves"]["no averaging"]["same"][0] < 0.5
+    assert any("too weak to say that averaging protects" in line for line in found["reading"])
+
+
+def test_noise_in_place_of_centroids_gives_nothing_away(recorded, tmp_path, monkeypatch):
+    """Negative control: the attack reads the centroid, not the texts that score it."""
+    genuine = leak.attack(recorded, "nearest-token", QUICK)["curves"]["attack"]["same"][0]
+    load = leak.Released.tensors.fget
+
+    def noise(released: leak.Released) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        return {name: torch.randn(t.shape, generator=generator) for name, t in load(released).items()}
+
+    monkeypatch.setattr(leak.Released, "tensors", property(noise))
+    found = leak.attack(recorded, "nearest-token", QUICK)["curves"]["attack"]["same"][0]
+    assert found < 0.5 * genuine
+
+
+def test_from_the_command_line_into_the_report(recorded):
+    shown = runner.invoke(app, ["audit", "attack", "--kind", "nearest-token", "--centroids", "4", str(recorded)])
+    assert shown.exit_code == 0, shown.output
+    for part in ("at its position", "most frequent tokens", "random tokens", "no averaging", "rare tokens named"):
+        assert part in shown.stdout
+    kept = json.loads((recorded / "audit" / "nearest-token.json").read_text(encoding="utf-8"))
+    assert kept["centroids"] == 4
+    page = (recorded / "report.html").read_text(encoding="utf-8")
+    assert "Audit: Nearest token" in page
+    assert "Hits@N at its position" in page
+    told = runner.invoke(
+        app, ["audit", "attack", "--kind", "nearest-token", "--centroids", "4", "--format", "json", str(recorded)]
+    )
+    assert json.loads(told.stdout)["reading"] == kept["reading"]
+
+
+def test_a_run_that_recorded_nothing_says_how_to_record(tmp_path):
+    settings = federated(tmp_path / "data", record={"offers": False}, rounds=1, method="fedavg")
+    outcome = run(settings, tmp_path / "run", workers=0)
+    with pytest.raises(UserError, match=r"no centroids were recorded.*record: \{offers: true\}"):
+        leak.attack(outcome.folder, "embedding-inversion", QUICK)
+
+
+def test_what_is_not_known_is_refused_in_a_sentence(recorded, tmp_path):
+    for arguments, sentence in (
+        (["attack", "--kind", "nearest", str(recorded)], "did you mean 'nearest-token'?"),
+        (["attack", str(tmp_path)], "not a run directory"),
+        (["attack", "--kind", "gradient-inversion", "--silo", "nort", str(recorded)], "did you mean 'north'?"),
+    ):
+        result = runner.invoke(app, ["audit", *arguments])
+        assert isinstance(result.exception, UserError)
+        assert sentence in str(result.exception)
+
+
+# ── updates ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_one_texts_update_is_read_whole_and_defences_hide_what_they_can(recorded):
+    before = sorted(p for p in recorded.rglob("*") if p.is_file() and "audit" not in p.parts)
+    found = gradient.attack(recorded, "south")
+    rows = {(row["defence"], row["amount"]): row for row in found["rows"]}
+    bare = rows["none", "one text"]
+    assert bare["rows"] == 1.0, "rows of tokens that were not there do not move"
+    assert bare["span"] > bare["frequent"]
+    home = rows["embeddings stay at home", "one text"]
+    assert home["rows"] is None
+    assert home["span"] == bare["span"], "the first block still tells"
+    assert rows["LoRA", "one text"]["rows"] is None
+    assert rows["LoRA", "one text"]["span"] == 0.0, "its second matrix begins at zero, so the first does not move"
+    assert rows["clipping to 1", "one text"]["rows"] == 1.0, "clipping alone only scales"
+    assert rows["clipping to 1, noise 0.1×", "one text"]["rows"] < 0.5
+    costs = [row["epsilon"] for row in found["rows"] if row["epsilon"] is not None]
+    assert costs == sorted(costs, reverse=True)
+    assert before == sorted(p for p in recorded.rglob("*") if p.is_file() and "audit" not in p.parts)
+
+
+# ── defences ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_no_position_is_told_that_fewer_texts_than_the_floor_reach(tmp_path):
+    """Of a cluster the longest texts would otherwise stand alone at the end of the centroid."""
+    settings = federated(tmp_path / "data", method={"name": "fedkc", "layer": "all", "q": 2, "floor": 5})
+    rows = [json.loads(line) for line in (tmp_path / "data" / "north.jsonl").read_text().splitlines()]
+    for number, row in enumerate(rows):
+        row["text"] = " ".join(row["text"].split()[: 8 if number == 0 else 3])
+    (tmp_path / "data" / "north.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    outcome = run(settings, tmp_path / "run", workers=0)
+    from hansa.use import open_run
+
+    site = open_run(outcome.folder)
+    told = [one for one in releases(outcome.folder, "offer") if one.silo == "north"]
+    assert told
+    for one in told:
+        held = site.silo("north").examples("train")
+        for length, samples in zip(one.notes["lengths"], one.notes["samples"], strict=True):
+            reached = [sum(held.lengths[i] > position for i in samples) for position in range(12)]
+            assert length == sum(count >= 5 for count in reached)
+
+
+def test_noise_on_centroids_hides_tokens_and_its_cost_is_in_the_ledger_and_the_report(tmp_path):
+    method = {"name": "fedkc", "layer": "all", "q": 4, "floor": 2, "noise": {"multiplier": 1.0}}
+    outcome = run(federated(tmp_path / "data", method=method), tmp_path / "run", workers=0)
+    found = leak.attack(outcome.folder, "nearest-token", QUICK)
+    assert found["curves"]["attack"]["same"][0] < 0.3
+    from hansa.report import html
+
+    seen = html.see(outcome.folder)
+    assert seen.facts["privacy of offers"]["epsilon"] == pytest.approx(price.spent(seen.federation, 1).epsilon)
+    page = html.write([("run", outcome.folder)], tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "one training sample, replaced by another" in page
+
+
+def test_the_price_of_every_defence_in_one_table_and_one_curve(tmp_path, monkeypatch):
+    monkeypatch.setattr(price, "FLOORS", (1000,))
+    monkeypatch.setattr(price, "NOISES", (1.0,))
+    monkeypatch.setattr(price, "CENTROIDS", 2)
+    file = tmp_path / "federation.yaml"
+    file.write_text(federation_file.dump(federated(tmp_path / "data")), encoding="utf-8")
+    out = tmp_path / "price"
+    shown = runner.invoke(app, ["audit", "price", str(file), "--out", str(out), "--workers", "0", "--format", "json"])
+    assert shown.exit_code == 0, shown.output
+    found = json.loads(shown.stdout)
+    bare, floor, noise = found["rows"]
+    assert bare["told"] > 0
+    assert (floor["told"], floor["same"]) == (0, 0.0)
+    assert noise["same"] < bare["same"]
+    assert noise["epsilon"] > 0
+    assert (bare["epsilon"], floor["epsilon"]) == (None, None)
+    assert "Audit: Price" in (out / "report.html").read_text(encoding="utf-8")
+
+
+def test_only_what_exchanges_centroids_has_a_price(tmp_path):
+    with pytest.raises(UserError, match="method 'fedavg' exchanges no centroids"):
+        price.defences(federated(tmp_path / "data", method="fedavg", record={}))
