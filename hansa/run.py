@@ -230,6 +230,7 @@ class Run:
         self.federation, self.directory, self.cards = federation, directory, cards
         self.ledger, self.watcher = ledger, watcher
         self.workers = getattr(link, "size", 1)
+        self.far = getattr(link, "far", False)  # silos keep what is their own in other organisations
         self.site = Site(federation, directory.path)
         self.silos = link
         grown = grow(self.site, link, cards)
@@ -301,7 +302,7 @@ class Run:
         found = hand_off(self.silos, names, settings, moving.round, moving.model, start, self.site.task)
         for name, reason in found.get("lost", {}).items():
             self.ledger.event(moving.round, name, "no personal model", reason)
-        for name, known in found["silos"].items():
+        for name, known in () if self.far else found["silos"].items():
             self._card(self.directory.path / "silos" / name / "model", name, known["models"][known["kept"]])
         self.ledger.fact("personal", found)
 
@@ -389,10 +390,11 @@ class Run:
         learner.state.write(moving.model)
         if moving.model.layout.names:
             self._export(self.directory.model, "")
-        if self.root is not None:
+        if self.root is not None and not self.far:
             self._save_own(moving.round)
         personal = [n for n in learner.layout.names if n not in set(moving.model.layout.names)]
-        for name in leaves(self.federation.silos) if personal or site.method.upload.keeps_local else ():
+        keeps = bool(personal) or site.method.upload.keeps_local
+        for name in leaves(self.federation.silos) if keeps and not self.far else ():
             if (self.directory.path / "silos" / name / "personal.json").exists():
                 continue  # the silo has chosen its model: this run was resumed after that
             memory = site.silo(name).memory.newest()

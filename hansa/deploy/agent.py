@@ -18,7 +18,7 @@ import torch
 
 from hansa.deploy.bundle import unpack
 from hansa.deploy.kit import Kit
-from hansa.deploy.spool import Packed, Spool
+from hansa.deploy.spool import TEXT, Packed, Spool
 from hansa.errors import UserError
 from hansa.links import wire
 from hansa.links.connection import Connection
@@ -177,8 +177,7 @@ class Agent:
         spool = Spool(self._folder(letter) / "spool")
         packed = spool.find(letter.request) or self._answer(letter, porter, spool)
         self._phase = "sending"
-        text = porter.bring(packed.text, letter.request)
-        vectors = {name: porter.bring(view, letter.request) for name, view in packed.vectors.items()}
+        refs = {name: porter.bring(view, letter.request, ref) for name, (ref, view) in packed.parts.items()}
         reply = Envelope(
             sender=self._kit.name,
             receiver=letter.sender,
@@ -188,8 +187,8 @@ class Agent:
             sequence=letter.sequence,
             kind=packed.kind,
             round=letter.round,
-            text=text,
-            vectors=vectors,
+            text=refs.pop(TEXT),
+            vectors=refs,
         )
         sealed = seal(reply, self._kit.key)
         subject = self._subjects.reply(self._kit.name)

@@ -58,6 +58,7 @@ class Card(Section):
 class Kit:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._members: tuple[int, dict[str, Member]] | None = None
         try:
             self.card = Card.model_validate_json((folder / "kit.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -78,9 +79,12 @@ class Kit:
 
     def members(self) -> dict[str, Member]:
         """As the file says now: it changes when somebody is revoked or renewed."""
+        file = self.folder / "members.json"
         try:
-            raw = json.loads((self.folder / "members.json").read_text(encoding="utf-8"))
-            return {name: Member.model_validate(member) for name, member in raw.items()}
+            if self._members is None or self._members[0] != file.stat().st_mtime_ns:
+                at, raw = file.stat().st_mtime_ns, json.loads(file.read_text(encoding="utf-8"))
+                self._members = at, {name: Member.model_validate(member) for name, member in raw.items()}
+            return self._members[1]
         except (OSError, ValueError) as error:
             raise UserError(f"{self.folder / 'members.json'} cannot be used ({_first(error)})") from None
 
@@ -132,10 +136,15 @@ class Kit:
 
     def identified(self, names: list[str]) -> str:
         """Whom a certificate's names stand for among the members; empty if nobody, or somebody revoked."""
-        for name, member in self.members().items():
-            if any(identity(name, g, self.card.federation) in names for g in member.generations):
-                return name
+        for who in names:
+            for name, member in self.members().items():
+                if who.startswith(token(name)) and who in _identities(name, member, self.card.federation):
+                    return name
         return ""
+
+
+def _identities(name: str, member: Member, federation: str) -> set[str]:
+    return {identity(name, generation, federation) for generation in member.generations}
 
 
 def identity(name: str, generation: int, federation: str) -> str:

@@ -1,7 +1,7 @@
 """What a node has answered, on its own disk, before the first byte of it leaves.
 
 A node that is started again, or asked again, gives the very same answer: nothing is computed twice, and nothing
-different is released for the same question.
+different is released for the same question. What a power cut left half written is found by its digest, and forgotten.
 """
 
 import json
@@ -13,17 +13,18 @@ from pathlib import Path
 
 from torch import Tensor
 
+from hansa.links.depot import digest
 from hansa.links.nats import as_bytes
-from hansa.runs.directory import atomically
+
+TEXT = ""  # the part that is not a vector
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A reply, ready to be brought."""
+    """A reply, ready to be brought: its text and its vectors by name, each with its digest."""
 
     kind: str
-    text: memoryview
-    vectors: dict[str, memoryview]
+    parts: dict[str, tuple[str, memoryview]]
 
 
 class Spool:
@@ -32,28 +33,36 @@ class Spool:
 
     def find(self, request: str) -> Packed | None:
         folder = self._folder / request
-        if not folder.is_dir():
+        try:
+            about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+            parts = {name: (ref, _look(folder / str(i))) for i, (name, ref) in enumerate(about["parts"].items())}
+        except (OSError, ValueError, KeyError):
             return None
-        about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
-        vectors = {name: _look(folder / f"vector-{i}") for i, name in enumerate(about["vectors"])}
-        return Packed(about["kind"], _look(folder / "text"), vectors)
+        if any(digest(view) != ref for ref, view in parts.values()):
+            return None
+        return Packed(about["kind"], parts)
 
     def keep(self, request: str, round: int, kind: str, text: str, vectors: Mapping[str, Tensor]) -> Packed:
-        with atomically(self._folder / request) as draft:
-            (draft / "text").write_text(text, encoding="utf-8")
-            for i, vector in enumerate(vectors.values()):
-                (draft / f"vector-{i}").write_bytes(as_bytes(vector))
-            about = {"kind": kind, "round": round, "vectors": list(vectors)}
-            (draft / "about.json").write_text(json.dumps(about), encoding="utf-8")
-        found = self.find(request)
-        assert found is not None
-        return found
+        shutil.rmtree(self._folder / request, ignore_errors=True)
+        draft = self._folder / f".{request}.draft"
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        views = {TEXT: memoryview(text.encode()), **{name: as_bytes(vector) for name, vector in vectors.items()}}
+        refs = {name: digest(view) for name, view in views.items()}
+        for i, view in enumerate(views.values()):
+            (draft / str(i)).write_bytes(view)
+        about = {"kind": kind, "round": round, "parts": refs}
+        (draft / "about.json").write_text(json.dumps(about), encoding="utf-8")
+        draft.rename(self._folder / request)
+        return Packed(
+            kind, {name: (refs[name], _look(self._folder / request / str(i))) for i, name in enumerate(views)}
+        )
 
     def forget(self, durable: int) -> None:
         """Answers for rounds that the asker has on disk are not asked for again."""
-        for folder in self._folder.glob("*/about.json"):
-            if json.loads(folder.read_text(encoding="utf-8"))["round"] <= durable:
-                shutil.rmtree(folder.parent)
+        for file in self._folder.glob("*/about.json"):
+            if json.loads(file.read_text(encoding="utf-8"))["round"] <= durable:
+                shutil.rmtree(file.parent)
 
 
 def _look(file: Path) -> memoryview:

@@ -18,7 +18,6 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +76,7 @@ class Depot:
         folder.mkdir(parents=True, exist_ok=True)
         self._offers: dict[str, Offer] = {}
         self._expected: dict[str, Expected] = {}
+        self._whole: set[Path] = set()  # files whose digest was found right
         self._lock = threading.Lock()
         self._open: dict[socket.socket, str] = {}
         self._closing = False
@@ -110,11 +110,19 @@ class Depot:
     def found(self, node: str, ref: Ref) -> Path | None:
         """The file of something that a node brought, if all of it is there."""
         file = self.folder / token(node) / ref[0]
-        return file if file.exists() and file.stat().st_size == ref[1] else None
+        if not file.exists() or file.stat().st_size != ref[1]:
+            return None
+        if file not in self._whole:  # from before a crash, perhaps of the whole machine
+            if digest_of(file) != ref[0]:
+                file.unlink()
+                return None
+            self._whole.add(file)
+        return file
 
     def discard(self, node: str, names: Iterable[str]) -> None:
         for name in names:
             (self.folder / token(node) / name).unlink(missing_ok=True)
+            self._whole.discard(self.folder / token(node) / name)
 
     def sweep(self, node: str) -> None:
         """Forget what was never brought to its end."""
@@ -223,38 +231,47 @@ class Depot:
             part = self.folder / token(node) / f"{name}.part"
             part.parent.mkdir(exist_ok=True)
             try:
-                self._receive(connection, part, size)
+                arrived = self._receive(connection, part, size)
             except OSError as error:
                 if error.errno not in FULL:
                     raise
                 self._say(node, f"no room for what it brings ({error.strerror})")
                 write_line(connection, {"wait": f"there is no room yet ({error.strerror})"})
                 raise ConnectionError from None  # it comes again
-            if digest_of(part) != name:
+            if arrived != name:
                 part.unlink()
                 write_line(connection, {"again": True})
                 return
             part.replace(part.with_suffix(""))
+            self._whole.add(part.with_suffix(""))
         else:
             write_line(connection, {"from": size})
         write_line(connection, {"done": True})
 
-    def _receive(self, connection: socket.socket, part: Path, size: int) -> None:
-        """Whatever is still missing. Every byte has its place: an old connection that still writes does no harm."""
+    def _receive(self, connection: socket.socket, part: Path, size: int) -> str:
+        """Whatever is still missing; returns the digest of it all. Every byte has its place: an old connection that
+        still writes does no harm."""
         file = os.open(part, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             done = os.fstat(file).st_size
             if done > size:
                 os.truncate(file, 0)
                 done = 0
+            summed = digesting(file, done)
             write_line(connection, {"from": done})
             piece = memoryview(bytearray(min(PIECE, max(1, size - done))))
             while done < size:
-                count = fill(connection, piece[: min(len(piece), size - done)])
+                try:
+                    count = fill(connection, piece[: min(len(piece), size - done)])
+                except Cut as cut:
+                    os.pwrite(file, piece[: cut.count], done)
+                    raise
                 os.pwrite(file, piece[:count], done)
+                summed.update(piece[:count])
                 done += count
         finally:
             os.close(file)
+        return summed.hexdigest()
 
     def _room(self, node: str, name: str, size: int, request: str) -> None:
         if not is_digest(name):
@@ -274,11 +291,17 @@ def names_of(connection: ssl.SSLSocket) -> list[str]:
     return [value for kind, value in certificate.get("subjectAltName", ()) if kind == "email"]
 
 
+def digesting(file: int, size: int) -> xxhash.xxh3_128:
+    """A digest that has seen the first ``size`` bytes of an open file."""
+    summed = xxhash.xxh3_128()
+    for at in range(0, size, PIECE):
+        summed.update(os.pread(file, min(PIECE, size - at), at))
+    return summed
+
+
 def digest_of(file: Path) -> str:
-    if not file.stat().st_size:
-        return digest(b"")
-    with file.open("rb") as stream, mmap(stream.fileno(), 0, access=ACCESS_READ) as mapped:
-        return digest(memoryview(mapped))
+    with file.open("rb") as stream:
+        return digesting(stream.fileno(), file.stat().st_size).hexdigest()
 
 
 def read_line(connection: socket.socket) -> dict[str, Any] | None:
@@ -301,12 +324,23 @@ def write_line(connection: socket.socket, line: dict[str, Any]) -> None:
     connection.sendall(json.dumps(line).encode() + b"\n")
 
 
+class Cut(ConnectionError):
+    """The connection ended in the middle; ``count`` bytes had arrived, and they count."""
+
+    def __init__(self, count: int, why: str) -> None:
+        super().__init__(why)
+        self.count = count
+
+
 def fill(connection: socket.socket, target: memoryview) -> int:
     done = 0
     while done < len(target):
-        count = connection.recv_into(target[done:])
+        try:
+            count = connection.recv_into(target[done:])
+        except OSError as error:
+            raise Cut(done, str(error)) from None
         if not count:
-            raise ConnectionError("the other end has gone")
+            raise Cut(done, "the other end has gone")
         done += count
     return done
 

@@ -43,6 +43,8 @@ class Pending:
 
 
 class NatsLink:
+    far = True
+
     def __init__(self, kit: Kit, session: Session, depot: Depot, journal: Journal) -> None:
         self._kit, self._session, self._depot, self._journal = kit, session, depot, journal
         self._subjects = kit.below
@@ -52,6 +54,7 @@ class NatsLink:
         self._start: Ref | None = None
         self._pending: dict[NodeId, Pending] = {}
         self._answers: dict[NodeId, Envelope] = {}
+        self._posted = 0  # on which connection: whoever hears there needs not look
         journal.note("children", list(kit.card.children))
         session.do(self._prepare)
 
@@ -168,6 +171,7 @@ class NatsLink:
     def _post(self, nodes: list[NodeId], until: float) -> None:
         """Into all letter boxes at once; whatever was not acknowledged is posted again on the next connection."""
         left = dict.fromkeys(nodes)
+        self._posted = self._session.connections
 
         def post(connection: Connection) -> None:
             replies = {}
@@ -224,7 +228,7 @@ class NatsLink:
 
     def _wait(self, node: NodeId, until: float) -> Envelope | None:
         """Until this node has answered, or nobody waits any more. What others say meanwhile is kept."""
-        looked = -1
+        looked = self._posted
         while node not in self._answers:
             if monotonic() >= until:
                 return None

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from hansa.links.connection import CONNECT_SECONDS, Broken
-from hansa.links.depot import PIECE, STALL_SECONDS, Refusal, digest, fill, read_line, write_line
+from hansa.links.depot import PIECE, STALL_SECONDS, Cut, Refusal, digest, fill, read_line, write_line
 from hansa.links.patience import Patience
 from hansa.links.seal import Ref
 
@@ -41,13 +41,17 @@ class Porter:
                 raise Refusal(f"{answer.get('size')} bytes come instead of {len(target)}")
             while done[0] < len(target):
                 done[0] += fill(connection, target[done[0] : done[0] + PIECE])
+        except Cut as cut:
+            done[0] += cut.count
+            self.close()
+            raise Broken(f"the transfer broke off ({cut})") from None
         except (OSError, ValueError) as error:
             self.close()
             raise Broken(f"the transfer broke off ({error})") from None
 
-    def bring(self, view: memoryview, request: str) -> Ref:
-        """Hand over an answer's part, from where an earlier attempt stopped."""
-        name = digest(view)
+    def bring(self, view: memoryview, request: str, name: str | None = None) -> Ref:
+        """Hand over an answer's part, from where an earlier attempt stopped; ``name``: its digest, where known."""
+        name = name or digest(view)
         for _ in range(TRIES):
             if self._patience().keep_trying(lambda: self._bring(name, view, request)):
                 return name, len(view)

@@ -1,0 +1,98 @@
+"""A coordinator and silos that only echo, for measuring the network alone: real kits, broker, depot and agents."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+from hansa.deploy import authority
+from hansa.deploy.agent import Agent
+from hansa.deploy.kit import COORDINATOR, Kit
+from hansa.deploy.seat import seat
+from hansa.federation_file import parse
+from hansa.links.nats import NatsLink
+from hansa.messages import Reply, Request, Train, Update
+from hansa.tensors import Layout, Tensors
+
+
+@dataclass(frozen=True)
+class Echo:
+    """Answers training with the model it was sent, and with its own number."""
+
+    number: int
+
+    def open(self, folder: Path, settings: bytes) -> "Echo":
+        return self
+
+    def __call__(self, request: Request) -> Reply:
+        assert isinstance(request, Train)
+        return Update(request.model, 1 + self.number, request.round, 1, 0.0, 0.0)
+
+
+def layout(size: int) -> Layout:
+    return Layout(("w",), ((size // 4,),))
+
+
+def model(size: int) -> Tensors:
+    return Tensors.zeros(layout(size))
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+def agents(kits: str, home: str, numbers: list[int], report) -> None:  # type: ignore[no-untyped-def]
+    """Some silos, each in a thread of this process; it tells its memory whenever it is asked."""
+    import threading
+
+    for number in numbers:
+        agent = Agent(Kit(Path(kits) / f"s{number}"), Path(home) / f"s{number}", Echo(number), lambda text: None)
+        threading.Thread(target=agent.run, daemon=True).start()
+    while report.recv() == "memory":
+        report.send(peak_memory())
+    report.send(None)
+
+
+@contextmanager
+def federation(folder: Path, silos: int, processes: int) -> Iterator[tuple[NatsLink, list]]:  # type: ignore[type-arg]
+    """A link to so many echoing silos, and a pipe to each of their processes."""
+    settings = parse({"name": "bench", "silos": {f"s{i}": "x" for i in range(silos)}})
+    port, bulk = free_ports(2)
+    authority.create(settings, folder / "kits", {COORDINATOR: f"localhost:{port}+{bulk}"}, 30)
+    context = get_context("forkserver")
+    pipes, workers = [], []
+    for process in range(processes):
+        ours, theirs = context.Pipe()
+        numbers = list(range(process, silos, processes))
+        arguments = (str(folder / "kits"), str(folder / "homes"), numbers, theirs)
+        worker = context.Process(target=agents, args=arguments, daemon=True)
+        worker.start()
+        pipes.append(ours)
+        workers.append(worker)
+    try:
+        with seat(Kit(folder / "kits" / COORDINATOR), folder / "seat", None, lambda text: None) as link:
+            link.share_settings(b"{}")
+            yield link, pipes
+    finally:
+        for pipe, worker in zip(pipes, workers, strict=True):
+            pipe.send("end")
+            pipe.recv()
+            worker.join()
+
+
+def reset_memory() -> None:
+    """Forget the peak so far."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_memory() -> int:
+    """The most memory this process has held, in bytes, since the last question; files that are looked into count."""
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+    reset_memory()
+    return 1024 * int(line.split()[1])

@@ -1,0 +1,166 @@
+"""A round over the network, two silos that only echo, against plain gRPC streaming of the same bytes, in one run.
+
+Ours is what deployments use: mutual TLS, signed letters through JetStream, every answer on disk at both ends before it
+counts. The peer is grpcio on plain loopback: two clients fetch the bytes and send them back, nothing is kept.
+"""
+
+import os
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from time import perf_counter
+
+import grpc
+from _far import federation, free_ports, model, peak_memory, reset_memory
+from _figures import Figures
+
+from hansa.messages import Train, Update
+from hansa.tensors import WeightedMean
+
+MB = 1 << 20
+PIECE = MB
+OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+
+
+def same(data: bytes) -> bytes:
+    return data
+
+
+def serve_grpc(port: int, size: int, ready) -> None:  # type: ignore[no-untyped-def]
+    data = bytes(size)
+    pieces = [data[at : at + PIECE] for at in range(0, size, PIECE)]
+
+    def down(request: bytes, context: object):  # type: ignore[no-untyped-def]
+        yield from pieces
+
+    def up(stream, context: object) -> bytes:  # type: ignore[no-untyped-def]
+        into(stream, bytearray(size))
+        return b"done"
+
+    methods = {
+        "down": grpc.unary_stream_rpc_method_handler(down, same, same),
+        "up": grpc.stream_unary_rpc_method_handler(up, same, same),
+    }
+    server = grpc.server(ThreadPoolExecutor(4), options=OPTIONS)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("raw", methods),))
+    server.add_insecure_port(f"127.0.0.1:{port}")
+    server.start()
+    ready.set()
+    time.sleep(3600)
+
+
+def into(stream, buffer: bytearray) -> None:  # type: ignore[no-untyped-def]
+    at = 0
+    for piece in stream:
+        buffer[at : at + len(piece)] = piece
+        at += len(piece)
+
+
+def raw_client(port: int, size: int, pipe) -> None:  # type: ignore[no-untyped-def]
+    """At every word: fetch everything, send everything back."""
+    channel = grpc.insecure_channel(f"127.0.0.1:{port}", options=OPTIONS)
+    down = channel.unary_stream("/raw/down", same, same)
+    up = channel.stream_unary("/raw/up", same, same)
+    buffer = bytearray(size)
+    view = memoryview(buffer)
+    pipe.send("ready")
+    while pipe.recv():
+        into(down(b""), buffer)
+        up(bytes(view[at : at + PIECE]) for at in range(0, size, PIECE))
+        pipe.send("done")
+
+
+class Raw:
+    """A gRPC server and two clients, each a process."""
+
+    def __init__(self, size: int) -> None:
+        context = get_context("spawn")
+        [port] = free_ports(1)
+        ready = context.Event()
+        self.processes = [context.Process(target=serve_grpc, args=(port, size, ready), daemon=True)]
+        self.processes[0].start()
+        ready.wait()
+        self.pipes = []
+        for _ in range(2):
+            ours, theirs = context.Pipe()
+            self.processes.append(context.Process(target=raw_client, args=(port, size, theirs), daemon=True))
+            self.processes[-1].start()
+            ours.recv()
+            self.pipes.append(ours)
+
+    def round(self) -> float:
+        began = perf_counter()
+        for pipe in self.pipes:
+            pipe.send(True)
+        for pipe in self.pipes:
+            pipe.recv()
+        return perf_counter() - began
+
+    def end(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.join()
+
+
+def measure(size: int, rounds: int, figures: Figures) -> None:
+    name = f"{size // MB}MB"
+    raw = Raw(size)
+    with tempfile.TemporaryDirectory() as folder, federation(Path(folder), 2, 2) as (link, pipes):
+        sent = model(size)
+        one_round(link, sent, 1)
+        raw.round()
+        peaks = idle(pipes)
+        ours, theirs = [], []
+        for number in range(2, 2 + rounds):
+            theirs.append(raw.round())
+            ours.append(one_round(link, sent, number))
+        coordinator = (peak_memory() - peaks[0]) / size
+        silo = max((peak - before) / size for peak, before in zip(ask_memory(pipes), peaks[1:], strict=True))
+    raw.end()
+    ratio = min(ours) / min(theirs)
+    print(f"{name}: ours {min(ours):.3f} s of {[round(x, 3) for x in ours]}, gRPC {min(theirs):.3f} s")
+    if size == MB:
+        figures.add("round_1MB", min(ours), "s", "<=", 0.15)
+        figures.add("round_1MB_against_grpc", ratio, "x", "<=", 5.0)
+        return
+    figures.add(f"round_{name}_against_grpc", ratio, "x", "<=", 2.0)
+    figures.add(f"coordinator_memory_{name}", coordinator + 1, "models", "<=", 3.0)  # the model itself was there before
+    figures.add(f"silo_memory_{name}", silo + 1, "models", "<=", 3.0)  # as was the buffer it arrives in
+
+
+def idle(pipes: list) -> list[int]:  # type: ignore[type-arg]
+    """What everybody holds between rounds; from here on peaks are counted."""
+    ask_memory(pipes)
+    reset_memory()
+    return [peak_memory(), *ask_memory(pipes)]
+
+
+def ask_memory(pipes: list) -> list[int]:  # type: ignore[type-arg]
+    for pipe in pipes:
+        pipe.send("memory")
+    return [pipe.recv() for pipe in pipes]
+
+
+def one_round(link, sent, number: int) -> float:  # type: ignore[no-untyped-def]
+    began = perf_counter()
+    total = WeightedMean(sent.layout)
+    answers = link.ask(dict.fromkeys(("s0", "s1"), Train(number, sent, number - 1)), None)
+    seconds = 0.0
+    for answer in answers:
+        assert isinstance(answer.reply, Update), answer.reply
+        summing = perf_counter()
+        total.add(answer.reply.gradient, 1.0)
+        seconds += perf_counter() - summing  # the sum is not the network's
+    return perf_counter() - began - seconds
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    figures = Figures()
+    sizes = [int(word) for word in sys.argv[1:]] or [1, 50, 400]
+    for size in sizes:
+        measure(size * MB, 20 if size == 1 else 5 if size < 100 else 3, figures)
+    figures.end()

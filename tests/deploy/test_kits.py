@@ -1,0 +1,124 @@
+"""Startup kits: what is in them, who may do what with them, how they end."""
+
+import json
+import stat
+import subprocess
+import sys
+
+import pytest
+from cryptography import x509
+
+from hansa.config import Node
+from hansa.deploy import authority
+from hansa.deploy.broker import authorization
+from hansa.deploy.kit import COORDINATOR, Kit
+from hansa.errors import UserError
+from hansa.federation_file import dump
+from hansa.links.subjects import Subjects, token
+from tests.deploy.conftest import make_kits
+
+
+def test_every_node_of_a_tree_gets_a_kit_of_its_own(federation, tmp_path):
+    flat = federation()
+    region = Node(silos={n: flat.silos[n] for n in ("north", "south")}, rounds=2)
+    tree = flat.model_copy(update={"silos": {"west": region, "east": flat.silos["east"]}})
+    kits = make_kits(tree, tmp_path / "kits")
+    kinds = {folder.name: Kit(folder).card.kind for folder in kits.iterdir() if folder.name != "authority"}
+    assert kinds == {"coordinator": "coordinator", "west": "region", "north": "silo", "south": "silo", "east": "silo"}
+    west, north = Kit(kits / "west").card, Kit(kits / "north").card
+    assert (west.parent.node, west.children, west.rounds) == (COORDINATOR, ("north", "south"), 2)
+    assert north.parent == west.serves
+    assert [source.train for source in north.sources] == [""], "where its data lies is a silo's own affair"
+    for name in kinds:
+        assert stat.S_IMODE((kits / name / "key.pem").stat().st_mode) == 0o600
+    keys = {name: Kit(kits / name).members()[name].key for name in kinds}
+    assert len(set(keys.values())) == len(keys), "every member is pinned in every kit, each with its own key"
+
+
+def test_a_child_may_use_its_own_letter_boxes_and_nothing_else(federation, tmp_path):
+    kits = make_kits(federation(), tmp_path / "kits")
+    rules = json.loads(authorization(Kit(kits / COORDINATOR)).removeprefix("authorization "))
+    [north] = [user["permissions"] for user in rules["users"] if user["user"].startswith("north.")]
+    for words in (*north["publish"]["allow"], *north["subscribe"]["allow"]):
+        assert "north" in words.split(".")[-1] or words.endswith(".north.>")
+    assert not any("south" in words for words in (*north["publish"]["allow"], *north["subscribe"]["allow"]))
+
+
+def test_names_become_words_of_subjects_without_clashes():
+    names = ["north", "São Paulo", "S-o Paulo", "a b", "a-b", "a.b", "東京", "大阪"]
+    words = [token(name) for name in names]
+    assert len(set(words)) == len(names)
+    assert all(set(word) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-") for word in words)
+    assert "*" not in Subjects("f", "p").request("*")
+
+
+def test_renewing_keeps_the_key_and_revoking_ends_it(federation, tmp_path):
+    kits = make_kits(federation(), tmp_path / "kits")
+    key = Kit(kits / "north").members()["north"].key
+    assert authority.renew(kits, "north", 30) == 2
+    assert Kit(kits / COORDINATOR).members()["north"].generations == (1, 2)
+    assert Kit(kits / "north").members()["north"].key == key
+    authority.revoke(kits, "north")
+    assert Kit(kits / COORDINATOR).members()["north"].generations == ()
+    assert "north." not in (kits / COORDINATOR / "authorization.conf").read_text()
+    assert [line["state"] for line in authority.show(kits) if line["node"] == "north"] == ["revoked"]
+    assert authority.renew(kits, "north", 30) == 3
+    assert Kit(kits / COORDINATOR).members()["north"].generations == (3,)
+    assert Kit(kits / COORDINATOR).members()["north"].key != key, "a revoked key does not come back"
+
+
+def test_certificates_say_who_and_are_signed_by_the_authority(federation, tmp_path):
+    kits = make_kits(federation(), tmp_path / "kits")
+    certificate = x509.load_pem_x509_certificate((kits / "north" / "cert.pem").read_bytes())
+    certificate.verify_directly_issued_by(authority.Authority(kits / "authority").certificate)
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.RFC822Name) == ["north.1@small.hansa"]
+    assert names.get_values_for_type(x509.DNSName) == [], "a silo's certificate is no server's"
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"addresses": {"west": "a:1"}}, "--address names 'west', which serves nobody"),
+        ({"addresses": {COORDINATOR: "nonsense"}}, "write it as HOST:PORT"),
+        ({"name": "coordinator"}, "give it another name"),
+        ({"taken": True}, "is not empty"),
+    ],
+)
+def test_kits_that_make_no_sense_are_refused(federation, tmp_path, change, sentence):
+    settings = federation()
+    if "name" in change:
+        settings = settings.model_copy(update={"silos": {change["name"]: settings.silos["north"]}})
+    if "taken" in change:
+        (tmp_path / "kits").mkdir()
+        (tmp_path / "kits" / "something").touch()
+    with pytest.raises(UserError, match=sentence):
+        authority.create(settings, tmp_path / "kits", change.get("addresses", {}), 30)
+
+
+def test_a_folder_that_is_no_kit_is_refused(federation, tmp_path):
+    with pytest.raises(UserError, match="is no startup kit"):
+        Kit(tmp_path)
+    kits = make_kits(federation(), tmp_path / "kits")
+    file = kits / "north" / "kit.json"
+    file.write_text(file.read_text().replace('"version":1', '"version":9').replace('"version": 1', '"version": 9'))
+    with pytest.raises(UserError, match="kit of version 9"):
+        Kit(kits / "north")
+
+
+def test_the_command_line_makes_kits(federation, tmp_path):
+    (tmp_path / "fed.yaml").write_text(dump(federation()), encoding="utf-8")
+    command = [
+        sys.executable,
+        "-m",
+        "hansa",
+        "kit",
+        "create",
+        str(tmp_path / "fed.yaml"),
+        "--out",
+        str(tmp_path / "kits"),
+    ]
+    done = subprocess.run([*command, "--format", "json"], capture_output=True, text=True, check=True)
+    assert len(json.loads(done.stdout)["kits"]) == 4
+    again = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (again.returncode, "Traceback" in again.stderr) == (2, False)

@@ -1,0 +1,253 @@
+"""Certificates that are unknown, foreign, expired, revoked or somebody else's, at a real broker and a real depot:
+refused, counted, and the others go on."""
+
+import threading
+from contextlib import contextmanager
+from dataclasses import replace
+from time import monotonic, sleep
+
+import pytest
+import torch
+
+from hansa.deploy import authority
+from hansa.deploy.agent import Agent
+from hansa.deploy.join import SiloTrade
+from hansa.deploy.kit import COORDINATOR, Kit
+from hansa.deploy.seat import seat
+from hansa.deploy.serve import serve
+from hansa.links.connection import Broken, Connection, Refused
+from hansa.links.journal import Journal
+from hansa.links.patience import GaveUp, Patience
+from hansa.links.porter import Porter
+from hansa.links.seal import Envelope, seal
+from hansa.messages import Describe, Lost, Train, Update
+from hansa.runs.ledger import Ledger
+from tests.deploy.conftest import Log, joined, make_kits
+
+
+@pytest.fixture
+def kits(federation, tmp_path):
+    return make_kits(federation(), tmp_path / "kits")
+
+
+@pytest.fixture
+def link(kits, tmp_path):
+    """A coordinator that asks nothing yet."""
+    with seat(Kit(kits / COORDINATOR), tmp_path / "seat", None, lambda text: None) as link:
+        yield link
+
+
+def connect(kit: Kit, place=None) -> Connection:
+    place = place or kit.card.parent
+    return Connection((place.host, place.port), kit.client_tls(), kit.above.inbox(kit.name))
+
+
+def carry(kit: Kit, seconds: float = 3.0) -> None:
+    """Ask the depot for something."""
+    until = monotonic() + seconds
+    place = kit.card.parent
+    porter = Porter(
+        (place.host, place.bulk), kit.client_tls(), lambda: Patience(lambda text: None, lambda: False, until)
+    )
+    try:
+        porter.fetch(("0" * 32, 4), memoryview(bytearray(4)))
+    finally:
+        porter.close()
+
+
+def refusals(folder) -> dict:
+    journal = Journal(folder / "seat" / "journal.sqlite")
+    try:
+        return journal.refusals()
+    finally:
+        journal.close()
+
+
+def shut_out(kit: Kit) -> None:
+    """Neither the broker nor the depot lets it in."""
+    with pytest.raises(Broken):  # noqa: PT012
+        connection = connect(kit)
+        try:
+            connection.request(kit.above.latest(kit.above.request(kit.name)))
+        finally:
+            connection.close()
+    with pytest.raises(GaveUp):
+        carry(kit)
+
+
+def test_a_certificate_of_another_authority_is_refused(link, kits, federation, tmp_path):
+    foreign = make_kits(federation(), tmp_path / "foreign")
+    for file in ("cert.pem", "key.pem"):
+        (kits / "north" / file).write_bytes((foreign / "north" / file).read_bytes())
+    shut_out(Kit(kits / "north"))
+
+
+def test_an_expired_certificate_is_refused(link, kits):
+    kit = Kit(kits / "north")
+    authority.Authority(kits / "authority").certify(kit.folder, kit.key.public_key(), kit.card, 1, days=-0.02)
+    shut_out(kit)
+
+
+def test_a_generation_that_nobody_listed_is_refused(link, kits):
+    kit = Kit(kits / "north")
+    authority.Authority(kits / "authority").certify(kit.folder, kit.key.public_key(), kit.card, 9, days=30)
+    shut_out(kit)
+
+
+def test_a_member_of_the_federation_below_another_parent_is_refused(link, kits):
+    card = Kit(kits / "north").card.model_copy(update={"node": "stranger"})
+    kit = Kit(kits / "north")
+    authority.Authority(kits / "authority").certify(kit.folder, kit.key.public_key(), card, 1, days=30)
+    shut_out(kit)
+
+
+def test_whoever_is_revoked_is_cut_off_at_once(link, kits):
+    north, south = connect(Kit(kits / "north")), connect(Kit(kits / "south"))
+    question = Kit(kits / "north").above.latest(Kit(kits / "north").above.request("north"))
+    assert north.request(question).status == 404, "a letter box that is empty"
+    authority.revoke(kits, "north")
+    with pytest.raises(Broken):  # noqa: PT012
+        until = monotonic() + 60
+        while monotonic() < until:
+            north.request(question)
+            sleep(0.05)
+    shut_out(Kit(kits / "north"))
+    assert south.request(Kit(kits / "south").above.latest(Kit(kits / "south").above.request("south"))).status == 404
+    north.close()
+    south.close()
+
+
+def test_a_silo_speaks_and_listens_only_where_it_may(link, kits):
+    kit = Kit(kits / "north")
+    subjects, north = kit.above, connect(kit)
+    south = connect(Kit(kits / "south"))
+    south.subscribe(subjects.request("south"))
+    for subject in (
+        subjects.reply("south"),
+        subjects.request("south"),
+        subjects.request("north"),
+        subjects.life("south"),
+    ):
+        north.publish(subject, b"forged")
+    for subject in (f"{subjects.root}.>", subjects.request("south"), "_INBOX.>", ">", subjects.inbox("south") + ".>"):
+        north.subscribe(subject)
+    for api in (f"STREAM.DELETE.{subjects.stream}", f"STREAM.PURGE.{subjects.stream}", "STREAM.NAMES", "INFO"):
+        north.publish(f"$JS.API.{api}", b"{}", north.inbox(1))
+    north.publish(subjects.latest(subjects.request("south")), b"", north.inbox(2))
+    north.publish(f"$JS.API.DIRECT.GET.{subjects.stream}", b'{"seq": 1}', north.inbox(3))
+    assert north.next(0.5) is None
+    assert south.next(0.5) is None
+    assert len(north.errors) == 10, "only the last ten are kept"
+    assert all("Permissions Violation" in error for error in north.errors)
+    owner = Connection((kit.card.parent.host, kit.card.parent.port), Kit(kits / COORDINATOR).client_tls(),
+                       Kit(kits / COORDINATOR).below.inbox(COORDINATOR))  # fmt: skip
+    assert owner.ask(f"STREAM.INFO.{subjects.stream}")["state"]["messages"] == 0, "nothing got in"
+    for connection in (north, south, owner):
+        connection.close()
+
+
+def test_a_letter_that_is_too_large_ends_its_senders_connection_and_nothing_else(link, kits):
+    kit = Kit(kits / "north")
+    north = connect(kit)
+    with pytest.raises((Broken, Refused)):
+        north.checked(north.request(kit.above.reply("north"), b"x" * (1 << 20)))
+    north.close()
+    again = connect(kit)
+    assert again.request(kit.above.latest(kit.above.request("north"))).status == 404
+    again.close()
+
+
+@contextmanager
+def bad_agent(kit, home, trade):
+    agent = Agent(kit, home, trade, lambda text: None)
+    thread = threading.Thread(target=agent.run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        agent.stop()
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+class Lying(SiloTrade):
+    """Answers training with nonsense, differently in every round."""
+
+    def open(self, folder, settings):
+        honest = super().open(folder, settings)
+
+        def answer(request):
+            reply = honest(request)
+            if not isinstance(request, Train):
+                return reply
+            assert isinstance(reply, Update)
+            if request.round == 1:
+                reply.gradient.flat.fill_(float("nan"))
+                return reply
+            return replace(reply, samples=-1) if request.round == 2 else Describe()
+
+        return answer
+
+
+def test_a_silo_that_sends_nonsense_is_left_out_and_the_round_goes_on(federation, tmp_path):
+    settings, log = federation(rounds=3, evaluate={"every": 9, "share": 1.0}), Log()
+    kits = make_kits(settings, tmp_path / "kits")
+    honest = settings.model_copy(update={"silos": {n: s for n, s in settings.silos.items() if n != "east"}})
+    kit = Kit(kits / "east")
+    trade = Lying(kit, settings.silos["east"].sources, ())
+    with joined(honest, kits, tmp_path / "silos", log.say), bad_agent(kit, tmp_path / "silos" / "east", trade):
+        outcome = serve(settings, Kit(kits / COORDINATOR), tmp_path / "run", None, log)
+    ledger = Ledger(outcome.folder)
+    lost = ledger.select("select round, node, text from events where kind='lost' order by round")
+    ledger.close()
+    assert [(round, node) for round, node, _ in lost] == [(1, "east"), (2, "east"), (3, "east")]
+    assert "not finite" in lost[0][2]
+    assert "claims -1 samples" in lost[1][2]
+    assert "a Describe is no reply" in lost[2][2]
+    assert ("east", "a Describe is no reply") in refusals(tmp_path / "run")
+
+
+def test_forged_doubled_and_late_letters_do_not_count(link, kits, tmp_path):
+    """South writes into its box what north would say, then nonsense, then twice the answer to another question."""
+    kit = Kit(kits / "south")
+    subjects, south = kit.above, connect(kit)
+    south.subscribe(subjects.request("south"))
+    answers = link.ask({"south": Describe()}, monotonic() + 4.0)
+    taken: list = []
+    asker = threading.Thread(target=lambda: taken.extend(answers))
+    asker.start()
+    letter = south.next(30)
+    assert letter is not None
+    good = Envelope("south", COORDINATOR, "r", 0.0, "f" * 32, 1, "Card", 0, ("0" * 32, 1))
+    for forged in (seal(replace(good, sender="north"), kit.key), b"nonsense", seal(good, Kit(kits / "north").key),
+                   seal(good, kit.key), seal(good, kit.key)):  # fmt: skip
+        south.checked(south.request(subjects.reply("south"), forged))
+    asker.join(60)
+    south.close()
+    [answer] = taken
+    assert isinstance(answer.reply, Lost)
+    assert "deadline" in answer.reply.reason
+    found = refusals(tmp_path)
+    assert {reason for node, reason in found if node == "south"} >= {
+        "it is from 'north' to 'coordinator'",
+        "a letter of 8 bytes",
+        "its signature is not the sender's",
+    }
+
+
+def test_canary_text_stays_in_its_silo(federation, tmp_path, log):
+    """A sentence of a silo's data is nowhere but in that data: not in letters, depots, logs, run directory, errors."""
+    settings = federation(rounds=1)
+    file = tmp_path / "data" / "north.jsonl"
+    canary = "quartzibelle zanzowit 4711"
+    file.write_text(file.read_text() + '{"text": "' + canary + '"}\n' + '{"text": broken ' + canary + "}\n")
+    settings = settings.model_copy(update={"data": settings.data.model_copy(update={"broken": 0.5})})
+    kits = make_kits(settings, tmp_path / "kits")
+    with joined(settings, kits, tmp_path / "silos", log.say):
+        serve(settings, Kit(kits / COORDINATOR), tmp_path / "run", None, log)
+    words = [word.encode() for word in canary.split()[:2]]
+    places = [f for folder in ("run", "silos", "kits") for f in (tmp_path / folder).rglob("*") if f.is_file()]
+    assert len(places) > 40
+    assert [f for f in places if any(word in f.read_bytes() for word in words)] == []
+    assert not any("quartzi" in line for line in log.lines)
+    assert torch.get_num_threads() == 1

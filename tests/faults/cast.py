@@ -1,0 +1,158 @@
+"""The cast of a fault test: coordinator, regions and silos as real processes, started quickly because they are forked
+from one that has imported everything. They can be killed, and started again."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from multiprocessing import get_context
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+from hansa.config import Federation, leaves
+from hansa.deploy import authority
+from hansa.deploy.kit import COORDINATOR
+from hansa.federation_file import dump
+from tests.deploy.conftest import free_ports
+
+PATIENCE = 300.0  # seconds: a loaded machine is no fault
+
+# A task that stops in the middle of training while a file says so: also in which silo, and that it was reached.
+GATED = """
+import os, time
+from dataclasses import dataclass
+from pathlib import Path
+from hansa.config import Section
+from hansa.tasks import TASKS
+from hansa.tasks.mlm import MaskedLM
+
+NOW = []
+
+@dataclass(frozen=True)
+class Gated(MaskedLM):
+    marks: str = ""
+
+    def batch(self, examples, indices, rng, vocabulary):
+        NOW[:] = examples.groups
+        return super().batch(examples, indices, rng, vocabulary)
+
+    def loss(self, model, batch):
+        hold = Path(self.marks) / f"hold-{NOW[0]}"
+        while model.training and hold.exists():
+            (Path(self.marks) / f"held-{NOW[0]}").touch()
+            time.sleep(0.02)
+        return super().loss(model, batch)
+
+@TASKS.register("gated")
+class Settings(Section):
+    marks: str
+    def build(self):
+        return Gated(marks=self.marks)
+"""
+
+
+def act(arguments: list[str], log: str, namespace: str) -> None:
+    """A process of the cast: the command line as anybody would start it."""
+    os.setsid()
+    if namespace:
+        _enter(namespace)
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    sys.argv = ["hansa", *arguments]
+    from hansa.cli import main
+
+    main()
+
+
+def _enter(namespace: str) -> None:
+    import ctypes
+
+    with open(f"/var/run/netns/{namespace}") as handle:
+        assert ctypes.CDLL(None).setns(handle.fileno(), 0x40000000) == 0
+
+
+class Cast:
+    def __init__(self, federation: Federation, folder: Path, addresses: dict[str, str] | None = None) -> None:
+        self.federation, self.folder = federation, folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.file = folder / "fed.yaml"
+        self.file.write_text(dump(federation), encoding="utf-8")
+        self.kits = folder / "kits"
+        serving = [COORDINATOR, *(name for name, node in federation.silos.items() if node.silos)]
+        ports = free_ports(2 * len(serving))
+        places = {n: f"localhost:{ports[2 * i]}+{ports[2 * i + 1]}" for i, n in enumerate(serving)}
+        authority.create(federation, self.kits, {**places, **(addresses or {})}, 30)
+        self._context = get_context("forkserver")
+        self._context.set_forkserver_preload(["hansa.deploy.serve", "hansa.deploy.join", "hansa.report.html"])
+        self.processes: dict[str, Any] = {}
+
+    def __enter__(self) -> "Cast":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in list(self.processes):
+            self.kill(name)
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "run"
+
+    def start(self, name: str, namespace: str = "") -> None:
+        """A member, by its name."""
+        arguments = {
+            "coordinator": ["serve", str(self.file), "--kit", str(self.kits / name), "--out", str(self.run)],
+            "region": ["serve", "--kit", str(self.kits / name), "--out", str(self.folder / name)],
+        }
+        if name == COORDINATOR:
+            command = [*arguments["coordinator"], "--format", "json"]
+        elif name in self.federation.silos and self.federation.silos[name].silos:
+            command = arguments["region"]
+        else:
+            [source] = leaves(self.federation.silos)[name].sources
+            home = str(self.folder / "homes" / name)
+            command = ["join", str(self.kits / name), "--data", source.train, "--home", home]
+        if name != COORDINATOR:
+            command += [part for file in self.federation.uses for part in ("--uses", file)]
+        log = str(self.folder / f"{name}.log")
+        process = self._context.Process(target=act, args=(command, log, namespace), name=name)
+        process.start()
+        self.processes[name] = process
+
+    def start_all(self, namespaces: dict[str, str] | None = None) -> None:
+        """Everybody; some in network namespaces of their own."""
+        for name in authority.Authority(self.kits / "authority").members():
+            self.start(name, (namespaces or {}).get(name, ""))
+
+    def kill(self, name: str) -> None:
+        process = self.processes.pop(name)
+        if process.pid is not None and process.is_alive():
+            os.kill(process.pid, signal.SIGKILL)
+        process.join(PATIENCE)
+        process.close()
+
+    def kill_broker(self, name: str = COORDINATOR) -> None:
+        folder = self.run if name == COORDINATOR else self.folder / name
+        os.kill(int((folder / "seat" / "broker" / "nats.pid").read_text()), signal.SIGKILL)
+
+    def log(self, name: str) -> str:
+        file = self.folder / f"{name}.log"
+        return file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
+
+    def wait(self, what: str, come: Callable[[], object]) -> None:
+        """Until it has come; whoever ends meanwhile, or if it never comes, everybody's last words are shown."""
+        until = monotonic() + PATIENCE
+        while not come():
+            assert monotonic() < until, f"{what} did not come within {PATIENCE:.0f} s\n{self.last_words()}"
+            sleep(0.005)
+
+    def finished(self) -> None:
+        """The coordinator has come to its end."""
+        process = self.processes[COORDINATOR]
+        self.wait("the end of the run", lambda: not process.is_alive())
+        assert process.exitcode == 0, self.last_words()
+
+    def last_words(self) -> str:
+        said = {file.stem: file.read_text(errors="replace")[-1500:] for file in sorted(self.folder.glob("*.log"))}
+        return "\n".join(f"── {name} ──\n{text}" for name, text in said.items())
