@@ -38,7 +38,8 @@ def _parts(bundle: memoryview) -> Iterator[tuple[str, memoryview]]:
     line, newline, _ = bytes(bundle[:LARGEST_LINE]).partition(b"\n")
     at = len(line) + 1
     try:
-        entries = [(str(name), int(size)) for name, size in json.loads(line)] if newline else None
+        listed = json.loads(line) if newline else None
+        entries = [(str(name), int(size)) for name, size in listed] if isinstance(listed, list) else None
     except (ValueError, TypeError):
         entries = None
     if entries is None or any(size < 0 for _, size in entries) or at + sum(s for _, s in entries) != len(bundle):
