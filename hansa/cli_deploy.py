@@ -112,6 +112,7 @@ def serve(
     kit: KitOption = Path("kits/coordinator"),
     out: Annotated[Path | None, typer.Option(help="the run directory; default runs/NAME")] = None,
     nats: NatsOption = None,
+    data: Annotated[list[Path] | None, typer.Option(help="data of the region's own, where it has any")] = None,
     uses: UsesOption = None,
     format: FormatOption = Format.text,
 ) -> None:
@@ -121,7 +122,7 @@ def serve(
 
     own = Kit(kit)
     if own.card.kind == "region":
-        serve_region(own, out or Path("runs") / own.name, nats, uses or [])
+        serve_region(own, out or Path("runs") / own.name, nats, data or [], uses or [])
         return
     if federation is None:
         raise UserError("the coordinator needs the federation file: hansa serve FED.yaml")
@@ -148,10 +149,12 @@ def serve(
     finish(format, result, show)
 
 
-def serve_region(own: "Kit", out: Path, nats: str | None, uses: list[Path]) -> None:  # type: ignore[name-defined]  # noqa: F821
+def serve_region(own: "Kit", out: Path, nats: str | None, data: list[Path], uses: list[Path]) -> None:  # type: ignore[name-defined]  # noqa: F821
+    from hansa.deploy.join import sources
     from hansa.deploy.serve import serve_region as serve_it
 
-    serve_it(own, out, nats, paths(uses), log(), lambda agent: on_stop(agent.stop))
+    held = sources(own, data) if data or own.card.sources else ()
+    serve_it(own, out, nats, held, paths(uses), log(), lambda agent: on_stop(agent.stop))
 
 
 def join(

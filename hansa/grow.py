@@ -1,7 +1,7 @@
 """The tree of a federation file, grown: who stands below whom, each inner node with a link to its children."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
@@ -10,7 +10,7 @@ from hansa.errors import ConfigError
 from hansa.fit import MODEL, Region
 from hansa.links import Link
 from hansa.links.tree import TreeLink
-from hansa.messages import Card, NodeId
+from hansa.messages import Card, NodeId, Reply, Request
 from hansa.method import Tree
 from hansa.models import build
 from hansa.models.adapt import adapt
@@ -42,6 +42,16 @@ def grow(site: Site, link: Link, cards: Mapping[NodeId, Card]) -> Grown:
     return Grown(members, below, seed.region(ROOT, members, below, federation, 1, mixture))
 
 
+def grow_region(
+    site: Site, name: NodeId, link: Link, cards: Mapping[NodeId, Card]
+) -> tuple[Callable[[Request], Reply], Member]:
+    """One region by itself, as `hansa serve` has it; ``cards``: its children's and, where it has data, its own."""
+    node = dict(walk(site.federation.silos))[name]
+    often = {n: replace(card, per_round=node.rounds * card.per_round) for n, card in cards.items()}
+    seed = _Seed(site, link, often, dict.fromkeys(cards, node.rounds))
+    return seed.inner(name, node, {child: seed.member(child) for child in node.silos}, link)
+
+
 @dataclass(frozen=True)
 class _Seed:
     site: Site
@@ -56,25 +66,28 @@ class _Seed:
         for name, node in silos.items():
             if not node.silos:
                 members[name] = self.member(name)
-                continue
-            below, link = self.children(node.silos)
-            settings = _settings(self.site.federation, node)
-            method = self.site.method_of(name)
-            held = self.member(name) if node.holds else Member(0, 0)
-            if method.tree is None:
-                answer = Inner(name, below, link, method, settings, node.rounds).answer
-                steps = 0
             else:
-                region = self.region(name, below, link, settings, node.rounds, node.mixture)
-                answer = region.answer
-                steps = node.rounds * region.steps
-            inner[name] = self.site.guarded(name, answer)
-            samples = held.samples + sum(m.samples for m in below.values())
-            members[name] = Member(samples, held.work + sum(m.work for m in below.values()), steps, False)
+                inner[name], members[name] = self.inner(name, node, *self.children(node.silos))
         return members, TreeLink(self.link, inner) if inner else self.link
+
+    def inner(
+        self, name: NodeId, node: Node, below: Mapping[NodeId, Member], link: Link
+    ) -> tuple[Callable[[Request], Reply], Member]:
+        """How an inner node answers, and what its parent knows of it."""
+        settings = _settings(self.site.federation, node)
+        method = self.site.method_of(name)
+        held = self.member(name) if node.holds else Member(0, 0)
+        answer, steps = Inner(name, below, link, method, settings, node.rounds).answer, 0
+        if method.tree is not None:
+            region = self.region(name, below, link, settings, node.rounds, node.mixture)
+            answer, steps = region.answer, node.rounds * region.steps
+        samples = held.samples + sum(m.samples for m in below.values())
+        return self.site.guarded(name, answer), Member(samples, held.work + sum(m.work for m in below.values()), steps, False)
 
     def member(self, name: NodeId) -> Member:
         card, batch = self.cards[name], self.site.federation.train.batch
+        if card.inner:
+            return Member(card.samples(), card.per_round, card.steps, False)
         return Member(card.samples(), card.per_round, ceil(card.per_round / self.times[name] / batch))
 
     def region(

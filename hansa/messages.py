@@ -123,6 +123,8 @@ class Card:
     groups: dict[str, dict[str, int]]
     per_round: int
     problems: tuple[str, ...] = ()
+    inner: bool = False  # of a region in another organisation: it stands for all below it,
+    steps: int = 0  # and, on a tree, takes so many sequential steps to answer
 
     def samples(self, split: str = "train") -> int:
         return sum(self.groups.get(split, {}).values())

@@ -67,7 +67,7 @@ def create(federation: Federation, out: Path, addresses: Mapping[str, str], days
 
 
 def _kinds(federation: Federation) -> dict[str, str]:
-    return {name: "silo" if node.sources else "region" for name, node in walk(federation.silos)}
+    return {name: "region" if node.silos else "silo" for name, node in walk(federation.silos)}
 
 
 def _parents(federation: Federation) -> dict[str, str]:

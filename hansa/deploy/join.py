@@ -35,22 +35,22 @@ class SiloTrade:
 
     def open(self, folder: Path, settings: bytes) -> Callable[[Request], Reply]:
         torch.set_num_threads(1)
-        federation = self._own(settings)
+        federation = own_settings(settings, self._name, self._sources, self._uses)
         return Site(federation, folder).silo(self._name).answer
 
-    def _own(self, settings: bytes) -> Federation:
-        """The federation as it is told, with our own data and our own code: the coordinator names neither."""
-        try:
-            told = Federation.model_validate_json(settings)
-        except ValidationError as error:
-            raise Refusal(f"the settings cannot be used: {str(error).splitlines()[0]}") from None
-        if told.data.deidentify not in (None, "rules"):
-            raise Refusal("the settings name a program of the coordinator's to de-identify with")
 
-        def place(node: Node, name: str) -> Node:
-            if name == self._name:
-                return node.model_copy(update={"sources": self._sources})
-            return node.model_copy(update={"silos": {n: place(child, n) for n, child in node.silos.items()}})
+def own_settings(settings: bytes, own: str, sources: tuple[Source, ...], uses: tuple[str, ...]) -> Federation:
+    """The federation as it is told, with a node's own data and its own code: the coordinator names neither."""
+    try:
+        told = Federation.model_validate_json(settings)
+    except ValidationError as error:
+        raise Refusal(f"the settings cannot be used: {str(error).splitlines()[0]}") from None
+    if told.data.deidentify not in (None, "rules"):
+        raise Refusal("the settings name a program of the coordinator's to de-identify with")
 
-        silos = {name: place(node, name) for name, node in told.silos.items()}
-        return told.model_copy(update={"silos": silos, "uses": self._uses})
+    def place(node: Node, name: str) -> Node:
+        below = {n: place(child, n) for n, child in node.silos.items()}
+        return node.model_copy(update={"silos": below, **({"sources": sources} if name == own else {})})
+
+    silos = {name: place(node, name) for name, node in told.silos.items()}
+    return told.model_copy(update={"silos": silos, "uses": uses})

@@ -10,23 +10,28 @@ from pathlib import Path
 
 import torch
 
-from hansa import methods
 from hansa.checks import check_settings
-from hansa.config import Checkpointing, Federation, Node, Source
+from hansa.config import ROOT, Checkpointing, Federation, Node, Source, walk
 from hansa.deploy.agent import Agent, Say
 from hansa.deploy.bundle import pack
+from hansa.deploy.join import own_settings
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.seat import seat
 from hansa.errors import ConfigError, UserError
+from hansa.grow import grow_region
+from hansa.links import Link
 from hansa.links.nats import NatsLink
-from hansa.messages import Card, Describe, NodeId, Reply, Request
-from hansa.node import Federation as Inner
+from hansa.links.tree import TreeLink
+from hansa.messages import Card, Describe, Lost, NodeId, Reply, Request, Survey
+from hansa.node import merge
 from hansa.pace import Member
 from hansa.run import Outcome, Run, begin, describe
 from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import Ledger
 from hansa.site import Site
 from hansa.watch import Watcher
+
+BLANK = (Source(train=""),)
 
 
 def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, watcher: Watcher) -> Outcome:
@@ -40,23 +45,24 @@ def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, watcher
             f"the kit is for federation '{kit.card.federation}' with {sorted(kit.card.children)}, the file has "
             f"'{federation.name}' with {sorted(federation.silos)}; create kits for this file"
         )
+    mixed = [name for name, node in walk(federation.silos) if node.mixture]
+    if mixed or (federation.root is not None and federation.root.mixture):
+        raise ConfigError(f"'{(mixed or [ROOT])[0]}' holds the mixture of its silos' data, which stays with them")
     check_settings(federation)
-    if methods.build(federation).tree is not None:
-        raise ConfigError(
-            f"method '{federation.method.name}' gives every node of a tree a model of its own, which works in "
-            "'hansa run' only, not yet between organisations; use another method here"
-        )
     torch.set_num_threads(1)
     members = _direct(federation)
     directory = RunDirectory.create(members, out, resume=(out / "federation.yaml").is_file())
     ledger = Ledger(directory.path)
+    site = Site(members, directory.path)
     try:
         with seat(kit, directory.path / "seat", nats, watcher.say) as link:
             link.share_settings(public(federation).model_dump_json().encode())
-            begin(members, directory, link, ledger, watcher)
+            own = {ROOT: lambda request: site.silo(ROOT).answer(request)} if federation.root is not None else {}
+            everybody: Link = TreeLink(link, own) if own else link
+            begin(members, directory, everybody, ledger, watcher)
             link.share_start(pack(directory.start, directory.path / "seat" / "start.bundle"))
-            cards = describe(members, directory, link, ledger, watcher)
-            return Run(members, directory, link, cards, ledger, watcher).go()
+            cards = describe(members, directory, everybody, ledger, watcher)
+            return Run(members, directory, everybody, cards, ledger, watcher).go()
     finally:
         ledger.close()
 
@@ -64,7 +70,9 @@ def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, watcher
 def _direct(federation: Federation) -> Federation:
     """The federation as its root sees it: regions answer as silos do. Every round is a checkpoint: when it is on disk,
     what silos sent for it can go."""
-    silos = {n: node if node.sources else Node(sources=(Source(train=""),)) for n, node in federation.silos.items()}
+    silos = {
+        n: node.model_copy(update={"silos": {}, "rounds": 1, "sources": BLANK}) for n, node in federation.silos.items()
+    }
     every = Checkpointing(every=1, keep=federation.checkpoint.keep)
     return federation.model_copy(update={"silos": silos, "checkpoint": every})
 
@@ -77,50 +85,63 @@ def public(federation: Federation) -> Federation:
         return node.model_copy(update={"sources": sources, "silos": {n: blank(c) for n, c in node.silos.items()}})
 
     silos = {name: blank(node) for name, node in federation.silos.items()}
-    return federation.model_copy(update={"silos": silos, "uses": ()})
+    root = federation.root and federation.root.model_copy(update={"sources": BLANK})
+    return federation.model_copy(update={"silos": silos, "root": root, "uses": ()})
 
 
 class Region:
-    """What a region does when its parent asks: it asks its own silos. See `hansa.node.Federation`."""
+    """What a region does when its parent asks: it asks its own silos, and answers for all of them."""
 
-    def __init__(self, kit: Kit, link: NatsLink, seat: Path, uses: tuple[str, ...]) -> None:
-        self._kit, self._link, self._seat, self._uses = kit, link, seat, uses
+    def __init__(self, kit: Kit, link: NatsLink, seat: Path, own: tuple[Source, ...], uses: tuple[str, ...]) -> None:
+        self._kit, self._link, self._seat, self._own, self._uses = kit, link, seat, own, uses
 
     def open(self, folder: Path, settings: bytes) -> Callable[[Request], Reply]:
-        federation = Federation.model_validate_json(settings).model_copy(update={"uses": self._uses})
+        name = self._kit.name
+        site = Site(own_settings(settings, name, self._own, self._uses), folder)
         self._link.share_settings(settings)
         if (folder / "start").exists():
             self._link.share_start(pack(folder / "start", self._seat / "start.bundle"))
-        method = Site(federation, folder).method
-        members: dict[NodeId, Member] = {}
+        link: Link = TreeLink(self._link, {name: site.silo(name).answer}) if self._own else self._link
+        names = [*self._kit.card.children, *([name] if self._own else [])]
+        grown: list[tuple[Callable[[Request], Reply], Member]] = []
 
         def answer(request: Request) -> Reply:
-            names = dict.fromkeys(self._kit.card.children, Member(0, 0))
-            inner = Inner(self._kit.name, names, self._link, method, federation, self._kit.card.rounds)
+            if isinstance(request, Survey):
+                return _together(name, link, names, request)
+            if not grown:
+                cards = {a.node: a.reply for a in link.ask(dict.fromkeys(names, Describe()), None)}
+                for node, card in cards.items():
+                    if not isinstance(card, Card):
+                        return Lost(f"region '{name}': {node} {card.reason if isinstance(card, Lost) else 'is silent'}")
+                grown.append(grow_region(site, name, link, cards))  # type: ignore[arg-type]
             if isinstance(request, Describe):
-                return self._described(inner.answer(request))
-            if not members:
-                members.update(self._members(self._link))
-            return replace(inner, members=members).answer(request)
+                card, member = _together(name, link, names, request), grown[0][1]
+                if not isinstance(card, Card):
+                    return card
+                return replace(card, per_round=member.work, inner=True, steps=member.steps)
+            return grown[0][0](request)
 
         return answer
 
-    def _described(self, reply: Reply) -> Reply:
-        """As many samples per round of the root as the region's own rounds make of them."""
-        rounds = self._kit.card.rounds
-        return replace(reply, per_round=rounds * reply.per_round) if isinstance(reply, Card) else reply
 
-    def _members(self, link: NatsLink) -> dict[NodeId, Member]:
-        answers = link.ask(dict.fromkeys(self._kit.card.children, Describe()), None)
-        cards = {answer.node: answer.reply for answer in answers}
-        return {n: Member(c.samples(), c.per_round) if isinstance(c, Card) else Member(0, 0) for n, c in cards.items()}
+def _together(region: NodeId, link: Link, names: list[NodeId], request: Request) -> Reply:
+    """The replies of all below as one, of which none may be missing."""
+    replies = [answer.reply for answer in link.ask(dict.fromkeys(names, request), None)]
+    lost = [reply.reason for reply in replies if isinstance(reply, Lost)]
+    return Lost(f"region '{region}': {lost[0]}") if lost else merge(replies)
 
 
 def serve_region(
-    kit: Kit, out: Path, nats: str | None, uses: tuple[str, ...], say: Say, ready: Callable[[Agent], None]
+    kit: Kit,
+    out: Path,
+    nats: str | None,
+    own: tuple[Source, ...],
+    uses: tuple[str, ...],
+    say: Say,
+    ready: Callable[[Agent], None],
 ) -> None:
     """A region, until it is stopped: ``ready`` is handed the agent, to stop it by."""
     with seat(kit, out / "seat", nats, say) as link:
-        agent = Agent(kit, out / "home", Region(kit, link, out / "seat", uses), say)
+        agent = Agent(kit, out / "home", Region(kit, link, out / "seat", own, uses), say)
         ready(agent)
         agent.run()

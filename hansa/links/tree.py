@@ -12,6 +12,7 @@ from hansa.messages import NodeId, Reply, Request
 class TreeLink:
     def __init__(self, silos: Link, inner: Mapping[NodeId, Callable[[Request], Reply]]) -> None:
         self._silos, self._inner = silos, inner
+        self.size, self.far = getattr(silos, "size", 1), getattr(silos, "far", False)
 
     def ask(self, asks: Mapping[NodeId, Request], until: float | None) -> Iterator[Answer]:
         below = {node: request for node, request in asks.items() if node in self._inner}

@@ -1,5 +1,6 @@
 """A model from a Hugging Face folder or hub id, or from a preset built here without any download."""
 
+from threading import Lock
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from hansa.config import Model
 from hansa.errors import ConfigError
 from hansa.models.grow import grown
 from hansa.seeds import torch_seeded
+
+ONE_AT_A_TIME = Lock()  # while it builds a model, transformers changes what torch's functions do, for every thread
 
 SIZES = {"tiny": (2, 128, 2), "small": (4, 256, 4), "base": (12, 768, 12)}  # layers, width, heads
 AUTO = {
@@ -87,7 +90,8 @@ def preset(
 
 def from_config(config: Any, auto: str, labels: tuple[str, ...] = ()) -> PreTrainedModel:
     _name_labels(config, labels)
-    return _fixed_tables(getattr(transformers, auto).from_config(config))
+    with ONE_AT_A_TIME:
+        return _fixed_tables(getattr(transformers, auto).from_config(config))
 
 
 def _fixed_tables(model: PreTrainedModel) -> PreTrainedModel:
@@ -143,8 +147,10 @@ def load(path: str, auto: str, labels: tuple[str, ...] = (), fresh: bool = False
         _name_labels(config, labels)
         if fresh:
             return from_config(config, auto)
-        model: PreTrainedModel = getattr(transformers, auto).from_pretrained(path, config=config, dtype=torch.float32)
+        with ONE_AT_A_TIME:
+            loaded = getattr(transformers, auto).from_pretrained(path, config=config, dtype=torch.float32)
     except (OSError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise ConfigError(f"model.path: {path} cannot be loaded as {auto}: {first}") from None
+    model: PreTrainedModel = loaded
     return _fixed_tables(model)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hansa.config import Federation, leaves
+from hansa.config import Federation, walk
 from hansa.deploy import authority
 from hansa.deploy.agent import Agent
 from hansa.deploy.join import SiloTrade
@@ -47,7 +47,9 @@ class Log(Quiet):
 def joined(federation: Federation, kits: Path, home: Path, say: Callable[[str], None]) -> Iterator[dict[str, Agent]]:
     """An agent for every silo, each in a thread."""
     agents = {}
-    for name, node in leaves(federation.silos).items():
+    for name, node in walk(federation.silos):
+        if node.silos:
+            continue
         kit = Kit(kits / name)
         agents[name] = Agent(kit, home / name, SiloTrade(kit, node.sources, federation.uses), say)
     threads = [threading.Thread(target=agent.run, daemon=True) for agent in agents.values()]
@@ -69,7 +71,8 @@ def regions(federation: Federation, kits: Path, home: Path, say: Callable[[str],
     agents: list[Agent] = []
     threads = []
     for name in (n for n, node in federation.silos.items() if node.silos):
-        arguments = (Kit(kits / name), home / name, None, federation.uses, say, agents.append)
+        own = federation.silos[name].sources
+        arguments = (Kit(kits / name), home / name, None, own, federation.uses, say, agents.append)
         threads.append(threading.Thread(target=serve_region, args=arguments, daemon=True))
         threads[-1].start()
     try:

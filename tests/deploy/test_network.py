@@ -22,3 +22,22 @@ def test_a_tree_over_sockets_gives_the_bits_of_a_run(federation, tmp_path, log):
     here = run(tree, tmp_path / "here", workers=0)
     there = over_the_network(tree, tmp_path / "there", log)
     assert same(weights(here.folder / "model"), weights(there.folder / "model"))
+
+
+def test_worldlm_over_sockets_gives_the_bits_of_a_run(federation, tmp_path, log):
+    """Root, two regions, one of them with data of its own, four silos; residuals and attention go over the wire."""
+    flat = federation(
+        sizes={"north": 60, "south": 50, "east": 40, "north-2": 30, "south-2": 20},
+        task="causal-lm",
+        method="worldlm",
+        rounds=2,
+        evaluate={"every": 1, "share": 1.0},
+    )
+    region = lambda rounds, *names: Node(silos={n: flat.silos[n] for n in names}, rounds=rounds)  # noqa: E731
+    west = region(2, "north", "south").model_copy(update={"sources": flat.silos["south-2"].sources})
+    tree = flat.model_copy(update={"silos": {"west": west, "far": region(1, "east", "north-2")}})
+    here = run(tree, tmp_path / "here", workers=0)
+    there = over_the_network(tree, tmp_path / "there", log)
+    assert same(weights(here.folder / "model"), weights(there.folder / "model"))
+    assert here.metrics == there.metrics
+    assert here.own == there.own
