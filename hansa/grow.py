@@ -82,7 +82,9 @@ class _Seed:
             region = self.region(name, below, link, settings, node.rounds, node.mixture)
             answer, steps = region.answer, node.rounds * region.steps
         samples = held.samples + sum(m.samples for m in below.values())
-        return self.site.guarded(name, answer), Member(samples, held.work + sum(m.work for m in below.values()), steps, False)
+        return self.site.guarded(name, answer), Member(
+            samples, held.work + sum(m.work for m in below.values()), steps, False
+        )
 
     def member(self, name: NodeId) -> Member:
         card, batch = self.cards[name], self.site.federation.train.batch

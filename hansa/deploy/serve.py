@@ -71,7 +71,8 @@ def _direct(federation: Federation) -> Federation:
     """The federation as its root sees it: regions answer as silos do. Every round is a checkpoint: when it is on disk,
     what silos sent for it can go."""
     silos = {
-        n: node.model_copy(update={"silos": {}, "rounds": 1, "sources": BLANK}) for n, node in federation.silos.items()
+        n: node.model_copy(update={"silos": {}, "rounds": 1, "sources": BLANK, "policy": None})
+        for n, node in federation.silos.items()
     }
     every = Checkpointing(every=1, keep=federation.checkpoint.keep)
     return federation.model_copy(update={"silos": silos, "checkpoint": every})
@@ -82,7 +83,8 @@ def public(federation: Federation) -> Federation:
 
     def blank(node: Node) -> Node:
         sources = tuple(s.model_copy(update={"train": "", "valid": None, "test": None}) for s in node.sources)
-        return node.model_copy(update={"sources": sources, "silos": {n: blank(c) for n, c in node.silos.items()}})
+        below = {name: blank(child) for name, child in node.silos.items()}
+        return node.model_copy(update={"sources": sources, "silos": below, "policy": None})
 
     silos = {name: blank(node) for name, node in federation.silos.items()}
     root = federation.root and federation.root.model_copy(update={"sources": BLANK})
