@@ -11,7 +11,7 @@ Scale = Literal["smoke", "small", "full"]
 Say = Callable[[str], None]
 
 # A paper's module, `hansa.reproduce.NAME`, has one function: reproduce(Asked) -> Reproduction.
-PAPERS = ("medical",)
+PAPERS = ("medical", "translation")
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Asked:
     out: Path
     say: Say
     encoder: str | None = None  # medical: also fine-tune this encoder
-    model: str | None = None  # medical: start from this one instead of our own
+    model: str | None = None  # start from this one instead of our own
     tune: bool = False  # choose the methods' settings anew on validation data, and print them
 
     def need_text(self) -> None:

@@ -1,0 +1,347 @@
+"""The Translation paper (Passban et al., 2022): Tables 2 to 7, Figures 1 and 3, on real German–English pairs.
+
+Everything starts from one generic model, trained on the largest domain with a vocabulary that all silos helped to
+build. Then every client makes the same number of steps in each run, from several seeds: federations with all of the
+update, with parts of it (dynamic pulling, controllers), with codes of it; data combination and chained fine-tuning at
+as many steps as one client makes, and at as much work as all clients do together; and the control, in which nothing is
+exchanged after the first round.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
+from time import perf_counter
+from typing import Any
+
+from hansa.config import Federation
+from hansa.evaluate import evaluate
+from hansa.federation_file import parse
+from hansa.report import html
+from hansa.reproduce import Asked, Reproduction, Say, domains, translation_tables
+from hansa.reproduce.jobs import Jobs
+from hansa.reproduce.translation_tables import SERVER, Found, Scored
+from hansa.run import Outcome
+from hansa.runs.ledger import Ledger
+from hansa.use import load
+
+PULLED = {"by": "parameters", "norm": "relative"}  # of dynamic pulling, unless said otherwise
+CHAIN = ("WMT", "UB", "PHP", "TED", "OS")
+RATES = (0.5, 1.0, 2.0)  # times the usual learning rate: what --tune tries
+
+
+@dataclass(frozen=True)
+class Size:
+    generic_steps: int
+    generic_lr: float
+    steps: int  # of every client, over all rounds
+    lr: dict[str, float]  # by kind of run; --tune chooses them on validation data
+    batch: int
+    length: int
+    vocabulary: int
+    seeds: int
+    rounds: tuple[int, int, int] = (5, 10, 50)
+    single_steps: int = 0
+    turns: int = 10  # stretches of the generic training, for its schedule
+    preset: str = "tiny"
+    beams: int = 1
+    brief: bool = False  # fewer variants
+    everything: bool = False  # all pairs there are
+
+    def rate(self, kind: str) -> float:
+        return self.lr.get(kind, self.lr["federated"])
+
+
+SIZES = {
+    "smoke": Size(20, 2e-3, 6, {"federated": 1e-3}, 4, 24, 900, 1, (2, 3, 6), 4, 2, brief=True),
+    "small": Size(3000, 2e-3, 100, {"federated": 5e-4}, 16, 48, 4000, 3, single_steps=300),
+    "full": Size(
+        100_000, 7e-4, 50_000, {"federated": 1e-4}, 256, 256, 30_000, 3, single_steps=100_000, turns=100,
+        preset="base", beams=4, everything=True,
+    ),
+}  # fmt: skip
+
+
+def pulling(choose: str, **settings: Any) -> dict[str, Any]:
+    return {"upload": {"name": choose} | PULLED | settings}
+
+
+# What is tried beside the full exchange; those of TABLE_7 also send only a part back.
+PULLING = {"DP_l": pulling("calm"), "DP_g": pulling("active"), "random": pulling("random")}
+LITERAL = {name: pulling(name, by="tensors", norm="raw") for name in ("calm", "active")}
+SETTINGS = {
+    "DP_l, literal": LITERAL["calm"],
+    "DP_g, literal": LITERAL["active"],
+    "DP_l, raw norm": pulling("calm", norm="raw"),
+    "DP_l, no embeddings": pulling("calm", embeddings=False),
+}
+THIRD = {"keep": 1 / 3, "both": True}
+TABLE_7 = {"DP_l ⅓": pulling("calm", **THIRD), "DP_g ⅓": pulling("active", **THIRD)}
+# The first layer of either side of 2+2; and one more layer per side that alone is exchanged.
+CONTROLLERS: dict[str, dict[str, Any]] = {
+    "controllers": {"method": {"name": "controllers", "layers": [0]}},
+    "added layers": {"method": "controllers", "added": [0]},
+}
+CODES: dict[str, dict[str, Any]] = {
+    "bf16": {"upload": "bf16"},
+    "int8": {"upload": "int8"},
+    "top-k 10% + int8": {"upload": [{"name": "top-k", "keep": 0.1}, "int8"]},
+    "top-k 5% + int8": {"upload": [{"name": "top-k", "keep": 0.05}, "int8"]},
+}
+CODED = "top-k 5% + int8"
+
+
+def reproduce(asked: Asked) -> Reproduction:
+    asked.need_text()
+    asked.refuse("translation", "encoder")
+    began, size, out = perf_counter(), SIZES[asked.scale], asked.out
+    asked.say("laying out the silos' data")
+    folder = out / "data"
+    sources = domains.lay_out(asked.data, folder, size.everything) if asked.data else domains.generate(folder)
+    with Jobs(out, asked.say, asked.scale != "smoke") as jobs:
+        study = Study(jobs, sources, size, asked.say)
+        study.begin(asked.model)
+        if asked.tune:
+            study.tune()
+        study.start()
+        found = study.found()
+    tables, claims = translation_tables.tables(found), translation_tables.claims(found)
+    shown = [(name, study.folder(name)) for name in study.reported]
+    reading = [claim.line for claim in claims]
+    report = html.write(shown, out / "report.html", "Translation: one engine, five domains, five silos", reading)
+    facts = {"rates": study.size.lr, "signatures": list(found.signatures)}
+    return Reproduction("translation", asked.scale, tables, claims, report, perf_counter() - began, facts)
+
+
+@dataclass
+class Study:
+    """The runs, and what they show."""
+
+    jobs: Jobs
+    sources: domains.Sources
+    size: Size
+    say: Say
+    generic: str = ""
+    variants: dict[str, tuple[int, ...]] = field(default_factory=dict)  # name → seeds it is run with
+
+    # ── the runs ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def begin(self, model: str | None) -> None:
+        """The generic model: given, or trained on the largest domain."""
+        self.generic = str(Path(model).resolve()) if model else self._trained(self._start("generic", self._generic()))
+
+    def start(self) -> None:
+        size, every = self.size, tuple(range(self.size.seeds))
+        few, more, most = size.rounds
+        self._vary(SERVER, every)
+        self._vary("after 1 round", every, rounds=1, steps=size.steps // few)
+        self._vary("combination", every, kind="central", share=1 / len(self.sources))
+        self._vary("chained", every, kind="chained", share=1 / len(self.sources))
+        self._vary("combination, all work", every, kind="central")
+        self._vary("chained, all work", every[:1], kind="chained")
+        for name, changes in PULLING.items():
+            self._vary(name, every, **changes)
+        self._vary(f"{more} rounds", every[:1], rounds=more)
+        self._vary(f"{most} rounds", every, rounds=most)
+        codes = {CODED: CODES[CODED]} if size.brief else CODES
+        for name, changes in codes.items():
+            self._vary(name, every if name == CODED else every[:1], **changes)
+        for name, changes in {} if size.brief else (SETTINGS | TABLE_7 | CONTROLLERS).items():
+            self._vary(name, every[:1], **changes)
+        if not size.brief:
+            self._vary("single domain", every[:1], kind="per-silo", fresh=True, steps=size.single_steps)
+        self._vary("fine-tuned", every[:1], kind="per-silo", model=SERVER)
+        rest = size.steps - size.steps // few
+        self._vary("no exchange", every, kind="per-silo", model="after 1 round", rounds=few - 1, steps=rest)
+
+    def _vary(self, name: str, seeds: tuple[int, ...], model: str = "", **changes: Any) -> None:
+        """A run of its own for every seed; it starts from the generic model, or from what another run made of it."""
+        self.variants[name] = seeds
+        for seed in seeds:
+            start = self._trained(f"{model} {seed}") if model else self.generic
+            self._start(f"{name} {seed}", federation(self.sources, self.size, start, seed, **changes))
+
+    def _start(self, name: str, settings: Federation) -> str:
+        self.jobs.start(name, settings, workers=0)
+        return name
+
+    def _trained(self, name: str) -> str:
+        return str((self.jobs.result(name).folder / "model").resolve())
+
+    def _generic(self) -> Federation:
+        """All silos help to build the vocabulary; the largest domain alone is trained on, in turns of its own."""
+        size, turns = self.size, self.size.turns
+        settings = federation(self.sources, size, "", 0, kind="chained", rounds=1, steps=size.generic_steps // turns)
+        schedule = settings.baseline.schedule.model_copy(update={"kind": "inverse-sqrt", "warmup": 1})
+        update = {"lr": size.generic_lr, "schedule": schedule}
+        return settings.model_copy(
+            update={"order": ("WMT",) * turns, "baseline": settings.baseline.model_copy(update=update)}
+        )
+
+    def tune(self) -> None:
+        """Every kind of run gets the learning rate that does best on validation data, from one seed."""
+        kinds: dict[str, dict[str, Any]] = {
+            "federated": {},
+            "central": {"kind": "central", "share": 1 / len(self.sources)},
+            "chained": {"kind": "chained", "share": 1 / len(self.sources)},
+        }
+        rates = {kind: [self.size.rate(kind) * factor for factor in RATES] for kind in kinds}
+        for kind, changes in kinds.items():
+            for rate in rates[kind]:
+                size = replace(self.size, lr={"federated": rate})
+                self._start(f"tune {kind} {rate:g}", federation(self.sources, size, self.generic, 0, **changes))
+        chosen = {}
+        for kind, some in rates.items():
+            losses = {rate: validation(self.jobs.result(f"tune {kind} {rate:g}")) for rate in some}
+            chosen[kind] = min(losses, key=lambda rate: losses[rate])
+            tried = ", ".join(f"{rate:g}: {loss:.4f}" for rate, loss in losses.items())
+            self.say(f"learning rate of {kind}: {chosen[kind]:g} (validation loss by rate: {tried})")
+        self.size = replace(self.size, lr=chosen)
+
+    # ── what they show ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def folder(self, name: str, seed: int = 0) -> Path:
+        return self.jobs.result(f"{name} {seed}").folder
+
+    @property
+    def reported(self) -> list[str]:
+        """The runs that the report shows side by side."""
+        shown = [SERVER, "combination", "chained", *PULLING, *TABLE_7, *CODES]
+        return [name for name in shown if name in self.variants]
+
+    def found(self) -> Found:
+        if self.size.brief:  # then runs are threads of this process, and models are not loaded in two of them
+            for name, seeds in self.variants.items():
+                for seed in seeds:
+                    self.jobs.result(f"{name} {seed}")
+        start = self._matrix(self.folder(SERVER), [""], start=True)[""]
+        scored = {name: [self._scored(name, seed) for seed in seeds] for name, seeds in self.variants.items()}
+        single = self._matrix(self.folder("single domain"), list(self.sources)) if "single domain" in scored else {}
+        if single:
+            single["WMT"] = start  # the generic model is the largest domain's own
+        return Found(
+            rounds=self.size.rounds,
+            start=start,
+            scored=scored,
+            single=single,
+            fine_tuned=self._matrix(self.folder("fine-tuned"), list(self.sources)),
+            curves={rounds: self._curve(rounds) for rounds in self.size.rounds},
+            movement=self._movement(),
+            signatures=self._signatures(),
+        )
+
+    def _scored(self, name: str, seed: int) -> Scored:
+        outcome = self.jobs.result(f"{name} {seed}")
+        scored = Scored(outcome.metrics, outcome.metrics, outcome.metrics, uplink(outcome.folder))
+        if not name.startswith(("DP_", "random", "no exchange")):
+            return scored
+        matrix = self._matrix(outcome.folder, list(self.sources), decode=False)
+        own = {domain: matrix[domain][domain] for domain in self.sources}
+        others = {d: _mean([matrix[silo][d] for silo in self.sources if silo != d]) for d in self.sources}
+        server = outcome.metrics if (outcome.folder / "model").is_dir() else {}
+        return Scored(server, own, others, uplink(outcome.folder))
+
+    def _matrix(
+        self, folder: Path, silos: list[str], decode: bool = True, start: bool = False
+    ) -> dict[str, dict[str, dict[str, float]]]:
+        """Every silo's model ("": the shared one; with ``start``, as it was before the first round) on every domain."""
+        found: dict[str, dict[str, dict[str, float]]] = {}
+        for silo in silos:
+            site, model = load(folder, silo or None)
+            if start:
+                model = site.fresh().model
+            found[silo] = {}
+            for domain in self.sources:
+                held = site.silo(domain).examples("test")
+                scores = evaluate(model, site.task, held, site.vocabulary, 0, decode=decode)
+                found[silo][domain] = site.task.metrics(next(iter(scores.sums.values())))
+        return found
+
+    def _curve(self, rounds: int) -> list[float]:
+        """Figure 3: the smallest domain's validation loss, look by look."""
+        name = SERVER if rounds == self.size.rounds[0] else f"{rounds} rounds"
+        query = "select value from metrics where split='valid' and grp='UB' and metric='loss' order by round"
+        return [value for (value,) in _select(self.folder(name), query)]
+
+    def _movement(self) -> dict[str, dict[str, list[float]]]:
+        """Figure 1: how far each tensor of three clients moved between its last two rounds, by side."""
+        return {}
+
+    def _signatures(self) -> tuple[str, ...]:
+        site, _ = load(self.folder(SERVER))
+        signatures: tuple[str, ...] = site.task.signatures  # type: ignore[attr-defined]
+        return signatures
+
+
+def federation(
+    sources: domains.Sources,
+    size: Size,
+    path: str,
+    seed: int,
+    kind: str = "federated",
+    rounds: int | None = None,
+    steps: int | None = None,
+    share: float = 1.0,
+    fresh: bool = False,
+    added: Sequence[int] = (),
+    **changes: Any,
+) -> Federation:
+    """``share``: of the clients' steps, for baselines that make as many in all as one client. ``path`` "": from
+    nothing, with a vocabulary that the silos build."""
+    rounds = size.rounds[0] if rounds is None else rounds
+    steps = size.steps if steps is None else steps
+    adam = {
+        "optimizer": "adam",
+        "lr": size.rate(kind),
+        "betas": [0.9, 0.98],
+        "batch": size.batch,
+        "keep_optimizer": True,
+    }
+    if fresh:
+        adam["lr"] = size.generic_lr
+    given = {"path": path, "fresh": fresh} | ({"added": added} if added else {})
+    samples = max(1, round(steps * size.batch * share / rounds))
+    settings: dict[str, Any] = {
+        "name": kind,
+        "kind": kind,
+        "seed": seed,
+        "task": {"name": "translate", "beams": size.beams},
+        "model": given if path else size.preset,
+        "tokenizer": {} if path else {"size": size.vocabulary, "minimum": 2},
+        "data": {"max_length": size.length, "broken": 1.0 if size.brief else 0.2},
+        "silos": sources,
+        "order": list(CHAIN),
+        "rounds": rounds,
+        "train": adam | {"samples": {"floor": samples, "replace": False}},
+        "baseline": adam,
+        "aggregate": {"weights": "uniform"},
+        "evaluate": {"every": max(1, rounds // size.rounds[0]), "share": 1.0},
+        "checkpoint": {"every": 1, "keep": 1},  # silos forget what is older: their optimisers are large
+    }
+    return parse(settings | changes)
+
+
+def uplink(folder: Path) -> int:
+    [(received,)] = _select(folder, "select coalesce(sum(received), 0) from traffic")
+    return int(received)
+
+
+def validation(outcome: Outcome) -> float:
+    """The mean over domains of the last validation loss."""
+    query = (
+        "select value from metrics where split='valid' and metric='loss' and round="
+        "(select max(round) from metrics where split='valid')"
+    )
+    return fmean(value for (value,) in _select(outcome.folder, query))
+
+
+def _select(folder: Path, query: str) -> list[tuple[Any, ...]]:
+    ledger = Ledger(folder)
+    try:
+        return ledger.select(query)
+    finally:
+        ledger.close()
+
+
+def _mean(several: list[Mapping[str, float]]) -> dict[str, float]:
+    return {key: fmean(one[key] for one in several) for key in several[0]}

@@ -1,0 +1,102 @@
+"""The Translation paper's experiments at their smallest: every table is there, every claim is judged by the figures."""
+
+import json
+
+import pytest
+
+from hansa.errors import DataError, UserError
+from hansa.reproduce import Asked, domains, translation, translation_tables
+from hansa.reproduce.translation_tables import SERVER, Found, Scored
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("smoke")
+    return translation.reproduce(Asked("smoke", None, folder / "out", lambda line: None))
+
+
+def test_every_table_is_there_with_the_papers_figures(smoke):
+    titles = [table.title.split(":")[0] for table in smoke.tables]
+    assert titles[:4] == ["Table 3", "Table 4", "Table 5", "Figure 3"]
+    assert {"Table 6", "Dynamic pulling", "Quality against uplink bytes, of all uploads"} <= set(titles)
+    for table in smoke.tables:
+        assert all(len(row) == len(table.columns) for row in table.rows), table.title
+    combination = next(row for row in smoke.tables[0].rows if row[0] == "combination")
+    assert combination[-5:] == ["33.50", "21.82", "31.51", "37.56", "35.61"]
+    assert combination[1].count("·") == 2, "BLEU, chrF and cross-entropy"
+    assert smoke.report.is_file()
+
+
+def test_the_line_for_machines_has_claims_and_signatures(smoke):
+    parsed = json.loads(json.dumps(smoke.as_dict()))
+    assert len(parsed["claims"]) == 10
+    assert parsed["signatures"][0].startswith("BLEU nrefs:1")
+
+
+def test_parts_send_fewer_bytes_than_everything(smoke):
+    table = next(t for t in smoke.tables if t.title.startswith("Dynamic pulling"))
+    spent = {row[0]: float(row[4].rstrip("%")) for row in table.rows}
+    assert spent["server"] == 100
+    assert spent["DP_l"] < 100
+    assert spent["no exchange"] < spent["DP_l"]
+
+
+def found(**losses: float) -> Found:
+    """Runs with the same cross-entropy everywhere; BLEU falls as it rises."""
+
+    def scored(loss, uplink=100):
+        by_domain = {d: {"loss": loss, "bleu": 20 - loss, "chrf": 40 - loss} for d in domains.DOMAINS}
+        return [Scored(by_domain, by_domain, by_domain, uplink)]
+
+    names = {
+        SERVER: 4.0, "after 1 round": 4.8, "no exchange": 4.6, "combination": 4.5, "chained": 4.7,
+        "combination, all work": 3.9, "chained, all work": 4.6, "DP_l": 4.1, "random": 4.2, "DP_g": 4.3,
+        "DP_l ⅓": 4.05, "10 rounds": 4.0, "50 rounds": 3.9, "top-k 5% + int8": 4.1,
+    } | losses  # fmt: skip
+    bytes_of = {"DP_l": 60, "random": 60, "DP_g": 60, "DP_l ⅓": 46, "top-k 5% + int8": 8, "after 1 round": 20}
+    runs = {name: scored(loss, bytes_of.get(name, 100)) for name, loss in names.items()}
+    start = {d: {"loss": 5.0, "bleu": 15.0, "chrf": 35.0} for d in domains.DOMAINS}
+    curves = {5: [5.0, 4.0], 10: [5.0, 4.0], 50: [5.0, 3.9]}
+    return Found((5, 10, 50), start, runs, {}, dict.fromkeys(domains.DOMAINS, start), curves, {}, ("BLEU",))
+
+
+def test_claims_are_judged_by_the_figures():
+    claims = translation_tables.claims(found())
+    assert [claim.holds for claim in claims] == [True, False, True, True, True, True, True, True, True, True]
+    assert "DP_l ⅓: 95% for 46%" in claims[7].ours
+    worse = translation_tables.claims(found(**{"combination": 3.9, "DP_g": 4.0, "DP_l ⅓": 4.5, "50 rounds": 4.1}))
+    assert [claim.holds for claim in worse] == [False, False, True, True, False, False, False, False, False, True]
+    lossy = translation_tables.claims(found(**{"top-k 5% + int8": 6.0}))
+    assert not lossy[-1].holds
+
+
+def test_gains_are_shares_of_the_full_exchanges_gain():
+    seen = found()
+    assert seen.retained(SERVER, "own") == pytest.approx(1.0)
+    assert seen.retained("DP_l", "server") == pytest.approx(0.9)
+    assert seen.mean("no exchange", "server") == pytest.approx(4.8), "its server stopped after the first round"
+    assert seen.spent("no exchange") == pytest.approx(0.2)
+
+
+def test_movement_is_drawn_as_a_histogram():
+    moved = {"WMT": {"encoder": [0.1, 0.2, 9.9, 10.0], "decoder": [1.0]}}
+    table = translation_tables.figure_1(Found((5, 10, 50), {}, {}, {}, {}, {}, moved, ()))
+    assert table.rows[0][2:] == ["10", "2", "0", "0", "0", "0", "0", "0", "0", "0", "2"]
+
+
+def test_real_pairs_must_be_given(tmp_path):
+    with pytest.raises(UserError, match="--scale small needs real text"):
+        translation.reproduce(Asked("small", None, tmp_path / "out", print))
+    with pytest.raises(DataError, match="needs a folder with deen_parallel"):
+        translation.reproduce(Asked("small", tmp_path, tmp_path / "out", print))
+
+
+def test_baselines_make_as_many_steps_as_one_client(tmp_path):
+    size, sources = translation.SIZES["small"], domains.sources(tmp_path)
+    one = translation.federation(sources, size, "x", 0)
+    assert one.train.samples.amount(10**6) * one.rounds == size.steps * size.batch
+    combined = translation.federation(sources, size, "x", 0, kind="central", share=1 / 5)
+    assert combined.train.samples.amount(10**6) * combined.rounds * 5 == pytest.approx(
+        size.steps * size.batch, rel=0.01
+    )
+    assert one.aggregate.weights.by == "uniform"
