@@ -85,10 +85,10 @@ CONTROLLERS: dict[str, dict[str, Any]] = {
 CODES: dict[str, dict[str, Any]] = {
     "bf16": {"upload": "bf16"},
     "int8": {"upload": "int8"},
+    "top-k 20% + int8": {"upload": [{"name": "top-k", "keep": 0.2}, "int8"]},
     "top-k 10% + int8": {"upload": [{"name": "top-k", "keep": 0.1}, "int8"]},
-    "top-k 5% + int8": {"upload": [{"name": "top-k", "keep": 0.05}, "int8"]},
 }
-CODED = "top-k 5% + int8"
+CODED = "top-k 20% + int8"
 
 
 def reproduce(asked: Asked) -> Reproduction:
