@@ -265,7 +265,11 @@ class Study:
 
     def _movement(self) -> dict[str, dict[str, list[float]]]:
         """Figure 1: how far each tensor of three clients moved between its last two rounds, by side."""
-        return {}
+        name = "DP_l, literal" if "DP_l, literal" in self.variants else "DP_l"
+        ledger = Ledger(self.folder(name))
+        found: dict[str, dict[str, list[float]]] = ledger.facts().get("movement", {})
+        ledger.close()
+        return {client: found[client] for client in list(self.sources)[:3] if client in found}
 
     def _signatures(self) -> tuple[str, ...]:
         site, _ = load(self.folder(SERVER))
