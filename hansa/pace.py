@@ -88,7 +88,7 @@ class Arrivals:
 
     size: int
 
-    def gather(self, asker: Asker, moving: Moving) -> tuple[list[NodeId], Iterator[Answer]]:
+    def gather(self, asker: Asker, moving: Moving) -> tuple[list[NodeId], Ask]:
         raise NotImplementedError("children of a tree are asked to fit: see fit.py")
 
     def land(self, members: Mapping[NodeId, Member], settings: Federation, moving: Moving) -> list[Flight]:

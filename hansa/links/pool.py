@@ -111,7 +111,10 @@ class PoolLink:
     # ── the asker's side ──────────────────────────────────────────────────────────────────────────────────────────
 
     def ask(self, asks: Mapping[NodeId, Request], until: float | None) -> Iterator[Answer]:
-        call, borrowed = self._enqueue(asks, until)
+        """Work begins now, not when the first answer is taken: beside silos, a tree waits for its regions."""
+        return self._answers(*self._enqueue(asks, until))
+
+    def _answers(self, call: Call, borrowed: list[Block]) -> Iterator[Answer]:
         try:
             for job in call.jobs:
                 with self._changed:
