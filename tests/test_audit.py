@@ -205,3 +205,24 @@ def test_the_price_of_every_defence_in_one_table_and_one_curve(tmp_path, monkeyp
 def test_only_what_exchanges_centroids_has_a_price(tmp_path):
     with pytest.raises(UserError, match="method 'fedavg' exchanges no centroids"):
         price.defences(federated(tmp_path / "data", method="fedavg", record={}))
+
+
+def test_a_policy_is_asked_about_centroids_and_their_cost_before_anybody_works(tmp_path):
+    from hansa.privacy.foresee import decide
+    from hansa.privacy.policy import Policy
+
+    def verdicts(rule: str, **settings: object) -> dict[str, bool]:
+        (tmp_path / "policy.yaml").write_text(f"rules: {{all: {{federations: any, methods: any, {rule}}}}}")
+        found = decide(Policy.read(tmp_path / "policy.yaml"), federated(tmp_path / "data", **settings), "north")
+        return {one.request: one.verdict.allowed for one in found}
+
+    told = "release: {tensors: any, samples: true, metrics: true, pieces: 2, labels: true, offers: %s}"
+    assert not verdicts(told % "false")["Trade"]
+    assert verdicts(told % "true")["Trade"]
+    north, south = (
+        {"train": str(tmp_path / "data" / f"{n}.jsonl"), "privacy": {"sigma": 50}} for n in ("north", "south")
+    )
+    blurred = {"silos": {"north": north, "south": south}}
+    for multiplier, kept in ((0.1, False), (50, True)):
+        method = {"name": "fedkc", "noise": {"multiplier": multiplier}}
+        assert verdicts(f"{told % 'true'}, require: {{epsilon: 8}}", method=method, **blurred)["Trade"] == kept

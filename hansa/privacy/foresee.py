@@ -8,7 +8,7 @@ import torch
 
 from hansa import methods
 from hansa.config import ROOT, Federation, leaves, walk
-from hansa.messages import Describe, Evaluate, Fit, Personalise, Request, Survey, Train
+from hansa.messages import Describe, Evaluate, Fit, Personalise, Request, Survey, Trade, Train
 from hansa.models import build
 from hansa.models.adapt import adapt
 from hansa.models.parts import parts
@@ -92,8 +92,10 @@ def foreseen(federation: Federation) -> list[Request]:
     if federation.rounds and federation.kind != "base":
         empty = Tensors.zeros(Layout((), ()))
         model = some if travelling(federation) else empty
-        on_a_tree = methods.build(federation).tree is not None
-        found.append(Fit(1, ROOT, model, empty) if on_a_tree else Train(1, model))
+        method = methods.build(federation)
+        if method.exchange is not None and federation.kind == "federated":
+            found.append(Trade(1, model))
+        found.append(Fit(1, ROOT, model, empty) if method.tree is not None else Train(1, model))
     found.append(Evaluate(0, some))
     if federation.personal is not None and federation.kind == "federated":
         nearby = bool(federation.personal.nearby)

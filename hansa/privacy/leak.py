@@ -31,6 +31,7 @@ from hansa.use import open_run
 Kind = Literal["embedding-inversion", "nearest-token"]
 WHERE: tuple[Where, ...] = ("any", "same")
 LARGEST = 4_000_000  # numbers in one batch of soft choices: memory stays below some hundred megabytes
+CLEARLY = 0.05  # by so much more than frequent tokens name, an attack has read something
 FAILED = 0.5  # a control that names fewer tokens than this share says nothing
 
 
@@ -229,7 +230,7 @@ def reading(found: dict[str, Any]) -> list[str]:
             f"On single texts, without averaging, it names only {control:.1%}: it is too weak to say that averaging "
             "protects, and a stronger attack may exist."
         )
-    elif attack > known or (rare or 0.0) > (found["rare"]["most frequent tokens"] or 0.0):
+    elif attack > known + CLEARLY or (rare or 0.0) > CLEARLY + (found["rare"]["most frequent tokens"] or 0.0):
         lines.append(f"So these centroids leak; from single texts, without averaging, it names {control:.1%}.")
     else:
         lines.append(f"Averaging hides what single texts give away ({control:.1%}), as far as this attack can see.")

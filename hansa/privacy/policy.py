@@ -33,6 +33,7 @@ from hansa.config import Count, Federation, Node, Participation, Positive, Secti
 from hansa.errors import ConfigError
 from hansa.federation_file import load_yaml, sentence
 from hansa.pace import Together, cohort_size
+from hansa.privacy import release
 from hansa.privacy.update import spent
 
 Kind = Literal["tensors", "samples", "metrics", "pieces", "labels", "offers", "residuals", "personal"]
@@ -77,7 +78,7 @@ class Purpose:
     federation: str
     method: str
     cohort: int  # the fewest updates that one step of the model may be made of
-    epsilon: float | None  # that the federation keeps to; None: no differential privacy
+    epsilon: float | None  # that every release keeps to (updates, and what is exchanged); None: no such promise
     secure_aggregation: bool = False  # not built yet
 
     @staticmethod
@@ -88,8 +89,9 @@ class Purpose:
             beside, participation = _beside(federation.silos, node, federation.participation)
             least = max(1, ceil(participation.quorum * min(beside, cohort_size(participation, beside))))
         name = federation.method.name if federation.kind == "federated" else federation.kind
-        cost = spent(federation, federation.rounds).get(node)
-        return Purpose(federation.name, name, least, cost.epsilon if cost else None)
+        cost, told = spent(federation, federation.rounds).get(node), release.spent(federation, federation.rounds)
+        kept = None if cost is None else max(cost.epsilon, told.epsilon if told else 0.0)
+        return Purpose(federation.name, name, least, kept)
 
 
 def _beside(silos: Mapping[str, Node], node: str, rules: Participation) -> tuple[int, Participation]:
