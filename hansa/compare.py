@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from hansa.checks import check
 from hansa.config import Federation, Named
@@ -11,20 +12,33 @@ from hansa.methods.fedavg import fedavg
 from hansa.registry import load_plugins
 from hansa.report import html
 from hansa.run import Outcome, run
+from hansa.upload import UPLOADS
 from hansa.watch import Watcher
 
 BASELINES = ("central", "dominant", "per-silo", "chained", "base")
+WHOLE = "whole"  # no upload steps
 
 
 def variant(federation: Federation, name: str) -> Federation:
-    """The federation with another method, or as one of the baselines."""
+    """The federation with another method, another upload, or as one of the baselines; 'fedprox+top-k+int8' is a
+    method and the steps of an upload. Settings that the file has for what is named stay."""
     if name in BASELINES:
         return federation.model_copy(update={"kind": name})
-    if name not in METHODS.entries:
-        raise ConfigError(f"--methods: '{name}' is not known; {did_you_mean(name, [*METHODS.entries, *BASELINES])}")
-    if name == federation.method.name:
-        return federation
-    return federation.model_copy(update={"method": Named(name=name)} | _own_slots(Named(name=name)))
+    changes: dict[str, Any] = {}
+    known = {step.name: step for step in federation.upload.steps}
+    steps = []
+    for part in name.split("+"):
+        if part in METHODS.entries and not changes:
+            if part != federation.method.name:
+                changes = {"method": Named(name=part), **_own_slots(Named(name=part))}
+        elif part in UPLOADS.entries:
+            steps.append(known.get(part, Named(name=part)))
+        elif part != WHOLE:
+            names = [*METHODS.entries, *BASELINES, *UPLOADS.entries, WHOLE]
+            raise ConfigError(f"--methods: '{part}' is not known; {did_you_mean(part, names)}")
+    if steps or WHOLE in name.split("+"):
+        changes["upload"] = federation.upload.model_copy(update={"steps": tuple(steps)})
+    return federation.model_copy(update=changes)
 
 
 def _own_slots(named: Named) -> dict[str, None]:

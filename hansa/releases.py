@@ -59,6 +59,13 @@ def releases(federation: Federation, survey: Mapping[str, Any] | None = None) ->
             "In every round, on the tree: a node's key layers may be handed on to other nodes (residuals); whom it "
             "listened to, and how much."
         )
+    if federation.kind == "federated" and federation.upload.steps:
+        names = "+".join(step.name for step in federation.upload.steps)
+        found.append(f"Of the update, what the upload '{names}' lets through; bytes are measured as they travel.")
+        if any(name in names.split("+") for name in ("active", "calm", "random")):
+            found.append(
+                "With it: which tensors were chosen, and how far each tensor moved since the silo's last round."
+            )
     personal = federation.personal if federation.kind == "federated" else None
     if personal is not None:
         found.append("At the end: how each silo's own models do on its validation and test data, and the α it chose.")

@@ -20,7 +20,7 @@ from hansa.config import ROOT, Federation, holders, leaves, repeats
 from hansa.errors import DataError, RunFailed, UserError
 from hansa.evaluate import PARTS, deviations, whole
 from hansa.grow import check_models, grow, own_models
-from hansa.links import Link
+from hansa.links import Link, wire
 from hansa.links.local import LocalLink
 from hansa.links.pool import PoolLink
 from hansa.links.ray import RayLink
@@ -35,6 +35,7 @@ from hansa.messages import (
     Request,
     Scores,
     Survey,
+    Update,
     nothing,
 )
 from hansa.models import build, tokenizer
@@ -256,6 +257,8 @@ class Run:
             if last or moving.round % federation.evaluate.every == 0:
                 seconds["evaluate"] = self._evaluate(moving)
             self.ledger.round(record, seconds, self.workers)
+            if last and federation.upload.steps:
+                self._note_upload(moving, record)
             if last or moving.round % federation.checkpoint.every == 0 or moving.round == self._personal_start:
                 began = perf_counter()
                 self._checkpoint(moving)
@@ -271,6 +274,17 @@ class Run:
             self.ledger.fact("privacy", {name: vars(cost) for name, cost in costs.items()})
         watcher.end()
         return Outcome(self.directory.path, self.ledger.final(), self.ledger.final(f"{OWN} test"))
+
+    def _note_upload(self, moving: Moving, record: Record) -> None:
+        """For the report: what an update would take whole, and how far tensors moved in the last round."""
+        self.ledger.fact("whole_update", wire.size(Update(moving.model, 0, 0, 0, 0.0, 0.0)))
+        names, sides = moving.model.layout.names, self.site.sides
+        movement: dict[NodeId, dict[str, list[float]]] = {}
+        for node, update in record.updates.items():
+            for name, distance in zip(names, update.moved, strict=False):
+                movement.setdefault(node, {}).setdefault(sides[name], []).append(distance)
+        if movement:
+            self.ledger.fact("movement", movement)
 
     def _round(self, moving: Moving, durable: int) -> Record:
         if self.root is not None:
@@ -335,7 +349,8 @@ class Run:
                 scores = whole(scores)
                 if self.site.method.upload.keeps_local:
                     own = self._scores(Evaluate(moving.round, moving.model, split, share, decode=decode, own=True))
-                    self.ledger.fact("own", {group: self.site.task.metrics(sums) for group, sums in own.sums.items()})
+                    found = {group: self.site.task.metrics(sums) for group, sums in own.sums.items()}
+                    self.ledger.scores(moving.round, f"{OWN} {split}", share, found)
             metrics = {group: self.site.task.metrics(sums) for group, sums in scores.sums.items()}
             self.ledger.scores(moving.round, split, share, metrics)
             self.watcher.scores(moving.round, metrics, self.site.task.headline)

@@ -102,3 +102,74 @@ def short(value: float) -> str:
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}"
+
+
+def scatter(title: str, points: Sequence[tuple[str, float, float]], x_label: str) -> str:
+    """Named points over a logarithmic axis; names stand beside their points, moved apart where they would overlap."""
+    wide, high, left, right = 560, 300, 52, 90
+    xs, ys = [log10(x) for _, x, _ in points], [y for *_, y in points]
+    ticks, x_ticks = linear_ticks(min(ys), max(ys)), log_ticks(10 ** min(xs), 10 ** max(xs))
+    x_low, x_span = min(xs), (max(xs) - min(xs)) or 1
+    y_low, y_span = ticks[0], (ticks[-1] - ticks[0]) or 1
+
+    def across(x: float) -> float:
+        return left + (log10(x) - x_low) / x_span * (wide - left - right)
+
+    def up(y: float) -> float:
+        return high - BOTTOM - (y - y_low) / y_span * (high - TOP - BOTTOM - 8)
+
+    parts = [
+        f'<svg viewBox="0 0 {wide} {high}" role="img" aria-label="{escape(title, quote=True)}">',
+        f'<text class="title" x="{left}" y="15">{escape(title)}</text>',
+    ]
+    for tick in ticks:
+        parts.append(f'<line class="grid" x1="{left}" x2="{wide - right}" y1="{up(tick):.1f}" y2="{up(tick):.1f}"/>')
+        parts.append(f'<text class="tick" x="{left - 5}" y="{up(tick) + 3:.1f}" text-anchor="end">{short(tick)}</text>')
+    for tick in x_ticks:
+        text = f'<text class="tick" x="{across(tick):.1f}" y="{high - 14}" text-anchor="middle">{short(tick)}</text>'
+        parts.append(text)
+    middle = (left + wide - right) / 2
+    parts.append(f'<text class="tick" x="{middle}" y="{high - 3}" text-anchor="middle">{escape(x_label)}</text>')
+    taken: list[Point] = []
+    for number, (label, x, y) in enumerate(points):
+        at, height = across(x), up(y)
+        parts.append(f'<circle class="s{number % 8} dot" cx="{at:.1f}" cy="{height:.1f}" r="4"/>')
+        place = height + 3
+        while any(abs(place - other) < 10 and abs(at - there) < 70 for there, other in taken):
+            place -= 10
+        taken.append((at, place))
+        parts.append(f'<text x="{at + 7:.1f}" y="{place:.1f}">{escape(label)}</text>')
+    return "".join(parts) + "</svg>"
+
+
+def histogram(title: str, series: Sequence[tuple[str, Sequence[float]]], bins: int = 12) -> str:
+    """How many values of each series lie where, over a logarithmic axis; zeros are counted in the first bin."""
+    values = [v for _, some in series for v in some if v > 0]
+    if not values:
+        return ""
+    low, high = log10(min(values)), log10(max(values))
+    step = (high - low) / bins or 1.0
+
+    def bin_of(value: float) -> int:
+        return min(bins - 1, int((log10(value) - low) / step)) if value > 0 else 0
+
+    counts = [[sum(bin_of(v) == i for v in some) for i in range(bins)] for _, some in series]
+    most = max(c for some in counts for c in some)
+    parts = [_open(title), f'<text class="title" x="{LEFT}" y="15">{escape(title)}</text>']
+    floor_y, room, wide = HEIGHT - BOTTOM, HEIGHT - TOP - BOTTOM, (WIDTH - LEFT - RIGHT) / bins
+    for tick in (t for t in linear_ticks(0, most) if t <= most and t == int(t)):
+        y = floor_y - room * tick / most
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text class="tick" x="{LEFT - 5}" y="{y + 3:.1f}" text-anchor="end">{short(tick)}</text>')
+    thick = (wide - 2) / len(series)
+    for number, ((label, _), some) in enumerate(zip(series, counts, strict=True)):
+        for i, count in enumerate(some):
+            tall, x = room * count / most, LEFT + i * wide + number * thick
+            box = f'x="{x:.1f}" y="{floor_y - tall:.1f}" width="{thick:.1f}" height="{tall:.1f}"'
+            if count:
+                parts.append(f'<rect class="s{number % 8} bar" {box}><title>{escape(label)}: {count}</title></rect>')
+    for value, x, anchor in ((low, LEFT, "start"), (high, WIDTH - RIGHT, "end")):
+        text = f'<text class="tick" x="{x}" y="{HEIGHT - 14}" text-anchor="{anchor}">{short(10**value)}</text>'
+        parts.append(text)
+    parts.append(f'<text class="tick" x="{WIDTH / 2}" y="{HEIGHT - 3}" text-anchor="middle">movement</text>')
+    return "".join(parts) + "</svg>"

@@ -19,6 +19,7 @@ from hansa.report import audit
 from hansa.report.charts import bars, lines, short
 from hansa.report.own import listening, own_table
 from hansa.report.personal import alpha_charts, neighbours, personal_tables
+from hansa.report.uploads import Cost, movements, quality_against_bytes, saved
 from hansa.runs.ledger import OWN, Ledger
 from hansa.tasks import TASKS
 from hansa.tasks.base import Task
@@ -135,6 +136,9 @@ def content(runs: list[Seen], title: str, reading: list[str]) -> dict[str, Any]:
         "traffic": _traffic(first),
         "traffic_chart": _traffic_chart(runs),
         "audits": [one | {"run": run.name} for run in runs for one in run.audits],
+        "cost": _cost(runs),
+        "saved": [f"{run.name}: {line}" for run in runs if (line := _saved(run))],
+        "movements": [{"name": run.name, "silos": list(m), "charts": movements(m)} for run, m in _moved(runs)],
         "phases": [row for run in runs if (row := _phases(run))],
         "phase_names": PHASES,
         "events": [
@@ -319,6 +323,29 @@ def _traffic_chart(runs: list[Seen]) -> str:
     return (
         bars("Traffic in all: down (first bar) and up (second)", rows, ["down", "up"], " MB") if len(runs) > 1 else ""
     )
+
+
+def _cost(runs: list[Seen]) -> dict[str, Any]:
+    task = runs[0].task
+    costs = [
+        Cost(
+            run.name,
+            sum(r for *_, r in run.traffic),
+            sum(s for *_, s, _ in run.traffic),
+            average(run.final, task.headline),
+        )
+        for run in runs
+        if run.federation.kind == "federated"
+    ]
+    return quality_against_bytes(costs, task.headline, task.lower_is_better)
+
+
+def _saved(run: Seen) -> str:
+    return saved(run.facts, sum(r for *_, r in run.traffic), sum(count for _, count, *_ in run.traffic))
+
+
+def _moved(runs: list[Seen]) -> list[tuple[Seen, dict[str, Any]]]:
+    return [(run, run.facts["movement"]) for run in runs if "movement" in run.facts]
 
 
 def size(count: float) -> str:

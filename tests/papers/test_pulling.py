@@ -180,9 +180,8 @@ def ran(federation, folder, upload, **settings):
     outcome = run(federation(tokenizer={"kind": "bytes"}, upload=upload, **settings), folder, workers=0)
     ledger = Ledger(outcome.folder)
     rounds = ledger.select("select round, sum(sent), sum(received) from traffic group by round order by round")
-    facts = ledger.facts()
     ledger.close()
-    return outcome.folder, rounds, facts
+    return outcome.folder, rounds, outcome.own
 
 
 def test_all_kept_is_the_whole_upload_bit_for_bit(federation, tmp_path):
@@ -194,14 +193,14 @@ def test_all_kept_is_the_whole_upload_bit_for_bit(federation, tmp_path):
 
 def test_both_directions_learn_the_same_for_fewer_bytes_down(federation, tmp_path):
     steps = {"name": "calm", "by": "parameters", "norm": "rms"}
-    up, up_bytes, facts = ran(federation, tmp_path / "up", steps)
+    up, up_bytes, own = ran(federation, tmp_path / "up", steps)
     both, both_bytes, _ = ran(federation, tmp_path / "both", steps | {"both": True})
     for name, tensor in weights(up / "model").items():
         np.testing.assert_allclose(weights(both / "model")[name], tensor, atol=1e-6)
     assert up_bytes[0][2] == pytest.approx(both_bytes[0][2], rel=0.01), "the first round sends everything"
     assert up_bytes[2][2] < 0.55 * up_bytes[0][2], "then half of it goes up"
     assert both_bytes[2][1] < 0.55 * up_bytes[2][1], "and with both, half of it comes down"
-    assert set(facts["own"]) == {"north", "south", "east"}
+    assert set(own) == {"north", "south", "east"}
 
 
 def test_what_is_not_sent_stays_local_and_is_exported_as_the_silos_own_model(federation, tmp_path):
@@ -210,9 +209,9 @@ def test_what_is_not_sent_stays_local_and_is_exported_as_the_silos_own_model(fed
     own = weights(local / "silos" / "north" / "model")
     differ = {name for name in shared if not torch.equal(shared[name], own[name])}
     assert 0.3 * len(shared) < len(differ) < 0.7 * len(shared)
-    plain, _, facts = ran(federation, tmp_path / "b", {"name": "calm", "local": False})
+    plain, _, none = ran(federation, tmp_path / "b", {"name": "calm", "local": False})
     assert not (plain / "silos" / "north" / "model").exists()
-    assert "own" not in facts
+    assert not none
 
 
 @pytest.mark.parametrize(

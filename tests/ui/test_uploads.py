@@ -1,0 +1,71 @@
+"""Uploads as a user meets them: compared by name, drawn against bytes, told in words."""
+
+import json
+
+import pytest
+
+from hansa.compare import compare, variant
+from hansa.errors import ConfigError
+from hansa.releases import releases
+from hansa.report import html
+from hansa.report.charts import histogram, scatter
+from hansa.report.uploads import Cost, quality_against_bytes, saved
+from hansa.watch import Quiet
+
+
+def test_uploads_are_variants_beside_methods(federation):
+    base = federation(upload=[{"name": "calm", "by": "parameters"}, "int8"])
+    assert not variant(base, "whole").upload.steps
+    assert variant(base, "fedprox").upload == base.upload
+    calm = variant(base, "calm")
+    assert [s.name for s in calm.upload.steps] == ["calm"]
+    assert calm.upload.steps[0].settings == {"by": "parameters"}, "as the file says it"
+    both = variant(base, "fedprox+top-k+bf16")
+    assert (both.method.name, [s.name for s in both.upload.steps]) == ("fedprox", ["top-k", "bf16"])
+    with pytest.raises(ConfigError, match="'int9' is not known; did you mean 'int8'"):
+        variant(base, "top-k+int9")
+
+
+def test_a_comparison_draws_quality_against_bytes(federation, tmp_path):
+    settings = federation(tokenizer={"kind": "bytes"}, rounds=2, sizes={"north": 40, "south": 40})
+    names = ["whole", "int8", "calm", "central"]
+    compare(settings, names, tmp_path / "out", 0, lambda name: Quiet())
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "Quality against bytes" in page
+    assert "How far tensors moved" in page
+    assert "times as much" in page
+    seen = {name: html.see(tmp_path / "out" / name, name) for name in names}
+    up = {name: sum(r for *_, r in run.traffic) for name, run in seen.items()}
+    assert 3.5 < up["whole"] / up["int8"] < 4.1
+    assert up["calm"] < up["whole"]
+    assert set(seen["calm"].facts["movement"]) == {"north", "south"}
+    assert set(seen["calm"].facts["movement"]["north"]) == {"model"}
+    assert f"<td>{up['whole'] / 1e6:,.3f} MB</td>" in page, "the table has the measured bytes"
+
+
+def test_losses_have_the_sign_a_reader_expects():
+    costs = [Cost("whole", 8_000_000, 1, 100.0), Cost("worse", 1_000_000, 1, 110.0), Cost("nothing", 0, 0, None)]
+    rows = quality_against_bytes(costs, "perplexity", True)["rows"]
+    assert [(r["name"], r["fewer"], r["loss"]) for r in rows] == [("whole", "1.0×", ""), ("worse", "8.0×", "-10.0%")]
+    assert quality_against_bytes(costs, "bleu", False)["rows"][1]["loss"] == "+10.0%"
+    assert quality_against_bytes(costs[:1], "bleu", False) == {}
+    assert saved({"whole_update": 100}, 50, 2).endswith("4.00 times as much.")
+    assert saved({}, 50, 2) == ""
+
+
+def test_charts_escape_and_hold_still():
+    drawn = scatter("<b>", [("<i>", 1.0, 2.0), ("b", 1.0, 2.0)], "MB")
+    assert "<b>" not in drawn
+    assert "<i>" not in drawn
+    assert drawn.count("<circle") == 2
+    bars = histogram("x", [("a", [0.0, 0.1, 1.0, 10.0]), ("b", [1.0])])
+    assert bars.count("<rect") == 4, "zero is counted with the smallest"
+    assert histogram("x", [("a", [0.0])]) == ""
+
+
+def test_what_leaves_is_told(federation):
+    text = " ".join(releases(federation(upload="calm+int8")))
+    assert "'calm+int8'" in text
+    assert "how far each tensor moved" in text
+    assert "upload" not in " ".join(releases(federation()))
+    assert json.dumps(text)
