@@ -12,7 +12,7 @@ import typer
 
 from hansa.cli_audit import audit
 from hansa.cli_data import data
-from hansa.cli_deploy import join, kit, serve
+from hansa.cli_deploy import join, kit, serve, status
 from hansa.console import Format, FormatOption, errors, finish, number, output, show_metrics, table
 from hansa.errors import HansaError, UserError, did_you_mean
 
@@ -27,6 +27,7 @@ app.add_typer(audit, name="audit")
 app.add_typer(kit, name="kit")
 app.command()(serve)
 app.command()(join)
+app.command()(status)
 
 
 WorkersOption = Annotated[int | None, typer.Option(min=0, help="worker processes; default one per core, 0: in-process")]

@@ -1,8 +1,9 @@
-"""The commands of deployment: `hansa kit`, `hansa serve`, `hansa join`."""
+"""The commands of deployment: `hansa kit`, `hansa serve`, `hansa join`, `hansa status`."""
 
 import logging
 import signal
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,9 @@ import typer
 
 from hansa.console import Format, FormatOption, errors, finish, output, show_metrics, table
 from hansa.errors import UserError
+from hansa.logs import LogFormat, LogFormatOption, LogLevel, LogLevelOption, configure
 
+log = logging.getLogger("hansa")
 kit = typer.Typer(no_args_is_help=True, help="Startup kits: certificates, addresses and who is a member.")
 
 Kits = Annotated[Path, typer.Argument(metavar="KITS", help="the folder that 'kit create' wrote")]
@@ -22,6 +25,11 @@ NatsOption = Annotated[
 ]
 UsesOption = Annotated[
     list[Path] | None, typer.Option("--uses", help="a Python file with tasks or methods of your own")
+]
+
+
+HealthOption = Annotated[
+    str | None, typer.Option("--health", metavar="[HOST:]PORT", help="answer /healthz and /readyz there")
 ]
 
 
@@ -114,15 +122,19 @@ def serve(
     nats: NatsOption = None,
     data: Annotated[list[Path] | None, typer.Option(help="data of the region's own, where it has any")] = None,
     uses: UsesOption = None,
+    health: HealthOption = None,
+    log_level: LogLevelOption = LogLevel.info,
+    log_format: LogFormatOption = LogFormat.text,
     format: FormatOption = Format.text,
 ) -> None:
     """Coordinate a federation between organisations, or a region of it. Started again, it goes on."""
     needed()
+    configure(log_level, log_format)
     from hansa.deploy.kit import Kit
 
     own = Kit(kit)
     if own.card.kind == "region":
-        serve_region(own, out or Path("runs") / own.name, nats, data or [], uses or [])
+        serve_region(own, out or Path("runs") / own.name, nats, data or [], uses or [], health)
         return
     if federation is None:
         raise UserError("the coordinator needs the federation file: hansa serve FED.yaml")
@@ -131,14 +143,20 @@ def serve(
     from hansa.report.progress import Progress
 
     settings = read(federation)
+    from hansa.deploy.health import probes, unreachable
+    from hansa.deploy.logged import Logged
+    from hansa.deploy.seat import parse_url
     from hansa.deploy.serve import serve as serve_federation
 
     on_stop(_interrupt)
-    progress = Progress(errors, settings.name)
-    try:
-        outcome = serve_federation(settings, own, out or Path("runs") / settings.name, nats, progress)
-    finally:
-        progress.stop()
+    progress = Logged() if log_format is LogFormat.json else Progress(errors, settings.name)
+    assert own.card.serves is not None
+    broker = parse_url(nats) if nats is not None else (own.card.serves.host, own.card.serves.port)
+    with probes(health, lambda: unreachable(broker)):
+        try:
+            outcome = serve_federation(settings, own, out or Path("runs") / settings.name, nats, progress)
+        finally:
+            progress.stop()
     report = html.write([(settings.name, outcome.folder)], outcome.folder / "report.html")
     result = {"run": str(outcome.folder), "report": str(report), "metrics": outcome.metrics}
 
@@ -149,44 +167,79 @@ def serve(
     finish(format, result, show)
 
 
-def serve_region(own: "Kit", out: Path, nats: str | None, data: list[Path], uses: list[Path]) -> None:  # type: ignore[name-defined]  # noqa: F821
+def serve_region(
+    own: "Kit",  # type: ignore[name-defined]  # noqa: F821
+    out: Path,
+    nats: str | None,
+    data: list[Path],
+    uses: list[Path],
+    health: str | None,
+) -> None:
+    from hansa.deploy.agent import Agent
+    from hansa.deploy.health import probes
     from hansa.deploy.join import sources
     from hansa.deploy.serve import serve_region as serve_it
 
     held = sources(own, data) if data or own.card.sources else ()
-    serve_it(own, out, nats, held, paths(uses), log(), lambda agent: on_stop(agent.stop))
+    with ExitStack() as stack:
+
+        def ready(agent: Agent) -> None:
+            on_stop(agent.stop)
+            stack.enter_context(probes(health, agent.waits))
+
+        serve_it(own, out, nats, held, paths(uses), log.info, ready)
 
 
 def join(
     kit: Annotated[Path, typer.Argument(metavar="KIT", help="the silo's startup kit")],
     data: Annotated[list[Path], typer.Option(help="the file or folder with this silo's data; one per source")],
     home: Annotated[Path | None, typer.Option(help="where this silo keeps its own; default KIT/home")] = None,
+    policy: Annotated[Path | None, typer.Option(help="what may leave; default KIT/policy.yaml")] = None,
     uses: UsesOption = None,
+    health: HealthOption = None,
+    log_level: LogLevelOption = LogLevel.info,
+    log_format: LogFormatOption = LogFormat.text,
 ) -> None:
     """The silo's agent: waits for work and answers from data that stays here. Connects only outwards."""
     needed()
+    configure(log_level, log_format)
     from hansa.deploy.kit import Kit
 
     own = Kit(kit)
     if own.card.kind != "silo":
         raise UserError(f"{kit} is the kit of a {own.card.kind}: it has no data of its own; use 'hansa serve'")
     from hansa.deploy.agent import Agent
+    from hansa.deploy.health import probes
     from hansa.deploy.join import SiloTrade, sources
+    from hansa.deploy.law import Law
 
-    trade = SiloTrade(own, sources(own, data), paths(uses or []))
-    agent = Agent(own, home or kit / "home", trade, log())
+    place = home or kit / "home"
+    law = Law.of(own, policy, place)
+    if law.flaw:
+        log.warning("nothing may leave: %s", law.flaw)
+    trade = SiloTrade(own, sources(own, data), paths(uses or []), law)
+    agent = Agent(own, place, trade, log.info)
     on_stop(agent.stop)
-    agent.run()
+    with probes(health, agent.waits):
+        agent.run()
+
+
+def status(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="the --out of 'hansa serve'")],
+    format: FormatOption = Format.text,
+) -> None:
+    """Who is connected, who is awaited and until when, versions, clocks."""
+    from time import time
+
+    from hansa.deploy.status import COLUMNS, as_dict, read
+
+    nodes = read(run, time())
+    rows = [node.row for node in nodes]
+    finish(format, as_dict(nodes), lambda: output.print(table(COLUMNS, rows, str(run), figures=False)))
 
 
 def paths(files: list[Path]) -> tuple[str, ...]:
     return tuple(str(file.resolve()) for file in files)
-
-
-def log() -> Callable[[str], None]:
-    """Lines on standard error, with the time."""
-    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
-    return logging.getLogger("hansa").info
 
 
 def on_stop(stop: Callable[[], None]) -> None:

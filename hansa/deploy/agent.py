@@ -70,8 +70,14 @@ class Agent:
         self._opened: Opened | None = None
         self._buffers: dict[str, torch.Tensor] = {}
         self._refusals: dict[str, int] = {}
+        self._listening: Session | None = None
         home.mkdir(parents=True, exist_ok=True)
         self._known = _Known(home / "state.json")
+
+    def waits(self) -> str:
+        """What keeps it from working, if anything."""
+        there = self._listening is not None and self._listening.connected
+        return "" if there else f"for a connection to {self._parent.host}:{self._parent.port}"
 
     def stop(self) -> None:
         self._stop.set()
@@ -84,7 +90,7 @@ class Agent:
         """Until `stop`."""
         worker = threading.Thread(target=self._work_for_ever, name="hansa-work", daemon=True)
         worker.start()
-        session = self._session([self._subjects.request(self._kit.name)])
+        session = self._listening = self._session([self._subjects.request(self._kit.name)])
         seen, looked, lived = 0, 0.0, 0.0
         try:
             while not self._stop.is_set():

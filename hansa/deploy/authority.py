@@ -25,6 +25,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from hansa.config import Federation, Node, walk
 from hansa.deploy.broker import authorization
 from hansa.deploy.kit import COORDINATOR, VERSION, Card, Kit, Member, Place, identity
+from hansa.deploy.law import POLICY, template
 from hansa.errors import UserError, did_you_mean
 from hansa.links.subjects import token
 
@@ -61,6 +62,8 @@ def create(federation: Federation, out: Path, addresses: Mapping[str, str], days
             sources=_without_paths(node) if node else (),
         )
         (folder / "kit.json").write_text(card.model_dump_json(indent=1), encoding="utf-8")
+        if kind == "silo":
+            (folder / POLICY).write_text(template(federation), encoding="utf-8")
         authority.certify(folder, key.public_key(), card, 1, days)
     authority.publish(members)
     return [out / name for name in members]

@@ -7,8 +7,10 @@ It listens on this machine alone unless told otherwise, answers nothing else, an
 """
 
 import json
+import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from hansa.errors import UserError
@@ -66,3 +68,25 @@ def _handler(ready: Ready) -> type[BaseHTTPRequestHandler]:
             """Probes come every few seconds: nobody wants to read of them."""
 
     return Handler
+
+
+@contextmanager
+def probes(address: str | None, ready: Ready) -> Iterator[None]:
+    """Answer probes there while the body runs; without an address, answer none."""
+    if address is None:
+        yield
+        return
+    health = Health(address, ready)
+    try:
+        yield
+    finally:
+        health.close()
+
+
+def unreachable(address: tuple[str, int]) -> str:
+    """Why nobody can reach a broker there, if so."""
+    try:
+        socket.create_connection(address, timeout=1.0).close()
+    except OSError as error:
+        return f"for the broker at {address[0]}:{address[1]} ({error})"
+    return ""

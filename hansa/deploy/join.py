@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from hansa.config import Federation, Node, Source
 from hansa.deploy.kit import Kit
+from hansa.deploy.law import Law
 from hansa.errors import DataError, UserError
 from hansa.links.depot import Refusal
 from hansa.messages import Reply, Request
@@ -30,13 +31,14 @@ def sources(kit: Kit, data: Sequence[Path]) -> tuple[Source, ...]:
 class SiloTrade:
     """Answers from this silo's own data."""
 
-    def __init__(self, kit: Kit, sources: tuple[Source, ...], uses: tuple[str, ...]) -> None:
-        self._name, self._sources, self._uses = kit.name, sources, uses
+    def __init__(self, kit: Kit, sources: tuple[Source, ...], uses: tuple[str, ...], law: Law | None = None) -> None:
+        self._name, self._sources, self._uses, self._law = kit.name, sources, uses, law
 
     def open(self, folder: Path, settings: bytes) -> Callable[[Request], Reply]:
         torch.set_num_threads(1)
-        federation = own_settings(settings, self._name, self._sources, self._uses)
-        return Site(federation, folder).silo(self._name).answer
+        site = Site(own_settings(settings, self._name, self._sources, self._uses), folder)
+        answer = site.silo(self._name).answer
+        return self._law.over(answer, site) if self._law is not None else answer
 
 
 def own_settings(settings: bytes, own: str, sources: tuple[Source, ...], uses: tuple[str, ...]) -> Federation:

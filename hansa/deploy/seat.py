@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hansa.deploy.broker import Broker
 from hansa.deploy.kit import Kit
+from hansa.deploy.status import Roster
 from hansa.errors import HansaError, UserError
 from hansa.links.depot import Depot
 from hansa.links.journal import Journal
@@ -50,7 +51,20 @@ def seat(kit: Kit, folder: Path, nats: str | None, say: Say) -> Iterator[NatsLin
         listen = [f"{subjects.root}.rep.*"]
         session = Session(address, kit.client_tls(), subjects.inbox(kit.name), listen, say)
         stack.callback(session.close)
-        yield NatsLink(kit, session, depot, journal)
+        link = NatsLink(kit, session, depot, journal)
+
+        def listening(stop: Callable[[], bool]) -> Session:
+            return Session(
+                address, kit.client_tls(), subjects.inbox(kit.name), [f"{subjects.root}.life.*"], _unsaid, stop
+            )
+
+        roster = Roster(listening, {subjects.life(name): name for name in kit.card.children}, journal)
+        stack.callback(roster.close)
+        yield link
+
+
+def _unsaid(text: str) -> None:
+    """The roster's connection comes and goes with the link's, which says so."""
 
 
 def parse_url(url: str) -> tuple[str, int]:

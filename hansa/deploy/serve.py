@@ -25,6 +25,8 @@ from hansa.links.tree import TreeLink
 from hansa.messages import Card, Describe, Lost, NodeId, Reply, Request, Survey
 from hansa.node import merge
 from hansa.pace import Member
+from hansa.privacy.audit import NAME, AuditLog
+from hansa.privacy.witness import Witness
 from hansa.run import Outcome, Run, begin, describe
 from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import Ledger
@@ -58,7 +60,8 @@ def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, watcher
         with seat(kit, directory.path / "seat", nats, watcher.say) as link:
             link.share_settings(public(federation).model_dump_json().encode())
             own = {ROOT: lambda request: site.silo(ROOT).answer(request)} if federation.root is not None else {}
-            everybody: Link = TreeLink(link, own) if own else link
+            seen: Link = Witness(link, AuditLog(directory.path / NAME, kit.name))
+            everybody: Link = TreeLink(seen, own) if own else seen
             begin(members, directory, everybody, ledger, watcher)
             link.share_start(pack(directory.start, directory.path / "seat" / "start.bundle"))
             cards = describe(members, directory, everybody, ledger, watcher)
@@ -103,7 +106,8 @@ class Region:
         self._link.share_settings(settings)
         if (folder / "start").exists():
             self._link.share_start(pack(folder / "start", self._seat / "start.bundle"))
-        link: Link = TreeLink(self._link, {name: site.silo(name).answer}) if self._own else self._link
+        seen: Link = Witness(self._link, AuditLog(self._seat.parent / NAME, name))
+        link: Link = TreeLink(seen, {name: site.silo(name).answer}) if self._own else seen
         names = [*self._kit.card.children, *([name] if self._own else [])]
         grown: list[tuple[Callable[[Request], Reply], Member]] = []
 

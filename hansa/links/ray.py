@@ -28,7 +28,7 @@ LOOK = 0.2  # seconds between looks at the clock and at who is free
 SHARE = 0.5  # of the object store, for updates that came early
 
 Watch = Callable[[NodeId, str], None]
-Packed = tuple[str, dict[str, Any]]  # a message's text and its vectors as arrays, which Ray shares without a copy
+Packed = tuple[str, dict[str, Any]]  # a message's text, and its vectors as arrays
 
 
 def library() -> Any:
@@ -38,11 +38,6 @@ def library() -> Any:
     except ImportError:
         raise ConfigError("--link ray needs Ray: pip install 'hansa[ray]'") from None
     return ray
-
-
-def pack(message: Any) -> Packed:
-    text, vectors = wire.split(message)
-    return text, {name: vector.contiguous().numpy() for name, vector in vectors.items()}
 
 
 def unpack(packed: Packed) -> Any:
@@ -60,21 +55,23 @@ class Desk:
         torch.set_num_threads(1)
         self.site = Site(Federation.model_validate_json(federation), Path(folder))
 
-    def answer(self, node: NodeId, packed: Packed) -> tuple[str, Packed | None]:
+    def answer(self, node: NodeId, text: str, names: list[str], *arrays: Any) -> tuple[str, Packed | None]:
         """A user's mistake in words, or the reply."""
+        request = unpack((text, dict(zip(names, arrays, strict=True))))
         try:
-            reply = attempt(lambda request: self.site.answer(node)(request), unpack(packed))
+            reply = attempt(lambda asked: self.site.answer(node)(asked), request)
         except UserError as error:
             return str(error), None
-        text, arrays = pack(reply)
-        return "", (text, {name: np.array(array) for name, array in arrays.items()})  # not the resident model itself
+        told, vectors = wire.split(reply)
+        return "", (told, {name: vector.numpy() for name, vector in vectors.items()})
 
 
 @dataclass
 class Job:
     node: NodeId
     index: int
-    request: Any  # a reference into the object store
+    text: str
+    vectors: dict[str, Any]  # references into the object store
     sent: int
     tries: int = 0
 
@@ -123,9 +120,9 @@ class RayLink:
         try:
             for turn in range(len(asks)):
                 while turn not in call.early:
+                    self._expire(call)
                     self._hand_out(call, turn)
                     self._collect(call)
-                    self._expire(call)
                 yield call.early.pop(turn)
         finally:
             for _, actor in call.running.values():  # an asker that stops early leaves nothing at work
@@ -141,15 +138,18 @@ class RayLink:
         self.close()
 
     def _enqueue(self, asks: Mapping[NodeId, Request], until: float | None) -> Call:
-        """Put each distinct request into the store once."""
-        stored: dict[int, tuple[Any, int]] = {}
-        for request in asks.values():
-            if id(request) not in stored:
-                stored[id(request)] = self._ray.put(pack(request)), wire.size(request)
-        largest = max((size for _, size in stored.values()), default=1)
-        window = max(2 * self.size, int(SHARE * self._store) // largest)
-        jobs = (Job(node, i, *stored[id(request)]) for i, (node, request) in enumerate(asks.items()))
-        return Call(until, window, deque(jobs))
+        """Put each distinct vector into the store once: requests that differ may share a model."""
+        stored: dict[int, Any] = {}
+        jobs = []
+        for index, (node, request) in enumerate(asks.items()):
+            text, vectors = wire.split(request, whole=True)  # an actor keeps nothing between requests
+            for vector in vectors.values():
+                if id(vector) not in stored:
+                    stored[id(vector)] = self._ray.put(vector.contiguous().numpy())
+            references = {name: stored[id(vector)] for name, vector in vectors.items()}
+            jobs.append(Job(node, index, text, references, wire.size(request)))
+        largest = max((job.sent for job in jobs), default=1)
+        return Call(until, max(2 * self.size, int(SHARE * self._store) // largest), deque(jobs))
 
     def _hand_out(self, call: Call, turn: int) -> None:
         while call.queue and call.queue[0].index < turn + call.window:
@@ -159,7 +159,8 @@ class RayLink:
                 return
             job = call.queue.popleft()
             self._watch(job.node, "working")
-            call.running[actor.answer.remote(job.node, job.request)] = job, actor
+            reply = actor.answer.remote(job.node, job.text, list(job.vectors), *job.vectors.values())
+            call.running[reply] = job, actor
 
     def _collect(self, call: Call) -> None:
         """Take what is done; an actor that died is replaced, and its silo asked once more."""

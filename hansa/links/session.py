@@ -27,6 +27,10 @@ class Session:
         self._connection: Connection | None = None
         self.connections = 0  # how often it was connected: whoever sees it grow looks again at what it may have missed
 
+    @property
+    def connected(self) -> bool:
+        return self._connection is not None
+
     def do(self, work: Callable[[Connection], T], until: float | None = None) -> T:
         """Work that may be repeated, on a connection; again on a new one until it succeeds."""
         return Patience(self._say, self._stop, until).keep_trying(lambda: self._attempt(work))

@@ -41,7 +41,7 @@ log = logging.getLogger("hansa.policy")
 # Every field of every reply, by what it releases.
 CONTENTS: Mapping[type, Mapping[str, Kind]] = {
     Findings: {"pieces": "pieces", "withheld": "pieces", "labels": "labels"},
-    Card: {"groups": "samples", "per_round": "samples", "problems": "samples"},
+    Card: dict.fromkeys(("groups", "per_round", "problems", "inner", "steps"), "samples"),
     Update: {
         "gradient": "tensors",
         "samples": "samples",

@@ -7,31 +7,38 @@ from time import monotonic
 import pytest
 
 from hansa.links.ray import RayLink
-from hansa.messages import Card, Describe, Lost, Train, Update
-from hansa.run import run
+from hansa.messages import Lost, Train, Update
+from hansa.run import Run, begin, describe, run
+from hansa.runs.directory import RunDirectory
+from hansa.runs.ledger import Ledger
 from hansa.site import Site
+from hansa.watch import Quiet
 from tests.conftest import same, weights
 
 
 @pytest.mark.slow_fault
 def test_a_run_over_ray_gives_the_same_bits_and_outlives_its_workers(federation, tmp_path):
     settings = federation(rounds=2)
-    pool = run(settings, tmp_path / "pool", workers=0).folder
-    cluster = run(settings, tmp_path / "ray", workers=2, over="ray").folder
-    assert same(weights(pool / "model"), weights(cluster / "model"))
-    site = Site(settings, cluster)
-    model = site.start
-    with RayLink(settings, cluster, 2, store=80 << 20) as link:
-        cards = [(a.node, type(a.reply)) for a in link.ask(dict.fromkeys(("south", "north", "east"), Describe()), None)]
-        assert cards == [("south", Card), ("north", Card), ("east", Card)], "in the order asked"
-        reply = next(link.ask({"north": Train(1, model)}, monotonic() - 1)).reply
-        assert isinstance(reply, Lost)
-        assert "deadline" in reply.reason
+    here = run(settings, tmp_path / "here", workers=0).folder
+    directory = RunDirectory.create(settings, tmp_path / "there", resume=False)
+    ledger, watcher = Ledger(directory.path), Quiet()
+    with RayLink(settings, directory.path, 2, store=80 << 20) as link:
+        begin(settings, directory, link, ledger, watcher)
+        cards = describe(settings, directory, link, ledger, watcher)
+        there = Run(settings, directory, link, cards, ledger, watcher).go().folder
+        assert same(weights(here / "model"), weights(there / "model"))
+
+        model = Site(settings, directory.path).start
+        late = next(link.ask({"north": Train(1, model)}, monotonic() - 1)).reply
+        assert isinstance(late, Lost)
+        assert "deadline" in late.reason
         for process in desks():
             os.kill(process, signal.SIGKILL)
-        answers = list(link.ask(dict.fromkeys(("north", "east"), Train(1, model)), None))
-        assert [type(a.reply) for a in answers] == [Update, Update], "they are asked again, elsewhere"
+        answers = list(link.ask(dict.fromkeys(("south", "north", "east"), Train(1, model)), None))
+        assert [a.node for a in answers] == ["south", "north", "east"], "in the order asked"
+        assert [type(a.reply) for a in answers] == [Update] * 3, "they are asked again, elsewhere"
         assert all(a.sent > 4 * model.layout.size for a in answers)
+    ledger.close()
 
 
 def desks() -> list[int]:

@@ -1,0 +1,127 @@
+"""Who is there, who is awaited and until when: what a coordinator or a region knows of the nodes below it.
+
+Every agent says each few seconds that it is alive, in which phase, with which version and what its clock shows; the
+`Roster` notes it in the journal, from which `hansa status` reads, also while the coordinator is down.
+"""
+
+import json
+import sqlite3
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from time import time
+from typing import Any
+
+from hansa.errors import UserError
+from hansa.links.journal import Journal
+from hansa.links.patience import GaveUp
+from hansa.links.session import Session
+
+SILENT = 20.0  # seconds without a word after which a node counts as away
+SKEWED = 30.0  # seconds between clocks that are worth a word
+LIFE = "life:"  # what the journal calls what a node says of itself
+LONGEST = 4096  # bytes of such a word: whoever says more is not listened to
+PHASES = ("idle", "fetching", "working", "sending")
+
+
+class Roster:
+    """Listens to the nodes below, on a connection of its own, until it is closed."""
+
+    def __init__(self, open: Callable[[Callable[[], bool]], Session], names: dict[str, str], journal: Journal) -> None:
+        """``open`` makes a session that gives up when asked to; ``names``: subject → node."""
+        self._stop = threading.Event()
+        self._session, self._names, self._journal = open(self._stop.is_set), names, journal
+        self._thread = threading.Thread(target=self._listen, name="hansa-roster", daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        try:
+            while not self._stop.is_set():
+                message = self._session.next(0.5)
+                if message is not None and message.subject in self._names and len(message.payload) <= LONGEST:
+                    node = self._names[message.subject]
+                    if said := heard(bytes(message.payload), time()):
+                        self._journal.note(LIFE + node, said)
+        except GaveUp:
+            pass
+        finally:
+            self._session.close()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def heard(payload: bytes, now: float) -> dict[str, Any] | None:
+    """What a node says of itself, with when it was heard; None for nonsense."""
+    try:
+        said = json.loads(payload)
+        phase, version, at = said["phase"], said["version"], float(said["at"])
+    except (ValueError, TypeError, KeyError):
+        return None
+    if phase not in PHASES or not isinstance(version, str):
+        return None
+    return {"phase": phase, "version": version[:40], "heard": now, "skew": at - now}
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    node: str
+    connected: bool
+    heard: float | None  # when it was heard last
+    phase: str
+    version: str
+    skew: float | None  # seconds that its clock is ahead of ours
+    awaited: str  # what it was asked and has not answered
+    until: float | None  # when nobody waits for it any more
+    refused: int  # letters and connections of it that were refused
+
+    @property
+    def row(self) -> list[str]:
+        there = "connected" if self.connected else "away" if self.heard else "never seen"
+        if self.heard and not self.connected:
+            there += f" since {clock(self.heard)}"
+        awaited = f"{self.awaited} until {clock(self.until)}" if self.until else self.awaited
+        skew = "" if self.skew is None else f"{self.skew:+.1f} s" + (" !" if abs(self.skew) > SKEWED else "")
+        return [self.node, there, self.phase, awaited or "–", self.version, skew, str(self.refused or "–")]
+
+
+COLUMNS = ["node", "", "phase", "awaited", "version", "clock", "refused"]
+
+
+def clock(at: float) -> str:
+    return datetime.fromtimestamp(at).strftime("%d %b %H:%M:%S")
+
+
+def read(folder: Path, now: float) -> list[NodeStatus]:
+    """What the journal of the run in ``folder`` says."""
+    file = folder / "seat" / "journal.sqlite"
+    if not file.is_file():
+        raise UserError(f"{folder} is no run of 'hansa serve' (no seat/journal.sqlite there); name its --out")
+    with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)) as journal:
+        facts = dict(journal.execute("select name, value from facts"))
+        waiting = journal.execute("select node, kind, round, until from asks where answered is null and lost is null")
+        asked = {node: (f"{kind} of round {round}", until) for node, kind, round, until in waiting}
+        refused = dict(journal.execute("select node, sum(times) from refusals group by node"))
+    lives = {name.removeprefix(LIFE): json.loads(value) for name, value in facts.items() if name.startswith(LIFE)}
+    children = json.loads(facts.get("children", "[]"))
+    return [_status(name, lives.get(name, {}), asked.get(name, ("", None)), refused, now) for name in children]
+
+
+def _status(
+    name: str, life: dict[str, Any], asked: tuple[str, float | None], refused: dict[str, int], now: float
+) -> NodeStatus:
+    last = life.get("heard")
+    there = last is not None and now - last < SILENT
+    phase = life.get("phase", "") if there else ""
+    awaited, until = asked
+    return NodeStatus(
+        name, there, last, phase, life.get("version", ""), life.get("skew"), awaited, until, refused.get(name, 0)
+    )
+
+
+def as_dict(nodes: list[NodeStatus]) -> dict[str, Any]:
+    return {"nodes": [asdict(node) for node in nodes]}

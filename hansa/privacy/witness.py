@@ -1,0 +1,39 @@
+"""What a coordinator or a region sends to the nodes below it and gets from them, in its own audit log."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hansa.links import Answer, Link
+from hansa.messages import Lost, NodeId, Request
+from hansa.privacy.audit import AuditLog
+from hansa.privacy.guard import digest
+
+
+class Witness:
+    """A link that writes everything down: questions before they go, answers before they are used."""
+
+    def __init__(self, link: Link, log: AuditLog) -> None:
+        self._link, self._log = link, log
+
+    def __getattr__(self, name: str) -> Any:
+        """What some links have beside `ask`."""
+        return getattr(self._link, name)
+
+    def ask(self, asks: Mapping[NodeId, Request], until: float | None) -> Iterator[Answer]:
+        digests: dict[int, str] = {}  # what many are asked is digested once
+        for node, request in asks.items():
+            if id(request) not in digests:
+                digests[id(request)] = digest(request)
+            about = _about(request, getattr(request, "round", 0))
+            self._log.add("asked", **about, to=node, digest=digests[id(request)])
+        for answer in self._link.ask(asks, until):
+            about = _about(answer.reply, getattr(asks[answer.node], "round", 0))
+            if isinstance(answer.reply, Lost):
+                self._log.add("lost", **about, to=answer.node, reason=answer.reply.reason)
+            else:
+                self._log.add("answer", **about, to=answer.node, bytes=answer.received, digest=digest(answer.reply))
+            yield answer
+
+
+def _about(message: object, round: int) -> dict[str, Any]:
+    return {"message": type(message).__name__, "round": round}

@@ -1,0 +1,76 @@
+"""A silo's law over the network: what its policy does not allow stays, and what left is in its log."""
+
+import threading
+
+import pytest
+import yaml
+
+from hansa.deploy.agent import Agent
+from hansa.deploy.join import SiloTrade
+from hansa.deploy.kit import COORDINATOR, Kit
+from hansa.deploy.law import POLICY, Law
+from hansa.deploy.serve import serve
+from hansa.errors import RunFailed, UserError
+from hansa.privacy.audit import entries, verify
+from tests.deploy.conftest import make_kits
+
+
+def run_with_laws(settings, kits, folder, log):
+    agents = {}
+    for name, node in settings.silos.items():
+        kit = Kit(kits / name)
+        trade = SiloTrade(kit, node.sources, (), Law.of(kit, None, folder / name))
+        agents[name] = Agent(kit, folder / name, trade, log.say)
+    threads = [threading.Thread(target=agent.run, daemon=True) for agent in agents.values()]
+    for thread in threads:
+        thread.start()
+    try:
+        return serve(settings, Kit(kits / COORDINATOR), folder / "run", None, log)
+    finally:
+        for agent in agents.values():
+            agent.stop()
+        for thread in threads:
+            thread.join(timeout=60)
+
+
+def test_under_the_policy_of_its_kit_a_silo_works_and_writes_down_what_leaves(federation, tmp_path, log):
+    settings = federation(rounds=1)
+    kits = make_kits(settings, tmp_path / "kits")
+    run_with_laws(settings, kits, tmp_path, log)
+    noted = tmp_path / "north" / "audit.jsonl"
+    assert verify(noted).sound
+    released = [(e["message"], e["to"]) for e in entries(noted) if e["event"] == "release"]
+    assert ("Update", COORDINATOR) in released
+
+
+def test_a_silo_without_a_policy_releases_nothing_and_both_sides_hear_why(federation, tmp_path, log, caplog):
+    settings = federation(rounds=1)
+    kits = make_kits(settings, tmp_path / "kits")
+    (kits / "north" / POLICY).unlink()
+    with pytest.raises(RunFailed, match=r"silo 'north' could not answer .* policy refuses"):
+        run_with_laws(settings, kits, tmp_path, log)
+    assert "north refused a Survey of coordinator" in caplog.text
+    assert {e["event"] for e in entries(tmp_path / "north" / "audit.jsonl")} == {"request", "refusal"}
+
+
+def test_the_kits_policy_is_for_its_federation_alone(federation, tmp_path):
+    """The name that counts is the one in the kit, not one that a coordinator writes into its settings."""
+    kits = make_kits(federation(), tmp_path / "kits")
+    [rule] = yaml.safe_load((kits / "north" / POLICY).read_text())["rules"].values()
+    assert rule["federations"] == ["small"]
+    from hansa.site import Site
+
+    law = Law.of(Kit(kits / "north"), None, tmp_path / "home")
+    told = federation(name="other")
+    guard = law.over(lambda request: None, Site(told, tmp_path))
+    assert guard.purpose.federation == "small"
+
+
+def test_an_agent_does_not_begin_with_a_log_that_was_changed(federation, tmp_path):
+    kits = make_kits(federation(), tmp_path / "kits")
+    law = Law.of(Kit(kits / "north"), None, tmp_path / "home")
+    law.log.add("request")
+    law.log.add("request")
+    law.log.file.write_text("")
+    with pytest.raises(UserError, match="its end is missing"):
+        Law.of(Kit(kits / "north"), None, tmp_path / "home")

@@ -1,0 +1,106 @@
+"""Units, image and chart name commands and options that exist; the chart is rendered by helm itself."""
+
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.main import get_command
+
+from hansa.cli import app
+
+ROOT = Path(__file__).parent.parent.parent
+PACKAGING = ROOT / "packaging"
+HELM = Path(sys.executable).with_name("helm")
+
+
+def understood(words: list[str]) -> None:
+    """Fails where the command line would not take these words."""
+    command = get_command(app).commands[words[0]]
+    command.make_context("hansa", list(words[1:]))
+
+
+def render(*arguments: str) -> list[dict]:
+    done = subprocess.run([HELM, "template", "x", str(PACKAGING / "helm"), *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [document for document in yaml.safe_load_all(done.stdout) if document]
+
+
+def kinds(documents: list[dict]) -> dict[str, dict]:
+    return {document["kind"]: document for document in documents}
+
+
+def container(documents: list[dict]) -> dict:
+    [found] = kinds(documents)["StatefulSet"]["spec"]["template"]["spec"]["containers"]
+    return found
+
+
+@pytest.fixture
+def federation_text(tmp_path) -> str:
+    (tmp_path / "fed.yaml").write_text("name: clinics\nsilos: {a: a.jsonl}\n")
+    return f"coordinator.federation={tmp_path / 'fed.yaml'}"
+
+
+def test_the_chart_of_a_coordinator(federation_text):
+    documents = render("--set", "role=coordinator", "--set-file", federation_text)
+    understood(container(documents)["args"])
+    found = kinds(documents)
+    assert yaml.safe_load(found["ConfigMap"]["data"]["federation.yaml"])["name"] == "clinics"
+    assert [port["port"] for port in found["Service"]["spec"]["ports"]] == [4222, 4223]
+    assert found["Service"]["spec"]["selector"] == found["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
+
+
+def test_the_chart_of_a_coordinator_with_a_nats_of_your_own(federation_text):
+    nats = "nats.url=tls://nats.example:4222"
+    documents = render("--set", "role=coordinator", "--set", nats, "--set-file", federation_text)
+    assert "--nats=tls://nats.example:4222" in container(documents)["args"]
+    understood(container(documents)["args"])
+    assert [port["name"] for port in kinds(documents)["Service"]["spec"]["ports"]] == ["weights"]
+
+
+def test_the_chart_of_a_silo(tmp_path):
+    (tmp_path / "policy.yaml").write_text("rules: {}\n")
+    documents = render("--set-file", f"silo.policy={tmp_path / 'policy.yaml'}")
+    understood(container(documents)["args"])
+    assert "Service" not in kinds(documents), "a silo connects outwards only"
+    mounts = {mount["name"]: mount for mount in container(documents)["volumeMounts"]}
+    assert mounts["data"]["readOnly"]
+    assert mounts["kit"]["readOnly"]
+    assert kinds(documents)["ConfigMap"]["data"] == {"policy.yaml": "rules: {}\n"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--set", "role=king"], "it must be coordinator or silo"),
+        (["--set", "role=coordinator"], "federation is empty"),
+    ],
+)
+def test_the_chart_refuses_what_cannot_work(arguments, reason):
+    done = subprocess.run([HELM, "template", "x", str(PACKAGING / "helm"), *arguments], capture_output=True, text=True)
+    assert done.returncode != 0
+    assert reason in done.stderr
+
+
+@pytest.mark.parametrize("unit", ["hansa-coordinator", "hansa-silo"])
+def test_the_units_start_commands_that_exist(unit):
+    text = (PACKAGING / "systemd" / f"{unit}.service").read_text().replace("\\\n", " ")
+    [line] = re.findall(r"^ExecStart=(.*)$", text, re.M)
+    program, *words = shlex.split(line)
+    assert Path(program).name == "hansa"
+    understood(words)
+
+
+def test_the_image_copies_what_exists_and_installs_extras_that_exist():
+    text = (PACKAGING / "Containerfile").read_text()
+    for names in re.findall(r"^COPY (.*) \./\S*$", text, re.M):
+        assert all((ROOT / name).exists() for name in names.split())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    [extras] = re.findall(r"'\.\[([\w,]+)\]'", text)
+    assert set(extras.split(",")) <= set(project["optional-dependencies"])
+    version = yaml.safe_load((PACKAGING / "helm" / "Chart.yaml").read_text())["appVersion"]
+    assert version == project["version"]

@@ -1,0 +1,23 @@
+"""A coordinator's audit log: every question and answer, once, and nothing changes by it."""
+
+from hansa.links.local import LocalLink
+from hansa.messages import Describe, Lost, Scores
+from hansa.privacy.audit import AuditLog, entries, verify
+from hansa.privacy.guard import digest
+from hansa.privacy.witness import Witness
+
+
+def test_questions_and_answers_are_written_down(tmp_path):
+    replies = {"north": Scores({"a": {"n": 1.0}}), "south": Lost("it is away")}
+    link = LocalLink(lambda name: lambda request: replies[name])
+    log = AuditLog(tmp_path / "audit.jsonl", "coordinator")
+    asks = dict.fromkeys(replies, Describe())
+    plain, seen = list(link.ask(asks, None)), list(Witness(link, log).ask(asks, None))
+    assert plain == seen
+    assert verify(log.file).sound
+    noted = list(entries(log.file))
+    assert [(e["event"], e["to"]) for e in noted] == [
+        ("asked", "north"), ("asked", "south"), ("answer", "north"), ("lost", "south"),
+    ]  # fmt: skip
+    assert noted[2]["digest"] == digest(replies["north"])
+    assert noted[3]["reason"] == "it is away"
