@@ -285,13 +285,12 @@ class Region:
         """Train on data of its own, in place; without any, or where that fails, the model stays."""
         if self.own is None or self.tree.order == "parallel":
             return None
-        [answer] = self.link.ask({self.name: self._own_work(model, turn)}, None)
         probe = Record(turn.number, [self.name])
-        update = admit(answer, model.layout, probe)
-        if update is None:
-            return Lost(probe.lost[self.name])
-        model.flat.sub_(update.gradient.flat)
-        return probe.updates[self.name]
+        for answer in self.link.ask({self.name: self._own_work(model, turn)}, None):
+            update = admit(answer, model.layout, probe)
+            if update is not None:  # while the link still holds its tensors
+                model.flat.sub_(update.gradient.flat)
+        return probe.updates.get(self.name) or Lost(probe.lost[self.name])
 
     def _own_work(self, model: Tensors, turn: Turn) -> Train:
         return Train(turn.number, model, turn.durable, turn.begin, turn.total)

@@ -422,15 +422,17 @@ class Run:
 
     def _save_own(self, round: int) -> None:
         """On a tree, every node's own model, as a plain folder of its own."""
+        scores = self.ledger.final(f"{OWN} test")
         for name, model in own_models(self.site, self.federation.silos, round):
             self.site.learner.state.write(model)
-            self._export(self.directory.path / "silos" / name / "model", name)
+            own = {name: scores[name]} if name in scores else {}
+            self._export(self.directory.path / "silos" / name / "model", name, own)
 
-    def _export(self, folder: Path, silo: str) -> None:
+    def _export(self, folder: Path, silo: str, metrics: Mapping[str, Mapping[str, float]] | None = None) -> None:
         with atomically(folder) as draft:
             merged(self.site.learner.model).save_pretrained(draft)
             self.site.vocabulary.tokenizer.save_pretrained(draft)
-            self._card(draft, silo, self.ledger.final())
+            self._card(draft, silo, self.ledger.final() if metrics is None else metrics)
 
     def _card(self, folder: Path, silo: str, metrics: Mapping[str, Mapping[str, float]]) -> None:
         card = model_card(self.federation, self.cards, metrics, self.ledger.facts(), silo)

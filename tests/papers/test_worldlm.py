@@ -103,6 +103,18 @@ def tensors(values):
     return Tensors(LAYOUT, torch.tensor(values, dtype=torch.float32))
 
 
+class Fleeting:
+    """An answer's tensors are gone when the next is asked for, as in the shared memory of a pool."""
+
+    def __init__(self, link):
+        self.link = link
+
+    def ask(self, asks, until):
+        for answer in self.link.ask(asks, until):
+            yield answer
+            answer.reply.gradient.flat.fill_(torch.nan)
+
+
 class Real:
     def __init__(self, tmp_path, method=None, tree=TREE, data=True, **settings):
         self.method = method or WorldLM(key_layers=("block.1", "block.2")).build()
@@ -110,7 +122,7 @@ class Real:
         self.folder, self.tree, self.data = tmp_path, tree, data
         silos = {name: Node(sources=({"train": "x"},)) for name in tree["root"]}
         self.settings = Federation(silos=silos, rounds=9, **settings)
-        self.leaves = LocalLink(lambda name: lambda request: self.leaf(name, request))
+        self.leaves = Fleeting(LocalLink(lambda name: lambda request: self.leaf(name, request)))
         self.root = self.grow("root")
         self.moving = self.root.begin()
 
