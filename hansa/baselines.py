@@ -34,6 +34,7 @@ def arrange(federation: Federation, cards: Mapping[NodeId, Card]) -> Federation:
         "method": Named(name="fedavg"),
         "server": None,
         "aggregate": None,
+        "secure": None,
         "upload": Upload(),
         "personal": None,
         "root": None,

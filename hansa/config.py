@@ -19,6 +19,13 @@ from hansa.section import Share as Share
 ROOT = "root"  # the name of the root of the tree, where it holds data of its own
 
 
+class Secure(Section):
+    """Secure aggregation: the server learns the silos' sum and nothing else; see veil.py."""
+
+    threshold: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.6  # of the others: so many restore a silo's secrets
+    bound: Positive = 1.0  # of each value of an update; what is beyond it is cut
+
+
 class Privacy(Section):
     """Differential privacy of a silo's updates; see privacy/update.py."""
 
@@ -350,11 +357,17 @@ class Federation(Section):
     baseline: Training = Training(optimizer="adamw", lr=3e-5, eps=1e-6, weight_decay=0.01, keep_optimizer=True)
     server: Server | None = None  # default: what the method brings
     aggregate: Aggregation | None = None
+    secure: Secure | None = None
     upload: Upload = Upload()
     personal: Personal | None = None
     evaluate: Evaluation = Evaluation()
     checkpoint: Checkpointing = Checkpointing()
     record: Recording = Recording()
+
+    @field_validator("secure", mode="before")
+    @classmethod
+    def _switch(cls, value: Any) -> Any:
+        return {} if value is True else None if value is False else value
 
     @field_validator("task", "method", mode="before")
     @classmethod

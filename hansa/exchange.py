@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hansa.links import wire
-from hansa.messages import Lost, NodeId, Offer, Trade
+from hansa.messages import Lost, NodeId, Offer, Trade, Train
 from hansa.method import Exchange
 from hansa.pace import Asker, Moving, until
 from hansa.tasks.base import Batch
@@ -61,6 +61,10 @@ class Traded:
     received: dict[NodeId, int] = field(default_factory=dict)
     up: dict[NodeId, int] = field(default_factory=dict)  # of the offers' tensors alone, without headers
     down: dict[NodeId, int] = field(default_factory=dict)
+
+    def brief(self, node: NodeId, plain: Train) -> Train:
+        """Who took part hears the others, and holds the model already."""
+        return replace(plain, offers=self.heard[node], held=True) if node in self.heard else plain
 
 
 def trade(exchange: Exchange, cohort: list[NodeId], asker: Asker, moving: Moving, sizes: Sizes | None) -> Traded:

@@ -1,8 +1,8 @@
 """What nodes say to one another: frozen values, nothing else crosses a link.
 
 A request is one of `Survey`, `Describe`, `Trade`, `Train`, `Fit`, `Evaluate`, `Personalise`; a reply is one of
-`Findings`, `Card`, `Offer`, `Update`, `Scores`, `Personal`, or `Lost` where a node gave none. Everything in a reply has
-left the silo: it is a release.
+`Findings`, `Card`, `Offer`, `Update`, `Scores`, `Personal`, or `Lost` where a node gave none. Secure aggregation adds
+`Advertise`, `Entrust`, `Reveal` and their replies. Everything in a reply has left the silo: it is a release.
 """
 
 from dataclasses import dataclass, field
@@ -62,6 +62,8 @@ class Train:
     total: int = 0  # and how many there will be; 0: the learning rate goes by rounds
     offers: tuple[Offer, ...] = ()  # the others'
     held: bool = False  # this round's `Trade` brought the model: over a wire it does not travel again
+    roster: dict[NodeId, tuple[str, ...]] = field(default_factory=dict)  # whose masks cancel: see veil.py; empty: none
+    weight: float = 0.0  # under a mask: the silo's share of the sum
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,32 @@ class Fit:
     durable: int = 0
     begin: int = 0
     total: int = 0
+
+
+@dataclass(frozen=True)
+class Advertise:
+    """Secure aggregation: make keys for this round and tell the public ones. See veil.py."""
+
+    round: int
+
+
+@dataclass(frozen=True)
+class Entrust:
+    """Deal out shares of this round's secrets to those on the ``roster``, each sealed for its receiver; any
+    ``threshold`` of them shall restore a secret."""
+
+    round: int
+    roster: dict[NodeId, tuple[str, ...]]
+    threshold: int
+
+
+@dataclass(frozen=True)
+class Reveal:
+    """Open what was entrusted to you: the seed of whoever ``answered``, the key of whoever did not."""
+
+    round: int
+    sealed: dict[NodeId, str]
+    answered: tuple[NodeId, ...]
 
 
 @dataclass(frozen=True)
@@ -151,6 +179,8 @@ class Update:
     residuals: Tensors = field(default_factory=nothing)  # on a tree: layers for others, named as in `Fit`
     attention: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)  # `down|up NODE` → layer → whom
     refused: dict[str, str] = field(default_factory=dict)  # by node: which layer it would not take, and why
+    masked: bool = False  # the gradient is fixed-point numbers under masks, in the bits of its tensors: see veil.py
+    cut: int = 0  # under a mask: how many values were beyond the bound
 
 
 @dataclass(frozen=True)
@@ -180,11 +210,33 @@ class Personal:
 
 
 @dataclass(frozen=True)
+class Advertised:
+    """A silo's public keys of a round: to seal shares with, and to agree on masks with."""
+
+    seal: str
+    mask: str
+
+
+@dataclass(frozen=True)
+class Entrusted:
+    """Shares of a silo's secrets, sealed for each of the others."""
+
+    sealed: dict[NodeId, str]
+
+
+@dataclass(frozen=True)
+class Revealed:
+    """Of every other silo, this one's share of what undoes its masks: a point, in hexadecimal."""
+
+    shares: dict[NodeId, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
 class Lost:
     """No reply, and why. A drop-out is a value, not an exception."""
 
     reason: str
 
 
-Request = Survey | Describe | Trade | Train | Fit | Evaluate | Personalise
-Reply = Findings | Card | Offer | Update | Scores | Personal | Lost
+Request = Survey | Describe | Trade | Train | Fit | Evaluate | Personalise | Advertise | Entrust | Reveal
+Reply = Findings | Card | Offer | Update | Scores | Personal | Advertised | Entrusted | Revealed | Lost

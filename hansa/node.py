@@ -23,8 +23,10 @@ from hansa.exchange import Indices, Samples
 from hansa.fit import MODEL, fit_leaf
 from hansa.links import Link
 from hansa.messages import (
+    Advertise,
     Card,
     Describe,
+    Entrust,
     Evaluate,
     Findings,
     Fit,
@@ -33,6 +35,7 @@ from hansa.messages import (
     Personalise,
     Reply,
     Request,
+    Reveal,
     Scores,
     Survey,
     Trade,
@@ -46,6 +49,7 @@ from hansa.models.adapt import merged
 from hansa.models.tokenizer import count_pieces
 from hansa.pace import Member, Moving
 from hansa.personal import overall, personalise
+from hansa.privacy.secagg import Refused
 from hansa.privacy.update import NORM, protect
 from hansa.round import federated_round
 from hansa.runs.directory import atomically
@@ -56,6 +60,7 @@ from hansa.tasks.base import Batch, Labelled, texts_in
 from hansa.tensors import NOTHING, Tensors
 from hansa.train import Work, train
 from hansa.upload import Leaving, restore_local
+from hansa.veil import Wearer
 
 if TYPE_CHECKING:
     from hansa.site import Site
@@ -90,6 +95,8 @@ class Silo:
                 return whole if isinstance(whole, Lost) else self.train(whole, whole.model)
             case Fit():
                 return fit_leaf(self, request)
+            case Advertise() | Entrust() | Reveal():
+                return self._veil.answer(request)
             case Evaluate():
                 return self._evaluate(request)
             case Personalise():
@@ -176,7 +183,22 @@ class Silo:
             left = sent.open(request.model.layout) if isinstance(sent, Coded) else sent
             record.update(self.home, request.round, left, self._drawn(request.round, training), request.model)
         update = Update(NOTHING, len(held), done.seen, done.steps, done.loss, done.seconds, moved=leaving.moved)
-        return replace(update, coded=sent) if isinstance(sent, Coded) else replace(update, gradient=sent)
+        if isinstance(sent, Coded):
+            return replace(update, coded=sent)
+        return self._masked(request, update, sent) if federation.secure else replace(update, gradient=sent)
+
+    def _masked(self, request: Train, update: Update, sent: Tensors) -> Reply:
+        """Where the federation says that updates meet under masks, none leaves without."""
+        assert self.site.federation.secure is not None
+        try:
+            masked, cut = self._veil.cover(request, sent, self.site.federation.secure.bound)
+        except Refused as why:
+            return Lost(f"it refuses: {why}")
+        return replace(update, gradient=masked, masked=True, cut=cut)
+
+    @property
+    def _veil(self) -> Wearer:
+        return Wearer(self.name, self.site.federation.name, self.home)
 
     def _leave(
         self, request: Train, received: Tensors, memory: dict[str, torch.Tensor]

@@ -5,12 +5,12 @@ would take, nobody sleeps, and methods can be compared by the clock on one machi
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import monotonic
 
 from hansa.config import Federation, Participation, Simulation
 from hansa.links import Answer, Link
-from hansa.messages import NodeId, Offer, Train
+from hansa.messages import NodeId, Train
 from hansa.seeds import stream
 from hansa.tensors import Tensors
 
@@ -60,8 +60,8 @@ class Asker:
     durable: int
 
 
-Heard = Mapping[NodeId, tuple[Offer, ...]]  # what each member that holds the model is told of the others
-Ask = Callable[[Heard], Iterator[Answer]]
+Brief = Callable[[NodeId, Train], Train | None]  # what a member is asked, made of the plain request; None: it is not
+Ask = Callable[[Brief], Iterator[Answer]]
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ class Together:
         moving.clock += max(duration(node, number, settings.simulate, settings.seed) for node in cohort)
         plain = Train(number, moving.model, asker.durable)
 
-        def ask(heard: Heard) -> Iterator[Answer]:
-            asks = {n: replace(plain, offers=heard[n], held=True) if n in heard else plain for n in cohort}
+        def ask(brief: Brief) -> Iterator[Answer]:
+            asks = {node: told for node in cohort if (told := brief(node, plain)) is not None}
             return asker.link.ask(asks, until(settings.participation))
 
         return cohort, ask

@@ -4,7 +4,8 @@
 2 trade knowledge         methods that exchange something before training: see exchange.py
 3 local work              every silo starts from the model and minimises its objective
 4 what leaves a silo      the pseudo-gradient of the tensors in scope, or a part of it, or a code: see upload.py
-5 where updates meet      a running sum, or each by each for robust rules, tensor by tensor; nonsense never gets in
+5 where updates meet      a running sum, or each by each for robust rules, tensor by tensor; nonsense never gets in;
+                          or under masks, where nobody sees more than the sum: see veil.py
 6 move the model          the server optimiser takes the step
 7 look                    evaluate, record, checkpoint: see run.py, which repeats this round
 """
@@ -20,11 +21,12 @@ from hansa.config import Federation, Participation
 from hansa.exchange import Sizes, Traded, trade
 from hansa.links import Answer, Link
 from hansa.links.narrow import NarrowLink
-from hansa.messages import Lost, NodeId, Reply, Update, nothing
+from hansa.messages import Lost, NodeId, Reply, Train, Update, nothing
 from hansa.method import Method
 from hansa.methods.fedopt import scale
 from hansa.pace import Asker, Member, Moving
 from hansa.tensors import Layout, is_finite
+from hansa.veil import Veil
 
 LARGEST = 1e12  # no silo has more samples than this: a larger figure is a lie or a bug
 
@@ -83,11 +85,15 @@ def federated_round(
         began = perf_counter()
 
     # 3, 4 local work, what leaves a silo; 5 where updates meet
-    answers = ask(record.traded.heard)
+    veil = Veil.draw(asker, settings.secure, method.weigh, record) if settings.secure is not None else None
+    answers = ask(lambda node, plain: brief(node, plain, record.traded, veil))
     accepted = screen(answers, moving.model.layout, record, method.upload.selects)
-    gradient = method.aggregate.combine(moving.model.layout, ((u, method.weigh.weight(u)) for u in accepted))
+    if veil is not None:
+        gradient = veil.combine(moving.model.layout, accepted)
+    else:
+        gradient = method.aggregate.combine(moving.model.layout, ((u, method.weigh.weight(u)) for u in accepted))
     record.seconds["work"] = perf_counter() - began
-    record.failed = too_few(record, settings.participation)
+    record.failed = record.failed or too_few(record, settings.participation)
     if record.failed:
         moving.clock, moving.flights, moving.state = before
         return record
@@ -103,6 +109,12 @@ def federated_round(
         moving.sent |= {node: list(names) for node, names in record.tensors.items()}
     record.seconds["move"] = perf_counter() - began
     return record
+
+
+def brief(node: NodeId, plain: Train, traded: Traded, veil: Veil | None) -> Train | None:
+    """What a member of the cohort is asked; None if it is not."""
+    told = traded.brief(node, plain)
+    return told if veil is None else veil.brief(node, told)
 
 
 @contextmanager
@@ -190,6 +202,6 @@ def flaw(reply: object, layout: Layout, partial: bool = False) -> str:
         return f"it claims {reply.samples} samples"
     if not isfinite(reply.loss):
         return f"its training loss is {reply.loss}"
-    if not is_finite(reply.gradient.flat):
+    if not reply.masked and not is_finite(reply.gradient.flat):
         return "its update has values that are not finite (NaN or Inf)"
     return ""

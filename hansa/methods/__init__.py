@@ -8,6 +8,7 @@ from hansa import upload
 from hansa.config import Federation, Node, protected
 from hansa.errors import ConfigError
 from hansa.method import Method
+from hansa.pace import Together, cohort_size
 from hansa.registry import Registry
 
 METHODS: Registry[Method] = Registry("method")
@@ -16,12 +17,14 @@ for _module in iter_modules(__path__):  # every module registers itself above
     import_module(f"{__name__}.{_module.name}")
 
 from hansa.methods.controllers import Layers, of_added  # noqa: E402
+from hansa.methods.fedavg import BySamples, Mean  # noqa: E402
 from hansa.methods.fedkc import FedKC  # noqa: E402
 from hansa.methods.fedmix import FedMix  # noqa: E402
 from hansa.methods.fedopt import server_optimiser  # noqa: E402
 from hansa.methods.moon import Moon  # noqa: E402
 from hansa.methods.robust import Krum, aggregation  # noqa: E402
 
+SAFE_COHORT = 3  # two would know each other's update from the sum
 CLASSIFIERS = (FedKC, FedMix, Moon)  # they look at the representation of a whole text
 
 
@@ -57,7 +60,33 @@ def build(federation: Federation, node: Node | None = None) -> Method:
         _refuse_with_fedbuff(federation)
     if method.exchange is not None:
         _refuse_with_exchange(federation)
+    if federation.secure is not None:
+        _refuse_with_secure(federation, method)
     return method
+
+
+def _refuse_with_secure(federation: Federation, method: Method) -> None:
+    """Under masks there is a sum of whole updates, with weights that are known before."""
+    name = federation.method.name
+    if not isinstance(method.aggregate, Mean):
+        raise ConfigError(
+            f"'secure' hides each update in the sum, but the aggregation of '{name}' must see each by itself: "
+            "leave one of the two out"
+        )
+    if not isinstance(method.weigh, BySamples) or not isinstance(method.pace, Together):
+        raise ConfigError(
+            f"'secure' needs weights and a cohort that are known before anybody trains, and method '{name}' has not: "
+            "use weights by samples (or uniform), or leave 'secure' out"
+        )
+    if federation.upload.steps:
+        raise ConfigError("'secure' adds whole updates under masks: leave 'upload' out")
+    if method.tree is not None or any(node.silos for node in federation.silos.values()):
+        raise ConfigError("'secure' works in a flat federation: the silos must stand directly below 'silos'")
+    fewest = cohort_size(federation.participation, len(federation.silos))
+    if fewest < SAFE_COHORT:
+        raise ConfigError(
+            f"'secure' needs a cohort of at least {SAFE_COHORT} silos to hide in, and {fewest} take part in a round"
+        )
 
 
 def _refuse_with_exchange(federation: Federation) -> None:

@@ -25,7 +25,7 @@ class InTurn:
         node = order[moving.round % len(order)]
         moving.clock += duration(node, number, settings.simulate, settings.seed)
         request = Train(number, moving.model, asker.durable)
-        return [node], lambda _heard: asker.link.ask({node: request}, until(settings.participation))
+        return [node], lambda _brief: asker.link.ask({node: request}, until(settings.participation))
 
 
 @METHODS.register("chained")

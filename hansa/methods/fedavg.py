@@ -54,7 +54,10 @@ class BySamples:
     temperature: float = 1.0
 
     def weight(self, update: Update) -> float:
-        return float(update.samples**self.temperature)
+        return self.of(update.samples)
+
+    def of(self, samples: int) -> float:
+        return float(samples**self.temperature)
 
 
 @dataclass(frozen=True)

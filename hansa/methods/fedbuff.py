@@ -37,7 +37,7 @@ class Buffered:
     def gather(self, asker: Asker, moving: Moving) -> tuple[list[NodeId], Ask]:
         arrived = self._arrivals(asker.members, asker.settings, moving)
         keep_versions(moving, arrived)
-        return [flight.node for flight in arrived], lambda _heard: self._ask(asker, moving, arrived)
+        return [flight.node for flight in arrived], lambda _brief: self._ask(asker, moving, arrived)
 
     def _arrivals(self, members: Mapping[NodeId, Member], settings: Federation, moving: Moving) -> list[Flight]:
         """Take the earliest flights off the list; whoever arrived takes off again with the newest model."""

@@ -15,8 +15,12 @@ from hansa.coded import Coded
 from hansa.config import Federation, walk
 from hansa.links import wire
 from hansa.messages import (
+    Advertise,
+    Advertised,
     Card,
     Describe,
+    Entrust,
+    Entrusted,
     Evaluate,
     Findings,
     Fit,
@@ -26,6 +30,8 @@ from hansa.messages import (
     Personalise,
     Reply,
     Request,
+    Reveal,
+    Revealed,
     Scores,
     Survey,
     Trade,
@@ -56,7 +62,13 @@ CONTENTS: Mapping[type, Mapping[str, Kind]] = {
         "residuals": "residuals",
         "attention": "residuals",
         "refused": "residuals",
+        "masked": "tensors",
+        "cut": "tensors",
     },
+    # Keys and shares are there for the sum of the updates, and release nothing else.
+    Advertised: {"seal": "tensors", "mask": "tensors"},
+    Entrusted: {"sealed": "tensors"},
+    Revealed: {"shares": "tensors"},
     Offer: {"knowledge": "offers", "members": "offers", "lengths": "offers", "withheld": "offers"},
     Scores: {"sums": "metrics"},
     Personal: {
@@ -86,6 +98,8 @@ def asked_for(request: object) -> list[Wanted] | None:
             held = isinstance(request, Train) and request.held
             tensors = [Wanted("tensors")] if request.model.layout.names or held else []
             return [*tensors, Wanted("samples"), Wanted("metrics")]
+        case Advertise() | Entrust() | Reveal():
+            return [Wanted("tensors")]
         case Evaluate():
             return [Wanted("metrics")]
         case Personalise():

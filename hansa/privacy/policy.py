@@ -79,7 +79,7 @@ class Purpose:
     method: str
     cohort: int  # the fewest updates that one step of the model may be made of
     epsilon: float | None  # that every release keeps to (updates, and what is exchanged); None: no such promise
-    secure_aggregation: bool = False  # not built yet
+    secure_aggregation: bool = False
 
     @staticmethod
     def of(federation: Federation, node: str) -> "Purpose":
@@ -91,7 +91,8 @@ class Purpose:
         name = federation.method.name if federation.kind == "federated" else federation.kind
         cost, told = spent(federation, federation.rounds).get(node), release.spent(federation, federation.rounds)
         kept = None if cost is None else max(cost.epsilon, told.epsilon if told else 0.0)
-        return Purpose(federation.name, name, least, kept)
+        secure = federation.secure is not None and federation.kind == "federated"
+        return Purpose(federation.name, name, least, kept, secure)
 
 
 def _beside(silos: Mapping[str, Node], node: str, rules: Participation) -> tuple[int, Participation]:
@@ -178,7 +179,7 @@ def _objection(rule: Rule, wanted: Wanted, purpose: Purpose) -> str:
 
 def _unprotected(require: Require, purpose: Purpose) -> str:
     if require.secure_aggregation and not purpose.secure_aggregation:
-        return "requires secure aggregation, which this version of Hansa does not have"
+        return "requires secure aggregation, and the federation file has no 'secure' section"
     if purpose.cohort < require.cohort:
         return f"requires a cohort of {require.cohort}, and a round may count with {purpose.cohort}"
     if require.epsilon is not None and purpose.epsilon is None:

@@ -55,7 +55,7 @@ def test_a_rule_allows_what_it_names_and_is_named(tmp_path):
         ({"release": {"samples": True}}, "does not release metrics"),
         ({"require": {"cohort": 3}}, "requires a cohort of 3, and a round may count with 2"),
         ({"require": {"epsilon": 8}}, "requires ε ≤ 8, and the federation file promises no differential privacy"),
-        ({"require": {"secure_aggregation": True}}, "which this version of Hansa does not have"),
+        ({"require": {"secure_aggregation": True}}, "has no 'secure' section"),
     ],
 )
 def test_what_a_rule_does_not_allow_stays_and_why(tmp_path, rule, reason):
@@ -132,6 +132,7 @@ def test_every_message_says_what_it_releases():
     model = Tensors.zeros(Layout(("w",), ((1,),)))
     for request in get_args(messages.Request):
         values = {"round": 1, "model": model, "start": model, "label": "", "parent": "", "residuals": model}
+        values |= {"roster": {}, "threshold": 2, "sealed": {}, "answered": ()}
         made = request(**{f.name: values[f.name] for f in fields(request) if f.name in values})
         assert asked_for(made) is not None, request
 

@@ -1,0 +1,117 @@
+"""Secure aggregation in whole runs: the same model but for rounding, whoever drops out, or no model at all."""
+
+import json
+
+import pytest
+import torch
+
+from hansa.errors import ConfigError, RunFailed
+from hansa.links.local import LocalLink
+from hansa.messages import Advertise, Entrust, Lost, Reveal, Train
+from hansa.pace import Member, Moving
+from hansa.round import federated_round
+from hansa.run import run
+from hansa.site import Site
+from hansa.veil import FILE, Wearer
+from tests.conftest import same, weights
+
+SECURE = {"secure": True, "participation": {"quorum": 0.1}}
+
+
+def test_the_model_is_the_plain_one_but_for_rounding(federation, tmp_path):
+    plain = run(federation(rounds=2), tmp_path / "plain", workers=0).folder
+    masked = run(federation(rounds=2, **SECURE), tmp_path / "masked", workers=0).folder
+    pool = run(federation(rounds=2, **SECURE), tmp_path / "pool", workers=2).folder
+    assert same(weights(masked / "model"), weights(pool / "model")), "whatever keys were drawn, and wherever"
+    for name, tensor in weights(plain / "model").items():
+        torch.testing.assert_close(weights(masked / "model")[name], tensor, atol=1e-5, rtol=1e-4)
+
+
+class Truant:
+    """A link on which some silos say nothing to one kind of request."""
+
+    def __init__(self, link, silent, kind):
+        self.link, self.silent, self.kind, self.seen = link, silent, kind, []
+
+    def ask(self, asks, until):
+        for answer in self.link.ask(asks, until):
+            self.seen.append(answer.reply)
+            lost = answer.node in self.silent and isinstance(asks[answer.node], self.kind)
+            yield type(answer)(answer.node, Lost("it has gone")) if lost else answer
+
+
+def one_round(settings, folder, silent, kind):
+    site = Site(settings, folder)
+    link = Truant(LocalLink(lambda name: site.silo(name).answer), silent, kind)
+    members = {name: Member(len(site.silo(name).examples("train")), 10) for name in settings.silos}
+    moving = Moving(site.start.copy(), {})
+    record = federated_round("fed", members, link, site.method, settings, moving, 0)
+    return record, moving, link
+
+
+@pytest.mark.parametrize("kind", [Advertise, Entrust, Train, Reveal])
+def test_silos_may_drop_out_in_every_phase(federation, tmp_path, kind):
+    sizes = {"north": 40, "south": 30, "east": 20, "north-2": 30, "south-2": 40}
+    settings = federation(rounds=1, sizes=sizes, secure={"threshold": 0.5}, participation={"quorum": 0.1})
+    folder = run(settings.model_copy(update={"secure": None}), tmp_path / "r", workers=0).folder
+    record, moving, _ = one_round(settings, folder, {"north-2"}, kind)
+    assert not record.failed
+    plain = settings.model_copy(update={"secure": None})
+    gone = {"north-2"} if kind is not Reveal else set()  # by then its update is in the sum
+    _, expected, _ = one_round(plain, folder, gone, Train)
+    torch.testing.assert_close(moving.model.flat, expected.model.flat, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("kind", [Advertise, Entrust, Train, Reveal])
+def test_one_below_the_threshold_nothing_is_unmasked(federation, tmp_path, kind):
+    settings = federation(rounds=1, **SECURE)
+    folder = run(settings.model_copy(update={"secure": None}), tmp_path / "r", workers=0).folder
+    record, moving, link = one_round(settings, folder, {"east"}, kind)
+    assert "nothing is unmasked" in record.failed
+    assert torch.equal(moving.model.flat, Site(settings, folder).start.flat), "the model has not moved"
+    updates = [reply for reply in link.seen if hasattr(reply, "masked")]
+    assert all(update.masked for update in updates), "no update was ever seen by itself"
+
+
+def test_what_is_beyond_the_bound_is_cut_and_nothing_overflows(federation, tmp_path):
+    settings = federation(rounds=1, secure={"bound": 1e-6}, participation={"quorum": 0.1})
+    folder = run(settings, tmp_path / "r", workers=0).folder
+    start = Site(settings, folder).start
+    moved = max(float((weights(folder / "model")[n] - start[n]).abs().max()) for n in start.layout.names)
+    assert 0 < moved <= 1.1e-6
+
+
+def test_a_round_that_must_stay_masked_ends_the_run_with_the_reason(federation, tmp_path, monkeypatch):
+    monkeypatch.setattr(Wearer, "_reveal", lambda *_: Lost("it has gone"))
+    with pytest.raises(RunFailed, match="nothing is unmasked, because 0 silos gave their share"):
+        run(federation(rounds=1, **SECURE), tmp_path / "r", workers=0)
+
+
+def test_a_silo_opens_what_it_holds_for_one_list_only(tmp_path):
+    wearers = {name: Wearer(name, "fed", tmp_path / name) for name in "abcd"}
+    roster = {name: (told.seal, told.mask) for name, w in wearers.items() for told in [w.answer(Advertise(1))]}
+    sealed = {name: w.answer(Entrust(1, roster, 2)).sealed for name, w in wearers.items()}
+    inbox = {sender: sealed[sender]["a"] for sender in "bcd"}
+    assert "has sent no update" in wearers["a"].answer(Reveal(1, inbox, tuple("abcd"))).reason
+    note = json.loads((tmp_path / "a" / FILE).read_text())
+    wearers["a"]._keep(1, note | {"masked with": roster})
+    assert set(wearers["a"].answer(Reveal(1, inbox, tuple("abc"))).shares) == set("bcd")
+    assert set(wearers["a"].answer(Reveal(1, inbox, tuple("abc"))).shares) == set("bcd"), "asked again, the same"
+    assert "both lists" in wearers["a"].answer(Reveal(1, inbox, tuple("abd"))).reason
+    assert "no secrets for round 2" in wearers["a"].answer(Entrust(2, roster, 2)).reason
+    assert (tmp_path / "a" / FILE).stat().st_mode & 0o077 == 0, "nobody else may read it"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"aggregate": "median"}, "must see each by itself"),
+        ({"method": "dga"}, "known before anybody trains"),
+        ({"method": "qffl"}, "must see each by itself"),
+        ({"upload": {"steps": ["int8"]}}, "leave 'upload' out"),
+        ({"participation": {"count": 2}}, "a cohort of at least 3"),
+    ],
+)
+def test_what_makes_no_sense_with_it_is_refused(federation, tmp_path, change, says):
+    with pytest.raises(ConfigError, match=says):
+        run(federation(rounds=1, **({"secure": True} | change)), tmp_path / "r", workers=0)
