@@ -35,6 +35,7 @@ from hansa.messages import (
     Train,
     Update,
 )
+from hansa.method import Weighing
 from hansa.methods.fedavg import BySamples
 from hansa.pace import Asker, until
 from hansa.privacy import secagg
@@ -155,14 +156,15 @@ class Veil:
     weights: dict[NodeId, float]
 
     @classmethod
-    def draw(cls, asker: Asker, settings: Secure, weigh: BySamples, record: "Record") -> "Veil":
+    def draw(cls, asker: Asker, settings: Secure, weigh: Weighing, record: "Record") -> "Veil":
         """Keys of the cohort, then shares of its secrets. Who is silent is left out from here on."""
+        assert isinstance(weigh, BySamples), "checked when the method was built"
         number = record.round
         weights = {node: weigh.of(asker.members[node].samples) for node in record.cohort}
         weights = {node: weight / sum(weights.values()) for node, weight in weights.items()}
         veil = cls(asker, settings, number, record, 0, {}, {}, weights)
         told = veil._ask(dict.fromkeys(record.cohort, Advertise(number)), Advertised)
-        public = {node: (reply.seal, reply.mask) for node, reply in told.items()}
+        public: dict[NodeId, tuple[str, ...]] = {node: (reply.seal, reply.mask) for node, reply in told.items()}
         veil.threshold = max(2, ceil(settings.threshold * (len(public) - 1)))
         if len(public) > veil.threshold:
             entrusted = veil._ask(dict.fromkeys(public, Entrust(number, public, veil.threshold)), Entrusted)
@@ -211,10 +213,10 @@ class Veil:
         for answer in self.asker.link.ask(asks, until(self.asker.settings.participation)):
             for counted, count in ((self.record.sent, answer.sent), (self.record.received, answer.received)):
                 counted[answer.node] = counted.get(answer.node, 0) + count
-            if isinstance(answer.reply, kind):
-                found[answer.node] = answer.reply
+            reply = answer.reply
+            if isinstance(reply, kind):
+                found[answer.node] = reply
             elif answer.node not in self.record.updates:
-                lost = isinstance(answer.reply, Lost)
-                said = answer.reply.reason if lost else f"it sent a {type(answer.reply).__name__}"
+                said = reply.reason if isinstance(reply, Lost) else f"it sent a {type(reply).__name__}"
                 self.record.lost[answer.node] = said
         return found
