@@ -34,7 +34,7 @@ def test_one_silo_is_plain_training_of_that_silo(federation, tmp_path):
 def test_the_second_silo_starts_from_the_first_ones_model(federation, tmp_path):
     both = chained(federation, tmp_path / "both", ["north", "south"])
     site = Site(parse(yaml.safe_load((tmp_path / "both" / "federation.yaml").read_text())), tmp_path / "both")
-    arranged = baselines.arrange(site.federation, 0)
+    arranged = baselines.arrange(site.federation, {})
     oracle = Site(arranged, tmp_path / "both")
     model = oracle.start.copy()
     for round, name in enumerate(("north", "south"), 1):
