@@ -11,12 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sacrebleu.metrics import BLEU, CHRF
 
+from hansa import templates
 from hansa.config import Source
+from hansa.data import phrases
 from hansa.data.examples import Encoded, Examples, Texts, Unusable
 from hansa.data.readers import Row
-from hansa.errors import UserError
-from hansa.federation_file import parse
+from hansa.errors import HansaError, UserError
+from hansa.federation_file import parse, read
 from hansa.models.tokenizer import byte_tokenizer, train_vocabulary
+from hansa.preview import preview
 from hansa.run import run
 from hansa.runs.ledger import Ledger
 from hansa.seeds import stream
@@ -280,6 +283,47 @@ def test_one_engine_for_two_languages(tmp_path):
     with pytest.raises(UserError, match="this engine knows several languages"):
         site.task.predict(model, site.vocabulary, "rot")
     assert site.task.predict(model, site.vocabulary, ">>xx<< rot")[0]["translation"] is not None
+
+
+@pytest.mark.parametrize("name", ["bart, forced", "t5"])
+def test_a_folder_of_somebody_elses_runs_with_its_own_tokeniser(tmp_path, name):
+    words = byte_tokenizer()
+    transformers.AutoModelForSeq2SeqLM.from_config(MODELS[name](len(words))).save_pretrained(tmp_path / "model")
+    words.save_pretrained(tmp_path / "model")
+    short = {"max_length": 40, "valid": 0.1, "test": 0.1}
+    task = {"name": "translate", "beams": 1, "prefix": "de: "}
+    settings = federation(tmp_path, model=str(tmp_path / "model"), tokenizer={}, data=short, rounds=1, task=task)
+    outcome = run(settings, tmp_path / "run", workers=0)
+    assert "bleu" in outcome.metrics["menus"]
+    site, model = load(outcome.folder)
+    assert "translation" in site.task.predict(model, site.vocabulary, "rot")[0]
+
+
+def test_the_template_is_ready_to_be_checked_and_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(phrases, "SIZES", dict.fromkeys(phrases.SIZES, 30))
+    file = templates.new("translation", tmp_path / "new")
+    assert [silo.name for silo in preview(read(file)).silos] == ["news", "subtitles", "talks", "manual", "menus"]
+    changes = ["rounds=1", "train.steps=2", "task.beams=1", "data.broken=1", "data.max_length=24"]
+    outcome = run(read(file, changes), tmp_path / "run", workers=0)
+    assert "bleu" in outcome.metrics["news"]
+
+
+def test_made_up_pairs_agree_in_both_languages():
+    for domain in phrases.DOMAINS:
+        [first, *_] = again = list(phrases.pairs(domain, 5, seed=3))
+        assert again == list(phrases.pairs(domain, 5, seed=3))
+        assert "{" not in first["src"] + first["tgt"]
+
+
+def test_too_many_bad_pairs_end_the_run_with_a_count_and_a_place(tmp_path):
+    settings = federation(tmp_path, tokenizer={"kind": "bytes"}, data={"max_length": 8, "valid": 0.1, "test": 0.1})
+    with pytest.raises(HansaError, match=r"of 60 lines cannot be used, first .*menus\.jsonl:\d+: one of its sides has"):
+        run(settings, tmp_path / "run", workers=0)
+
+
+def test_two_sides_cannot_be_deidentified_while_reading(tmp_path):
+    with pytest.raises(UserError, match="a sample of task 'translate' has two"):
+        run(federation(tmp_path, data={"deidentify": "rules"}), tmp_path / "run", workers=0)
 
 
 def test_steps_are_spread_over_the_rounds(tmp_path):

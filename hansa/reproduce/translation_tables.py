@@ -75,18 +75,18 @@ class Found:
     def server(self, name: str) -> dict[str, Metrics]:
         return _over_seeds([one.server for one in self.scored[name]])
 
-    def mean(self, name: str, model: str = "server", metric: str = "loss") -> float:
-        """Over seeds and domains. The control's federation is the one that was stopped after its first round."""
+    def mean(self, name: str, model: str = "server", metric: str = "loss", like: str = "") -> float:
+        """Over seeds and domains; ``like``: only over the seeds that this other run has too. The control's federation
+        is the one that was stopped after its first round."""
         if name == CONTROL and model == "server":
             name = "after 1 round"
-        return fmean(_average(getattr(one, model), metric) for one in self.scored[name])
-
-    def gain(self, name: str, model: str) -> float:
-        """How much cross-entropy has fallen since the generic model."""
-        return _average(self.start, "loss") - self.mean(name, model)
+        seeds = len(self.scored[like or name])
+        return fmean(_average(getattr(one, model), metric) for one in self.scored[name][:seeds])
 
     def retained(self, name: str, model: str) -> float:
-        return self.gain(name, model) / self.gain(SERVER, model)
+        """How much cross-entropy has fallen since the generic model, as a share of the full exchange's fall."""
+        start = _average(self.start, "loss")
+        return (start - self.mean(name, model)) / (start - self.mean(SERVER, model, like=name))
 
     def spent(self, name: str) -> float:
         """The share of the full exchange's uplink bytes."""
@@ -191,10 +191,10 @@ def pulling(found: Found) -> Table:
         losses = [f"{found.mean(name, model):.3f}" for model in ("server", "own", "others")]
         shares = [f"{found.retained(name, model):.0%}" for model in ("server", "own", "others")]
         per_byte = found.retained(name, "server") / found.spent(name)
-        rows.append([name, *losses, f"{found.spent(name):.1%}", *shares, f"{per_byte:.2f}"])
+        rows.append([name, *losses, f"{found.spent(name):.1%}", *shares, f"{per_byte:.2f}", _seeds(found, name)])
     models = ("server", "own domain", "other domains")
     columns = ["", *(f"loss, {m}" for m in models), "uplink bytes", *(f"gain retained, {m}" for m in models)]
-    columns.append("gain per byte, server")
+    columns += ["gain per byte, server", "seeds"]
     note = (
         "Cross-entropy of the server's model, and of the clients' own models on their own domains and on the others; "
         "gain: since the generic model, as a share of the full exchange's. No exchange: after the first round, every "
@@ -209,9 +209,14 @@ def codes(found: Found) -> Table:
     rows = []
     for name in sorted(names, key=found.spent):
         figures = [f"{found.mean(name, metric=metric):.3f}" for metric in MEASURES]
-        rows.append([name, f"{1 / found.spent(name):.1f}×", *figures, f"{found.retained(name, 'server'):.0%}"])
-    columns = ["", "fewer uplink bytes", *(f"{label}, server" for label in MEASURES.values()), "gain retained"]
+        retained = f"{found.retained(name, 'server'):.0%}"
+        rows.append([name, f"{1 / found.spent(name):.1f}×", *figures, retained, _seeds(found, name)])
+    columns = ["", "fewer uplink bytes", *(f"{label}, server" for label in MEASURES.values()), "gain retained", "seeds"]
     return Table("Quality against uplink bytes, of all uploads", columns, rows)
+
+
+def _seeds(found: Found, name: str) -> str:
+    return str(len(found.scored[name]))
 
 
 def _sends(name: str) -> bool:
@@ -240,8 +245,8 @@ def claims(found: Found) -> list[Claim]:
     return [*against_baselines(found), *pulling_claims(found), rounds_claim(found), code_claim(found)]
 
 
-def _three(found: Found, name: str) -> str:
-    return " · ".join(f"{found.mean(name, metric=m):.{2 if m == 'bleu' else 3}f}" for m in MEASURES)
+def _three(found: Found, name: str, like: str) -> str:
+    return " · ".join(f"{found.mean(name, metric=m, like=like):.{2 if m == 'bleu' else 3}f}" for m in MEASURES)
 
 
 def _paper(published: Sequence[float]) -> str:
@@ -256,12 +261,13 @@ def against_baselines(found: Found) -> list[Claim]:
             ("", "as many steps as one client makes"),
             (", all work", "as much work as all clients do"),
         ):
+            rival = name + work
             made.append(
                 Claim(
                     f"the server is ahead of {'data combination' if name == 'combination' else 'chained fine-tuning'} "
                     f"at {label}",
-                    found.mean(SERVER) < found.mean(name + work),
-                    f"{_three(found, SERVER)} against {_three(found, name + work)}",
+                    found.mean(SERVER, like=rival) < found.mean(rival),
+                    f"{_three(found, SERVER, rival)} against {_three(found, rival, rival)}",
                     f"BLEU {_paper(FEDERATED)} against {_paper(TABLE_3[name])}" if not work else "not shown",
                 )
             )
@@ -308,15 +314,11 @@ def rounds_claim(found: Found) -> Claim:
 
 def code_claim(found: Found) -> Claim:
     names = [n for n in found.scored if _sends(n) and found.scored[n][0].server and 1 / found.spent(n) >= FEWER]
-    best = max(names, key=lambda name: found.mean(name, metric="bleu"), default="")
-    full = found.mean(SERVER, metric="bleu")
-    ours = "none sends so little"
+    best = max(names, key=lambda name: (len(found.scored[name]), found.mean(name, metric="bleu")), default="")
+    holds, ours = False, "none sends so little"
     if best:
-        bleu = found.mean(best, metric="bleu")
+        bleu, full = found.mean(best, metric="bleu"), found.mean(SERVER, metric="bleu", like=best)
+        holds = bleu >= (1 - CLOSE) * full
         ours = f"{best}: {1 / found.spent(best):.1f} times fewer, BLEU {bleu:.2f} against {full:.2f}"
-    return Claim(
-        f"some code sends {FEWER:.0f} times fewer bytes for at most {CLOSE:.0%} of BLEU",
-        bool(best) and found.mean(best, metric="bleu") >= (1 - CLOSE) * full,
-        ours,
-        "not shown",
-    )
+    claim = f"some code sends {FEWER:.0f} times fewer bytes for at most {CLOSE:.0%} of BLEU"
+    return Claim(claim, holds, ours, "not shown")
