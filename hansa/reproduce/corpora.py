@@ -6,6 +6,7 @@ import gzip
 import json
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ NAMES = {
 }  # fmt: skip
 NAMES_TO_TEST, NAMES_TO_VALIDATE = 1500, 300  # ICD-10: with fewer, a few words decide which model is more accurate
 VALIDATION = 24  # passages
+SOME = 40  # texts, where many models are looked at
 Row = dict[str, Any]
 
 
@@ -61,6 +63,13 @@ def sources(folder: Path, languages: list[str]) -> dict[str, dict[str, str]]:
         language: {split: file(language, split) for split in ("train", "valid", "test")} | {"language": language}
         for language in languages
     }
+
+
+def first(file: Path, target: Path) -> Path:
+    """The first lines of a file, as a file."""
+    with file.open(encoding="utf-8") as stream_of_lines:
+        target.write_text("".join(islice(stream_of_lines, SOME)), encoding="utf-8")
+    return target
 
 
 def _clinical(data: Path, everything: bool) -> dict[str, dict[str, list[Row]]]:
