@@ -43,7 +43,7 @@ Sources = dict[str, tuple[str, Iterator[dict[str, Any]]]]  # silo → further se
 
 
 def notes(template: str, seed: int) -> Sources:
-    write = assertions if template == "classify" else generator.notes
+    write = assertions if template in ("classify", "lora") else generator.notes
     sizes = TREE if template == "worldlm" else SIZES
     return {language: (f"language: {language}", write(language, count, seed)) for language, count in sizes.items()}
 

@@ -155,7 +155,7 @@ def test_check_warns_where_one_language_dominates(file, tmp_path):
     assert "33.3%" in gentle
 
 
-@pytest.mark.parametrize("template", ["medical", "ner", "classify"])
+@pytest.mark.parametrize("template", ["medical", "ner", "classify", "lora"])
 def test_templates_are_ready_to_run(tmp_path, template, monkeypatch):
     from hansa import templates
 
