@@ -1,13 +1,16 @@
 """Over mutual TLS, with a real broker: the same bits as in one process."""
 
+import pytest
+
 from hansa.config import Node
 from hansa.run import run
 from tests.conftest import same, weights
 from tests.deploy.conftest import over_the_network
 
 
-def test_three_silos_over_mutual_tls_give_the_bits_of_a_run(federation, tmp_path, log):
-    settings = federation(server={"optimizer": "adam", "lr": 0.01})
+@pytest.mark.parametrize("secure", [False, True])
+def test_three_silos_over_mutual_tls_give_the_bits_of_a_run(federation, tmp_path, log, secure):
+    settings = federation(server={"optimizer": "adam", "lr": 0.01}, secure=secure)
     here = run(settings, tmp_path / "here", workers=0)
     there = over_the_network(settings, tmp_path / "there", log)
     assert same(weights(here.folder / "model"), weights(there.folder / "model"))
