@@ -54,7 +54,7 @@ def check_settings(federation: Federation) -> None:
     if path is not None and path.startswith((".", "/", "~")) and not (Path(path) / "config.json").is_file():
         raise ConfigError(
             f"model: {path} is not a Hugging Face model folder (no config.json there); give such a folder, a hub id, "
-            "or a preset: tiny, small, base"
+            "or a preset: mini, tiny, small, base"
         )
 
 

@@ -85,7 +85,7 @@ def show_demo(result: Any) -> None:
 
 @app.command()
 def new(
-    template: Annotated[str, typer.Argument(help="medical · ner · classify · translation")],
+    template: Annotated[str, typer.Argument(help="medical · ner · classify · pairs · translation")],
     folder: Annotated[Path, typer.Argument(metavar="DIR")],
     seed: int = 0,
     format: FormatOption = Format.text,
@@ -321,6 +321,7 @@ def evaluate(
     checkpoint: Annotated[int | None, typer.Option(help="the checkpoint of this round")] = None,
     text: str = "text",
     label: str = "label",
+    second: Annotated[str, typer.Option(help="of pairs: the field of the other text")] = "second",
     target: Annotated[str, typer.Option(help="of translations: the field beside --text")] = "target",
     language: Annotated[str, typer.Option(help="of a translation memory: the language to translate from")] = "",
     target_language: Annotated[str, typer.Option(help="… and the one to translate into")] = "",
@@ -337,6 +338,7 @@ def evaluate(
         {
             "text": text,
             "label": label,
+            "second": second,
             "target": target,
             "language": language,
             "target_language": target_language,
@@ -357,8 +359,12 @@ def predict(
     from hansa.use import load
 
     site, model = load(run, silo)
+    takes = getattr(site.task, "takes", 1)  # texts for one answer
+    if len(texts) % takes:
+        raise UserError(f"task '{site.federation.task.name}' takes {takes} texts at a time; {len(texts)} were given")
+    asked = ["\t".join(texts[i : i + takes]) for i in range(0, len(texts), takes)]
     found: list[dict[str, Any]] = [
-        {"text": text, "answers": site.task.predict(model, site.vocabulary, text)} for text in texts
+        {"text": text, "answers": site.task.predict(model, site.vocabulary, text)} for text in asked
     ]
 
     def show() -> None:

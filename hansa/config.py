@@ -37,7 +37,7 @@ class Privacy(Section):
 
 
 class Model(Section):
-    preset: Literal["tiny", "small", "base"] | None = None
+    preset: Literal["mini", "tiny", "small", "base"] | None = None
     path: str | None = None  # a Hugging Face folder, or a hub id (then, and only then, it is downloaded)
     fresh: bool = False  # of the folder take the shape and the tokeniser, not the weights
     dropout: Share = 0.0
@@ -50,13 +50,15 @@ class Model(Section):
     @classmethod
     def _short_form(cls, value: Any) -> Any:
         if isinstance(value, str):
-            return {"preset": value} if value in ("tiny", "small", "base") else {"path": value}
+            return {"preset": value} if value in ("mini", "tiny", "small", "base") else {"path": value}
         return value
 
     @model_validator(mode="after")
     def _one_origin(self) -> "Model":
         if (self.preset is None) == (self.path is None):
-            raise ValueError("a model is either a 'preset' (tiny, small, base) or a 'path' to a Hugging Face folder")
+            raise ValueError(
+                "a model is either a 'preset' (mini, tiny, small, base) or a 'path' to a Hugging Face folder"
+            )
         if len(set(self.added)) < len(self.added):
             raise ValueError(f"added is {list(self.added)}: a place can have one layer")
         return self

@@ -110,7 +110,7 @@ def _override(raw: dict[str, Any], override: str) -> None:
 def _long_form(section: str, value: str) -> str:
     """The setting that a section's short form stands for."""
     if section == "model":
-        return "preset" if value in ("tiny", "small", "base") else "path"
+        return "preset" if value in ("mini", "tiny", "small", "base") else "path"
     return {"schedule": "kind", "weights": "by", "aggregate": "rule"}.get(section, "name")
 
 

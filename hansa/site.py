@@ -53,7 +53,8 @@ class Site:
     def vocabulary(self) -> Vocabulary:
         start = self.folder / "start"
         labels = json.loads((start / "labels.json").read_text())
-        return Vocabulary(tokenizer.load(str(start)), self.federation.data.max_length, tuple(labels))
+        types = json.loads((start / "config.json").read_text()).get("type_vocab_size", 0)
+        return Vocabulary(tokenizer.load(str(start)), self.federation.data.max_length, tuple(labels), types)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -1,6 +1,8 @@
 """Silos that tell one another what they know: over any link the same, counted, and bad offers go no further."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -205,3 +207,13 @@ def test_a_tree_is_refused(classify):
 def test_a_task_without_whole_texts_is_refused(federation, method):
     with pytest.raises(ConfigError, match="use it with 'classify'"):
         preview(federation(method=method))
+
+
+def test_the_method_in_the_documentation_runs(classify, tmp_path):
+    """A method whose silos talk before they train, in one file, as docs/papers.md has it."""
+    page = (Path(__file__).parent.parent / "docs" / "papers.md").read_text(encoding="utf-8")
+    [code] = re.findall(r"```python\n(# priors.py.*?)```", page, re.S)
+    (tmp_path / "priors.py").write_text(code)
+    outcome = run(classify(uses=[str(tmp_path / "priors.py")], method="priors", rounds=1), tmp_path / "run", workers=0)
+    [(up, down)] = answers(outcome.folder, "select sum(offered), sum(told) from traffic")
+    assert (up, down) == (3 * 2 * 4, 3 * 2 * 2 * 4), "two numbers from each of three silos, to two others"

@@ -14,7 +14,7 @@ from hansa.seeds import torch_seeded
 
 ONE_AT_A_TIME = Lock()  # while it builds a model, transformers changes what torch's functions do, for every thread
 
-SIZES = {"tiny": (2, 128, 2), "small": (4, 256, 4), "base": (12, 768, 12)}  # layers, width, heads
+SIZES = {"mini": (2, 64, 2), "tiny": (2, 128, 2), "small": (4, 256, 4), "base": (12, 768, 12)}  # layers, width, heads
 AUTO = {
     "AutoModelForMaskedLM": "encoder",
     "AutoModelForSequenceClassification": "encoder",
@@ -32,7 +32,7 @@ def preset(
     dropout: float = 0.0,
     labels: tuple[str, ...] = (),
 ) -> PreTrainedModel:
-    """BERT, Llama or Marian in three sizes, with the shapes that `max_length` and the vocabulary ask for."""
+    """BERT, Llama or Marian in four sizes, with the shapes that `max_length` and the vocabulary ask for."""
     layers, width, heads = SIZES[size]
     family = AUTO[auto]
     vocabulary = -(-len(tokenizer) // 8) * 8  # a multiple of eight multiplies faster

@@ -42,6 +42,7 @@ class Seen:
     times: list[tuple[float, float]]  # (virtual seconds, mean of the headline metric)
     rounds: list[tuple[Any, ...]]
     traffic: list[tuple[Any, ...]]
+    exchanged: tuple[int, int, int]  # rounds, bytes offered, bytes told: parts of the traffic
     events: list[tuple[Any, ...]]
     text: str
     own: dict[str, dict[str, float]]  # on a tree: node → metric → value, of its own model on its own test data
@@ -88,6 +89,9 @@ def see(folder: Path, name: str = "") -> Seen:
                 "select count(*), sum(seconds), sum(step_seconds), sum(work_seconds), sum(move_seconds), "
                 "sum(evaluate_seconds), sum(checkpoint_seconds) from rounds"
             ),
+            exchanged=ledger.select(
+                "select count(distinct round), coalesce(sum(offered), 0), coalesce(sum(told), 0) from traffic"
+            )[0],
             traffic=ledger.select(
                 "select node, count(*), sum(sent), sum(received) from traffic group by node order by node"
             ),
@@ -134,6 +138,7 @@ def content(runs: list[Seen], title: str, reading: list[str]) -> dict[str, Any]:
         "share_chart": _shares(first),
         "releases": releases(first.federation, first.facts.get("survey", NO_SURVEY)),
         "traffic": _traffic(first),
+        "traffic_note": _exchanged(first),
         "traffic_chart": _traffic_chart(runs),
         "audits": [one | {"run": run.name} for run in runs for one in run.audits],
         "cost": _cost(runs),
@@ -314,6 +319,16 @@ def _traffic(run: Seen) -> list[dict[str, Any]]:
         down, up = sum(s for *_, s, _ in run.traffic), sum(r for *_, r in run.traffic)
         rows.append({"name": "all", "rounds": "", "down": size(down), "up": size(up), "each": "", "sum": True})
     return rows
+
+
+def _exchanged(run: Seen) -> str:
+    rounds, offered, told = run.exchanged
+    if not offered:
+        return ""
+    return (
+        f"Of this, what silos told one another before training: {size(offered)} up and {size(told)} down, "
+        f"{size((offered + told) / max(1, rounds))} per round; the rest is the model, its updates and headers."
+    )
 
 
 def _traffic_chart(runs: list[Seen]) -> str:

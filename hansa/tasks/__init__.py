@@ -6,4 +6,4 @@ from hansa.tasks.base import Task
 TASKS: Registry[Task] = Registry("task")
 
 # Each module registers itself above; the imports stand below because they need TASKS.
-from hansa.tasks import causal_lm, classify, mlm, tag, translate  # noqa: E402, F401
+from hansa.tasks import causal_lm, classify, mlm, pairs, tag, translate  # noqa: E402, F401

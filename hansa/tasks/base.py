@@ -26,6 +26,7 @@ class Vocabulary:
     tokenizer: PreTrainedTokenizerBase
     max_length: int
     labels: tuple[str, ...] = ()
+    types: int = 0  # kinds of token that the model tells apart: of two texts, which one a token belongs to
 
     @cached_property
     def pad(self) -> int:

@@ -7,11 +7,13 @@ from typing import Any
 
 from hansa.data import generator, phrases
 from hansa.errors import UserError, did_you_mean
+from hansa.seeds import stream
 
 FOLDER = Path(__file__).parent
 # Skewed like Table 1 of the Medical paper: one language dominates, the smallest has a hundredth of it.
 SIZES = {"en": 3000, "de": 400, "es": 350, "fr": 330, "it": 300, "pt": 280, "ru": 80, "ar": 60, "he": 40}
 
+CLIENTS, PER_CLIENT = {"en": 6, "de": 2, "es": 2, "fr": 2}, 300  # pairs: monolingual clients, one language ahead
 TREE = {"fr": 900, "it": 700, "bg": 600, "uk": 500}  # worldlm: two regions of two languages each
 
 
@@ -25,7 +27,7 @@ def new(template: str, folder: Path, seed: int = 0) -> Path:
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; choose a new folder")
     (folder / "data").mkdir(parents=True)
-    sources = translations(seed) if template == "translation" else notes(template, seed)
+    sources = WRITERS[template](seed) if template in WRITERS else notes(template, seed)
     lines = []
     for name, (settings, rows) in sources.items():
         with (folder / "data" / f"{name}.jsonl").open("w", encoding="utf-8") as stream:
@@ -51,6 +53,35 @@ def notes(template: str, seed: int) -> Sources:
 def translations(seed: int) -> Sources:
     fields = "text: src, target: tgt, language: de, target_language: en"
     return {domain: (fields, phrases.pairs(domain, count, seed)) for domain, count in phrases.SIZES.items()}
+
+
+def matches(seed: int) -> Sources:
+    """A finding and a sentence, and whether the sentence mentions it."""
+    return {
+        language: (
+            f"text: finding, second: sentence, language: {language}, clients: {clients}",
+            _matches(language, seed),
+        )
+        for language, clients in CLIENTS.items()
+    }
+
+
+def _matches(language: str, seed: int) -> Iterator[dict[str, Any]]:
+    mentions = [
+        (note["text"], note["text"][slice(*entity["span"])])
+        for number in range(PER_CLIENT * CLIENTS[language])
+        for note in [generator.note(language, number, seed, (1, 1))]
+        for entity in note["entities"][:1]
+    ]
+    rng = stream(seed, language, "matches")
+    for sentence, finding in mentions:
+        other = mentions[int(rng.integers(len(mentions)))][1]
+        match = bool(rng.integers(2)) or other in sentence
+        found = finding if match else other
+        yield {"finding": found, "sentence": sentence, "label": "yes" if match else "no", "lang": language}
+
+
+WRITERS = {"translation": translations, "pairs": matches}
 
 
 def assertions(language: str, count: int, seed: int) -> Iterator[dict[str, Any]]:

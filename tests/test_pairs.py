@@ -1,0 +1,124 @@
+"""Two texts, one label."""
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from hansa.cli import app
+from hansa.config import Source
+from hansa.data.readers import Row
+from hansa.errors import UserError
+from hansa.federation_file import parse, read
+from hansa.models.tokenizer import byte_tokenizer
+from hansa.run import run
+from hansa.seeds import stream
+from hansa.tasks.base import Vocabulary
+from hansa.tasks.classify import Classify
+from hansa.tasks.pairs import Pairs
+from hansa.templates import new
+
+SOURCE = Source(train="x", text="a", second="b")
+VOCABULARY = Vocabulary(byte_tokenizer(), 24, ("0", "1"), 2)
+TASK = Pairs(Classify(negative="0"))
+
+
+def row(**fields):
+    found = Row(fields)
+    found.place = "file:1"
+    return found
+
+
+def test_both_texts_are_in_the_sample_and_told_apart():
+    [sample] = TASK.encode([row(a="no", b="yes", label=1)], SOURCE, VOCABULARY)
+    alone = [VOCABULARY.tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("no", "yes")]
+    start, end = VOCABULARY.tokenizer.cls_token_id, VOCABULARY.tokenizer.sep_token_id
+    assert sample.ids == [start, *alone[0], end, *alone[1], end]
+    assert sample.tags == [0] * 4 + [1] * 4
+    assert sample.label == 1
+
+
+def test_long_pairs_are_cut_where_they_are_longest():
+    [sample] = TASK.encode([row(a="x" * 50, b="yes", label=0)], SOURCE, VOCABULARY)
+    assert len(sample.ids) == 24
+    assert sum(sample.tags) == 4, "the short text is whole"
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"), [({"b": " "}, "field 'b'"), ({}, "field 'b'"), ({"b": "x", "label": 7}, "not one of 0, 1")]
+)
+def test_broken_pairs_are_reported(fields, reason):
+    [problem] = TASK.encode([row(**{"a": "x", "label": 1} | fields)], SOURCE, VOCABULARY)
+    assert reason in problem.reason
+    assert problem.place == "file:1"
+
+
+def test_f1_is_that_of_the_class_that_is_not_negative():
+    sums = {"samples": 10.0, "correct": 6.0, "nll": 5.0}
+    sums |= {"hit:1": 2.0, "guessed:1": 4.0, "true:1": 4.0, "hit:0": 4.0, "guessed:0": 6.0, "true:0": 6.0}
+    metrics = TASK.metrics(sums)
+    assert metrics["accuracy"] == 0.6
+    assert metrics["micro_f1"] == pytest.approx(0.5)
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    """Whether the second word follows the first: only both together tell."""
+    rng = stream(0, "pairs")
+    words = ["fever", "cough", "ache", "lung"]
+    silos = {}
+    for name in ("en", "de"):
+        some = [(int(rng.integers(4)), int(rng.integers(2))) for _ in range(60)]
+        rows = [
+            {"a": f"{words[i]} {n}", "b": words[i if same else (i + 1) % 4], "label": same}
+            for n, (i, same) in enumerate(some)
+        ]
+        file = tmp_path / f"{name}.jsonl"
+        file.write_text("".join(json.dumps(r) + "\n" for r in rows))
+        silos[name] = {"train": str(file), "text": "a", "second": "b", "language": name}
+    return parse(
+        {
+            "name": "pairs",
+            "task": {"name": "pairs", "negative": "0"},
+            "tokenizer": {"size": 300, "minimum": 1},
+            "data": {"max_length": 16, "valid": 0.0, "test": 0.2},
+            "silos": silos,
+            "method": {"name": "fedkc", "layer": "all", "q": 2, "floor": 1},
+            "rounds": 1,
+            "train": {"optimizer": "adamw", "lr": 1e-3, "batch": 8},
+        }
+    )
+
+
+def test_a_run_scores_each_language_and_answers_two_texts(pairs, tmp_path):
+    outcome = run(pairs, tmp_path / "run", workers=0)
+    assert set(outcome.metrics) == {"en", "de"}
+    assert {"accuracy", "micro_f1"} <= set(outcome.metrics["en"])
+    said = CliRunner().invoke(app, ["predict", str(outcome.folder), "fever", "cough", "--format", "json"])
+    answers = json.loads(said.stdout)["predictions"][0]["answers"]
+    assert {answer["label"] for answer in answers} == {"0", "1"}
+    with pytest.raises(UserError, match="2 texts at a time"):
+        CliRunner().invoke(app, ["predict", str(outcome.folder), "fever"], catch_exceptions=False)
+
+
+def test_models_without_token_types_are_not_given_any():
+    import numpy as np
+
+    from hansa.data.examples import Examples
+
+    ids, tags = np.array([2, 5, 3, 6, 3], np.int32), np.array([0, 0, 0, 1, 1], np.int32)
+    held = Examples(ids, np.array([0, 5]), np.array([1], np.int32), np.zeros(1, np.int32), ("en",), tags)
+    plain = TASK.batch(held, np.array([0]), stream(0), Vocabulary(byte_tokenizer(), 24, ("0", "1"), 1))
+    typed = TASK.batch(held, np.array([0]), stream(0), VOCABULARY)
+    assert set(plain.inputs) == {"input_ids", "attention_mask"}
+    assert torch.equal(typed.inputs["token_type_ids"], torch.tensor([[0, 0, 0, 1, 1]]))
+
+
+def test_the_template_is_ready_to_run(tmp_path):
+    federation = read(new("pairs", tmp_path / "pairs"))
+    assert len(federation.silos) == 12
+    from hansa.preview import preview
+
+    seen = preview(federation)
+    assert all(silo.samples > 50 for silo in seen.silos)

@@ -1,0 +1,61 @@
+"""FedKC's experiments at their smallest: every table is there, every claim is said; settings can be chosen."""
+
+import json
+
+import pytest
+
+from hansa.errors import UserError
+from hansa.reproduce import Asked, fedkc, multilingual
+from hansa.reproduce.fedkc import ALL, GRID, LAST, SIZES, Tuned, federation, methods
+from hansa.reproduce.published_fedkc import AVERAGES
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fedkc")
+    return fedkc.reproduce(Asked("smoke", None, folder / "out", lambda line: None))
+
+
+def test_every_table_and_claim_of_the_paper_is_there(smoke):
+    titles = [table.title.split(":")[0] for table in smoke.tables]
+    assert titles[:5] == ["Table 3, shape", "Table 3, PI", "Table 3, QA", "Table 3, NC", "Table 4"]
+    assert {"Figures 2 and 3", "Section 4.4.2"} <= set(titles)
+    for table in smoke.tables:
+        assert all(len(row) == len(table.columns) for row in table.rows), table.title
+    shape = {row[0]: row for row in smoke.tables[0].rows}
+    assert shape[ALL][-3:] == ["0.8204", "0.6355", "0.7840"], "the paper's figures stand beside ours"
+    assert "±" in shape["FedAvg"][-4]
+    assert json.loads(json.dumps(smoke.as_dict()))["paper"] == "fedkc"
+    assert smoke.report.is_file()
+
+
+def test_twice_as_many_pairs_travel_as_there_are(smoke):
+    [traffic] = [table for table in smoke.tables if table.title.startswith("Section 4.4.2")]
+    for row in traffic.rows:
+        up, down, both, *_ = (float(cell.replace(",", "")) for cell in row[1:])
+        assert up == down
+        assert both == pytest.approx(2 * up, abs=0.11)
+
+
+def test_every_method_is_published_and_tuned_with_the_same_budget():
+    assert set(methods(Tuned(), 10)) == set(AVERAGES)
+    assert len({len(values) for _, values in GRID.values()}) == 1
+    assert {setting for setting, _ in GRID.values()} == set(vars(Tuned()))
+
+
+def test_settings_are_chosen_on_validation_files_never_on_test(tmp_path):
+    corpus = multilingual.made_up(tmp_path)["ICD-10"]
+    tuning = federation(corpus, LAST, SIZES["smoke"], Tuned(), 2, tuning=True)
+    measured = federation(corpus, LAST, SIZES["smoke"], Tuned(), 2)
+    assert all(".valid." in node.sources[0].test for node in tuning.silos.values())
+    assert all(".test." in node.sources[0].test for node in measured.silos.values())
+
+
+def test_layouts_have_the_papers_numbers_of_clients():
+    layouts = (multilingual.PAWSX, multilingual.XQUAD, multilingual.MASAKHANEWS, multilingual.ICD10)
+    assert [sum(layout.values()) for layout in layouts] == [22, 20, 70, 20]
+
+
+def test_real_text_is_needed_beyond_smoke(tmp_path):
+    with pytest.raises(UserError, match="give the folder with --data"):
+        fedkc.reproduce(Asked("small", None, tmp_path, lambda line: None))
