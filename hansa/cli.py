@@ -231,7 +231,8 @@ def own_line(own: dict[str, dict[str, float]]) -> str:
 def compare(
     federation: FederationFile,
     methods: Annotated[
-        str, typer.Option(help="names separated by commas; baselines: central, per-silo, chained, base")
+        str,
+        typer.Option(help="by commas: methods, uploads (whole, top-k+int8, …), central, per-silo, chained, base"),
     ],
     set: SetOption = None,
     out: Annotated[Path | None, typer.Option(help="where the runs go; default runs/NAME-compare")] = None,

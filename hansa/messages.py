@@ -64,6 +64,7 @@ class Train:
     held: bool = False  # this round's `Trade` brought the model: over a wire it does not travel again
     roster: dict[NodeId, tuple[str, ...]] = field(default_factory=dict)  # whose masks cancel: see veil.py; empty: none
     weight: float = 0.0  # under a mask: the silo's share of the sum
+    room: int = 0  # how many values the update may have, where that is more than the model here
 
 
 @dataclass(frozen=True)

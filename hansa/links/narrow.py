@@ -29,7 +29,8 @@ class NarrowLink:
     def _narrow(self, node: NodeId, request: Request) -> Request:
         if not isinstance(request, Train) or node not in self.sent:
             return request
-        return replace(request, model=request.model.only(self.sent[node]))
+        whole = request.model
+        return replace(request, model=whole.only(self.sent[node]), room=whole.layout.size)
 
 
 def _completed(reply: Reply, model: Tensors, pushed: Layout) -> Reply:

@@ -24,7 +24,7 @@ from hansa.errors import DataError
 from hansa.links import Answer, wire
 from hansa.links.blocks import Block, Blocks, Place, Views, look
 from hansa.links.worker import pack, unpack, work
-from hansa.messages import Lost, NodeId, Request, Trade
+from hansa.messages import Lost, NodeId, Request, Trade, Train
 from hansa.warm import warm_up
 
 TRIES = 2
@@ -144,6 +144,7 @@ class PoolLink:
                             look(block.memory, 0, vector.numel()).copy_(vector)
                     places = {name: (blocks[id(v)].name, 0, v.numel()) for name, v in vectors.items()}
                     room = max(sum(v.numel() for v in vectors.values()), OFFER if isinstance(request, Trade) else 0)
+                    room = max(room, request.room) if isinstance(request, Train) else room
                     written[id(request)] = (text, places, room, wire.size(request))
                 call.jobs.append(Job(node, *written[id(request)], index, call))
             largest = max((job.room for job in call.jobs), default=0)

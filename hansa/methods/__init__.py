@@ -109,8 +109,6 @@ def _refuse_with_uploads(federation: Federation, method: Method) -> None:
     if method.upload.both and (inner or federation.method.name == "fedbuff"):
         what = "federations of federations" if inner else "method 'fedbuff'"
         raise ConfigError(f"upload: 'both' needs one federation that remembers what each silo sent; not for {what}")
-    if method.upload.both and method.exchange is not None:
-        raise ConfigError(f"upload: 'both' sends a silo some tensors, but '{method.name}' trades by the whole model")
     if method.upload.selects and method.tree is not None:
         raise ConfigError(
             f"upload: on a tree, '{method.name}' compares whole layers: leave no tensors out (codes work)"

@@ -242,6 +242,32 @@ def test_it_composes_with_a_tree(federation, tmp_path):
     assert sizes[2][0] < sizes[0][0], "a region sends only what somebody below it sent"
 
 
+@pytest.mark.parametrize("upload", ["active+int8", {"name": "calm", "norm": "rms", "both": True}], ids=str)
+def test_the_same_bits_in_worker_processes(federation, tmp_path, upload):
+    settings = federation(tokenizer={"kind": "bytes"}, rounds=3, upload=upload, sizes={"north": 40, "south": 30})
+    here, there = run(settings, tmp_path / "a", workers=0), run(settings, tmp_path / "b", workers=1)
+    assert same(weights(here.folder / "model"), weights(there.folder / "model"))
+    assert here.own == there.own
+
+
+def test_a_run_resumes_with_what_its_silos_remember(federation, tmp_path, monkeypatch):
+    settings = federation(tokenizer={"kind": "bytes"}, rounds=4, upload={"name": "calm", "both": True})
+    straight = run(settings, tmp_path / "a", workers=0)
+    stop = Ledger.checkpointed
+
+    def stopping(ledger, round, seconds):
+        stop(ledger, round, seconds)
+        if round == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Ledger, "checkpointed", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            run(settings, tmp_path / "b", workers=0)
+    resumed = run(settings, tmp_path / "b", resume=True, workers=0)
+    assert same(weights(straight.folder / "model"), weights(resumed.folder / "model"))
+
+
 def test_a_silo_without_its_memory_says_so(federation, tmp_path):
     settings = federation(tokenizer={"kind": "bytes"}, rounds=1, upload={"name": "calm", "both": True})
     outcome = run(settings, tmp_path / "run", workers=0)
