@@ -25,9 +25,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from hansa.config import Federation, Node, walk
 from hansa.deploy.broker import authorization
 from hansa.deploy.kit import COORDINATOR, VERSION, Card, Kit, Member, Place, identity
-from hansa.deploy.law import POLICY, template
 from hansa.errors import UserError, did_you_mean
 from hansa.links.subjects import token
+from hansa.privacy.proposal import POLICY, template
 
 YEARS = 10  # of the authority itself
 PORT = 4222

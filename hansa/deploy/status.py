@@ -13,12 +13,14 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from time import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hansa.errors import UserError
-from hansa.links.journal import Journal
 from hansa.links.patience import GaveUp
-from hansa.links.session import Session
+
+if TYPE_CHECKING:
+    from hansa.links.journal import Journal
+    from hansa.links.session import Session
 
 SILENT = 20.0  # seconds without a word after which a node counts as away
 SKEWED = 30.0  # seconds between clocks that are worth a word
@@ -30,7 +32,9 @@ PHASES = ("idle", "fetching", "working", "sending")
 class Roster:
     """Listens to the nodes below, on a connection of its own, until it is closed."""
 
-    def __init__(self, open: Callable[[Callable[[], bool]], Session], names: dict[str, str], journal: Journal) -> None:
+    def __init__(
+        self, open: "Callable[[Callable[[], bool]], Session]", names: dict[str, str], journal: "Journal"
+    ) -> None:
         """``open`` makes a session that gives up when asked to; ``names``: subject → node."""
         self._stop = threading.Event()
         self._session, self._names, self._journal = open(self._stop.is_set), names, journal

@@ -13,6 +13,7 @@ from typing import Any
 
 from hansa.coded import Coded
 from hansa.config import Federation, walk
+from hansa.errors import HansaError, RunFailed
 from hansa.links import wire
 from hansa.messages import (
     Advertise,
@@ -152,7 +153,7 @@ class Guard:
         refusal, _ = self._judge(policy, wanted, type(request).__name__)
         if refusal:
             return self._refuse(about, refusal)
-        reply = self.answer(request)
+        reply = self._work(request, about)
         if isinstance(reply, Lost):
             self.log.add("failed", **about)
             return reply
@@ -163,6 +164,16 @@ class Guard:
         rules = {verdict.wanted.kind: verdict.rule for verdict in verdicts}
         self.log.add("release", **about, bytes=wire.size(reply), digest=digest(reply), rules=rules)
         return reply
+
+    def _work(self, request: Request, about: dict[str, Any]) -> Reply:
+        """What an error says may quote the text that it stumbled over: of its words none leaves."""
+        try:
+            return self.answer(request)
+        except HansaError:
+            raise
+        except Exception as error:
+            self.log.add("failed", **about, reason=type(error).__name__)
+            raise RunFailed(f"{type(error).__name__} (what it says stays at the silo)") from None
 
     def _judge(self, policy: Policy, wanted: list[Wanted] | None, message: str) -> tuple[str, list[Verdict]]:
         if wanted is None:

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
@@ -201,18 +201,3 @@ def _withheld(release: Release, wanted: Wanted) -> str:
 def covers(parts: Literal["any"] | Iterable[str], part: str) -> bool:
     """Whether a part is, or lies inside, one of those named."""
     return parts == "any" or any(part == named or part.startswith(f"{named}.") for named in parts)
-
-
-def propose(federation: Federation) -> dict[str, Any]:
-    """The narrowest policy under which a silo could work for this federation: for its operator to read and judge."""
-    from hansa.releases import federated_vocabulary
-
-    release: dict[str, Any] = {"tensors": "any", "samples": True, "metrics": True}
-    if federated_vocabulary(federation):
-        release["pieces"] = federation.tokenizer.minimum
-    release |= {"labels": True} if federation.task.name not in ("mlm", "causal-lm") else {}
-    release |= {"residuals": True} if federation.method.name == "worldlm" else {}
-    release |= {"offers": True} if federation.method.name in ("fedkc", "fedmix") else {}
-    release |= {"personal": True} if federation.personal is not None else {}
-    rule = {"federations": [federation.name], "methods": [federation.method.name], "release": release}
-    return {"rules": {federation.name: rule}}

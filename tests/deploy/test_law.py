@@ -8,10 +8,11 @@ import yaml
 from hansa.deploy.agent import Agent
 from hansa.deploy.join import SiloTrade
 from hansa.deploy.kit import COORDINATOR, Kit
-from hansa.deploy.law import POLICY, Law
+from hansa.deploy.law import Law
 from hansa.deploy.serve import serve
 from hansa.errors import RunFailed, UserError
 from hansa.privacy.audit import entries, verify
+from hansa.privacy.proposal import POLICY
 from tests.deploy.conftest import make_kits
 
 

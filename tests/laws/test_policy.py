@@ -20,7 +20,8 @@ from hansa.messages import Evaluate, Lost, Scores, Survey, Train, Update
 from hansa.privacy.audit import AuditLog, entries, verify
 from hansa.privacy.foresee import decide
 from hansa.privacy.guard import CONTENTS, Guard, asked_for, digest
-from hansa.privacy.policy import Policy, Purpose, Wanted, propose
+from hansa.privacy.policy import Policy, Purpose, Wanted
+from hansa.privacy.proposal import propose
 from hansa.run import run
 from hansa.tensors import Layout, Tensors
 from tests.conftest import same, weights
@@ -195,6 +196,19 @@ def test_refused_work_is_not_done(tmp_path, caplog):
     assert reply.reason.startswith("its policy refuses: metrics may not leave")
     assert not done
     assert "north refused a Evaluate of federation small" in caplog.text
+
+
+def test_what_an_error_says_stays_in_the_silo(tmp_path, caplog):
+    from hansa.links.local import attempt
+
+    def stumble(request):
+        raise KeyError("Mme Durand, 12 rue des Lilas")
+
+    reply = attempt(guard(tmp_path, stumble), Evaluate(1, Tensors.zeros(Layout((), ()))))
+    assert isinstance(reply, Lost)
+    assert "KeyError" in reply.reason
+    for told in (reply.reason, caplog.text, (tmp_path / "audit.jsonl").read_text()):
+        assert "Durand" not in told
 
 
 def test_what_nothing_knows_is_refused(tmp_path):
