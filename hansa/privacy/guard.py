@@ -6,7 +6,7 @@ tensor. A message or a field that is not listed here is refused: whoever adds on
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -150,7 +150,9 @@ class Guard:
         about = {"message": type(request).__name__, "round": getattr(request, "round", 0), "to": self.to}
         policy, wanted = Policy.read(self.policy), asked_for(request)
         self.log.add("request", **about, bytes=wire.size(request) if wanted is not None else 0)
-        refusal, _ = self._judge(policy, wanted, type(request).__name__)
+        masked = bool(getattr(request, "roster", {}))
+        purpose = self._met(request, masked)
+        refusal, _ = _judge(policy, purpose, wanted, type(request).__name__)
         if refusal:
             return self._refuse(about, refusal)
         reply = self._work(request, about)
@@ -158,7 +160,9 @@ class Guard:
             self.log.add("failed", **about)
             return reply
         about["message"] = type(reply).__name__
-        refusal, verdicts = self._judge(policy, held_by(reply, request, self.part_of), type(reply).__name__)
+        purpose = self._met(request, masked and getattr(reply, "masked", True))
+        held = held_by(reply, request, self.part_of)
+        refusal, verdicts = _judge(policy, purpose, held, type(reply).__name__)
         if refusal:
             return self._refuse(about, refusal)
         rules = {verdict.wanted.kind: verdict.rule for verdict in verdicts}
@@ -175,17 +179,26 @@ class Guard:
             self.log.add("failed", **about, reason=type(error).__name__)
             raise RunFailed(f"{type(error).__name__} (what it says stays at the silo)") from None
 
-    def _judge(self, policy: Policy, wanted: list[Wanted] | None, message: str) -> tuple[str, list[Verdict]]:
-        if wanted is None:
-            return f"no rule can allow a {message}, because policies know nothing of what it would release", []
-        verdicts = [policy.judge(one, self.purpose) for one in wanted]
-        return next((f"{v.wanted.kind} may not leave: {v.reason}" for v in verdicts if not v.allowed), ""), verdicts
+    def _met(self, request: Request, masked: bool) -> Purpose:
+        """What the file promises, as far as this request keeps it: an update in the clear is not aggregated securely,
+        and under masks the silo sees how many it will be summed with."""
+        purpose, roster = self.purpose, getattr(request, "roster", {})
+        if isinstance(request, Train | Fit | Personalise) and not masked:
+            purpose = replace(purpose, secure_aggregation=False)
+        return replace(purpose, cohort=min(purpose.cohort, len(roster))) if roster else purpose
 
     def _refuse(self, about: dict[str, Any], reason: str) -> Lost:
         """Tell the node's own operator, in the log it reads and the one it cannot change, and whoever asked."""
         log.warning("%s refused a %s of %s: %s", self.log.node, about["message"], self.to, reason)
         self.log.add("refusal", **about, reason=reason)
         return Lost(f"its policy refuses: {reason}")
+
+
+def _judge(policy: Policy, purpose: Purpose, wanted: list[Wanted] | None, message: str) -> tuple[str, list[Verdict]]:
+    if wanted is None:
+        return f"no rule can allow a {message}, because policies know nothing of what it would release", []
+    verdicts = [policy.judge(one, purpose) for one in wanted]
+    return next((f"{v.wanted.kind} may not leave: {v.reason}" for v in verdicts if not v.allowed), ""), verdicts
 
 
 def digest(message: Any) -> str:

@@ -17,7 +17,7 @@ rules:
 within: jurisdiction.yaml           # another policy, which must allow it too
 
 A policy that is missing or broken allows nothing, and says so. Without secure aggregation a coordinator sees every
-update by itself: ``cohort`` is what the federation file promises, not what the silo can prove.
+update by itself: ``cohort`` is then what the federation file promises, not what the silo can prove.
 """
 
 from collections.abc import Iterable, Mapping
@@ -179,7 +179,7 @@ def _objection(rule: Rule, wanted: Wanted, purpose: Purpose) -> str:
 
 def _unprotected(require: Require, purpose: Purpose) -> str:
     if require.secure_aggregation and not purpose.secure_aggregation:
-        return "requires secure aggregation, and the federation file has no 'secure' section"
+        return "requires secure aggregation, and the federation file has no 'secure' section, or the request no masks"
     if purpose.cohort < require.cohort:
         return f"requires a cohort of {require.cohort}, and a round may count with {purpose.cohort}"
     if require.epsilon is not None and purpose.epsilon is None:

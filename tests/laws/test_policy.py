@@ -1,7 +1,7 @@
 """Policies at the silo: what no rule allows stays, whatever is broken, missing, or asked for."""
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import get_args
 
@@ -186,6 +186,21 @@ def test_coded_updates_are_judged_by_the_tensors_in_them(tmp_path):
     reply = coded(Train(1, update("head-w").gradient))
     assert isinstance(reply, Lost)
     assert "does not release tensors of embeddings" in reply.reason
+
+
+def test_a_promise_of_secure_aggregation_is_held_against_each_request(tmp_path):
+    """The file says `secure`, and the coordinator asks for an update in the clear, or among too few."""
+    model, names = update("head-w").gradient, ("north", "south", "east")
+    roster = dict.fromkeys(names, ("a", "b"))
+    strict = {"require": {"secure_aggregation": True, "cohort": 3}}
+    held = guard(tmp_path, lambda request: replace(update("head-w"), masked=bool(request.roster)), **strict)
+    held = replace(held, purpose=Purpose("small", "fedavg", 3, None, True))
+    assert isinstance(held(Train(1, model, roster=roster)), Update)
+    assert "or the request no masks" in held(Train(2, model)).reason
+    few = {name: roster[name] for name in names[:2]}
+    assert "a round may count with 2" in held(Train(3, model, roster=few)).reason
+    lying = replace(held, answer=lambda request: update("head-w"))
+    assert isinstance(lying(Train(4, model, roster=roster)), Lost), "it is masked in the end, or it stays"
 
 
 def test_refused_work_is_not_done(tmp_path, caplog):
