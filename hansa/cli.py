@@ -159,6 +159,8 @@ def show_preview(seen: Any) -> None:
     f = seen.federation
     title = f"{f.name}: {f.kind}, {f.task.name}, {f.method.name}, {f.rounds} rounds"
     output.print(table(["silo", "training texts", "share", "per round", "share of a round", "weight"], rows, title))
+    if seen.tree is not None:
+        show_tree(seen)
     if seen.parameters is not None:
         size = f"at most {seen.parameters:,} parameters, {seen.traffic_per_round / 1e6:.1f} MB per round (up and down)"
         output.print(f"Model: {size}", highlight=False)
@@ -170,6 +172,19 @@ def show_preview(seen: Any) -> None:
             output.print(f"note: {silo.name}: {problem}", highlight=False, markup=False)
     for warning in seen.warnings:
         output.print(f"[yellow]warning:[/] {warning}", highlight=False)
+
+
+def show_tree(seen: Any) -> None:
+    from hansa.outline import drawn
+
+    rows = [
+        [line, f"{branch.samples:,}" if branch.held else "–", ", ".join(f"{s} {n:,}" for s, n in branch.held.items())]
+        for line, branch in drawn(seen.tree)
+    ]
+    output.print(table(["node", "trains on", "sources"], rows, "The tree"))
+    total = sum(seen.sampling.values())
+    shares = [[source, f"{ratio:.3f}", f"{ratio / total:.1%}"] for source, ratio in seen.sampling.items()]
+    output.print(table(["source", "ratio", "share"], shares, "Effective sampling ratio over the tree"))
 
 
 @app.command()

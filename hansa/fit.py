@@ -29,7 +29,7 @@ from hansa.method import Layers, Method, Residual, Tree, Weights
 from hansa.methods.fedbuff import VERSION, keep_versions
 from hansa.methods.fedopt import scale
 from hansa.pace import Arrivals, Member, Moving, choose, duration, until
-from hansa.round import Record, admit, too_few
+from hansa.round import Record, admit, opened, too_few
 from hansa.runs.memory import Memory
 from hansa.tensors import Layout, Tensors, is_finite
 
@@ -109,8 +109,12 @@ def agg_parent(
 ) -> Loaded:
     """The parent's backbone, and one's own key layers after attention to the parent's and, at a leaf, to residuals."""
     residuals, refused = unpack(request.residuals, keys)
-    model, heard = request.model.copy(), keys.read(request.model)
-    own = keys.read(Tensors(keys.layout, memory[MODEL]) if MODEL in memory else start)
+    before = Tensors(keys.layout, memory[MODEL]) if MODEL in memory else start
+    model, own = before.copy(), keys.read(before)
+    model.write(request.model)
+    if not tree.keys_travel:
+        return Loaded(model, {}, [], refused)
+    heard = keys.read(request.model)
     base = Tensors(keys.flat, memory[PARENT]).named() if PARENT in memory else keys.read(start)
     others: dict[str, Layers] = {request.parent: heard}
     for number, residual in enumerate(residuals if leaf else ()):
@@ -121,8 +125,9 @@ def agg_parent(
     return Loaded(model, named, residuals, refused)
 
 
-def kept(keys: Keys, model: Tensors, request: Fit) -> dict[str, Tensor]:
-    return {MODEL: model.flat, PARENT: Tensors.of(keys.read(request.model)).flat}
+def kept(keys: Keys, tree: Tree, model: Tensors, request: Fit) -> dict[str, Tensor]:
+    parent = {PARENT: Tensors.of(keys.read(request.model)).flat} if tree.keys_travel else {}
+    return {MODEL: model.flat} | parent
 
 
 # ── a leaf ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -137,7 +142,7 @@ def fit_leaf(silo: "Silo", request: Fit) -> Reply:
         silo.name, tree, keys, silo.memory.recall(request.round), silo.site.start_of(silo.name), request, True
     )
     training = Train(request.round, loaded.model, request.durable, request.begin, request.total)
-    reply = silo.train(training, request.model, lambda state: kept(keys, state, request))
+    reply = silo.train(training, request.model, lambda state: kept(keys, tree, state, request))
     if not isinstance(reply, Update):
         return reply
     refused = {silo.name: loaded.refused} if loaded.refused else {}
@@ -207,7 +212,7 @@ class Region:
             residuals, upwards = [], upwards + up  # each is routed once
             records.append(record)
         state = {name: tensors.flat for name, tensors in moving.state.items()}
-        self.memory.keep(request.round, kept(self.keys, moving.model, request) | state, request.durable)
+        self.memory.keep(request.round, kept(self.keys, self.tree, moving.model, request) | state, request.durable)
         return self._reply(request, moving.model, records, upwards, loaded)  # 16
 
     def round(self, moving: Moving, residuals: Sequence[Residual], turn: Turn) -> tuple[Record, list[Residual]]:
@@ -220,6 +225,9 @@ class Region:
         record = Record(number, list(sent))
         routed = self._route(moving, list(sent), residuals, base)  # 6
         answers = self.link.ask(self._asks(sent, model, routed, turn), until(settings.participation))  # 7, 8
+        if self.tree.filter is not None:
+            answers = (replace(answer, reply=opened(answer.reply, keys.layout)) for answer in answers)
+            answers = self.tree.filter.sift(answers, self.name, counts=self.tree.order == "parallel")
         heard = Heard(self, {**sent, self.name: Sent(model)}, record)
         gradient = self.method.aggregate.combine(keys.backbone, heard.updates(answers))  # 9, 10
         record.seconds["work"] = perf_counter() - began
@@ -325,14 +333,18 @@ class Region:
     ) -> dict[NodeId, Request]:
         sequential = self.tree.order == "sequential"
         begin = turn.begin + (self.own.steps if self.own and sequential else 0)
-        plain = Fit(turn.number, self.name, model, nothing(), turn.durable, begin, turn.total)
+        plain = Fit(turn.number, self.name, self._travelling(model), nothing(), turn.durable, begin, turn.total)
         asks: dict[NodeId, Request] = {}
         for node, theirs in sent.items():  # whoever gets the same is asked with the same request: it is written once
             alike = theirs.model is model and node not in routed
-            asks[node] = plain if alike else replace(plain, model=theirs.model, residuals=pack(routed.get(node, ())))
-        if self.own and not sequential:
-            asks[self.name] = self._own_work(model, turn)
+            given = self._travelling(theirs.model)
+            asks[node] = plain if alike else replace(plain, model=given, residuals=pack(routed.get(node, ())))
+        if self.own and (not sequential or self.tree.filter is not None):
+            asks[self.name] = replace(self._own_work(model, turn), probe=sequential)
         return asks
+
+    def _travelling(self, model: Tensors) -> Tensors:
+        return model if self.tree.keys_travel else model.only(self.keys.backbone.names)
 
     def _server_opt(self, moving: Moving, model: Tensors, gradient: Tensors, number: int) -> None:
         state = {n.removeprefix(SERVER): t for n, t in moving.state.items() if n.startswith(SERVER)}
@@ -360,7 +372,7 @@ class Region:
     def _reply(
         self, request: Fit, model: Tensors, records: list[Record], upwards: list[Residual], loaded: Loaded
     ) -> Update:
-        given = [update for record in records for update in record.updates.values()]
+        given, sent = [u for record in records for u in record.updates.values()], request.model.layout
         attention = {f"down {self.name}": loaded.weights}
         refused = {self.name: loaded.refused} if loaded.refused else {}
         lost: dict[str, str] = {}
@@ -371,7 +383,7 @@ class Region:
         for update in given:
             lost |= update.lost
         return Update(
-            gradient=Tensors(request.model.layout, request.model.flat - model.flat),
+            gradient=Tensors(sent, request.model.flat - model.only(sent.names).flat),
             samples=sum(u.samples for u in records[-1].updates.values()),
             seen=sum(u.seen for u in given),
             steps=sum(u.steps for u in given),
@@ -405,7 +417,7 @@ class Heard:
     def updates(self, answers: Iterator[Answer]) -> Iterator[tuple[Update, float]]:
         region, keys, record = self.region, self.region.keys, self.record
         for answer in answers:
-            update = admit(answer, keys.layout, record)
+            update = admit(answer, keys.layout, record, partial=not region.tree.keys_travel)
             if update is None:
                 continue
             gradient = update.gradient

@@ -65,6 +65,7 @@ class Train:
     roster: dict[NodeId, tuple[str, ...]] = field(default_factory=dict)  # whose masks cancel: see veil.py; empty: none
     weight: float = 0.0  # under a mask: the silo's share of the sum
     room: int = 0  # how many values the update may have, where that is more than the model here
+    probe: bool = False  # only to compare others with: on other batches, and nothing is remembered
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,13 @@
 `round.py` shows when each slot is asked.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from torch import Tensor
 
+from hansa.links import Answer
 from hansa.messages import NodeId, Offer, Update
 from hansa.pace import Ask, Asker, Moving
 from hansa.tensors import Layout, Tensors
@@ -103,6 +104,14 @@ class Residual:
 Weights = dict[str, dict[str, float]]  # layer → member → how much it was listened to
 
 
+class Filter(Protocol):
+    """Which children are believed."""
+
+    def sift(self, answers: Iterator[Answer], name: NodeId, counts: bool) -> Iterator[Answer]:
+        """The answers, with those that are not believed as `Lost`. Under its ``name`` the asking node's own work from
+        the same start may be among them: something to compare with, and unless it ``counts`` not handed on."""
+
+
 class Tree(Protocol):
     """How the nodes of a tree combine their models; `fit.py` shows when each question is asked. What is not a key
     layer is the backbone: it comes from the parent, and moves by the ``aggregate`` and ``server`` slots.
@@ -111,6 +120,13 @@ class Tree(Protocol):
     @property
     def order(self) -> Literal["sequential", "parallel"]:
         """Whether a node trains on its own data before its children do, or beside them as one more child."""
+
+    @property
+    def filter(self) -> Filter | None: ...
+
+    @property
+    def keys_travel(self) -> bool:
+        """Whether key layers leave their node at all."""
 
     def keys(self, parts: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
         """Key layers, each with its tensors; ``parts`` names the part of the model each tensor belongs to."""

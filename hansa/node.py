@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from hansa.site import Site
 
 PERSONAL = "personal"
+PROBES = 1_000_000  # batches of rounds that never come: a probe must not go over what was just learned
 WATCHED = "validation"  # what a silo remembers of its validation loss
 
 
@@ -171,15 +172,16 @@ class Silo:
                 return Lost("it was sent some of the tensors only, and does not remember the others")
         training, watched = self._amount(request.round, memory)
         work = Work(learner, request.model, request.round, memory, offers=request.offers)
-        batches = self.batches(request.round, training)
+        batches = self.batches(request.round + PROBES * request.probe, training)
         with torch_seeded(federation.seed, request.round, self.name, "dropout"):
             done = train(work, site.task, self.method.objective, training, batches, self._rate(request))
         leaving, sent = self._leave(request, received, memory)
         kept = done.memory | watched | leaving.kept | (remember(learner.state) if remember else {})
         if self._personal:
             kept = kept | {f"{PERSONAL}.{name}": learner.state[name] for name in self._personal}
-        self.memory.keep(request.round, kept, request.durable)
-        if federation.record.updates:
+        if not request.probe:
+            self.memory.keep(request.round, kept, request.durable)
+        if federation.record.updates and not request.probe:
             left = sent.open(request.model.layout) if isinstance(sent, Coded) else sent
             record.update(self.home, request.round, left, self._drawn(request.round, training), request.model)
         update = Update(NOTHING, len(held), done.seen, done.steps, done.loss, done.seconds, moved=leaving.moved)

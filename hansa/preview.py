@@ -1,5 +1,6 @@
 """`hansa check`: what a federation file would do. It reads the data and counts; it trains and writes nothing."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from hansa.methods.fedavg import BySamples, Mean
 from hansa.models import build
 from hansa.models.parts import parts
 from hansa.models.tokenizer import byte_tokenizer
+from hansa.outline import Branch, is_tree, outline, ratios
 from hansa.privacy.foresee import refusals
 from hansa.releases import releases
 from hansa.tasks import TASKS
@@ -32,6 +34,7 @@ class SiloPreview:
     per_round: int
     weight: float | None  # its share of the aggregate, where that depends on sample counts alone
     problems: tuple[str, ...]
+    sources: dict[str, int]  # its samples by language
 
 
 @dataclass(frozen=True)
@@ -49,11 +52,22 @@ class Preview:
             "method": self.federation.method.name,
             "rounds": self.federation.rounds,
             "silos": [vars(s) for s in self.silos],
+            "sampling": self.sampling,
             "parameters": self.parameters,
             "traffic_per_round": self.traffic_per_round,
             "releases": releases(self.federation),
             "warnings": self.warnings,
         }
+
+    @property
+    def tree(self) -> Branch | None:
+        held = {silo.name: silo.sources for silo in self.silos}
+        return outline(self.federation, held) if is_tree(self.federation) else None
+
+    @property
+    def sampling(self) -> dict[str, float]:
+        """On a tree, how often each source is seen; see outline.py."""
+        return ratios(self.tree, _weighing(self.federation)) if self.tree is not None else {}
 
     @property
     def traffic_per_round(self) -> int | None:
@@ -71,14 +85,16 @@ def preview(federation: Federation) -> Preview:
     check(federation)
     silos, times = [], repeats(federation.silos) | {ROOT: 1}
     for name, node in holders(federation).items():
-        problems, count = Problems(), 0
+        problems, sources = Problems(), dict[str, int]()
         for source in node.sources:
-            count += sum(1 for _ in rows(source, "train", federation.data, problems))
+            found, group = sum(1 for _ in rows(source, "train", federation.data, problems)), source.group(name)
+            sources[group] = sources.get(group, 0) + found
             problems.check(federation.data.broken, source.train)
+        count = sum(sources.values())
         if not count:
             raise DataError(f"silos.{name}: no training samples are left after reading and splitting its data")
         amount = times[name] * federation.train.per_round(count)
-        silos.append(SiloPreview(name, count, amount, None, tuple(problems.first)))
+        silos.append(SiloPreview(name, count, amount, None, tuple(problems.first), sources))
     silos = [replace(s, weight=w) for s, w in zip(silos, _weights(federation, silos), strict=True)]
     return Preview(federation, silos, _parameters(federation), _warnings(federation, silos))
 
@@ -89,8 +105,16 @@ def _weights(federation: Federation, silos: list[SiloPreview]) -> list[float] | 
     by_samples = isinstance(method.weigh, BySamples) and isinstance(method.aggregate, Mean)
     if federation.kind != "federated" or not by_samples or any(node.silos for node in federation.silos.values()):
         return [None] * len(silos)
-    weights = [method.weigh.weight(Update(NOTHING, s.samples, 0, 0, 0.0, 0.0)) for s in silos]
+    weights = [_weighing(federation)(s.samples) for s in silos]
     return [weight / sum(weights) for weight in weights]
+
+
+def _weighing(federation: Federation) -> Callable[[int], float]:
+    """The weight of a node by its samples; where the method goes by something else, all count the same."""
+    weigh = methods.build(federation).weigh
+    if not isinstance(weigh, BySamples):
+        return lambda samples: 1.0
+    return lambda samples: weigh.weight(Update(NOTHING, samples, 0, 0, 0.0, 0.0))
 
 
 def _warnings(federation: Federation, silos: list[SiloPreview]) -> list[str]:

@@ -19,7 +19,7 @@ of the softmax; ``back: false`` keeps residuals from returning to the branch the
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -28,11 +28,12 @@ from torch import Tensor
 from hansa.config import Positive, Section, Share
 from hansa.errors import ConfigError
 from hansa.messages import NodeId
-from hansa.method import Layers, Method, Residual, Weights
+from hansa.method import Filter, Layers, Method, Residual, Weights
 from hansa.methods import METHODS
 from hansa.methods.fedavg import BySamples, fedavg
 from hansa.methods.fedbuff import ByStaleness, DampedMean
 from hansa.methods.fedopt import Momentum
+from hansa.methods.fltrust import Trust
 from hansa.pace import Arrivals, round_half_up
 
 TINY = 1e-12
@@ -71,11 +72,11 @@ class Attention:
     cosine: Cosine = Cosine()
     temperature: float = 1.0
     back: bool = True
+    filter: Filter | None = None
+    keys_travel: ClassVar[bool] = True
 
     def keys(self, parts: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-        return {
-            layer: tuple(n for n, p in parts.items() if p == layer) for layer in last_blocks(parts, self.key_layers)
-        }
+        return key_tensors(parts, self.key_layers)
 
     def adopt(self, own: Layers, others: Mapping[str, Layers], base: Layers) -> tuple[Layers, Weights]:
         """AggParent, line 6."""
@@ -120,6 +121,10 @@ class Attention:
         return found
 
 
+def key_tensors(parts: Mapping[str, str], wanted: float | Sequence[str]) -> dict[str, tuple[str, ...]]:
+    return {layer: tuple(n for n, p in parts.items() if p == layer) for layer in last_blocks(parts, wanted)}
+
+
 def last_blocks(parts: Mapping[str, str], wanted: float | Sequence[str]) -> list[str]:
     """The named blocks, or the last share of them, and at least one (of a share of 0, none)."""
     blocks = sorted({p for p in parts.values() if "block." in p}, key=lambda p: (p.rpartition(".")[0], _index(p)))
@@ -151,11 +156,12 @@ class WorldLM(Section):
     back: bool = True
     buffer: Annotated[int, Field(ge=0)] = 0  # the root waits for so many children, by the virtual clock; 0: for all
     power: Annotated[float, Field(ge=0.0)] = 0.5  # buffer: an update that is τ versions old counts (1 + τ)^−power
+    filter: Trust | None = None  # leave out children that lie; see fltrust.py
 
     def build(self) -> Method:
         keys = float(self.key_layers) if isinstance(self.key_layers, float) else self.key_layers
         cosine = Cosine(self.similarity == "moved")
-        tree = Attention(keys, self.residuals, self.order, cosine, self.temperature, self.back)
+        tree = Attention(keys, self.residuals, self.order, cosine, self.temperature, self.back, self.filter)
         method = replace(fedavg(), name="worldlm", weigh=BySamples(0.0), server=Momentum(0.2, 0.9), tree=tree)
         if not self.buffer:
             return method

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from html import escape
-from math import ceil, floor, log10
+from math import ceil, floor, isinf, log10
 
 Point = tuple[float, float]
 Series = tuple[str, Sequence[Point]]
@@ -73,6 +73,50 @@ def bars(title: str, rows: Sequence[tuple[str, Sequence[float]]], names: Sequenc
     return "".join(parts) + "</svg>"
 
 
+def tree(title: str, nodes: Sequence[tuple[int, str, str]]) -> str:
+    """Boxes from left to right, a parent beside the middle of its children. ``nodes``, parents first: (depth, name,
+    what to say of it)."""
+    wide, tall, across = 150, 34, 196
+    rows = _rows([depth for depth, _, _ in nodes])
+    width = across * max(depth for depth, _, _ in nodes) + wide + 4
+    height = TOP + tall * 1.3 * (max(rows) + 1)
+    parts = [
+        f'<svg viewBox="0 0 {width} {height:.0f}" role="img" aria-label="{escape(title, quote=True)}">',
+        f'<text class="title" x="0" y="15">{escape(title)}</text>',
+    ]
+    parents: list[float] = []
+    for (depth, name, text), row in zip(nodes, rows, strict=True):
+        x, y = 2 + across * depth, TOP + tall * 1.3 * row
+        middle = y + tall / 2
+        if depth:
+            joint = x - (across - wide) / 2
+            path = f"{x - across + wide},{parents[depth - 1]:.1f} {joint},{parents[depth - 1]:.1f} {joint},{middle:.1f}"
+            parts.append(f'<polyline class="s7" points="{path} {x},{middle:.1f}"/>')
+        parents[depth:] = [middle]
+        parts.append(f'<rect class="node" x="{x}" y="{y:.1f}" width="{wide}" height="{tall}" rx="4"/>')
+        parts.append(f'<text class="name" x="{x + 8}" y="{y + 14:.1f}">{escape(name)}</text>')
+        parts.append(f'<text class="tick" x="{x + 8}" y="{y + 27:.1f}">{escape(text)}</text>')
+    return "".join(parts) + "</svg>"
+
+
+def _rows(depths: Sequence[int]) -> list[float]:
+    """On which row each node stands: leaves one below the other, a parent in the middle of its children."""
+    rows: list[float] = [0.0] * len(depths)
+    free = 0
+    for at in reversed(range(len(depths))):
+        below: list[float] = []
+        for later in range(at + 1, len(depths)):
+            if depths[later] <= depths[at]:
+                break
+            if depths[later] == depths[at] + 1:
+                below.append(rows[later])
+        if below:
+            rows[at] = (below[0] + below[-1]) / 2
+        else:
+            rows[at], free = float(free), free + 1
+    return [max(rows) - row for row in rows]
+
+
 def _open(title: str) -> str:
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title, quote=True)}">'
 
@@ -95,8 +139,8 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 def short(value: float) -> str:
     """A number as people write it: 12,000 · 264 · 5.63 · 0.0021."""
-    if value == 0:
-        return "0"
+    if value == 0 or isinf(value):
+        return "∞" if value else "0"
     if abs(value) >= 1e6:
         return f"{value / 1e6:.3g}M"
     if abs(value) >= 100:

@@ -17,6 +17,7 @@ from hansa.registry import load_plugins
 from hansa.releases import releases
 from hansa.report import audit
 from hansa.report.charts import bars, lines, short
+from hansa.report.nodes import tree_of
 from hansa.report.own import listening, own_table
 from hansa.report.personal import alpha_charts, neighbours, personal_tables
 from hansa.report.uploads import Cost, movements, quality_against_bytes, saved
@@ -130,6 +131,7 @@ def content(runs: list[Seen], title: str, reading: list[str]) -> dict[str, Any]:
         "curve_note": f"{first.task.headline} on held-out data against samples seen by all silos together.",
         "time_chart": _time_chart(runs),
         "targets": _targets(runs),
+        "trees": [one for run in runs if (one := tree_of(run))],
         "personal": [_personal(run) for run in runs if "personal" in run.facts],
         "own": _own(runs),
         "listening": [{"name": run.name, **listening(run.heard)} for run in runs if run.heard],

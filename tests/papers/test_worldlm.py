@@ -133,7 +133,8 @@ class Real:
             model = tensors(pushed(name, request.model.flat.double().numpy(), request.round))
             if remember:
                 silo.memory.keep(request.round, remember(model), request.durable)
-            return Update(Tensors(LAYOUT, received.flat - model.flat), 1, 1, 1, 0.0, 0.0)
+            sent = received.layout
+            return Update(Tensors(sent, received.flat - model.only(sent.names).flat), 1, 1, 1, 0.0, 0.0)
 
         memory = Memory(self.folder / name / "memory")
         silo = SimpleNamespace(name=name, method=self.method, site=site, memory=memory, train=train)

@@ -1,0 +1,59 @@
+"""Liu et al. (2020), Client-Edge-Cloud Hierarchical Federated Learning (HierFAVG), Algorithm 1.
+
+    edge    θ_e ← Σ_{i∈C_e} (N_i/N_e)·θ_i      after κ₁ local steps
+    cloud   θ   ← Σ_e (N_e/N)·θ_e              after κ₂ rounds at the edge
+
+θ_i: a silo's model; C_e: the silos below edge e; N: samples below. κ₁ is ``train.samples``, κ₂ a node's ``rounds``.
+One model for all: nothing is personal, so a node's own model is what it has right after its own steps.
+Deviations: an inner node with data of its own trains on it before its children do (or beside them), as WorldLM's nodes
+do, so that both spend the same sequential steps; any server optimiser may take the place of the plain mean, at every
+level. On a tree of one level, with server momentum, it is flat federated learning.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+from hansa.config import Section
+from hansa.messages import NodeId
+from hansa.method import Filter, Layers, Method, Residual, Weights
+from hansa.methods import METHODS
+from hansa.methods.fedavg import fedavg
+from hansa.methods.fltrust import Trust
+from hansa.methods.worldlm import key_tensors
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """The backbone is averaged; key layers, where there are any, stay at their node."""
+
+    key_layers: float | tuple[str, ...] = 0.0
+    order: Literal["sequential", "parallel"] = "sequential"
+    filter: Filter | None = None
+    keys_travel: ClassVar[bool] = False
+
+    def keys(self, parts: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+        return key_tensors(parts, self.key_layers)
+
+    def adopt(self, own: Layers, others: Mapping[str, Layers], base: Layers) -> tuple[Layers, Weights]:
+        return own, {}
+
+    def meet(self, own: str, members: Mapping[str, Layers], base: Layers) -> tuple[Layers, Weights]:
+        return members[own], {}
+
+    def route(
+        self, residuals: Sequence[Residual], children: Mapping[NodeId, Layers], base: Layers
+    ) -> dict[NodeId, list[Residual]]:
+        return {}
+
+    def part(self, new: Layers, children: Mapping[NodeId, Layers], base: Layers) -> list[Residual]:
+        return []
+
+
+@METHODS.register("hierfavg")
+class HierFAVG(Section):
+    order: Literal["sequential", "parallel"] = "sequential"
+    filter: Trust | None = None
+
+    def build(self) -> Method:
+        return replace(fedavg(), name="hierfavg", tree=Averaged(0.0, self.order, self.filter))
