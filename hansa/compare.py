@@ -25,20 +25,30 @@ def variant(federation: Federation, name: str) -> Federation:
     if name in BASELINES:
         return federation.model_copy(update={"kind": name})
     changes: dict[str, Any] = {}
-    known = {step.name: step for step in federation.upload.steps}
     steps = []
     for part in name.split("+"):
         if part in METHODS.entries and not changes:
             if part != federation.method.name:
                 changes = {"method": Named(name=part), **_own_slots(Named(name=part))}
         elif part in UPLOADS.entries:
-            steps.append(known.get(part, Named(name=part)))
+            steps.append(_step(part, federation.upload.steps))
         elif part != WHOLE:
             names = [*METHODS.entries, *BASELINES, *UPLOADS.entries, WHOLE]
             raise ConfigError(f"--methods: '{part}' is not known; {did_you_mean(part, names)}")
     if steps or WHOLE in name.split("+"):
         changes["upload"] = federation.upload.model_copy(update={"steps": tuple(steps)})
     return federation.model_copy(update=changes)
+
+
+def _step(name: str, given: Sequence[Named]) -> Named:
+    """A step of an upload, with the settings the file has for it, or for a step that could stand in its place: `calm`,
+    `active` and `random` are compared at the same share."""
+    settings = UPLOADS.entries[name].model_fields
+    for step in sorted(given, key=lambda step: step.name != name):
+        same_kind = UPLOADS.build(step).kind == UPLOADS.build(Named(name=name)).kind
+        if same_kind and set(step.settings) <= set(settings):
+            return Named(name=name, **step.settings)
+    return Named(name=name)
 
 
 def _own_slots(named: Named) -> dict[str, None]:

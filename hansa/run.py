@@ -347,15 +347,15 @@ class Run:
                 if isinstance(self.site.task, Writing):
                     self.ledger.fact("signatures", self.site.task.signatures)
                 scores = whole(scores)
-                if self.site.method.upload.keeps_local:
-                    own = self._scores(Evaluate(moving.round, moving.model, split, share, decode=decode, own=True))
-                    found = {group: self.site.task.metrics(sums) for group, sums in own.sums.items()}
-                    self.ledger.scores(moving.round, f"{OWN} {split}", share, found)
             metrics = {group: self.site.task.metrics(sums) for group, sums in scores.sums.items()}
             self.ledger.scores(moving.round, split, share, metrics)
             self.watcher.scores(moving.round, metrics, self.site.task.headline)
             if self.root is not None:
                 self._evaluate_own(moving, split, share)
+            if final and moving.round == self.federation.rounds and self.site.method.upload.keeps_local:
+                own = self._scores(Evaluate(moving.round, moving.model, split, share, decode=decode, own=True))
+                found = {group: self.site.task.metrics(sums) for group, sums in own.sums.items()}
+                self.ledger.scores(moving.round, f"{OWN} {split}", share, found)
         return perf_counter() - began
 
     def _evaluate_own(self, moving: Moving, split: str, share: float) -> None:

@@ -201,6 +201,11 @@ def test_both_directions_learn_the_same_for_fewer_bytes_down(federation, tmp_pat
     assert up_bytes[2][2] < 0.55 * up_bytes[0][2], "then half of it goes up"
     assert both_bytes[2][1] < 0.55 * up_bytes[2][1], "and with both, half of it comes down"
     assert set(own) == {"north", "south", "east"}
+    ledger = Ledger(up)
+    order = [split for (split,) in ledger.select("select split from metrics order by rowid")]
+    ledger.close()
+    assert order[0] == "test", "the federation's own scores come first: curves are drawn from them"
+    assert order.count("own test") == order.count("test") / 3, "own models are scored once, at the end"
 
 
 def test_what_is_not_sent_stays_local_and_is_exported_as_the_silos_own_model(federation, tmp_path):

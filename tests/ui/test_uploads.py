@@ -20,6 +20,8 @@ def test_uploads_are_variants_beside_methods(federation):
     calm = variant(base, "calm")
     assert [s.name for s in calm.upload.steps] == ["calm"]
     assert calm.upload.steps[0].settings == {"by": "parameters"}, "as the file says it"
+    assert variant(base, "active").upload.steps[0].settings == {"by": "parameters"}, "and so does its rival"
+    assert not variant(base, "top-k").upload.steps[0].settings
     both = variant(base, "fedprox+top-k+bf16")
     assert (both.method.name, [s.name for s in both.upload.steps]) == ("fedprox", ["top-k", "bf16"])
     with pytest.raises(ConfigError, match="'int9' is not known; did you mean 'int8'"):
