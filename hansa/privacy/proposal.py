@@ -7,7 +7,6 @@ import yaml
 from hansa.config import Federation
 
 POLICY = "policy.yaml"
-TRADING = ("fedkc", "fedmix")
 PREFACE = """\
 # What may leave this silo. It is yours: no federation can override it, and what no rule allows stays.
 # As it stands it allows what {name} asks for, and nothing else. Read it, and change what you do not agree with;
@@ -17,20 +16,24 @@ PREFACE = """\
 
 def propose(federation: Federation) -> dict[str, Any]:
     """The narrowest policy under which a silo could work for this federation."""
-    from hansa.releases import federated_vocabulary  # heavy, and most commands on kits propose nothing
+    from hansa import methods  # heavy, and most commands on kits propose nothing
+    from hansa.registry import load_plugins
+    from hansa.releases import federated_vocabulary
+    from hansa.tasks import TASKS
 
+    load_plugins(federation.uses)
+    task, method = TASKS.build(federation.task), methods.build(federation)
     release: dict[str, Any] = {"tensors": "any", "samples": True, "metrics": True}
     if federated_vocabulary(federation):
         release["pieces"] = federation.tokenizer.minimum
-    method = federation.method.name
     also = {
-        "labels": federation.task.name not in ("mlm", "causal-lm", "translate"),
-        "offers": method in TRADING,
-        "residuals": method == "worldlm",
+        "labels": task.needs_labels and not getattr(task, "labels", ()),
+        "offers": method.exchange is not None,
+        "residuals": method.name == "worldlm",
         "personal": federation.personal is not None,
     }
     release |= {kind: True for kind, asked in also.items() if asked}
-    rule = {"federations": [federation.name], "methods": [method], "release": release}
+    rule = {"federations": [federation.name], "methods": [federation.method.name], "release": release}
     return {"rules": {federation.name: rule}}
 
 
