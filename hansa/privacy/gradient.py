@@ -6,7 +6,8 @@ Two ways to read tokens from an update θ − θᵢ, neither of which needs an o
             output, moves most): rank tokens by the norm of their row
     span    the gradient of a linear layer is Σ δₜ·xₜᵀ over the vectors x it got, so it lies in their span, as long as
             they are fewer than its width: take the first such layers, whose xs are known for every token and position,
-            and rank tokens by how far their xs lie off the span (Petrov et al., 2024, DAGER: its first step)
+            and rank tokens by how far their xs lie off the span (Petrov et al., 2024, DAGER: its first step); it needs
+            steps along the gradient: Adam's, which are its signs, hide the span
 
 *Recovered* is the share of the distinct ordinary tokens of the texts that are among as many best-ranked tokens. Beside
 it stands what the most frequent tokens of the silo would reach: silos use few tokens often.
@@ -237,8 +238,8 @@ def reading(found: dict[str, Any]) -> list[str]:
     weak = [name for name, share in reversed(best.items()) if name != "none" and share > 1.5 * first["frequent"]]
     strong = [name for name in reversed(best) if name != "none" and name not in weak]
     if weak:
-        lines.append(f"Not enough against that: {', '.join(weak)}.")
+        lines.append(f"Not enough against that: {'; '.join(weak)}.")
     if strong:
-        lines.append(f"Left these attacks with no more than frequent tokens give: {', '.join(strong)}.")
+        lines.append(f"Left these attacks with no more than frequent tokens give: {'; '.join(strong)}.")
     lines.append("Other attacks may read more; a defence that withstood these two is not proven by it.")
     return lines
