@@ -1,6 +1,8 @@
 """A coordinator and silos that only echo, for measuring the network alone: real kits, broker, depot and agents."""
 
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,13 +51,12 @@ def free_ports(count: int) -> list[int]:
 
 def agents(kits: str, home: str, numbers: list[int], report) -> None:  # type: ignore[no-untyped-def]
     """Some silos, each in a thread of this process; it tells its memory whenever it is asked."""
-    import threading
-
+    memory = Memory()
     for number in numbers:
         agent = Agent(Kit(Path(kits) / f"s{number}"), Path(home) / f"s{number}", Echo(number), lambda text: None)
         threading.Thread(target=agent.run, daemon=True).start()
     while report.recv() == "memory":
-        report.send(peak_memory())
+        report.send(memory.peak())
     report.send(None)
 
 
@@ -86,13 +87,25 @@ def federation(folder: Path, silos: int, processes: int) -> Iterator[tuple[NatsL
             worker.join()
 
 
-def reset_memory() -> None:
-    """Forget the peak so far."""
-    Path("/proc/self/clear_refs").write_text("5")
+class Memory:
+    """The most private memory this process has held since the last question, in bytes, looked at again and again.
+
+    Files that it looks into do not count: they are the system's cache, dropped when memory is short."""
+
+    def __init__(self) -> None:
+        self._peak = 0
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        while True:
+            self._peak = max(self._peak, private())
+            time.sleep(0.003)
+
+    def peak(self) -> int:
+        found, self._peak = max(self._peak, private()), 0
+        return found
 
 
-def peak_memory() -> int:
-    """The most memory this process has held, in bytes, since the last question; files that are looked into count."""
-    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
-    reset_memory()
-    return 1024 * int(line.split()[1])
+def private() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon", "RssShmem")))

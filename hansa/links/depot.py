@@ -124,10 +124,12 @@ class Depot:
             (self.folder / token(node) / name).unlink(missing_ok=True)
             self._whole.discard(self.folder / token(node) / name)
 
-    def sweep(self, node: str) -> None:
-        """Forget what was never brought to its end."""
-        for part in (self.folder / token(node)).glob("*.part"):
-            part.unlink(missing_ok=True)
+    def keep_only(self, node: str, names: Iterable[str]) -> None:
+        """Forget what a node brought and nobody took: too late, or never to its end."""
+        wanted = set(names)
+        for file in (self.folder / token(node)).glob("*"):
+            if file.name not in wanted:
+                self.discard(node, [file.name])
 
     def drop_strangers(self) -> None:
         """End the connections of whoever is no member any more."""

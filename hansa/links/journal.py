@@ -71,6 +71,10 @@ class Journal:
         self._write("delete from asks where round <= ?", (durable,))
         return [(node, name) for node, name in rows if (node, name) not in kept]
 
+    def parts(self, node: str) -> list[str]:
+        """What a node brought that is still needed."""
+        return [name for (name,) in self._rows("select name from parts where node=?", node)]
+
     def refused(self, node: str, reason: str) -> None:
         with self._lock, self._db:
             known = self._db.execute("select 1 from refusals where node=? and reason=?", (node, reason)).fetchone()

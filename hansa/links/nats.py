@@ -101,7 +101,7 @@ class NatsLink:
                     yield self._take(node, until)
                     self._let_go(node)
             finally:
-                for node in asks:
+                for node in [node for node in asks if node in self._pending]:
                     self._let_go(node)
                 self._depot.withdraw(offered)
 
@@ -272,6 +272,7 @@ class NatsLink:
         self._pending.pop(node, None)
         self._answers.pop(node, None)
         self._depot.expect_no_more(node)
+        self._depot.keep_only(node, self._journal.parts(node))
 
     def _refuse(self, node: NodeId, reason: str) -> None:
         self._journal.refused(node, reason)

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from hansa.links.connection import Broken, Refused
 
-SHORTEST, LONGEST = 0.05, 5.0
+SHORTEST, LONGEST = 0.05, 3.0
 REMIND_SECONDS = 60.0
 PASSING = {408, 409, 429, 503, 10008, 10023, 10074, 10076, 10077, 10084}  # JetStream's ways to say "not now"
 
@@ -36,6 +36,10 @@ class Patience:
                 if error.code not in PASSING:
                     raise
                 self._wait(str(error))
+
+    def progress(self) -> None:
+        """Something was achieved, though not all: the next pause is short again."""
+        self._pause = SHORTEST
 
     def _wait(self, reason: str) -> None:
         now = monotonic()

@@ -14,6 +14,18 @@ from hansa.links.seal import Ref
 TRIES = 3  # of a thing that arrives whole and is not what its name says
 
 
+class Progress:
+    """How far a transfer has come. As long as it comes further, a broken connection is made again at once."""
+
+    def __init__(self, patience: Patience) -> None:
+        self.patience, self.done = patience, 0
+
+    def reach(self, done: int) -> None:
+        if done > self.done:
+            self.patience.progress()
+        self.done = done
+
+
 class Porter:
     """One connection, made when it is needed and kept; a transfer that breaks off continues on the next one."""
 
@@ -27,22 +39,22 @@ class Porter:
         if len(target) != size:
             raise Refusal(f"{size} bytes were announced, and there is room for {len(target)}")
         for _ in range(TRIES):
-            done = [0]
-            self._patience().keep_trying(lambda done=done: self._fetch(name, target, done))  # type: ignore[misc]
+            progress = Progress(self._patience())
+            progress.patience.keep_trying(lambda p=progress: self._fetch(name, target, p))  # type: ignore[misc]
             if digest(target) == name:
                 return
         raise Refusal("what arrives is not what was announced")
 
-    def _fetch(self, name: str, target: memoryview, done: list[int]) -> None:
+    def _fetch(self, name: str, target: memoryview, progress: "Progress") -> None:
         connection = self._connected()
         try:
-            answer = self._ask(connection, {"get": name, "from": done[0]})
+            answer = self._ask(connection, {"get": name, "from": progress.done})
             if answer.get("size") != len(target):
                 raise Refusal(f"{answer.get('size')} bytes come instead of {len(target)}")
-            while done[0] < len(target):
-                done[0] += fill(connection, target[done[0] : done[0] + PIECE])
+            while progress.done < len(target):
+                progress.reach(progress.done + fill(connection, target[progress.done : progress.done + PIECE]))
         except Cut as cut:
-            done[0] += cut.count
+            progress.reach(progress.done + cut.count)
             self.close()
             raise Broken(f"the transfer broke off ({cut})") from None
         except (OSError, ValueError) as error:
@@ -53,16 +65,18 @@ class Porter:
         """Hand over an answer's part, from where an earlier attempt stopped; ``name``: its digest, where known."""
         name = name or digest(view)
         for _ in range(TRIES):
-            if self._patience().keep_trying(lambda: self._bring(name, view, request)):
+            progress = Progress(self._patience())
+            if progress.patience.keep_trying(lambda p=progress: self._bring(name, view, request, p)):  # type: ignore[misc]
                 return name, len(view)
         raise Refusal("what arrives there is not what was sent")
 
-    def _bring(self, name: str, view: memoryview, request: str) -> bool:
+    def _bring(self, name: str, view: memoryview, request: str, progress: "Progress") -> bool:
         """Whether it arrived as it was sent."""
         connection = self._connected()
         try:
             answer = self._ask(connection, {"put": name, "size": len(view), "for": request})
-            for at in range(int(answer["from"]), len(view), PIECE):
+            progress.reach(int(answer["from"]))
+            for at in range(progress.done, len(view), PIECE):
                 connection.sendall(view[at : at + PIECE])
             return "done" in self._heard(connection)
         except (OSError, ValueError, KeyError) as error:

@@ -3,9 +3,12 @@
 import pytest
 
 from hansa.config import Node
+from hansa.deploy.broker import Broker
+from hansa.deploy.kit import COORDINATOR, Kit
+from hansa.deploy.serve import serve
 from hansa.run import run
 from tests.conftest import same, weights
-from tests.deploy.conftest import over_the_network
+from tests.deploy.conftest import joined, make_kits, over_the_network
 
 
 @pytest.mark.parametrize("secure", [False, True])
@@ -44,3 +47,31 @@ def test_worldlm_over_sockets_gives_the_bits_of_a_run(federation, tmp_path, log)
     assert same(weights(here.folder / "model"), weights(there.folder / "model"))
     assert here.metrics == there.metrics
     assert here.own == there.own
+
+
+def test_a_nats_of_ones_own_serves_as_well(federation, tmp_path, log):
+    """A server that was there before, with the users of the kit's authorization.conf; it is not ended with the run."""
+    settings = federation(rounds=1)
+    kits = make_kits(settings, tmp_path / "kits")
+    kit = Kit(kits / COORDINATOR)
+    broker = Broker(kit, tmp_path / "nats", log.say)
+    try:
+        with joined(settings, kits, tmp_path / "silos", log.say):
+            outcome = serve(settings, kit, tmp_path / "run", f"tls://localhost:{kit.card.serves.port}", log)
+        assert not (tmp_path / "run" / "seat" / "broker").exists()
+        here = run(settings, tmp_path / "here", workers=0)
+        assert same(weights(here.folder / "model"), weights(outcome.folder / "model"))
+    finally:
+        broker.close()
+
+
+def test_what_nobody_took_does_not_stay(federation, tmp_path, log):
+    """After a run the depot holds what the last round brought, and nothing else; so do the silos' spools."""
+    settings = federation(rounds=4, evaluate={"every": 1, "share": 1.0})
+    outcome = over_the_network(settings, tmp_path, log)
+    files = [file for file in (outcome.folder / "seat" / "depot").rglob("*") if file.is_file()]
+    assert len(files) <= 3 * 5, "an update and its text, two scores of every silo"
+    assert not any(file.suffix == ".part" for file in files)
+    for silo in settings.silos:
+        [spool] = (tmp_path / "silos" / silo / "runs").glob("*/spool")
+        assert len(list(spool.iterdir())) <= 4

@@ -31,24 +31,24 @@ NOW = []
 
 @dataclass(frozen=True)
 class Gated(MaskedLM):
-    marks: str = ""
+    gates: str = ""
 
     def batch(self, examples, indices, rng, vocabulary):
         NOW[:] = examples.groups
         return super().batch(examples, indices, rng, vocabulary)
 
     def loss(self, model, batch):
-        hold = Path(self.marks) / f"hold-{NOW[0]}"
+        hold = Path(self.gates) / f"hold-{NOW[0]}"
         while model.training and hold.exists():
-            (Path(self.marks) / f"held-{NOW[0]}").touch()
+            (Path(self.gates) / f"held-{NOW[0]}").touch()
             time.sleep(0.02)
         return super().loss(model, batch)
 
 @TASKS.register("gated")
 class Settings(Section):
-    marks: str
+    gates: str
     def build(self):
-        return Gated(marks=self.marks)
+        return Gated(gates=self.gates)
 """
 
 
