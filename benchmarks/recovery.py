@@ -1,0 +1,94 @@
+"""How long until the round moves again after kill -9 of the coordinator and its broker: until the next checkpoint.
+
+Everybody is a process as an operator would start it, `hansa serve` and `hansa join`; the coordinator is started again at
+once, from nothing, so importing torch is part of the figure.
+"""
+
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from time import monotonic, perf_counter, sleep
+
+from _far import free_ports
+from _federations import silos, words
+from _figures import Figures
+
+from hansa.deploy import authority
+from hansa.deploy.kit import COORDINATOR
+from hansa.federation_file import dump, parse
+
+TIMES = 3
+ROUNDS = 100_000
+
+
+def hansa(folder: Path, log: str, *arguments: str) -> "subprocess.Popen[bytes]":
+    with (folder / f"{log}.log").open("ab") as out:
+        return subprocess.Popen([sys.executable, "-m", "hansa", *arguments], stdout=out, stderr=out)
+
+
+def wait_beyond(checkpoints: Path, round: int) -> int:
+    """The newest checkpoint, once it is newer than ``round``."""
+    until = monotonic() + 300
+    while (found := newest(checkpoints)) <= round:
+        assert monotonic() < until, f"no checkpoint after round {round}"
+        sleep(0.01)
+    return found
+
+
+def newest(checkpoints: Path) -> int:
+    return max((int(f.name.removeprefix("round-")) for f in checkpoints.glob("round-*")), default=0)
+
+
+def main() -> None:
+    figures = Figures()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        files = silos(folder / "data", 2, 60, 8, words(40))
+        settings = parse(
+            {
+                "name": "recovery",
+                "tokenizer": {"kind": "bytes"},
+                "data": {"max_length": 32, "valid": 0.0},
+                "silos": files,
+                "rounds": ROUNDS,
+                "train": {"lr": 0.1, "samples": {"floor": 16}},
+                "evaluate": {"every": ROUNDS},
+            }
+        )
+        (folder / "fed.yaml").write_text(dump(settings), encoding="utf-8")
+        port, bulk = free_ports(2)
+        authority.create(settings, folder / "kits", {COORDINATOR: f"localhost:{port}+{bulk}"}, 30)
+        serve = (
+            "serve",
+            str(folder / "fed.yaml"),
+            "--kit",
+            str(folder / "kits" / COORDINATOR),
+            "--out",
+            str(folder / "run"),
+        )
+        agents = [hansa(folder, n, "join", str(folder / "kits" / n), "--data", file) for n, file in files.items()]
+        coordinator = hansa(folder, "coordinator", *serve)
+        seconds = []
+        try:
+            reached = wait_beyond(folder / "run" / "checkpoints", 2)
+            for _ in range(TIMES):
+                began = perf_counter()
+                coordinator.send_signal(signal.SIGKILL)
+                coordinator.wait()
+                reached = newest(folder / "run" / "checkpoints")
+                coordinator = hansa(folder, "coordinator", *serve)
+                reached = wait_beyond(folder / "run" / "checkpoints", reached)
+                seconds.append(perf_counter() - began)
+                print(f"moving again after {seconds[-1]:.1f} s, in round {reached}", flush=True)
+        finally:
+            for process in (coordinator, *agents):
+                process.kill()
+                process.wait()
+    figures.add("recovery_after_kill", max(seconds), "s", "<=", 10.0)
+    figures.end()
+
+
+if __name__ == "__main__":
+    main()
