@@ -1,6 +1,6 @@
 """How long until the round moves again after kill -9 of the coordinator and its broker: until the next checkpoint.
 
-Everybody is a process as an operator would start it, `hansa serve` and `hansa join`; the coordinator is started again at
+All are processes as an operator would start them, `hansa serve` and `hansa join`; the coordinator is started again at
 once, from nothing, so importing torch is part of the figure.
 """
 

@@ -2,12 +2,11 @@
 
 import json
 import stat
-import subprocess
-import sys
 
 import pytest
 from cryptography import x509
 
+from hansa.cli import main
 from hansa.config import Node
 from hansa.deploy import authority
 from hansa.deploy.broker import authorization
@@ -106,19 +105,24 @@ def test_a_folder_that_is_no_kit_is_refused(federation, tmp_path):
         Kit(kits / "north")
 
 
-def test_the_command_line_makes_kits(federation, tmp_path):
+def test_the_command_line_makes_kits(federation, tmp_path, monkeypatch, capsys):
     (tmp_path / "fed.yaml").write_text(dump(federation()), encoding="utf-8")
     command = [
-        sys.executable,
-        "-m",
         "hansa",
         "kit",
         "create",
         str(tmp_path / "fed.yaml"),
         "--out",
         str(tmp_path / "kits"),
+        "--format",
+        "json",
     ]
-    done = subprocess.run([*command, "--format", "json"], capture_output=True, text=True, check=True)
-    assert len(json.loads(done.stdout)["kits"]) == 4
-    again = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (again.returncode, "Traceback" in again.stderr) == (2, False)
+    monkeypatch.setattr("sys.argv", command)
+    with pytest.raises(SystemExit) as done:
+        main()
+    assert done.value.code == 0
+    assert len(json.loads(capsys.readouterr().out)["kits"]) == 4
+    with pytest.raises(SystemExit) as again:
+        main()
+    assert again.value.code == 2
+    assert "is not empty" in capsys.readouterr().err

@@ -15,11 +15,12 @@ from hansa.deploy.join import SiloTrade
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.seat import seat
 from hansa.deploy.serve import serve
+from hansa.links import wire
 from hansa.links.connection import Broken, Connection, Refused
 from hansa.links.journal import Journal
 from hansa.links.patience import GaveUp, Patience
 from hansa.links.porter import Porter
-from hansa.links.seal import Envelope, seal
+from hansa.links.seal import seal, unseal
 from hansa.messages import Describe, Lost, Train, Update
 from hansa.runs.ledger import Ledger
 from tests.deploy.conftest import Log, joined, make_kits
@@ -40,6 +41,11 @@ def link(kits, tmp_path):
 def connect(kit: Kit, place=None) -> Connection:
     place = place or kit.card.parent
     return Connection((place.host, place.port), kit.client_tls(), kit.above.inbox(kit.name))
+
+
+def carrier(kit: Kit, seconds: float) -> Porter:
+    until, place = monotonic() + seconds, kit.card.parent
+    return Porter((place.host, place.bulk), kit.client_tls(), lambda: Patience(lambda text: None, lambda: False, until))
 
 
 def carry(kit: Kit, seconds: float = 3.0) -> None:
@@ -135,8 +141,9 @@ def test_a_silo_speaks_and_listens_only_where_it_may(link, kits):
         north.publish(f"$JS.API.{api}", b"{}", north.inbox(1))
     north.publish(subjects.latest(subjects.request("south")), b"", north.inbox(2))
     north.publish(f"$JS.API.DIRECT.GET.{subjects.stream}", b'{"seq": 1}', north.inbox(3))
-    assert north.next(0.5) is None
-    assert south.next(0.5) is None
+    assert north.request(subjects.latest(subjects.request("north"))).status == 404, "all before this was dealt with"
+    assert north.next(0.1) is None
+    assert south.next(0.1) is None
     assert len(north.errors) == 10, "only the last ten are kept"
     assert all("Permissions Violation" in error for error in north.errors)
     owner = Connection((kit.card.parent.host, kit.card.parent.port), Kit(kits / COORDINATOR).client_tls(),
@@ -208,27 +215,36 @@ def test_a_silo_that_sends_nonsense_is_left_out_and_the_round_goes_on(federation
 
 
 def test_forged_doubled_and_late_letters_do_not_count(link, kits, tmp_path):
-    """South writes into its box what north would say, then nonsense, then twice the answer to another question."""
+    """South writes what north would say, nonsense, an answer to another question; then its answer, twice."""
     kit = Kit(kits / "south")
     subjects, south = kit.above, connect(kit)
     south.subscribe(subjects.request("south"))
-    answers = link.ask({"south": Describe()}, monotonic() + 4.0)
+    south.request(subjects.latest(subjects.request("south")))  # the subscription is made when this is answered
     taken: list = []
+    answers = link.ask({"south": Describe()}, monotonic() + 120.0)
     asker = threading.Thread(target=lambda: taken.extend(answers))
     asker.start()
-    letter = south.next(30)
-    assert letter is not None
-    good = Envelope("south", COORDINATOR, "r", 0.0, "f" * 32, 1, "Card", 0, ("0" * 32, 1))
-    for forged in (seal(replace(good, sender="north"), kit.key), b"nonsense", seal(good, Kit(kits / "north").key),
-                   seal(good, kit.key), seal(good, kit.key)):  # fmt: skip
-        south.checked(south.request(subjects.reply("south"), forged))
-    asker.join(60)
+    heard = south.next(60)
+    assert heard is not None
+    letter = unseal(heard.payload, COORDINATOR, "south", kit.public(COORDINATOR))
+    porter = carrier(kit, 60.0)
+    text = porter.bring(memoryview(wire.split(Lost("enough"))[0].encode()), letter.request)
+    good = replace(letter, sender="south", receiver=COORDINATOR, kind="Lost", text=text, settings=None, until=None)
+    for said in (
+        seal(replace(good, sender="north"), kit.key),
+        b"nonsense",
+        seal(good, Kit(kits / "north").key),
+        seal(replace(good, request="f" * 32), kit.key),
+        seal(good, kit.key),
+        seal(good, kit.key),
+    ):
+        south.checked(south.request(subjects.reply("south"), said))
+    asker.join(120)
+    porter.close()
     south.close()
     [answer] = taken
-    assert isinstance(answer.reply, Lost)
-    assert "deadline" in answer.reply.reason
-    found = refusals(tmp_path)
-    assert {reason for node, reason in found if node == "south"} >= {
+    assert answer.reply == Lost("enough")
+    assert {reason for node, reason in refusals(tmp_path) if node == "south"} == {
         "it is from 'north' to 'coordinator'",
         "a letter of 8 bytes",
         "its signature is not the sender's",
