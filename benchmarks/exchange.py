@@ -12,7 +12,7 @@ from hansa.federation_file import parse
 from hansa.run import run
 from hansa.runs.ledger import Ledger
 
-SILOS, ROWS, LENGTH, ROUNDS = 2, 160, 64, 2
+SILOS, ROWS, LENGTH, ROUNDS = 2, 96, 64, 2
 
 
 def labelled(folder: Path) -> dict[str, str]:
