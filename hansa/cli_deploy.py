@@ -231,11 +231,12 @@ def status(
     """Who is connected, who is awaited and until when, versions, clocks."""
     from time import time
 
-    from hansa.deploy.status import COLUMNS, as_dict, read
+    from hansa.deploy.status import COLUMNS, as_dict, read, running
 
-    nodes = read(run, time())
+    nodes, alive = read(run, time()), running(run)
     rows = [node.row for node in nodes]
-    finish(format, as_dict(nodes), lambda: output.print(table(COLUMNS, rows, str(run), figures=False)))
+    title = f"{run}: " + ("is being served" if alive else "nobody serves it now; below is what was known last")
+    finish(format, as_dict(nodes, alive), lambda: output.print(table(COLUMNS, rows, title, figures=False)))
 
 
 def paths(files: list[Path]) -> tuple[str, ...]:

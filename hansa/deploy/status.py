@@ -4,6 +4,7 @@ Every agent says each few seconds that it is alive, in which phase, with which v
 `Roster` notes it in the journal, from which `hansa status` reads, also while the coordinator is down.
 """
 
+import fcntl
 import json
 import sqlite3
 import threading
@@ -115,6 +116,16 @@ def read(folder: Path, now: float) -> list[NodeStatus]:
     return [_status(name, lives.get(name, {}), asked.get(name, ("", None)), refused, now) for name in children]
 
 
+def running(folder: Path) -> bool:
+    """Whether a 'hansa serve' sits there: it holds the lock of its seat for as long as it lives."""
+    with (folder / "seat" / "lock").open("rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
 def _status(
     name: str, life: dict[str, Any], asked: tuple[str, float | None], refused: dict[str, int], now: float
 ) -> NodeStatus:
@@ -127,5 +138,5 @@ def _status(
     )
 
 
-def as_dict(nodes: list[NodeStatus]) -> dict[str, Any]:
-    return {"nodes": [asdict(node) for node in nodes]}
+def as_dict(nodes: list[NodeStatus], running: bool) -> dict[str, Any]:
+    return {"running": running, "nodes": [asdict(node) for node in nodes]}

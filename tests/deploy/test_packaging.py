@@ -34,8 +34,19 @@ def kinds(documents: list[dict]) -> dict[str, dict]:
     return {document["kind"]: document for document in documents}
 
 
+def pod(documents: list[dict]) -> dict:
+    found = kinds(documents)
+    return (found.get("Job") or found["StatefulSet"])["spec"]["template"]
+
+
 def container(documents: list[dict]) -> dict:
-    [found] = kinds(documents)["StatefulSet"]["spec"]["template"]["spec"]["containers"]
+    """The container; whatever it mounts is there."""
+    spec = pod(documents)["spec"]
+    [found] = spec["containers"]
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    assert {mount["name"] for mount in found["volumeMounts"]} == set(volumes)
+    claim = kinds(documents)["PersistentVolumeClaim"]["metadata"]["name"]
+    assert volumes["state"]["persistentVolumeClaim"]["claimName"] == claim
     return found
 
 
@@ -51,7 +62,8 @@ def test_the_chart_of_a_coordinator(federation_text):
     found = kinds(documents)
     assert yaml.safe_load(found["ConfigMap"]["data"]["federation.yaml"])["name"] == "clinics"
     assert [port["port"] for port in found["Service"]["spec"]["ports"]] == [4222, 4223]
-    assert found["Service"]["spec"]["selector"] == found["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
+    assert found["Service"]["spec"]["selector"] == pod(documents)["metadata"]["labels"]
+    assert pod(documents)["spec"]["restartPolicy"] == "OnFailure", "it ends when the model is done"
 
 
 def test_the_chart_of_a_coordinator_with_a_nats_of_your_own(federation_text):

@@ -5,6 +5,7 @@ from time import time
 
 import pytest
 
+from hansa.deploy.seat import _alone
 from hansa.deploy.status import LIFE, heard, read
 from hansa.errors import UserError
 from hansa.links.journal import Journal
@@ -24,6 +25,7 @@ def test_what_a_node_says_is_believed_only_as_far_as_it_makes_sense():
 
 def test_the_journal_tells_who_is_there_and_who_is_awaited(tmp_path):
     journal = Journal(tmp_path / "seat" / "journal.sqlite")
+    (tmp_path / "seat" / "lock").touch()
     journal.note("children", ["north", "south", "east"])
     now = time()
     journal.note(LIFE + "north", heard(said(at=now), now))
@@ -40,6 +42,9 @@ def test_the_journal_tells_who_is_there_and_who_is_awaited(tmp_path):
     shown = ok("status", str(tmp_path))
     assert "Train of round 7 until" in shown
     assert "never seen" in shown
+    assert "nobody serves it now" in shown
+    with _alone(tmp_path / "seat"):
+        assert "is being served" in ok("status", str(tmp_path))
     assert "-400.0 s !" in shown
     journal.close()
 
