@@ -16,7 +16,7 @@ class Jobs:
     """Jobs begin in the order in which they are given."""
 
     def __init__(self, folder: Path, say: Say, side_by_side: bool) -> None:
-        self._folder, self._say, self._side_by_side = folder, say, side_by_side
+        self._folder, self._say, self.side_by_side = folder, say, side_by_side
         # Loading models is not safe in several threads of one process.
         self._threads = ThreadPoolExecutor((os.cpu_count() or 1) if side_by_side else 1)
         self._futures: dict[str, Future[Outcome]] = {}
@@ -27,7 +27,7 @@ class Jobs:
 
     def _run(self, name: str, federation: Federation, folder: Path, workers: int | None) -> Outcome:
         self._say(f"{name}: begins")
-        if self._side_by_side:
+        if self.side_by_side:
             outcome = in_a_process(federation, folder, lambda line: self._say(f"{name}: {line}"), workers)
         else:
             outcome = run(federation, folder, workers=0)
