@@ -3,8 +3,11 @@
 import json
 
 import pytest
+import yaml
 
+from hansa import methods
 from hansa.errors import DataError, UserError
+from hansa.federation_file import dump, parse
 from hansa.reproduce import Asked, domains, translation, translation_tables
 from hansa.reproduce.translation_tables import SERVER, Found, Scored
 
@@ -89,6 +92,16 @@ def test_real_pairs_must_be_given(tmp_path):
         translation.reproduce(Asked("small", None, tmp_path / "out", print))
     with pytest.raises(DataError, match="needs a folder with deen_parallel"):
         translation.reproduce(Asked("small", tmp_path, tmp_path / "out", print))
+
+
+def test_every_variant_survives_its_file(tmp_path):
+    """Runs are handed to processes of their own as files."""
+    size, sources = translation.SIZES["small"], domains.sources(tmp_path)
+    parts = translation.PULLING | translation.SETTINGS | translation.TABLE_7
+    for name, changes in (parts | translation.CONTROLLERS | translation.CODES).items():
+        made = translation.federation(sources, size, "x", 0, **changes)
+        assert parse(yaml.safe_load(dump(made))) == made, name
+        methods.build(made)
 
 
 def test_baselines_make_as_many_steps_as_one_client(tmp_path):

@@ -210,7 +210,9 @@ class Study:
         return [name for name in shown if name in self.variants]
 
     def found(self) -> Found:
-        if not self.jobs.side_by_side:  # then runs are threads of this process, and models are not loaded in two of them
+        if (
+            not self.jobs.side_by_side
+        ):  # then runs are threads of this process, and models are not loaded in two of them
             for name, seeds in self.variants.items():
                 for seed in seeds:
                     self.jobs.result(f"{name} {seed}")
