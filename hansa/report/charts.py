@@ -187,15 +187,17 @@ def scatter(title: str, points: Sequence[tuple[str, float, float]], x_label: str
 
 
 def histogram(title: str, series: Sequence[tuple[str, Sequence[float]]], bins: int = 12) -> str:
-    """How many values of each series lie where, over a logarithmic axis; zeros are counted in the first bin."""
+    """How many values of each series lie where, over a logarithmic axis of three decades at most; what lies below is
+    counted in the first bin."""
     values = [v for _, some in series for v in some if v > 0]
     if not values:
         return ""
-    low, high = log10(min(values)), log10(max(values))
+    high = log10(max(values))
+    low = max(log10(min(values)), high - 3)
     step = (high - low) / bins or 1.0
 
     def bin_of(value: float) -> int:
-        return min(bins - 1, int((log10(value) - low) / step)) if value > 0 else 0
+        return min(bins - 1, max(0, int((log10(value) - low) / step))) if value > 0 else 0
 
     counts = [[sum(bin_of(v) == i for v in some) for i in range(bins)] for _, some in series]
     most = max(c for some in counts for c in some)
