@@ -66,6 +66,7 @@ def pulling(choose: str, **settings: Any) -> dict[str, Any]:
     return {"upload": {"name": choose} | PULLED | settings}
 
 
+TAKEN_OVER = ", taken over"  # ours: clients take the server's value of what they did not send, and all begin alike
 # What is tried beside the full exchange; those of TABLE_7 also send only a part back.
 PULLING = {"DP_l": pulling("calm"), "DP_g": pulling("active"), "random": pulling("random")}
 LITERAL = {name: pulling(name, by="tensors", norm="raw") for name in ("calm", "active")}
@@ -74,6 +75,8 @@ SETTINGS = {
     "DP_g, literal": LITERAL["active"],
     "DP_l, raw norm": pulling("calm", norm="raw"),
     "DP_l, no embeddings": pulling("calm", embeddings=False),
+    f"DP_l ⅓{TAKEN_OVER}": pulling("calm", keep=1 / 3, local=False),
+    f"DP_g ⅓{TAKEN_OVER}": pulling("active", keep=1 / 3, local=False),
 }
 THIRD = {"keep": 1 / 3, "both": True}
 TABLE_7 = {"DP_l ⅓": pulling("calm", **THIRD), "DP_g ⅓": pulling("active", **THIRD)}
@@ -235,7 +238,8 @@ class Study:
     def _scored(self, name: str, seed: int) -> Scored:
         outcome = self.jobs.result(f"{name} {seed}")
         scored = Scored(outcome.metrics, outcome.metrics, outcome.metrics, uplink(outcome.folder))
-        if not name.startswith(("DP_", "random", "no exchange")):
+        own_models = name.startswith(("DP_", "random", "no exchange")) and not name.endswith(TAKEN_OVER)
+        if not own_models:
             return scored
         matrix = self._matrix(outcome.folder, list(self.sources), decode=False)
         own = {domain: matrix[domain][domain] for domain in self.sources}
