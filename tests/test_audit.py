@@ -147,6 +147,12 @@ def test_one_texts_update_is_read_whole_and_defences_hide_what_they_can(recorded
     assert before == sorted(p for p in recorded.rglob("*") if p.is_file() and "audit" not in p.parts)
 
 
+def test_where_no_update_leaves_there_is_none_to_attack(tmp_path):
+    outcome = run(federated(tmp_path / "data", method="alone", record={}), tmp_path / "run", workers=0)
+    with pytest.raises(UserError, match="with method 'alone' no silo sends a plain update"):
+        gradient.attack(outcome.folder, None)
+
+
 # ── defences ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

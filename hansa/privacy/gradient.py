@@ -81,6 +81,11 @@ def attack(run: Path, silo: str | None, say: Callable[[str], None] = lambda _: N
     nodes = leaves(site.federation.silos)
     if silo is not None and silo not in nodes:
         raise UserError(f"--silo: the run has no silo '{silo}'; {did_you_mean(silo, nodes)}")
+    if site.method.tree is not None or not site.shared.names:
+        raise UserError(
+            f"{run}: with method '{site.method.name}' no silo sends a plain update; gradient inversion attacks "
+            "those of flat federations (fedavg, fedprox, fedkc, …)"
+        )
     name = silo or min(nodes, key=lambda n: (len(site.silo(n).examples("train")), n))
     held, special = site.silo(name).examples("train"), site.vocabulary.special
     frequencies = Frequencies((held[i] for i in range(len(held))), special)
@@ -110,16 +115,12 @@ def _updates(site: Site, name: str, adapt: str) -> list[Sent]:
         "upload": Upload(),
         "aggregate": None,
     }
-    return [
-        _update(
-            Site(
-                federation.model_copy(update=changed | {"train": federation.train.model_copy(update=less)}), site.folder
-            ),
-            name,
-            amount,
-        )
-        for amount, less in amounts.items()
-    ]
+    found = []
+    for amount, less in amounts.items():
+        training = federation.train.model_copy(update=less)
+        variant = federation.model_copy(update=changed | {"train": training})
+        found.append(_update(Site(variant, site.folder), name, amount))
+    return found
 
 
 def _update(site: Site, name: str, amount: str) -> Sent:
