@@ -27,7 +27,11 @@ def plain(model: torch.nn.Module, held: Examples, indices: np.ndarray, vocabular
         begin = held.offsets[some]
         ids, mask = rectangle(held.ids, begin, begin + held.labels[some], vocabulary.pad)
         inputs = as_tensors(input_ids=ids, attention_mask=mask)
-        options = {"num_beams": beams, "do_sample": False, "max_new_tokens": min(vocabulary.max_length, 2 * ids.shape[1] + 8)}
+        options = {
+            "num_beams": beams,
+            "do_sample": False,
+            "max_new_tokens": min(vocabulary.max_length, 2 * ids.shape[1] + 8),
+        }
         written = model.generate(**inputs, early_stopping=beams > 1, **options)
         found += vocabulary.tokenizer.batch_decode(written, skip_special_tokens=True)
     return found
