@@ -22,11 +22,11 @@ class Figures:
         sys.exit(1 if self.short else 0)
 
 
-def best_of(times: int, work: Callable[[], object]) -> float:
+def best_of(times: int, work: Callable[[], object], clock: Callable[[], float] = perf_counter) -> float:
     """The shortest of several runs, in seconds: what the machine can do when nothing else disturbs it."""
     shortest = float("inf")
     for _ in range(times):
-        began = perf_counter()
+        began = clock()
         work()
-        shortest = min(shortest, perf_counter() - began)
+        shortest = min(shortest, clock() - began)
     return shortest
