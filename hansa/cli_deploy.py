@@ -121,6 +121,7 @@ def serve(
     out: Annotated[Path | None, typer.Option(help="the run directory; default runs/NAME")] = None,
     nats: NatsOption = None,
     data: Annotated[list[Path] | None, typer.Option(help="data of the region's own, where it has any")] = None,
+    policy: Annotated[Path | None, typer.Option(help="of a region: what may leave it")] = None,
     uses: UsesOption = None,
     health: HealthOption = None,
     log_level: LogLevelOption = LogLevel.info,
@@ -134,7 +135,7 @@ def serve(
 
     own = Kit(kit)
     if own.card.kind == "region":
-        serve_region(own, out or Path("runs") / own.name, nats, data or [], uses or [], health)
+        serve_region(own, out or Path("runs") / own.name, nats, data or [], policy, uses or [], health)
         return
     if federation is None:
         raise UserError("the coordinator needs the federation file: hansa serve FED.yaml")
@@ -172,22 +173,25 @@ def serve_region(
     out: Path,
     nats: str | None,
     data: list[Path],
+    policy: Path | None,
     uses: list[Path],
     health: str | None,
 ) -> None:
     from hansa.deploy.agent import Agent
     from hansa.deploy.health import probes
     from hansa.deploy.join import sources
+    from hansa.deploy.law import Law
     from hansa.deploy.serve import serve_region as serve_it
 
     held = sources(own, data) if data or own.card.sources else ()
+    law = Law.of(own, policy, out) if policy is not None or held else None
     with ExitStack() as stack:
 
         def ready(agent: Agent) -> None:
             on_stop(agent.stop)
             stack.enter_context(probes(health, agent.waits))
 
-        serve_it(own, out, nats, held, paths(uses), log.info, ready)
+        serve_it(own, out, nats, held, paths(uses), log.info, ready, law)
 
 
 def join(

@@ -62,7 +62,7 @@ def create(federation: Federation, out: Path, addresses: Mapping[str, str], days
             sources=_without_paths(node) if node else (),
         )
         (folder / "kit.json").write_text(card.model_dump_json(indent=1), encoding="utf-8")
-        if kind == "silo":
+        if node is not None and node.sources:
             (folder / POLICY).write_text(template(federation), encoding="utf-8")
         authority.certify(folder, key.public_key(), card, 1, days)
     authority.publish(members)

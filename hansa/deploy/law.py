@@ -1,4 +1,4 @@
-"""A silo's own law: the policy that its operator wrote, and the log of what left under it."""
+"""A node's own law: the policy that its operator wrote, and the log of what left under it."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path

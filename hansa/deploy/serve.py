@@ -16,6 +16,7 @@ from hansa.deploy.agent import Agent, Say
 from hansa.deploy.bundle import pack
 from hansa.deploy.join import own_settings
 from hansa.deploy.kit import COORDINATOR, Kit
+from hansa.deploy.law import Law
 from hansa.deploy.seat import seat
 from hansa.errors import ConfigError, UserError
 from hansa.grow import grow_region
@@ -26,7 +27,7 @@ from hansa.messages import Card, Describe, Lost, NodeId, Reply, Request, Survey
 from hansa.node import merge
 from hansa.pace import Member
 from hansa.privacy.audit import NAME, AuditLog
-from hansa.privacy.witness import Witness
+from hansa.privacy.witness import Recorded, Witness
 from hansa.run import Outcome, Run, begin, describe
 from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import Ledger
@@ -97,8 +98,16 @@ def public(federation: Federation) -> Federation:
 class Region:
     """What a region does when its parent asks: it asks its own silos, and answers for all of them."""
 
-    def __init__(self, kit: Kit, link: NatsLink, seat: Path, own: tuple[Source, ...], uses: tuple[str, ...]) -> None:
-        self._kit, self._link, self._seat, self._own, self._uses = kit, link, seat, own, uses
+    def __init__(
+        self,
+        kit: Kit,
+        link: NatsLink,
+        seat: Path,
+        own: tuple[Source, ...],
+        uses: tuple[str, ...],
+        law: Law | None = None,
+    ) -> None:
+        self._kit, self._link, self._seat, self._own, self._uses, self._law = kit, link, seat, own, uses, law
 
     def open(self, folder: Path, settings: bytes) -> Callable[[Request], Reply]:
         name = self._kit.name
@@ -106,7 +115,8 @@ class Region:
         self._link.share_settings(settings)
         if (folder / "start").exists():
             self._link.share_start(pack(folder / "start", self._seat / "start.bundle"))
-        seen: Link = Witness(self._link, AuditLog(self._seat.parent / NAME, name))
+        log = AuditLog(self._seat.parent / NAME, name)
+        seen: Link = Witness(self._link, log)
         link: Link = TreeLink(seen, {name: site.silo(name).answer}) if self._own else seen
         names = [*self._kit.card.children, *([name] if self._own else [])]
         grown: list[tuple[Callable[[Request], Reply], Member]] = []
@@ -127,7 +137,8 @@ class Region:
                 return replace(card, per_round=member.work, inner=True, steps=member.steps)
             return grown[0][0](request)
 
-        return answer
+        assert self._kit.card.parent is not None
+        return self._law.over(answer, site) if self._law else Recorded(answer, log, self._kit.card.parent.node)
 
 
 def _together(region: NodeId, link: Link, names: list[NodeId], request: Request) -> Reply:
@@ -145,9 +156,10 @@ def serve_region(
     uses: tuple[str, ...],
     say: Say,
     ready: Callable[[Agent], None],
+    law: Law | None = None,
 ) -> None:
     """A region, until it is stopped: ``ready`` is handed the agent, to stop it by."""
     with seat(kit, out / "seat", nats, say) as link:
-        agent = Agent(kit, out / "home", Region(kit, link, out / "seat", own, uses), say)
+        agent = Agent(kit, out / "home", Region(kit, link, out / "seat", own, uses, law), say)
         ready(agent)
         agent.run()

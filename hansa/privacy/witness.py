@@ -1,11 +1,13 @@
-"""What a coordinator or a region sends to the nodes below it and gets from them, in its own audit log."""
+"""What a coordinator or a region sends to the nodes below it and gets from them, and what a region without a policy of
+its own tells its parent: in its audit log."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hansa.links import Answer, Link
-from hansa.messages import Lost, NodeId, Request
+from hansa.links import Answer, Link, wire
+from hansa.messages import Lost, NodeId, Reply, Request
 from hansa.privacy.audit import AuditLog
+from hansa.privacy.guard import Answer as Answering
 from hansa.privacy.guard import digest
 
 
@@ -33,6 +35,24 @@ class Witness:
             else:
                 self._log.add("answer", **about, to=answer.node, bytes=answer.received, digest=digest(answer.reply))
             yield answer
+
+
+class Recorded:
+    """A node's answer, with every request and release written down; ``to``: who asks."""
+
+    def __init__(self, answer: Answering, log: AuditLog, to: NodeId) -> None:
+        self._answer, self._log, self._to = answer, log, to
+
+    def __call__(self, request: Request) -> Reply:
+        round = getattr(request, "round", 0)
+        self._log.add("request", **_about(request, round), to=self._to, bytes=wire.size(request))
+        reply = self._answer(request)
+        if isinstance(reply, Lost):
+            self._log.add("failed", **_about(request, round), to=self._to)
+        else:
+            told = {"bytes": wire.size(reply), "digest": digest(reply)}
+            self._log.add("release", **_about(reply, round), to=self._to, **told)
+        return reply
 
 
 def _about(message: object, round: int) -> dict[str, Any]:

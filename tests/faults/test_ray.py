@@ -6,6 +6,8 @@ from time import monotonic
 
 import pytest
 
+from hansa import federation_file
+from hansa.errors import UserError
 from hansa.links.ray import RayLink
 from hansa.messages import Lost, Train, Update
 from hansa.run import Run, begin, describe, run
@@ -14,6 +16,13 @@ from hansa.runs.ledger import Ledger
 from hansa.site import Site
 from hansa.watch import Quiet
 from tests.conftest import same, weights
+from tests.ui.test_cli import ok
+
+
+def test_a_link_that_is_not_known_is_one_sentence(federation, tmp_path):
+    (tmp_path / "fed.yaml").write_text(federation_file.dump(federation()))
+    with pytest.raises(UserError, match="--link rya is not known; did you mean 'ray'"):
+        ok("run", str(tmp_path / "fed.yaml"), "--link", "rya")
 
 
 @pytest.mark.slow_fault

@@ -4,7 +4,17 @@ from hansa.links.local import LocalLink
 from hansa.messages import Describe, Lost, Scores
 from hansa.privacy.audit import AuditLog, entries, verify
 from hansa.privacy.guard import digest
-from hansa.privacy.witness import Witness
+from hansa.privacy.witness import Recorded, Witness
+
+
+def test_what_a_region_tells_its_parent_is_written_down(tmp_path):
+    log = AuditLog(tmp_path / "audit.jsonl", "west")
+    reply = Scores({"a": {"n": 1.0}})
+    assert Recorded(lambda request: reply, log, "coordinator")(Describe()) is reply
+    assert isinstance(Recorded(lambda request: Lost("no"), log, "coordinator")(Describe()), Lost)
+    noted = list(entries(log.file))
+    assert [e["event"] for e in noted] == ["request", "release", "request", "failed"]
+    assert noted[1]["digest"] == digest(reply)
 
 
 def test_questions_and_answers_are_written_down(tmp_path):
