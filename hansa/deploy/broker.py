@@ -85,8 +85,19 @@ class Broker:
         return self._process.pid
 
     def _start(self) -> "subprocess.Popen[bytes]":
+        """Until it answers; one that ends at once is started again, for its port may be about to become free."""
         self._end_leftover()
         self._configure()
+        until = monotonic() + START_SECONDS
+        while not self._answers(process := self._launch(), until):
+            if monotonic() >= until:
+                process.kill()
+                process.wait()
+                raise RunFailed(f"nats-server does not start: {self._last_words()}")
+            sleep(0.2)
+        return process
+
+    def _launch(self) -> "subprocess.Popen[bytes]":
         log = (self._folder / "nats.log").open("ab")
         with log:
             process = subprocess.Popen(
@@ -98,20 +109,19 @@ class Broker:
                 start_new_session=True,
             )
         (self._folder / "nats.pid").write_text(str(process.pid))
-        self._await(process)
         return process
 
-    def _await(self, process: "subprocess.Popen[bytes]") -> None:
+    def _answers(self, process: "subprocess.Popen[bytes]", until: float) -> bool:
         place = self._kit.card.serves
         assert place is not None
-        until = monotonic() + START_SECONDS
         while monotonic() < until:
             if process.poll() is not None:
-                raise RunFailed(f"nats-server ended at once: {self._last_words()}")
+                return False
             with suppress(OSError), socket.create_connection((place.host, place.port), timeout=1.0):
-                return
+                sleep(0.05)  # whoever answered may be another, and ours about to end because of it
+                return process.poll() is None
             sleep(0.02)
-        raise RunFailed(f"nats-server did not answer within {START_SECONDS:.0f} s: {self._last_words()}")
+        return False
 
     def _last_words(self) -> str:
         lines = (self._folder / "nats.log").read_text(errors="replace").strip().splitlines()
@@ -146,16 +156,20 @@ class Broker:
         """A server of an earlier coordinator that has not gone yet would hold the port and the store."""
         try:
             pid = int((self._folder / "nats.pid").read_text())
-            theirs = Path(f"/proc/{pid}/cmdline").read_bytes()
         except (OSError, ValueError):
             return
-        if str(self._folder / "nats.conf").encode() not in theirs:
-            return
-        with suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
         until = monotonic() + START_SECONDS
-        while Path(f"/proc/{pid}").exists() and monotonic() < until:
+        while self._is_ours(pid) and monotonic() < until:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
             sleep(0.02)
+
+    def _is_ours(self, pid: int) -> bool:
+        """Whether the process is a server with our configuration: numbers are used again for others."""
+        try:
+            return str(self._folder / "nats.conf").encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            return False
 
 
 def _end_with_parent() -> None:

@@ -37,7 +37,10 @@ def seat(kit: Kit, folder: Path, nats: str | None, say: Say) -> Iterator[NatsLin
             say(f"{node}: {reason}")
 
         host = "127.0.0.1" if place.host in ("localhost", "127.0.0.1") else ""
-        depot = Depot(folder / "depot", (host, place.bulk), kit.server_tls(), kit.identified, refused)
+        try:
+            depot = Depot(folder / "depot", (host, place.bulk), kit.server_tls(), kit.identified, refused)
+        except OSError as error:
+            raise UserError(f"port {place.bulk}, for weights, cannot be opened ({error.strerror}); free it") from None
         stack.callback(depot.close)
         broker = None
         address = (place.host, place.port)

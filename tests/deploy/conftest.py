@@ -1,9 +1,11 @@
 """Kits for small federations, and agents that run as threads of the test: real sockets, real certificates."""
 
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -17,13 +19,19 @@ from hansa.deploy.serve import serve, serve_region
 from hansa.run import Outcome
 from hansa.watch import Quiet
 
+NUMBERS = count()
 
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody uses at the moment."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
+
+def free_ports(many: int) -> list[int]:
+    """Ports that nobody uses and nobody is given: below those that the system hands out, apart for every process."""
+    ports: list[int] = []
+    while len(ports) < many:
+        port = 20_000 + (os.getpid() * 101 + next(NUMBERS)) % 12_000
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        ports.append(port)
     return ports
 
 
