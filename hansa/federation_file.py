@@ -79,6 +79,8 @@ def parse(raw: dict[str, Any], where: str = "federation", base: Path | None = No
         federation = Federation.model_validate(raw)
     except ValidationError as error:
         raise ConfigError(sentence(error, where, text)) from None
+    except RecursionError:
+        raise ConfigError(f"{where}: silos: a cycle, {CYCLE}") from None
     return _absolute(federation, base) if base is not None else federation
 
 

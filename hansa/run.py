@@ -159,7 +159,7 @@ def begin(federation: Federation, directory: RunDirectory, link: Link, ledger: L
         words = tokenizer.load(str(settings.path or federation.model.path))
     if isinstance(task, Marking) and kind in ("federated", "bytes"):
         sources = (source for node in holders(federation).values() for source in node.sources)
-        words.add_tokens(task.marks(sources), special_tokens=True)
+        words.add_tokens(task.extra_tokens(sources), special_tokens=True)
     names = named_labels or found.labels
     labels = cast(Labelled, task).classes(names) if task.needs_labels else ()
     if task.needs_labels and len(labels) < 2:

@@ -200,7 +200,7 @@ def test_what_nodes_hold(tree):
     settings = tree()
     held = holders(settings)
     assert [len(held[name].sources) for name in ("root", "west", "north")] == [4, 2, 1]
-    assert {s.language for s in held["west"].sources} == {"north", "north-2"}
+    assert {s.group("west") for s in held["west"].sources} == {"north", "north-2"}
     silos = settings.silos | {"west": settings.silos["west"].model_copy(update={"rounds": 3})}
     assert repeats(silos) == {"west": 3, "north": 3, "north-2": 3, "east": 1, "south": 1, "south-2": 1}
 

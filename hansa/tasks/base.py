@@ -129,7 +129,7 @@ def texts_in(task: Task, row: Row, source: Source) -> list[str]:
 class Marking(Protocol):
     """A task that needs tokens of its own in a vocabulary that is built for it."""
 
-    def marks(self, sources: Iterable[Source]) -> list[str]: ...
+    def extra_tokens(self, sources: Iterable[Source]) -> list[str]: ...
 
 
 @runtime_checkable

@@ -45,7 +45,7 @@ class Translate:
     def texts_in(self, row: Row, source: Source) -> list[str]:
         return [row[field] for field in (source.text, source.target) if isinstance(row.get(field), str)]
 
-    def marks(self, sources: Iterable[Source]) -> list[str]:
+    def extra_tokens(self, sources: Iterable[Source]) -> list[str]:
         return sorted({language_tag(s.target_language) for s in sources if s.target_language}) if self.tag else []
 
     # ── samples ───────────────────────────────────────────────────────────────────────────────────────────────────

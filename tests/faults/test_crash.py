@@ -64,7 +64,7 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(federation, tmp_path):
     process = start(file, tmp_path / "run")
     wait_for(tmp_path / "run" / "checkpoints" / "round-2")
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=180)
     assert process.returncode == 1
     assert "--resume" in said
     assert "Traceback" not in said
