@@ -221,15 +221,16 @@ class Upload(Section):
     @model_validator(mode="before")
     @classmethod
     def _short_forms(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            value = [name for name in value.split("+") if name != "whole"]
-        if isinstance(value, dict) and "name" in value:
-            value = [value]
-        return {"steps": value} if isinstance(value, list | tuple) else value
+        short = not isinstance(value, dict) or "name" in value
+        return {"steps": value} if short and not isinstance(value, Upload) else value
 
     @field_validator("steps", mode="before")
     @classmethod
     def _names_only(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            value = [name for name in value.split("+") if name != "whole"]
+        if not isinstance(value, list | tuple):
+            return [value] if isinstance(value, dict) else value
         return [{"name": step} if isinstance(step, str) else step for step in value]
 
 
