@@ -58,7 +58,7 @@ LIAR = "uk"
 POISONS = {"flipped": {"kind": "sign-flip"}, "×100": {"kind": "scale", "factor": 100}}
 SHOWN = ("WorldLM", "FL", "HierFAVG", "WorldLM, DP", "FL, DP", "WorldLM, wrong tree")  # in the report, and Figure 4
 WORLDLM = {"method": {"name": "worldlm"}, "server": MOMENTUM}
-# What is left of WorldLM where it is strongest here: see docs/worldlm.md for what each part earns.
+# Where WorldLM is strongest here: no momentum, similarity of what moved, no residual back to its sender (docs/trees.md).
 OURS = {"method": {"name": "worldlm", "similarity": "moved", "back": False}, "server": PLAIN}
 FILTERED = {"method": {"name": "worldlm", "filter": {}}, "server": MOMENTUM}
 HIERFAVG = {"method": {"name": "hierfavg"}, "server": PLAIN}
