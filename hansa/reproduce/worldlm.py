@@ -58,7 +58,7 @@ LIAR = "uk"
 POISONS = {"flipped": {"kind": "sign-flip"}, "×100": {"kind": "scale", "factor": 100}}
 SHOWN = ("WorldLM", "FL", "HierFAVG", "WorldLM, DP", "FL, DP", "WorldLM, wrong tree")  # in the report, and Figure 4
 WORLDLM = {"method": {"name": "worldlm"}, "server": MOMENTUM}
-# Where WorldLM is strongest here: no momentum, similarity of what moved, no residual back to its sender (docs/trees.md).
+# Where WorldLM is strongest here: no momentum, similarity of what moved, no residual back to its sender.
 OURS = {"method": {"name": "worldlm", "similarity": "moved", "back": False}, "server": PLAIN}
 FILTERED = {"method": {"name": "worldlm", "filter": {}}, "server": MOMENTUM}
 HIERFAVG = {"method": {"name": "hierfavg"}, "server": PLAIN}
@@ -395,7 +395,8 @@ def _privacy_claim(found: Mapping[str, Figures], price: str) -> Claim:
 def _poison_claims(found: Mapping[str, Figures]) -> Iterator[Claim]:
     for kind in POISONS:
         clean, kept = found["WorldLM"].mean("own"), found[f"WorldLM, {kind}, filter"].mean("own")
-        broken = found[f"HierFAVG, {kind}"].mean("own") / found["HierFAVG"].mean("own")
+        lied, honest = found[f"HierFAVG, {kind}"], found["HierFAVG"]
+        broken = max(lied.mean(which) / honest.mean(which) for which in ("own", "shared"))
         yield Claim(
             f"one leaf of four {kind}: WorldLM with the filter is within 5% of clean, HierFAVG without it breaks",
             kept <= 1.05 * clean and broken > 1.5,
