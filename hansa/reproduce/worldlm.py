@@ -388,7 +388,8 @@ def _privacy_claim(found: Mapping[str, Figures], price: str) -> Claim:
     return Claim(
         "with two private leaves WorldLM grows by less than half of what FL's global model grows by",
         tree < flat / 2,
-        f"WorldLM's leaves {tree:+.0%}, all its nodes {nodes:+.0%}, FL {flat:+.0%}, the tree without key layers {bare:+.0%}; {price}",
+        f"WorldLM's leaves {tree:+.0%}, all its nodes {nodes:+.0%}, FL {flat:+.0%}, "
+        f"the tree without key layers {bare:+.0%}; {price}",
         "+38%, +575%",
     )
 
