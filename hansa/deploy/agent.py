@@ -104,6 +104,7 @@ class Agent:
                 message = session.next(1.0)
                 if message is not None:
                     self._hear(message.payload)
+                    lived = 0.0  # whoever asks hears at once that somebody is there
         except GaveUp:
             pass
         finally:
