@@ -39,6 +39,7 @@ class Roster:
         """``open`` makes a session that gives up when asked to; ``names``: subject → node."""
         self._stop = threading.Event()
         self._session, self._names, self._journal = open(self._stop.is_set), names, journal
+        self._session.do(lambda connection: None)  # connected before anybody is asked, so that nobody speaks unheard
         self._thread = threading.Thread(target=self._listen, name="hansa-roster", daemon=True)
         self._thread.start()
 
