@@ -3,7 +3,7 @@
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from time import time
 from typing import Any
@@ -30,11 +30,25 @@ create table if not exists facts (name text primary key, value text);
 """
 
 
+def _complete(db: sqlite3.Connection) -> None:
+    """Columns that a run of an earlier version does not have, empty: its report must not fail for want of them."""
+    with closing(sqlite3.connect(":memory:")) as fresh:
+        fresh.executescript(SCHEMA)
+        for (table,) in fresh.execute("select name from sqlite_master where type = 'table'").fetchall():
+            columns, there = (
+                {name: kind for _, name, kind, *_ in one.execute(f"pragma table_info({table})")} for one in (fresh, db)
+            )
+            for name in columns.keys() - there.keys():
+                db.execute(f"alter table {table} add column {name} {columns[name]}")
+    db.commit()
+
+
 class Ledger:
     def __init__(self, folder: Path) -> None:
         self._jsonl = folder / "metrics.jsonl"
         self._db = sqlite3.connect(folder / "ledger.sqlite", check_same_thread=False)
         self._db.executescript("pragma journal_mode=wal; pragma synchronous=normal;" + SCHEMA)
+        _complete(self._db)
 
     def close(self) -> None:
         self._db.close()

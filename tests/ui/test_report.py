@@ -1,6 +1,8 @@
 """The report: self-contained, escaped, right-to-left safe."""
 
 import re
+import sqlite3
+from contextlib import closing
 
 from hansa.report import html
 from hansa.report.charts import linear_ticks, log_ticks, short
@@ -12,8 +14,6 @@ def test_the_page_is_self_contained_and_escaped(federation, tmp_path):
     names = dict(zip(("<script>", "عربي"), settings.silos.values(), strict=True))
     # Such a name cannot come from a federation file; the report must not rely on that.
     outcome = run(settings, tmp_path / "run", workers=0)
-    import sqlite3
-
     with sqlite3.connect(outcome.folder / "ledger.sqlite") as ledger:
         for new, old in zip(names, settings.silos, strict=True):
             for table, column in (("metrics", "grp"), ("traffic", "node")):
@@ -35,6 +35,13 @@ def test_the_page_is_self_contained_and_escaped(federation, tmp_path):
         "prefers-color-scheme",
     ):
         assert part in page
+
+
+def test_runs_of_an_earlier_version_have_a_report_too(federation, tmp_path):
+    folder = run(federation(rounds=1), tmp_path / "run", workers=0).folder
+    with closing(sqlite3.connect(folder / "ledger.sqlite")) as ledger:
+        ledger.executescript("alter table traffic drop column offered; drop table attention")
+    assert "north" in html.write([("run", folder)], folder / "report.html").read_text(encoding="utf-8")
 
 
 def test_numbers_and_ticks():
