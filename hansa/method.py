@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hansa.links import Answer
 from hansa.messages import NodeId, Offer, Update
-from hansa.pace import Ask, Asker, Moving
+from hansa.pace import Arrivals, Ask, Asker, Moving
 from hansa.tensors import Layout, Tensors
 from hansa.upload import Upload
 
@@ -149,7 +149,7 @@ class Tree(Protocol):
 @dataclass(frozen=True)
 class Method:
     name: str
-    pace: Pace
+    pace: Pace | Arrivals  # the latter on trees alone, whose rounds are in fit.py
     exchange: Exchange | None
     scope: Scope
     objective: Objective

@@ -88,9 +88,6 @@ class Arrivals:
 
     size: int
 
-    def gather(self, asker: Asker, moving: Moving) -> tuple[list[NodeId], Ask]:
-        raise NotImplementedError("children of a tree are asked to fit: see fit.py")
-
     def land(self, members: Mapping[NodeId, Member], settings: Federation, moving: Moving) -> list[Flight]:
         """The children whose work ends this round; they take off again at its end."""
 

@@ -24,7 +24,7 @@ from hansa.links.narrow import NarrowLink
 from hansa.messages import Lost, NodeId, Reply, Train, Update, nothing
 from hansa.method import Method
 from hansa.methods.fedopt import scale
-from hansa.pace import Asker, Member, Moving
+from hansa.pace import Arrivals, Asker, Member, Moving
 from hansa.tensors import Layout, is_finite
 from hansa.veil import Veil
 
@@ -74,6 +74,7 @@ def federated_round(
     if method.upload.both:
         link = NarrowLink(link, moving.sent)
     asker = Asker(name, members, link, settings, durable)
+    assert not isinstance(method.pace, Arrivals), "the children of a tree are asked to fit: see fit.py"
     cohort, ask = method.pace.gather(asker, moving)
     record = Record(number, cohort, clock=moving.clock)
 
