@@ -38,3 +38,9 @@ def did_you_mean(seen: str, known: Iterable[str]) -> str:
     known = sorted(known)
     close = get_close_matches(seen, known, n=1, cutoff=0.5)
     return f"did you mean '{close[0]}'?" if close else f"known are: {', '.join(known)}"
+
+
+def printable(text: str, longest: int = 300) -> str:
+    """What somebody else wrote, fit for a log or a screen: one line, no control characters, no end that never comes."""
+    shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(text.split()))
+    return shown if len(shown) <= longest else f"{shown[:longest]} …"

@@ -6,13 +6,15 @@ from pathlib import Path
 import torch
 from pydantic import ValidationError
 
-from hansa.config import Federation, Node, Source
+from hansa.config import Federation, Node, Source, walk
 from hansa.deploy.kit import Kit
 from hansa.deploy.law import Law
 from hansa.errors import DataError, UserError
 from hansa.links.depot import Refusal
 from hansa.messages import Reply, Request
 from hansa.site import Site
+
+BLANK = (Source(train=""),)
 
 
 def sources(kit: Kit, data: Sequence[Path]) -> tuple[Source, ...]:
@@ -49,10 +51,16 @@ def own_settings(settings: bytes, own: str, sources: tuple[Source, ...], uses: t
         raise Refusal(f"the settings cannot be used: {str(error).splitlines()[0]}") from None
     if told.data.deidentify not in (None, "rules"):
         raise Refusal("the settings name a program of the coordinator's to de-identify with")
+    nodes = dict(walk(told.silos))
+    if own not in nodes:
+        raise Refusal(f"the settings know no '{own}'")
+    if any(node.mixture or node.model is not None for node in nodes.values()):
+        raise Refusal("the settings name data or models of the members', which are theirs to name")
 
     def place(node: Node, name: str) -> Node:
         below = {n: place(child, n) for n, child in node.silos.items()}
-        return node.model_copy(update={"silos": below, **({"sources": sources} if name == own else {})})
+        held = sources if name == own else BLANK if node.sources else ()
+        return node.model_copy(update={"silos": below, "sources": held, "policy": None})
 
     silos = {name: place(node, name) for name, node in told.silos.items()}
     return told.model_copy(update={"silos": silos, "uses": uses})

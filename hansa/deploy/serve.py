@@ -14,7 +14,7 @@ from hansa.checks import check_settings
 from hansa.config import ROOT, Checkpointing, Federation, Node, Source, walk
 from hansa.deploy.agent import Agent, Say
 from hansa.deploy.bundle import pack
-from hansa.deploy.join import own_settings
+from hansa.deploy.join import BLANK, own_settings
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.law import Law
 from hansa.deploy.seat import seat
@@ -34,8 +34,6 @@ from hansa.runs.ledger import Ledger
 from hansa.site import Site
 from hansa.watch import Watcher
 
-BLANK = (Source(train=""),)
-
 
 def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, watcher: Watcher) -> Outcome:
     """Run a federation file to its end among the members of the kit; started again, it continues."""
@@ -51,6 +49,9 @@ def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, watcher
     mixed = [name for name, node in walk(federation.silos) if node.mixture]
     if mixed or (federation.root is not None and federation.root.mixture):
         raise ConfigError(f"'{(mixed or [ROOT])[0]}' holds the mixture of its silos' data, which stays with them")
+    brought = [name for name, node in walk(federation.silos) if node.model is not None]
+    if brought:
+        raise ConfigError(f"'{brought[0]}' names a model of its own, and no member opens a folder that another names")
     check_settings(federation)
     torch.set_num_threads(1)
     members = _direct(federation)
