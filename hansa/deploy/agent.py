@@ -27,6 +27,7 @@ from hansa.links.local import attempt
 from hansa.links.nats import as_bytes
 from hansa.links.patience import GaveUp, Patience
 from hansa.links.porter import Porter
+from hansa.links.route import Proxy
 from hansa.links.seal import Envelope, Ref, Unsealed, seal, unseal
 from hansa.links.session import Session
 from hansa.messages import Lost, Reply, Request
@@ -57,8 +58,8 @@ class Opened:
 
 
 class Agent:
-    def __init__(self, kit: Kit, home: Path, trade: Trade, say: Say) -> None:
-        self._kit, self._home, self._trade, self._say = kit, home, trade, say
+    def __init__(self, kit: Kit, home: Path, trade: Trade, say: Say, proxy: Proxy | None = None) -> None:
+        self._kit, self._home, self._trade, self._say, self._proxy = kit, home, trade, say, proxy
         self._subjects = kit.above
         assert kit.card.parent is not None
         self._parent = kit.card.parent
@@ -113,7 +114,7 @@ class Agent:
     def _session(self, listen: list[str]) -> Session:
         address = (self._parent.host, self._parent.port)
         inbox = self._subjects.inbox(self._kit.name)
-        return Session(address, self._kit.client_tls(), inbox, listen, self._say, self._stop.is_set)
+        return Session(address, self._kit.client_tls(), inbox, listen, self._say, self._stop.is_set, self._proxy)
 
     def _live(self, connection: Connection) -> None:
         state = {"phase": self._phase, "version": version("hansa"), "at": time()}
@@ -150,7 +151,7 @@ class Agent:
         torch.set_num_threads(1)
         session = self._session([])
         address = (self._parent.host, self._parent.bulk)
-        porter = Porter(address, self._kit.client_tls(), self._patience)
+        porter = Porter(address, self._kit.client_tls(), self._patience, self._proxy)
         while not self._stop.is_set():
             with self._news:
                 self._news.wait_for(lambda: self._stop.is_set() or self._unread, timeout=LIFE_SECONDS)

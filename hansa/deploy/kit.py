@@ -10,7 +10,6 @@ the same key, a revoked generation is one that members.json does not list.
 
 import json
 import ssl
-from functools import cached_property
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -20,6 +19,7 @@ from pydantic import ValidationError
 from hansa.config import Section, Source
 from hansa.errors import UserError
 from hansa.links.subjects import Subjects, token
+from hansa.links.tls import Tls
 
 VERSION = 1
 COORDINATOR = "coordinator"
@@ -59,6 +59,7 @@ class Kit:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._members: tuple[int, dict[str, Member]] | None = None
+        self._key: tuple[int, Ed25519PrivateKey] | None = None
         try:
             self.card = Card.model_validate_json((folder / "kit.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -88,15 +89,17 @@ class Kit:
         except (OSError, ValueError) as error:
             raise UserError(f"{self.folder / 'members.json'} cannot be used ({_first(error)})") from None
 
-    @cached_property
+    @property
     def key(self) -> Ed25519PrivateKey:
+        """As the file says now: after a revocation a renewed kit has another; while it is being copied, the last."""
+        file = self.folder / "key.pem"
         try:
-            key = load_pem_private_key((self.folder / "key.pem").read_bytes(), None)
+            if self._key is None or self._key[0] != file.stat().st_mtime_ns:
+                self._key = file.stat().st_mtime_ns, _signing(file)
         except (OSError, ValueError) as error:
-            raise UserError(f"{self.folder / 'key.pem'} cannot be used ({_first(error)})") from None
-        if not isinstance(key, Ed25519PrivateKey):
-            raise UserError(f"{self.folder / 'key.pem'} is not an Ed25519 key; ask for a new kit")
-        return key
+            if self._key is None:
+                raise UserError(f"{file} cannot be used ({_first(error)}); ask for a new kit") from None
+        return self._key[1]
 
     def public(self, node: str) -> Ed25519PublicKey:
         return Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.members()[node].key))
@@ -117,22 +120,11 @@ class Kit:
 
     # ── TLS ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def client_tls(self) -> ssl.SSLContext:
-        return self._tls(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+    def client_tls(self) -> Tls:
+        return Tls(self.folder, ssl.PROTOCOL_TLS_CLIENT)
 
-    def server_tls(self) -> ssl.SSLContext:
-        context = self._tls(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
-        context.verify_mode = ssl.CERT_REQUIRED
-        return context
-
-    def _tls(self, context: ssl.SSLContext) -> ssl.SSLContext:
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        try:
-            context.load_cert_chain(self.folder / "cert.pem", self.folder / "key.pem")
-            context.load_verify_locations(self.folder / "ca.pem")
-        except (OSError, ssl.SSLError) as error:
-            raise UserError(f"{self.folder}: its certificate cannot be used ({_first(error)})") from None
-        return context
+    def server_tls(self) -> Tls:
+        return Tls(self.folder, ssl.PROTOCOL_TLS_SERVER)
 
     def identified(self, names: list[str]) -> str:
         """Whom a certificate's names stand for among the members; empty if nobody, or somebody revoked."""
@@ -141,6 +133,13 @@ class Kit:
                 if who.startswith(token(name)) and who in _identities(name, member, self.card.federation):
                     return name
         return ""
+
+
+def _signing(file: Path) -> Ed25519PrivateKey:
+    key = load_pem_private_key(file.read_bytes(), None)
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ValueError("it is not an Ed25519 key")
+    return key
 
 
 def _identities(name: str, member: Member, federation: str) -> set[str]:

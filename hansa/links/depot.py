@@ -25,6 +25,7 @@ import xxhash
 
 from hansa.links.seal import Ref, is_digest
 from hansa.links.subjects import token
+from hansa.links.tls import Tls
 
 PIECE = 1 << 20
 LONGEST_LINE = 4096
@@ -68,7 +69,7 @@ class Depot:
         self,
         folder: Path,
         address: tuple[str, int],
-        tls: ssl.SSLContext,
+        tls: Tls,
         identify: Identify,
         say: Callable[[str, str], None],
     ) -> None:
