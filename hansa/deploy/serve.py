@@ -22,6 +22,7 @@ from hansa.errors import ConfigError, UserError
 from hansa.grow import grow_region
 from hansa.links import Link
 from hansa.links.nats import NatsLink
+from hansa.links.route import Proxy
 from hansa.links.tree import TreeLink
 from hansa.messages import Card, Describe, Lost, NodeId, Reply, Request, Survey
 from hansa.node import merge
@@ -157,9 +158,10 @@ def serve_region(
     say: Say,
     ready: Callable[[Agent], None],
     law: Law | None = None,
+    proxy: Proxy | None = None,
 ) -> None:
     """A region, until it is stopped: ``ready`` is handed the agent, to stop it by."""
     with seat(kit, out / "seat", nats, say) as link:
-        agent = Agent(kit, out / "home", Region(kit, link, out / "seat", own, uses, law), say)
+        agent = Agent(kit, out / "home", Region(kit, link, out / "seat", own, uses, law), say, proxy)
         ready(agent)
         agent.run()
