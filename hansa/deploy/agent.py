@@ -71,6 +71,7 @@ class Agent:
         self._letter: Envelope | None = None  # the newest
         self._done = ("", -1)  # run and sequence of the letter that was dealt with last
         self.phase = "idle"  # fetching, working, sending: `hansa status` shows it
+        self.due: float | None = None  # when nobody waits for the present answer any more, on the monotonic clock
         self._opened: Opened | None = None
         self._buffers: dict[str, torch.Tensor] = {}
         self._refusals: dict[str, int] = {}
@@ -227,7 +228,7 @@ class Agent:
         vectors = {name: self._vector(porter, name, ref) for name, ref in letter.vectors.items()}
         request = wire.join(bytes(text).decode(), vectors)
         spool.forget(getattr(request, "durable", 0))
-        self.phase = "working"
+        self.phase, self.due = "working", _due(letter)
         self._say(f"{letter.kind} of round {letter.round}")
         try:
             reply = attempt(answer, request)
@@ -271,6 +272,15 @@ class Agent:
             self._buffers[name] = torch.empty(floats)
         porter.fetch(ref, as_bytes(self._buffers[name]))
         return self._buffers[name]
+
+
+def _due(letter: Envelope) -> float | None:
+    """Clocks differ: no letter comes before it was written, and one that seems overdue may only meet a clock that is
+    ahead of its sender's, so that it has all of its time."""
+    if letter.until is None:
+        return None
+    whole, left = letter.until - letter.at, letter.until - time()
+    return monotonic() + (min(whole, left) if left > 0 else whole)
 
 
 class _Known:
