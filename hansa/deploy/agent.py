@@ -35,6 +35,7 @@ from hansa.messages import Lost, Reply, Request
 LIFE_SECONDS = 5.0
 LOOK_SECONDS = 10.0
 AGAIN_SECONDS = 5.0
+FINISH_SECONDS = 30.0  # for what an agent is sending when it is told to stop
 LARGEST_TEXT = 256 << 20
 LARGEST_SETTINGS = 16 << 20
 
@@ -64,10 +65,13 @@ class Agent:
         assert kit.card.parent is not None
         self._parent = kit.card.parent
         self._stop = threading.Event()
+        self._stopped = 0.0  # when
+        self._worker = threading.Thread(target=self._work_for_ever, name="hansa-work", daemon=True)
         self._news = threading.Condition()
         self._letter: Envelope | None = None  # the newest
         self._done = ("", -1)  # run and sequence of the letter that was dealt with last
-        self._phase = "idle"
+        self.phase = "idle"  # fetching, working, sending: `hansa status` shows it
+        self.due: float | None = None  # when nobody waits for the present answer any more, on the monotonic clock
         self._opened: Opened | None = None
         self._buffers: dict[str, torch.Tensor] = {}
         self._refusals: dict[str, int] = {}
@@ -78,20 +82,32 @@ class Agent:
     def waits(self) -> str:
         """What keeps it from working, if anything."""
         there = self._listening is not None and self._listening.connected
-        return "" if there else f"for a connection to {self._parent.host}:{self._parent.port}"
+        host, port = self._parent.letters
+        return "" if there else f"for a connection to {host}:{port}"
 
     def stop(self) -> None:
+        self._stopped = monotonic()
         self._stop.set()
         with self._news:
             self._news.notify_all()
+
+    def _leaving(self) -> bool:
+        """Told to stop, and not in the middle of sending an answer: that is finished first, if it can be soon."""
+        if not self._stop.is_set():
+            return False
+        return self.phase != "sending" or monotonic() > self._stopped + FINISH_SECONDS
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is still work going on, after `run` has ended: it is done again when the agent is back."""
+        return self._worker.is_alive()
 
     # ── listening ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def run(self) -> None:
         """Until `stop`."""
-        worker = threading.Thread(target=self._work_for_ever, name="hansa-work", daemon=True)
-        worker.start()
-        session = self._listening = self._session([self._subjects.request(self._kit.name)])
+        self._worker.start()
+        session = self._listening = self._session([self._subjects.request(self._kit.name)], self._stop.is_set)
         seen, looked, lived = 0, 0.0, 0.0
         try:
             while not self._stop.is_set():
@@ -110,14 +126,16 @@ class Agent:
             pass
         finally:
             session.close()
+            while self.busy and not self._leaving():
+                self._worker.join(0.1)
+            self._worker.join(1.0)
 
-    def _session(self, listen: list[str]) -> Session:
-        address = (self._parent.host, self._parent.port)
+    def _session(self, listen: list[str], stop: Callable[[], bool]) -> Session:
         inbox = self._subjects.inbox(self._kit.name)
-        return Session(address, self._kit.client_tls(), inbox, listen, self._say, self._stop.is_set, self._proxy)
+        return Session(self._parent.letters, self._kit.client_tls(), inbox, listen, self._say, stop, self._proxy)
 
     def _live(self, connection: Connection) -> None:
-        state = {"phase": self._phase, "version": version("hansa"), "at": time()}
+        state = {"phase": self.phase, "version": version("hansa"), "at": time()}
         connection.publish(self._subjects.life(self._kit.name), json.dumps(state).encode())
 
     def _look(self, session: Session) -> None:
@@ -149,9 +167,8 @@ class Agent:
 
     def _work_for_ever(self) -> None:
         torch.set_num_threads(1)
-        session = self._session([])
-        address = (self._parent.host, self._parent.bulk)
-        porter = Porter(address, self._kit.client_tls(), self._patience, self._proxy)
+        session = self._session([], self._leaving)
+        porter = Porter(self._parent.weights, self._kit.client_tls(), self._patience, self._proxy)
         while not self._stop.is_set():
             with self._news:
                 self._news.wait_for(lambda: self._stop.is_set() or self._unread, timeout=LIFE_SECONDS)
@@ -170,7 +187,7 @@ class Agent:
                 self._say(f"{letter.kind} of round {letter.round} failed: {type(error).__name__}: {error}")
                 self._stop.wait(AGAIN_SECONDS)
                 self._done = ("", -1)
-            self._phase = "idle"
+            self.phase = "idle"
         session.close()
         porter.close()
 
@@ -179,12 +196,12 @@ class Agent:
         return self._letter is not None and self._letter.mark != self._done
 
     def _patience(self) -> Patience:
-        return Patience(self._say, lambda: self._stop.is_set() or self._unread)
+        return Patience(self._say, lambda: self._leaving() or self._unread)
 
     def _deal_with(self, letter: Envelope, session: Session, porter: Porter) -> None:
         spool = Spool(self._folder(letter) / "spool")
         packed = spool.find(letter.request) or self._answer(letter, porter, spool)
-        self._phase = "sending"
+        self.phase = "sending"
         refs = {name: porter.bring(view, letter.request, ref) for name, (ref, view) in packed.parts.items()}
         reply = Envelope(
             sender=self._kit.name,
@@ -205,13 +222,13 @@ class Agent:
 
     def _answer(self, letter: Envelope, porter: Porter, spool: Spool) -> Packed:
         """Fetch what was asked, work, and put the answer on disk before any of it leaves."""
-        self._phase = "fetching"
+        self.phase = "fetching"
         answer = self._open(letter, porter)
         text = self._bytes(porter, letter.text, LARGEST_TEXT)
         vectors = {name: self._vector(porter, name, ref) for name, ref in letter.vectors.items()}
         request = wire.join(bytes(text).decode(), vectors)
         spool.forget(getattr(request, "durable", 0))
-        self._phase = "working"
+        self.phase, self.due = "working", _due(letter)
         self._say(f"{letter.kind} of round {letter.round}")
         try:
             reply = attempt(answer, request)
@@ -255,6 +272,15 @@ class Agent:
             self._buffers[name] = torch.empty(floats)
         porter.fetch(ref, as_bytes(self._buffers[name]))
         return self._buffers[name]
+
+
+def _due(letter: Envelope) -> float | None:
+    """Clocks differ: no letter comes before it was written, and one that seems overdue may only meet a clock that is
+    ahead of its sender's, so that it has all of its time."""
+    if letter.until is None:
+        return None
+    whole, left = letter.until - letter.at, letter.until - time()
+    return monotonic() + (min(whole, left) if left > 0 else whole)
 
 
 class _Known:

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from hansa.config import Section, Source
 from hansa.errors import UserError
+from hansa.links.route import Address
 from hansa.links.subjects import Subjects, token
 from hansa.links.tls import Tls
 
@@ -32,6 +33,15 @@ class Place(Section):
     host: str
     port: int
     bulk: int
+    broker: str = ""  # the host of the broker, where somebody else runs it
+
+    @property
+    def letters(self) -> Address:
+        return self.broker or self.host, self.port
+
+    @property
+    def weights(self) -> Address:
+        return self.host, self.bulk
 
 
 class Member(Section):

@@ -42,13 +42,10 @@ def seat(kit: Kit, folder: Path, nats: str | None, say: Say) -> Iterator[NatsLin
         except OSError as error:
             raise UserError(f"port {place.bulk}, for weights, cannot be opened ({error.strerror}); free it") from None
         stack.callback(depot.close)
-        broker = None
-        address = (place.host, place.port)
-        if nats is None:
+        broker, address = None, parse_url(nats) if nats is not None else place.letters
+        if nats is None and not place.broker:
             broker = Broker(kit, folder / "broker", say)
             stack.callback(broker.close)
-        else:
-            address = parse_url(nats)
         stack.callback(_caretaker(kit, depot, broker, say))
         subjects = kit.below
         listen = [f"{subjects.root}.rep.*"]
