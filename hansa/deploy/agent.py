@@ -62,6 +62,7 @@ class Agent:
     def __init__(self, kit: Kit, home: Path, trade: Trade, say: Say, proxy: Proxy | None = None) -> None:
         self._kit, self._home, self._trade, self._say, self._proxy = kit, home, trade, say, proxy
         self._subjects = kit.above
+        kit.key.public_key()  # if it is damaged, this is said before anything begins
         assert kit.card.parent is not None
         self._parent = kit.card.parent
         self._stop = threading.Event()

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from hansa.config import Federation, Node, Source, walk
 from hansa.deploy.kit import Kit
 from hansa.deploy.law import Law
+from hansa.deploy.vouch import Vouch
 from hansa.errors import DataError, UserError
 from hansa.links.depot import Refusal
 from hansa.messages import Reply, Request
@@ -34,11 +35,12 @@ class SiloTrade:
     """Answers from this silo's own data."""
 
     def __init__(self, kit: Kit, sources: tuple[Source, ...], uses: tuple[str, ...], law: Law | None = None) -> None:
-        self._name, self._sources, self._uses, self._law = kit.name, sources, uses, law
+        self._kit, self._name, self._sources, self._uses, self._law = kit, kit.name, sources, uses, law
 
     def open(self, folder: Path, settings: bytes) -> Callable[[Request], Reply]:
         torch.set_num_threads(1)
-        site = Site(own_settings(settings, self._name, self._sources, self._uses), folder)
+        told = own_settings(settings, self._name, self._sources, self._uses)
+        site = Site(told, folder, Vouch(self._kit, folder, settings))
         answer = site.silo(self._name).answer
         return self._law.over(answer, site) if self._law is not None else answer
 

@@ -54,6 +54,11 @@ def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, watcher
     brought = [name for name, node in walk(federation.silos) if node.model is not None]
     if brought:
         raise ConfigError(f"'{brought[0]}' names a model of its own, and no member opens a folder that another names")
+    if federation.secure is not None and federation.secure.threshold <= 0.5:
+        raise ConfigError(
+            f"secure.threshold is {federation.secure.threshold:g}: between organisations more than half of the others "
+            "must be needed to open a silo's secrets, or two lists of who answered would open both; set it above 0.5"
+        )
     check_settings(federation)
     torch.set_num_threads(1)
     members = _direct(federation)

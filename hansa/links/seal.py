@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from hansa.errors import printable
 
-PROTOCOL = 1
+PROTOCOL = 2
 LARGEST = 48 << 10
 SKEW = 600.0  # seconds: a letter from further in the future comes from a wrong clock
 SIGNATURE = 64
