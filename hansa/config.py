@@ -33,6 +33,7 @@ class Privacy(Section):
     clip: Positive | Literal["median"] = "median"  # the bound C on an update's norm, or the norms seen so far
     among: Count = 1  # the noise has the standard deviation σ·C/among: 1 to the letter, n where a mean of n carries it
     delta: Annotated[float, Field(gt=0.0, lt=1.0)] = 1e-5
+    shrink: bool = False  # send the blurred update as long as its signal can be, instead of as long as the noise is
     secret: bool = False  # noise from the system, which no seed repeats: for real use
 
 
