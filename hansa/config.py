@@ -43,7 +43,7 @@ class Model(Section):
     fresh: bool = False  # of the folder take the shape and the tokeniser, not the weights
     dropout: Share = 0.0
     added: tuple[Annotated[int, Field(ge=0)], ...] = ()  # places of layers to add to each stack; see models/grow.py
-    adapt: Literal["full", "frozen", "lora"] = "full"  # train everything, the head alone, or additions and the head
+    adapt: Literal["full", "frozen-embeddings", "frozen", "lora"] = "full"  # what of it is trained: models/adapt.py
     rank: Count = 8  # lora: of the additions
     alpha: Count = 16  # lora: their scale is alpha/rank
 
