@@ -175,14 +175,15 @@ def reproduce(asked: Asked) -> Reproduction:
     first = {name: outcome[0] for name, outcome in outcomes.items() if outcome[0]}
     private = federation("price", planned["WorldLM, DP"], layouts["languages"], size, paths["languages"], 0)
     claims = claims_of(found, price(private))
+    tables = [table_1(found), table_2(found), table_3(found), table_4(found), figure_4(first), ablations(found)]
+    tables.append(table_poison(found))
     report = html.write(
         [(name, first[name].folder) for name in SHOWN if name in first],
         asked.out / "report.html",
         "WorldLM: federations of federations",
         [claim.line for claim in claims],
+        tables,
     )
-    tables = [table_1(found), table_2(found), table_3(found), table_4(found), figure_4(first), ablations(found)]
-    tables.append(table_poison(found))
     return Reproduction("worldlm", asked.scale, tables, claims, report, perf_counter() - began)
 
 
