@@ -110,6 +110,7 @@ def reproduce(asked: Asked) -> Reproduction:
         out / "report.html",
         "Medical: one model, nine languages, nine silos",
         [claim.line for claim in claims],
+        tables,
     )
     return Reproduction("medical", scale, tables, claims, report, perf_counter() - began, {"snapshot": model or "ours"})
 

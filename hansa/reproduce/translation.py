@@ -111,7 +111,9 @@ def reproduce(asked: Asked) -> Reproduction:
     tables, claims = translation_tables.tables(found), translation_tables.claims(found)
     shown = [(name, study.folder(name)) for name in study.reported]
     reading = [claim.line for claim in claims]
-    report = html.write(shown, out / "report.html", "Translation: one engine, five domains, five silos", reading)
+    report = html.write(
+        shown, out / "report.html", "Translation: one engine, five domains, five silos", reading, tables
+    )
     facts = {"rates": study.size.lr, "signatures": list(found.signatures)}
     return Reproduction("translation", asked.scale, tables, claims, report, perf_counter() - began, facts)
 

@@ -203,14 +203,15 @@ def reproduce(asked: Asked) -> Reproduction:
     first = {name: outcome[0] for name, outcome in outcomes.items() if outcome[0]}
     private = federation("price", planned["WorldLM, DP"], layouts["languages"], size, paths["languages"], 0)
     claims = claims_of(found, price(private))
+    curves = {name: curve_of(first[name].folder) for name in SHOWN if name in first}
+    tables = tables_of(found, curves, len(size.seeds))
     report = html.write(
         [(name, first[name].folder) for name in SHOWN if name in first],
         asked.out / "report.html",
         "WorldLM: federations of federations",
         [claim.line for claim in claims],
+        tables,
     )
-    curves = {name: curve_of(first[name].folder) for name in SHOWN if name in first}
-    tables = tables_of(found, curves, len(size.seeds))
     return Reproduction("worldlm", asked.scale, tables, claims, report, perf_counter() - began)
 
 
