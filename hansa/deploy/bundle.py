@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
-from hansa.links.depot import Refusal
+from hansa.links.depot import Unusable
 from hansa.runs.directory import atomically
 
 LARGEST_LINE = 1 << 20
@@ -46,12 +46,12 @@ def _parts(bundle: memoryview) -> Iterator[tuple[str, memoryview]]:
     except (ValueError, TypeError):
         entries = None
     if entries is None or any(size < 0 for _, size in entries) or at + sum(s for _, s in entries) != len(bundle):
-        raise Refusal("the common start is not a bundle of files")
+        raise Unusable("the common start is not a bundle of files")
     for name, size in entries:
         if not re.fullmatch(r"\w[\w.-]{0,99}", name, re.ASCII) or ".." in name or not name.endswith(SAFE):
-            raise Refusal(f"the common start has a file called {name[:100]!r}")
+            raise Unusable(f"the common start has a file called {name[:100]!r}")
         part = bundle[at : at + size]
         if name.endswith(".json") and CODE.search(part):
-            raise Refusal(f"the common start names code to be loaded, in {name}")
+            raise Unusable(f"the common start names code to be loaded, in {name}")
         yield name, part
         at += size

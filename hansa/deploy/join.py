@@ -11,7 +11,7 @@ from hansa.deploy.kit import Kit
 from hansa.deploy.law import Law
 from hansa.deploy.vouch import Vouch
 from hansa.errors import DataError, UserError
-from hansa.links.depot import Refusal
+from hansa.links.depot import Unusable
 from hansa.messages import Reply, Request
 from hansa.site import Site
 
@@ -37,6 +37,10 @@ class SiloTrade:
     def __init__(self, kit: Kit, sources: tuple[Source, ...], uses: tuple[str, ...], law: Law | None = None) -> None:
         self._kit, self._name, self._sources, self._uses, self._law = kit, kit.name, sources, uses, law
 
+    def refuse(self, message: str, round: int, reason: str) -> None:
+        if self._law is not None:
+            self._law.refuse(message, round, reason)
+
     def open(self, folder: Path, settings: bytes) -> Callable[[Request], Reply]:
         torch.set_num_threads(1)
         told = own_settings(settings, self._name, self._sources, self._uses)
@@ -50,14 +54,14 @@ def own_settings(settings: bytes, own: str, sources: tuple[Source, ...], uses: t
     try:
         told = Federation.model_validate_json(settings)
     except ValidationError as error:
-        raise Refusal(f"the settings cannot be used: {str(error).splitlines()[0]}") from None
+        raise Unusable(f"the settings cannot be used: {str(error).splitlines()[0]}") from None
     if told.data.deidentify not in (None, "rules"):
-        raise Refusal("the settings name a program of the coordinator's to de-identify with")
+        raise Unusable("the settings name a program of the coordinator's to de-identify with")
     nodes = dict(walk(told.silos))
     if own not in nodes:
-        raise Refusal(f"the settings know no '{own}'")
+        raise Unusable(f"the settings know no '{own}'")
     if any(node.mixture or node.model is not None for node in nodes.values()):
-        raise Refusal("the settings name data or models of the members', which are theirs to name")
+        raise Unusable("the settings name data or models of the members', which are theirs to name")
 
     def place(node: Node, name: str) -> Node:
         below = {n: place(child, n) for n, child in node.silos.items()}

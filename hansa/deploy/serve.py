@@ -74,6 +74,7 @@ def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, watcher
             begin(members, directory, everybody, ledger, watcher)
             link.share_start(pack(directory.start, directory.path / "seat" / "start.bundle"))
             cards = describe(members, directory, everybody, ledger, watcher)
+            members = members.model_copy(update={"silos": {n: s for n, s in members.silos.items() if n in cards}})
             return Run(members, directory, everybody, cards, ledger, watcher).go()
     finally:
         ledger.close()
@@ -117,6 +118,11 @@ class Region:
     ) -> None:
         self._kit, self._link, self._seat, self._own, self._uses, self._law = kit, link, seat, own, uses, law
         self.due: Callable[[], float | None] = lambda: None  # when the parent waits no longer
+
+    def refuse(self, message: str, round: int, reason: str) -> None:
+        assert self._kit.card.parent is not None
+        told = {"message": message, "round": round, "to": self._kit.card.parent.node}
+        AuditLog(self._seat.parent / NAME, self._kit.name).add("refusal", **told, reason=reason)
 
     def open(self, folder: Path, settings: bytes) -> Callable[[Request], Reply]:
         name = self._kit.name

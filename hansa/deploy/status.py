@@ -17,7 +17,7 @@ from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, Any
 
-from hansa.errors import UserError, printable
+from hansa.errors import UserError, parse_json, printable
 from hansa.links.patience import GaveUp
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Roster:
 def heard(payload: bytes, now: float) -> dict[str, Any] | None:
     """What a node says of itself, with when it was heard; None for nonsense."""
     try:
-        said = json.loads(payload)
+        said = parse_json(payload)
         phase, version, at = said["phase"], said["version"], float(said["at"])
     except (ValueError, TypeError, KeyError):
         return None

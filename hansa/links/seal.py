@@ -14,7 +14,7 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from hansa.errors import printable
+from hansa.errors import parse_json, printable
 
 PROTOCOL = 2
 LARGEST = 48 << 10
@@ -102,7 +102,7 @@ def unseal(data: bytes, sender: str, receiver: str, key: Ed25519PublicKey) -> En
 
 def _parsed(body: bytes) -> Envelope:
     try:
-        raw = json.loads(body)
+        raw = parse_json(body)
     except ValueError:
         raise Unsealed("it is not JSON") from None
     if not isinstance(raw, dict):
