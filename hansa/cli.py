@@ -172,8 +172,9 @@ def show_preview(seen: Any) -> None:
     if seen.tree is not None:
         show_tree(seen)
     if seen.parameters is not None:
-        size = f"at most {seen.parameters:,} parameters, {seen.traffic_per_round / 1e6:.1f} MB per round (up and down)"
-        output.print(f"Model: {size}", highlight=False)
+        output.print(f"Model: at most {seen.parameters:,} parameters", highlight=False)
+    if seen.traffic is not None:
+        output.print(f"Traffic: at most {seen.traffic.line}", highlight=False)
     output.print("What leaves the silos:", highlight=False)
     for line in releases(f):
         output.print(f"· {line}", highlight=False)

@@ -238,7 +238,7 @@ class Upload(Section):
 class Participation(Section):
     """Who takes part in a round: everyone, a share or a number of silos; how many must answer, and by when."""
 
-    share: Share = 1.0
+    share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     count: Count | None = None
     quorum: Share = 0.5  # a round counts only if this share of those asked answered
     deadline: Positive | None = None  # seconds

@@ -38,6 +38,9 @@ class Exchange(Protocol):
     def says(self) -> str:
         """What leaves a silo with an offer, in words."""
 
+    def numbers(self, sizes: "Sizes") -> int:
+        """How many numbers a silo tells in a round, at most."""
+
     def offer(self, work: "Work", samples: "Samples") -> "Told":
         """At the silo: what it tells of its data, seen with the model it received."""
 

@@ -50,6 +50,9 @@ class Means:
             "position, and of their labels, as they are"
         )
 
+    def numbers(self, sizes: Sizes) -> int:
+        return self.count * (sizes.length * sizes.embedding + sizes.labels)
+
     def offer(self, work: "Work", samples: Samples) -> Told:
         order = samples.rng.permutation(samples.size)
         count = min(self.count, samples.size // self.size)

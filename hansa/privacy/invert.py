@@ -69,7 +69,7 @@ def nearest(encode: Encode, table: Tensor, targets: Tensor, mask: Tensor, banned
 
 def _best(scores: Tensor, banned: Tensor) -> Tensor:
     """The tokens that score best; one that can be embedded in several ways (victim.py) counts as the best of them."""
-    allowed = scores.unflatten(-1, (-1, len(banned))).amax(dim=-2).masked_fill(banned, -torch.inf)
+    allowed = scores.reshape(*scores.shape[:-1], -1, len(banned)).amax(dim=-2).masked_fill(banned, -torch.inf)
     return allowed.topk(min(N, int((~banned).sum())), dim=-1).indices
 
 

@@ -381,10 +381,10 @@ def attacked(runs: Runs, layer: str, say: Say) -> Leaks:
     """Both attacks on the centroids that the run with the first seed shared; the report draws them with that run."""
     folder = runs.jobs.result(runs.name(SHAPE, LAYERS[layer])).folder
     kinds: tuple[leak.Kind, ...] = ("embedding-inversion", "nearest-token")
-    found = {kind: leak.attack(folder, kind, runs.size.attacked, say) for kind in kinds}
+    found: Leaks = {kind: leak.attack(folder, kind, runs.size.attacked, say) for kind in kinds}
     for one in found.values():
         audit.keep(folder, one)
-    return dict(found)
+    return found
 
 
 def figure_4(leaks: Mapping[str, Leaks]) -> Table:
