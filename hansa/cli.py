@@ -348,6 +348,7 @@ def evaluate(
     ] = None,
     silo: Annotated[str | None, typer.Option(help="the model of this silo; all: every model of the run")] = None,
     checkpoint: Annotated[int | None, typer.Option(help="the checkpoint of this round")] = None,
+    share: Annotated[float, typer.Option(min=0.0, max=1.0, help="of the silos' test data")] = 1.0,
     text: str = "text",
     label: str = "label",
     second: Annotated[str, typer.Option(help="of pairs: the field of the other text")] = "second",
@@ -370,7 +371,7 @@ def evaluate(
 
     def scores(site: Any, model: Any) -> dict[str, dict[str, float]]:
         if data is None:
-            return on_silos(site, model)
+            return on_silos(site, model, share)
         return score(site, model, data, fields, lambda problem: errors.print(f"note: {problem}", markup=False))
 
     if silo == "all":

@@ -63,12 +63,13 @@ def every_model(folder: Path, scores: Callable[[Site, Any], Scored]) -> dict[str
     return found
 
 
-def on_silos(site: Site, model: Any) -> Scored:
-    """Metrics of a model on every silo's test data, by silo; the questions are those of a run's final evaluation."""
+def on_silos(site: Site, model: Any, share: float = 1.0) -> Scored:
+    """Metrics of a model on every silo's test data, or a share of it, by silo."""
     seed, found = site.federation.seed, {}
     for name in holders(site.federation):
         held = site.silo(name).examples("test")
-        scores = whole(evaluate(model, site.task, held, site.vocabulary, seed, parts=PARTS, decode=True))
+        # Cut as in a run's final evaluation: the same questions.
+        scores = whole(evaluate(model, site.task, held, site.vocabulary, seed, share, parts=PARTS, decode=True))
         if scores.sums:
             found[name] = overall(site.task, scores)
     return found
