@@ -117,7 +117,7 @@ def _wrong_language(row: Row, source: Source) -> str:
     sides = (("lang", source.language), ("src_lang", source.language), ("tgt_lang", source.target_language))
     for name, wanted in sides:
         said = row.get(name)
-        if _is_code(wanted) and _is_code(said) and said != wanted:
+        if said is not None and said != wanted and _is_code(wanted) and _is_code(said):
             kind = "target language" if name == "tgt_lang" else "language"
             return f"its '{name}' is {said}, but the silo's {kind} is {wanted}"
     return ""

@@ -82,7 +82,7 @@ def federation(task: Downstream, size: "Size", snapshot: str, fresh: bool = Fals
             "rounds": size.epochs,
             "train": {"batch": 16, "samples": {"epochs": 1}},
             "baseline": {"optimizer": "adamw", "lr": 1e-3, "batch": 16, "keep_optimizer": True, "schedule": "linear"},
-            "evaluate": {"every": 1, "share": 0.2},
+            "evaluate": {"every": size.epochs, "share": 0.2},
         }
     )
 

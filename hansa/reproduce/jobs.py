@@ -4,6 +4,7 @@ as there are cores."""
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from time import sleep
 from types import TracebackType
 
 from hansa.config import Federation
@@ -21,9 +22,11 @@ class Jobs:
         self._threads = ThreadPoolExecutor((os.cpu_count() or 1) if side_by_side else 1)
         self._futures: dict[str, Future[Outcome]] = {}
 
-    def start(self, name: str, federation: Federation, workers: int | None = 1) -> None:
-        folder = self._folder / name.replace(" ", "-")
-        self._futures[name] = self._threads.submit(self._run, name, federation, folder, workers)
+    def start(self, name: str, federation: Federation, workers: int | None = 0) -> None:
+        self._futures[name] = self._threads.submit(self._run, name, federation, self._home(name), workers)
+
+    def _home(self, name: str) -> Path:
+        return self._folder / name.replace(" ", "-")
 
     def _run(self, name: str, federation: Federation, folder: Path, workers: int | None) -> Outcome:
         self._say(f"{name}: begins")
@@ -37,6 +40,15 @@ class Jobs:
     def result(self, name: str) -> Outcome:
         """Wait for a job."""
         return self._futures[name].result()
+
+    def begun(self, name: str) -> Path:
+        """Wait until a job has agreed on its tokeniser and first weights; where they are."""
+        start = self._home(name) / "start"
+        while not start.exists():
+            if self._futures[name].done():
+                self.result(name)
+            sleep(0.2)
+        return start
 
     def __enter__(self) -> "Jobs":
         return self
