@@ -9,7 +9,6 @@ import torch
 from hansa import methods
 from hansa.checks import check
 from hansa.config import ROOT, Federation, holders, repeats, walk
-from hansa.data.readers import Problems, rows
 from hansa.errors import DataError
 from hansa.messages import Update
 from hansa.methods.fedavg import BySamples, Mean
@@ -18,6 +17,7 @@ from hansa.models.parts import parts
 from hansa.models.tokenizer import byte_tokenizer
 from hansa.outline import Branch, is_tree, outline, ratios
 from hansa.privacy.foresee import refusals
+from hansa.reading import Reading, language_warning
 from hansa.releases import releases
 from hansa.tasks import TASKS
 from hansa.tensors import NOTHING
@@ -83,20 +83,23 @@ class Preview:
 
 def preview(federation: Federation) -> Preview:
     check(federation)
-    silos, times = [], repeats(federation.silos) | {ROOT: 1}
+    silos, times, reading = [], repeats(federation.silos) | {ROOT: 1}, Reading(federation)
+    languages: list[str] = []
     for name, node in holders(federation).items():
-        problems, sources = Problems(), dict[str, int]()
+        problems, sources = list[str](), dict[str, int]()
         for source in node.sources:
-            found, group = sum(1 for _ in rows(source, "train", federation.data, problems)), source.group(name)
+            (found, said, foreign), group = reading.source(source), source.group(name)
             sources[group] = sources.get(group, 0) + found
-            problems.check(federation.data.broken, source.train)
+            problems += said
+            languages.append(language_warning(name, source, found, foreign))
         count = sum(sources.values())
         if not count:
             raise DataError(f"silos.{name}: no training samples are left after reading and splitting its data")
         amount = times[name] * federation.train.per_round(count)
-        silos.append(SiloPreview(name, count, amount, None, tuple(problems.first), sources))
+        silos.append(SiloPreview(name, count, amount, None, tuple(problems), sources))
     silos = [replace(s, weight=w) for s, w in zip(silos, _weights(federation, silos), strict=True)]
-    return Preview(federation, silos, _parameters(federation), _warnings(federation, silos))
+    warnings = [*filter(None, languages), *_warnings(federation, silos)]
+    return Preview(federation, silos, _parameters(federation), warnings)
 
 
 def _weights(federation: Federation, silos: list[SiloPreview]) -> list[float] | list[None]:
