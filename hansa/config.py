@@ -169,6 +169,7 @@ class Personal(Section):
     rounds: Count = 20  # of local work, each on as much data as a federated round
     train: Training | None = None  # its optimiser; default the baseline's. The amount of data is the federation's.
     mix: Literal["sweep", "adaptive", "none"] = "sweep"
+    draws: Count = 1  # how often every sample is asked, each time with other masks, where models are compared
     alpha: Share = 0.5  # adaptive: where α starts
     alpha_lr: Positive = 0.1
     nearby: Annotated[int, Field(ge=0)] = 0  # start from a mixture with so many similar silos, and compare

@@ -235,7 +235,7 @@ class Agent:
     def _answer(self, letter: Envelope, porter: Porter, spool: Spool) -> Packed:
         """Fetch what was asked, work, and put the answer on disk before any of it leaves. Why there is none is not
         kept: asked again, we look again."""
-        self._phase = "fetching"
+        self.phase = "fetching"
         try:
             answer, request = self._fetched(letter, porter)
         except (Unusable, wire.BadMessage, UserError) as why:

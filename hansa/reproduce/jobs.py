@@ -5,6 +5,7 @@ import os
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from time import sleep
 from types import TracebackType
 
 import torch
@@ -27,10 +28,12 @@ class Jobs:
         self._futures: dict[str, Future[Outcome]] = {}
         self._matrices: dict[str, dict[str, Scored]] = {}
 
-    def start(self, name: str, federation: Federation, workers: int | None = 1, matrix: float = 0.0) -> None:
+    def start(self, name: str, federation: Federation, workers: int | None = 0, matrix: float = 0.0) -> None:
         """``matrix``: afterwards, score every model of the run on this share of every silo's test data."""
-        folder = self._folder / name.replace(" ", "-")
-        self._futures[name] = self._threads.submit(self._run, name, federation, folder, workers, matrix)
+        self._futures[name] = self._threads.submit(self._run, name, federation, self._home(name), workers, matrix)
+
+    def _home(self, name: str) -> Path:
+        return self._folder / name.replace(" ", "-")
 
     def _run(self, name: str, federation: Federation, folder: Path, workers: int | None, matrix: float) -> Outcome:
         self._say(f"{name}: begins")
@@ -56,6 +59,15 @@ class Jobs:
         """Model → silo → metrics, of a job that was started with it."""
         self.result(name)
         return self._matrices[name]
+
+    def begun(self, name: str) -> Path:
+        """Wait until a job has agreed on its tokeniser and first weights; where they are."""
+        start = self._home(name) / "start"
+        while not start.exists():
+            if self._futures[name].done():
+                self.result(name)
+            sleep(0.2)
+        return start
 
     def __enter__(self) -> "Jobs":
         return self
