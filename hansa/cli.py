@@ -325,7 +325,7 @@ def reproduce(
         raise UserError(f"{folder} is not empty; choose another --out")
     say = Progress(errors, "reproduce").say
     asked = reproduction.Asked(cast(reproduction.Scale, scale), data, folder, say, encoder, model, tune)
-    found: reproduction.Reproduction = import_module(f"hansa.reproduce.{paper}").reproduce(asked)
+    found: reproduction.Reproduction = import_module(f"hansa.reproduce.{paper.replace('-', '_')}").reproduce(asked)
     if results is not None:
         reproduction.update_results(results, found)
 
