@@ -12,8 +12,19 @@ import typer
 
 from hansa.cli_audit import audit
 from hansa.cli_data import data
-from hansa.cli_deploy import join, kit, serve, status
-from hansa.console import Format, FormatOption, errors, finish, number, output, show_metrics, table
+from hansa.cli_deploy import TERMINATED, join, kit, serve, status
+from hansa.console import (
+    INTERRUPTED,
+    Format,
+    FormatOption,
+    errors,
+    finish,
+    number,
+    output,
+    show_metrics,
+    show_models,
+    table,
+)
 from hansa.errors import HansaError, UserError, did_you_mean
 
 app = typer.Typer(
@@ -34,7 +45,6 @@ WorkersOption = Annotated[int | None, typer.Option(min=0, help="worker processes
 FederationFile = Annotated[Path, typer.Argument(metavar="FED.yaml", help="the federation file")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="override a setting")]
 LINKS = ("pool", "ray")
-INTERRUPTED = 130  # how typer ends after Ctrl-C
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="a run directory")]
 
 
@@ -48,14 +58,14 @@ def main() -> None:
         errors.print(str(error), markup=False, highlight=False)
         sys.exit(error.exit_code)
     except SystemExit as stop:
-        if stop.code != INTERRUPTED:
+        if stop.code not in (INTERRUPTED, TERMINATED):
             raise
         hint = {
             "run": "; a run that had begun its rounds continues with 'hansa run … --resume'",
             "serve": "; started again with the same --out, it continues",
         }.get("".join(sys.argv[1:2]), "")
         errors.print(f"stopped{hint}", highlight=False)
-        sys.exit(1)
+        sys.exit(TERMINATED if stop.code == TERMINATED else 1)
 
 
 @app.command()
@@ -333,9 +343,12 @@ def reproduce(
 @app.command()
 def evaluate(
     run: RunFolder,
-    data: Annotated[Path, typer.Option(help="a file or folder of samples")],
-    silo: Annotated[str | None, typer.Option(help="the model of this silo")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="a file or folder of samples; default: all silos' test data")
+    ] = None,
+    silo: Annotated[str | None, typer.Option(help="the model of this silo; all: every model of the run")] = None,
     checkpoint: Annotated[int | None, typer.Option(help="the checkpoint of this round")] = None,
+    share: Annotated[float, typer.Option(min=0.0, max=1.0, help="of the silos' test data")] = 1.0,
     text: str = "text",
     label: str = "label",
     second: Annotated[str, typer.Option(help="of pairs: the field of the other text")] = "second",
@@ -344,25 +357,31 @@ def evaluate(
     target_language: Annotated[str, typer.Option(help="… and the one to translate into")] = "",
     format: FormatOption = Format.text,
 ) -> None:
-    """Score any model of a run on any file."""
-    from hansa.use import load, score
+    """Score any model of a run, or all of them, on any file or on every silo's test data."""
+    from hansa.use import every_model, load, on_silos, score
 
-    site, model = load(run, silo, checkpoint)
-    metrics = score(
-        site,
-        model,
-        data,
-        {
-            "text": text,
-            "label": label,
-            "second": second,
-            "target": target,
-            "language": language,
-            "target_language": target_language,
-        },
-        lambda problem: errors.print(f"note: {problem}", markup=False),
-    )
-    finish(format, metrics, lambda: show_metrics(metrics, f"{run} on {data}"))
+    fields = {
+        "text": text,
+        "label": label,
+        "second": second,
+        "target": target,
+        "language": language,
+        "target_language": target_language,
+    }
+
+    def scores(site: Any, model: Any) -> dict[str, dict[str, float]]:
+        if data is None:
+            return on_silos(site, model, share)
+        return score(site, model, data, fields, lambda problem: errors.print(f"note: {problem}", markup=False))
+
+    if silo == "all":
+        if checkpoint is not None:
+            raise UserError("--checkpoint is one model, and --silo all asks for all final ones: leave one of them out")
+        found = every_model(run, scores)
+        finish(format, found, lambda: show_models(found, f"{run} on {data or 'the silos'}"))
+    else:
+        metrics = scores(*load(run, silo, checkpoint))
+        finish(format, metrics, lambda: show_metrics(metrics, f"{run} on {data or 'the silos'}"))
 
 
 @app.command()

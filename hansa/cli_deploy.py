@@ -1,7 +1,9 @@
 """The commands of deployment: `hansa kit`, `hansa serve`, `hansa join`, `hansa status`."""
 
 import logging
+import os
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from hansa.console import Format, FormatOption, errors, finish, output, show_metrics, table
+from hansa.console import INTERRUPTED, Format, FormatOption, errors, finish, output, show_metrics, table
 from hansa.errors import UserError
 from hansa.logs import LogFormat, LogFormatOption, LogLevel, LogLevelOption, configure
 
@@ -19,6 +21,16 @@ kit = typer.Typer(no_args_is_help=True, help="Startup kits: certificates, addres
 Kits = Annotated[Path, typer.Argument(metavar="KITS", help="the folder that 'kit create' wrote")]
 Name = Annotated[str, typer.Argument(metavar="NODE", help="a member")]
 Days = Annotated[int, typer.Option(min=1, help="how long the certificates are good")]
+TERMINATED = 143  # a coordinator that SIGTERM ended has not done its work: started again, it goes on
+ProxyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--proxy",
+        metavar="http://HOST:PORT",
+        envvar="HANSA_PROXY",
+        help="the HTTP proxy through which the parent is reached; with a password, better in HANSA_PROXY",
+    ),
+]
 KitOption = Annotated[Path, typer.Option("--kit", help="the startup kit of this node")]
 NatsOption = Annotated[
     str | None, typer.Option("--nats", metavar="tls://HOST:PORT", help="an existing NATS instead of one of our own")
@@ -49,6 +61,10 @@ def create(
         list[str] | None,
         typer.Option(metavar="[REGION=]HOST:PORT", help="where the coordinator, or a region, is reached"),
     ] = None,
+    nats: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="of a NATS that somebody else runs: a configuration for it is written"),
+    ] = None,
     days: Days = 365,
     format: FormatOption = Format.text,
 ) -> None:
@@ -62,7 +78,7 @@ def create(
     for one in address or []:
         name, equals, place = one.rpartition("=")
         addresses[name if equals else COORDINATOR] = place
-    made = authority.create(read(federation), out, addresses, days)
+    made = authority.create(read(federation), out, addresses, days, nats)
 
     def show() -> None:
         for folder in made:
@@ -71,6 +87,8 @@ def create(
             f"Hand each folder to its node over a channel you trust; keep {out / 'authority'} to yourself.",
             highlight=False,
         )
+        if nats is not None:
+            output.print(f"Whoever runs NATS starts it in {out / 'nats'}: nats-server -c nats.conf", highlight=False)
 
     finish(format, {"kits": [str(folder) for folder in made]}, show)
 
@@ -83,7 +101,8 @@ def revoke(kits: Kits, node: Name, format: FormatOption = Format.text) -> None:
 
     authority.revoke(kits, node)
     text = (
-        f"'{node}' is revoked; hand members.json to the coordinator (a running one that reads it here cuts it off now)"
+        f"'{node}' is revoked; put members.json into the kits of the coordinator and the regions (one that runs from "
+        f"here cuts it off now){reload_broker(kits)}"
     )
     finish(format, {"revoked": node}, lambda: output.print(text, highlight=False))
 
@@ -93,12 +112,25 @@ def renew(kits: Kits, node: Name, days: Days = 365, format: FormatOption = Forma
     """A new certificate for a member; after a revocation also a new key."""
     needed()
     from hansa.deploy import authority
+    from hansa.deploy.nats_file import NATS
 
+    if node == NATS:
+        authority.renew_broker(kits, days)
+        text = f"the broker has a new certificate: put the files of {kits / node} in place, and reload it"
+        finish(format, {"renewed": node}, lambda: output.print(text, highlight=False))
+        return
     generation = authority.renew(kits, node, days)
     text = (
-        f"'{node}' has certificate number {generation}; hand {kits / node} to it, and members.json to the coordinator"
+        f"'{node}' has certificate number {generation}; put the files of {kits / node} in place there (nothing needs "
+        f"a restart), and members.json into the coordinator's kit{reload_broker(kits)}"
     )
     finish(format, {"renewed": node, "generation": generation}, lambda: output.print(text, highlight=False))
+
+
+def reload_broker(kits: Path) -> str:
+    """What whoever runs NATS has to do, where that is somebody else."""
+    file = kits / "nats" / "authorization.conf"
+    return f"; whoever runs NATS needs {file}, and reloads it" if file.exists() else ""
 
 
 @kit.command()
@@ -123,6 +155,7 @@ def serve(
     data: Annotated[list[Path] | None, typer.Option(help="data of the region's own, where it has any")] = None,
     policy: Annotated[Path | None, typer.Option(help="of a region: what may leave it")] = None,
     uses: UsesOption = None,
+    proxy: ProxyOption = None,
     health: HealthOption = None,
     log_level: LogLevelOption = LogLevel.info,
     log_format: LogFormatOption = LogFormat.text,
@@ -135,7 +168,7 @@ def serve(
 
     own = Kit(kit)
     if own.card.kind == "region":
-        serve_region(own, out or Path("runs") / own.name, nats, data or [], policy, uses or [], health)
+        serve_region(own, out or Path("runs") / own.name, nats, data or [], policy, uses or [], proxy, health)
         return
     if federation is None:
         raise UserError("the coordinator needs the federation file: hansa serve FED.yaml")
@@ -149,10 +182,11 @@ def serve(
     from hansa.deploy.seat import parse_url
     from hansa.deploy.serve import serve as serve_federation
 
-    on_stop(_interrupt)
+    for which in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(which, end_coordinator)
     progress = Logged() if log_format is LogFormat.json else Progress(errors, settings.name)
     assert own.card.serves is not None
-    broker = parse_url(nats) if nats is not None else (own.card.serves.host, own.card.serves.port)
+    broker = parse_url(nats) if nats is not None else own.card.serves.letters
     with probes(health, lambda: unreachable(broker)):
         try:
             outcome = serve_federation(settings, own, out or Path("runs") / settings.name, nats, progress)
@@ -175,6 +209,7 @@ def serve_region(
     data: list[Path],
     policy: Path | None,
     uses: list[Path],
+    proxy: str | None,
     health: str | None,
 ) -> None:
     from hansa.deploy.agent import Agent
@@ -182,7 +217,9 @@ def serve_region(
     from hansa.deploy.join import sources
     from hansa.deploy.law import Law
     from hansa.deploy.serve import serve_region as serve_it
+    from hansa.links.route import Proxy
 
+    through = Proxy.parse(proxy) if proxy else None
     held = sources(own, data) if data or own.card.sources else ()
     law = Law.of(own, policy, out) if policy is not None or held else None
     with ExitStack() as stack:
@@ -191,7 +228,8 @@ def serve_region(
             on_stop(agent.stop)
             stack.enter_context(probes(health, agent.waits))
 
-        serve_it(own, out, nats, held, paths(uses), log.info, ready, law)
+        serve_it(own, out, nats, held, paths(uses), log.info, ready, law, through)
+    leave()
 
 
 def join(
@@ -200,6 +238,7 @@ def join(
     home: Annotated[Path | None, typer.Option(help="where this silo keeps its own; default KIT/home")] = None,
     policy: Annotated[Path | None, typer.Option(help="what may leave; default KIT/policy.yaml")] = None,
     uses: UsesOption = None,
+    proxy: ProxyOption = None,
     health: HealthOption = None,
     log_level: LogLevelOption = LogLevel.info,
     log_format: LogFormatOption = LogFormat.text,
@@ -216,16 +255,19 @@ def join(
     from hansa.deploy.health import probes
     from hansa.deploy.join import SiloTrade, sources
     from hansa.deploy.law import Law
+    from hansa.links.route import Proxy
 
+    through = Proxy.parse(proxy) if proxy else None
     place = home or kit / "home"
     law = Law.of(own, policy, place)
     if law.flaw:
         log.warning("nothing may leave: %s", law.flaw)
     trade = SiloTrade(own, sources(own, data), paths(uses or []), law)
-    agent = Agent(own, place, trade, log.info)
+    agent = Agent(own, place, trade, log.info, through)
     on_stop(agent.stop)
     with probes(health, agent.waits):
         agent.run()
+    leave()
 
 
 def status(
@@ -253,5 +295,16 @@ def on_stop(stop: Callable[[], None]) -> None:
         signal.signal(which, lambda *_: stop())
 
 
-def _interrupt() -> None:
-    raise KeyboardInterrupt
+def leave() -> None:
+    """An agent's way out. Training that was interrupted is done again when it is back: nobody waits for it here, and
+    Python must not take itself down around it."""
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def end_coordinator(number: int, _: object) -> None:
+    """Once: what a second signal would interrupt is the tidying up."""
+    for which in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(which, signal.SIG_IGN)
+    raise SystemExit(TERMINATED if number == signal.SIGTERM else INTERRUPTED)

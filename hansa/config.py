@@ -33,6 +33,7 @@ class Privacy(Section):
     clip: Positive | Literal["median"] = "median"  # the bound C on an update's norm, or the norms seen so far
     among: Count = 1  # the noise has the standard deviation σ·C/among: 1 to the letter, n where a mean of n carries it
     delta: Annotated[float, Field(gt=0.0, lt=1.0)] = 1e-5
+    shrink: bool = False  # send the blurred update as long as its signal can be, instead of as long as the noise is
     secret: bool = False  # noise from the system, which no seed repeats: for real use
 
 
@@ -168,6 +169,7 @@ class Personal(Section):
     rounds: Count = 20  # of local work, each on as much data as a federated round
     train: Training | None = None  # its optimiser; default the baseline's. The amount of data is the federation's.
     mix: Literal["sweep", "adaptive", "none"] = "sweep"
+    draws: Count = 1  # how often every sample is asked, each time with other masks, where models are compared
     alpha: Share = 0.5  # adaptive: where α starts
     alpha_lr: Positive = 0.1
     nearby: Annotated[int, Field(ge=0)] = 0  # start from a mixture with so many similar silos, and compare

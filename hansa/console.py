@@ -16,6 +16,9 @@ if not output.is_terminal:  # a pipe or a file is as wide as the table
     output = Console(soft_wrap=True, width=240)
 
 
+INTERRUPTED = 130  # how typer ends after Ctrl-C
+
+
 class Format(StrEnum):
     text = "text"
     json = "json"
@@ -35,6 +38,14 @@ def show_metrics(metrics: dict[str, dict[str, float]], title: str) -> None:
     columns = list(dict.fromkeys(m for values in metrics.values() for m in values))
     rows = [[group, *(number(values.get(c)) for c in columns)] for group, values in metrics.items()]
     output.print(table(["", *columns], rows, title))
+
+
+def show_models(found: dict[str, dict[str, dict[str, float]]], title: str) -> None:
+    """A table for every metric: models, and what each was scored on."""
+    for metric in dict.fromkeys(m for scored in found.values() for values in scored.values() for m in values):
+        columns = list(dict.fromkeys(name for scored in found.values() for name in scored))
+        rows = [[model, *(number(scored.get(c, {}).get(metric)) for c in columns)] for model, scored in found.items()]
+        output.print(table(["model", *columns], rows, f"{title}: {metric}"))
 
 
 def number(value: float | None) -> str:

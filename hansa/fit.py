@@ -47,8 +47,12 @@ class Keys:
     layers: Mapping[str, tuple[str, ...]]
 
     @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for names in self.layers.values() for name in names)
+
+    @cached_property
     def backbone(self) -> Layout:
-        inside = {name for names in self.layers.values() for name in names}
+        inside = set(self.names)
         return self.layout.only([name for name in self.layout.names if name not in inside])
 
     @cached_property
@@ -227,7 +231,7 @@ class Region:
         answers = self.link.ask(self._asks(sent, model, routed, turn), until(settings.participation))  # 7, 8
         if self.tree.filter is not None:
             answers = (replace(answer, reply=opened(answer.reply, keys.layout)) for answer in answers)
-            answers = self.tree.filter.sift(answers, self.name, counts=self.tree.order == "parallel")
+            answers = self.tree.filter.sift(answers, self.name, self.tree.order == "parallel", keys.names)
         heard = Heard(self, {**sent, self.name: Sent(model)}, record)
         gradient = self.method.aggregate.combine(keys.backbone, heard.updates(answers))  # 9, 10
         record.seconds["work"] = perf_counter() - began

@@ -110,9 +110,10 @@ Weights = dict[str, dict[str, float]]  # layer → member → how much it was li
 class Filter(Protocol):
     """Which children are believed."""
 
-    def sift(self, answers: Iterator[Answer], name: NodeId, counts: bool) -> Iterator[Answer]:
+    def sift(self, answers: Iterator[Answer], name: NodeId, counts: bool, keys: Sequence[str]) -> Iterator[Answer]:
         """The answers, with those that are not believed as `Lost`. Under its ``name`` the asking node's own work from
-        the same start may be among them: something to compare with, and unless it ``counts`` not handed on."""
+        the same start may be among them: something to compare with, and unless it ``counts`` not handed on. ``keys``:
+        the tensors of key layers."""
 
 
 class Tree(Protocol):

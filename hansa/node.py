@@ -56,7 +56,7 @@ from hansa.runs.directory import atomically
 from hansa.runs.memory import Memory
 from hansa.seeds import stream, torch_seeded
 from hansa.stability import next_factor
-from hansa.tasks.base import Batch, Labelled, texts_in
+from hansa.tasks.base import Batch, Labelled, texts_of
 from hansa.tensors import NOTHING, Tensors
 from hansa.train import Work, train
 from hansa.upload import Leaving, restore_local
@@ -93,7 +93,7 @@ class Silo:
                 return self._trade(request)
             case Train():
                 whole = self._with_model(request)
-                return whole if isinstance(whole, Lost) else self.train(whole, whole.model)
+                return whole if isinstance(whole, Lost) else self._checked(whole) or self.train(whole, whole.model)
             case Fit():
                 return fit_leaf(self, request)
             case Advertise() | Entrust() | Reveal():
@@ -106,12 +106,12 @@ class Silo:
 
     def _survey(self, request: Survey) -> Findings:
         problems, data, task = Problems(), self.site.federation.data, self.site.task
-        texts: list[str] = []
+        texts_in, texts = texts_of(task), list[str]()
         labels: set[str] = set()
         for source in self.node.sources:
             for row in rows(source, "train", data, problems):
                 if request.pieces:
-                    texts.extend(texts_in(task, row, source))
+                    texts.extend(texts_in(row, source))
                 if request.labels:
                     labels.update(cast(Labelled, task).labels_in(row, source))
             problems.check(data.broken, source.train)
@@ -189,18 +189,29 @@ class Silo:
             return replace(update, coded=sent)
         return self._masked(request, update, sent) if federation.secure else replace(update, gradient=sent)
 
+    def _checked(self, request: Train) -> Lost | None:
+        """Under masks, why it does not work on this at all."""
+        if self.site.federation.secure is None:
+            return None
+        try:
+            self._veil.check(request)
+        except Refused as why:
+            return Lost(f"it refuses: {why}")
+        return None
+
     def _masked(self, request: Train, update: Update, sent: Tensors) -> Reply:
         """Where the federation says that updates meet under masks, none leaves without."""
         assert self.site.federation.secure is not None
         try:
-            masked, cut = self._veil.cover(request, sent, self.site.federation.secure.bound)
+            masked, cut = self._veil.cover(request, sent, self.site.method.weigh, self.site.federation.secure.bound)
         except Refused as why:
             return Lost(f"it refuses: {why}")
         return replace(update, gradient=masked, masked=True, cut=cut)
 
     @property
     def _veil(self) -> Wearer:
-        return Wearer(self.name, self.site.federation.name, self.home)
+        site = self.site
+        return Wearer(self.name, site.federation.name, self.home, len(self.examples("train")), site.vouching)
 
     def _leave(
         self, request: Train, received: Tensors, memory: dict[str, torch.Tensor]
@@ -262,11 +273,11 @@ class Silo:
         samples = training.samples.times(len(self.examples("train")), factor)
         return training.model_copy(update={"samples": samples}), {WATCHED: torch.tensor([factor, before, last])}
 
-    def score(self, split: str, share: float, parts: int = 1, decode: bool = False) -> Scores:
+    def score(self, split: str, share: float, parts: int = 1, decode: bool = False, draws: int = 1) -> Scores:
         """How the resident model does, as it is now."""
         site, held = self.site, self.examples(split)
         batch, seed = site.federation.evaluate.batch, site.federation.seed
-        return evaluate(site.learner.model, site.task, held, site.vocabulary, seed, share, batch, parts, decode)
+        return evaluate(site.learner.model, site.task, held, site.vocabulary, seed, share, batch, parts, decode, draws)
 
     def examples(self, split: str) -> examples.Examples:
         """The samples of a split: tokenised by whoever asks first, mapped from the cache by everyone else."""

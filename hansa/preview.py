@@ -2,14 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from hansa import methods
 from hansa.checks import check
 from hansa.config import ROOT, Federation, holders, repeats, walk
-from hansa.data.readers import Problems, rows
 from hansa.errors import DataError
 from hansa.messages import Update
 from hansa.methods.fedavg import BySamples, Mean
@@ -20,9 +19,9 @@ from hansa.models.tokenizer import byte_tokenizer
 from hansa.outline import Branch, is_tree, outline, ratios
 from hansa.pace import cohort_size
 from hansa.privacy.foresee import refusals
+from hansa.reading import Reading, language_warning
 from hansa.releases import releases
 from hansa.tasks import TASKS
-from hansa.tasks.base import Labelled
 from hansa.tensors import NOTHING
 from hansa.traffic import Traffic, foretell
 
@@ -78,24 +77,24 @@ class Preview:
 
 def preview(federation: Federation) -> Preview:
     check(federation)
-    task, labels = TASKS.build(federation.task), set[str]()
-    silos, times = [], repeats(federation.silos) | {ROOT: 1}
+    silos, times, reading = [], repeats(federation.silos) | {ROOT: 1}, Reading(federation)
+    languages: list[str] = []
     for name, node in holders(federation).items():
-        problems, sources = Problems(), dict[str, int]()
+        problems, sources = list[str](), dict[str, int]()
         for source in node.sources:
-            group = source.group(name)
-            for row in rows(source, "train", federation.data, problems):
-                sources[group] = sources.get(group, 0) + 1
-                labels.update(cast(Labelled, task).labels_in(row, source) if task.needs_labels else ())
-            problems.check(federation.data.broken, source.train)
+            (found, said, foreign), group = reading.source(source), source.group(name)
+            sources[group] = sources.get(group, 0) + found
+            problems += said
+            languages.append(language_warning(name, source, found, foreign))
         count = sum(sources.values())
         if not count:
             raise DataError(f"silos.{name}: no training samples are left after reading and splitting its data")
         amount = times[name] * federation.train.per_round(count)
-        silos.append(SiloPreview(name, count, amount, None, tuple(problems.first), sources))
+        silos.append(SiloPreview(name, count, amount, None, tuple(problems), sources))
     silos = [replace(s, weight=w) for s, w in zip(silos, _weights(federation, silos), strict=True)]
-    parameters, traffic = _model(federation, tuple(sorted(labels)))
-    return Preview(federation, silos, parameters, traffic, _warnings(federation, silos))
+    parameters, traffic = _model(federation, reading.labels)
+    warnings = [*filter(None, languages), *_warnings(federation, silos)]
+    return Preview(federation, silos, parameters, traffic, warnings)
 
 
 def _weights(federation: Federation, silos: list[SiloPreview]) -> list[float] | list[None]:
@@ -144,13 +143,12 @@ def _warnings(federation: Federation, silos: list[SiloPreview]) -> list[str]:
     return found + refusals(federation)
 
 
-def _model(federation: Federation, found: tuple[str, ...]) -> tuple[int | None, Traffic | None]:
-    """The size of the model, and what of it a round sends; its values are not needed. ``found``: the silos' labels."""
+def _model(federation: Federation, labels: tuple[str, ...]) -> tuple[int | None, Traffic | None]:
+    """The size of the model, and what of it a round sends; its values are not needed."""
     method = methods.build(federation)
     if federation.model.preset is None:
         return None, None
     task = TASKS.build(federation.task)
-    labels = cast(Labelled, task).classes(getattr(task, "labels", ()) or found) if task.needs_labels else ()
     size = 0 if federation.tokenizer.kind == "bytes" else federation.tokenizer.size
     with torch.device("meta"):
         words, length = byte_tokenizer(), federation.data.max_length

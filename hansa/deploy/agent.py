@@ -16,17 +16,19 @@ from typing import Any, Protocol
 
 import torch
 
+from hansa.deploy import room
 from hansa.deploy.bundle import unpack
 from hansa.deploy.kit import Kit
-from hansa.deploy.spool import TEXT, Packed, Spool
+from hansa.deploy.spool import TEXT, Packed, Spool, loose
 from hansa.errors import UserError
 from hansa.links import wire
 from hansa.links.connection import Connection
-from hansa.links.depot import Refusal
+from hansa.links.depot import Refusal, Unusable
 from hansa.links.local import attempt
 from hansa.links.nats import as_bytes
 from hansa.links.patience import GaveUp, Patience
 from hansa.links.porter import Porter
+from hansa.links.route import Proxy
 from hansa.links.seal import Envelope, Ref, Unsealed, seal, unseal
 from hansa.links.session import Session
 from hansa.messages import Lost, Reply, Request
@@ -34,8 +36,10 @@ from hansa.messages import Lost, Reply, Request
 LIFE_SECONDS = 5.0
 LOOK_SECONDS = 10.0
 AGAIN_SECONDS = 5.0
+FINISH_SECONDS = 30.0  # for what an agent is sending when it is told to stop
 LARGEST_TEXT = 256 << 20
 LARGEST_SETTINGS = 16 << 20
+REASONS = 200  # kept apart: whoever sends nonsense must not fill our memory with it
 
 Say = Callable[[str], None]
 
@@ -44,6 +48,9 @@ class Trade(Protocol):
     """What a node does for a living: answers, from a folder of this run and the federation's settings."""
 
     def open(self, folder: Path, settings: bytes) -> Callable[[Request], Reply]: ...
+
+    def refuse(self, message: str, round: int, reason: str) -> None:
+        """Write down that a request could not be used."""
 
 
 @dataclass(frozen=True)
@@ -57,40 +64,56 @@ class Opened:
 
 
 class Agent:
-    def __init__(self, kit: Kit, home: Path, trade: Trade, say: Say) -> None:
-        self._kit, self._home, self._trade, self._say = kit, home, trade, say
+    def __init__(self, kit: Kit, home: Path, trade: Trade, say: Say, proxy: Proxy | None = None) -> None:
+        self._kit, self._home, self._trade, self._say, self._proxy = kit, home, trade, say, proxy
         self._subjects = kit.above
+        kit.key.public_key()  # if it is damaged, this is said before anything begins
         assert kit.card.parent is not None
         self._parent = kit.card.parent
         self._stop = threading.Event()
+        self._stopped = 0.0  # when
+        self._worker = threading.Thread(target=self._work_for_ever, name="hansa-work", daemon=True)
         self._news = threading.Condition()
         self._letter: Envelope | None = None  # the newest
         self._done = ("", -1)  # run and sequence of the letter that was dealt with last
-        self._phase = "idle"
+        self.phase = "idle"  # fetching, working, sending: `hansa status` shows it
+        self.due: float | None = None  # when nobody waits for the present answer any more, on the monotonic clock
         self._opened: Opened | None = None
         self._buffers: dict[str, torch.Tensor] = {}
         self._refusals: dict[str, int] = {}
         self._listening: Session | None = None
         home.mkdir(parents=True, exist_ok=True)
-        self._known = _Known(home / "state.json")
+        self._known = _Known(home / "state.json", say)
 
     def waits(self) -> str:
         """What keeps it from working, if anything."""
         there = self._listening is not None and self._listening.connected
-        return "" if there else f"for a connection to {self._parent.host}:{self._parent.port}"
+        host, port = self._parent.letters
+        return "" if there else f"for a connection to {host}:{port}"
 
     def stop(self) -> None:
+        self._stopped = monotonic()
         self._stop.set()
         with self._news:
             self._news.notify_all()
+
+    def _leaving(self) -> bool:
+        """Told to stop, and not in the middle of sending an answer: that is finished first, if it can be soon."""
+        if not self._stop.is_set():
+            return False
+        return self.phase != "sending" or monotonic() > self._stopped + FINISH_SECONDS
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is still work going on, after `run` has ended: it is done again when the agent is back."""
+        return self._worker.is_alive()
 
     # ── listening ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def run(self) -> None:
         """Until `stop`."""
-        worker = threading.Thread(target=self._work_for_ever, name="hansa-work", daemon=True)
-        worker.start()
-        session = self._listening = self._session([self._subjects.request(self._kit.name)])
+        self._worker.start()
+        session = self._listening = self._session([self._subjects.request(self._kit.name)], self._stop.is_set)
         seen, looked, lived = 0, 0.0, 0.0
         try:
             while not self._stop.is_set():
@@ -109,14 +132,16 @@ class Agent:
             pass
         finally:
             session.close()
+            while self.busy and not self._leaving():
+                self._worker.join(0.1)
+            self._worker.join(1.0)
 
-    def _session(self, listen: list[str]) -> Session:
-        address = (self._parent.host, self._parent.port)
+    def _session(self, listen: list[str], stop: Callable[[], bool]) -> Session:
         inbox = self._subjects.inbox(self._kit.name)
-        return Session(address, self._kit.client_tls(), inbox, listen, self._say, self._stop.is_set)
+        return Session(self._parent.letters, self._kit.client_tls(), inbox, listen, self._say, stop, self._proxy)
 
     def _live(self, connection: Connection) -> None:
-        state = {"phase": self._phase, "version": version("hansa"), "at": time()}
+        state = {"phase": self.phase, "version": version("hansa"), "at": time()}
         connection.publish(self._subjects.life(self._kit.name), json.dumps(state).encode())
 
     def _look(self, session: Session) -> None:
@@ -134,12 +159,18 @@ class Agent:
         except Unsealed as why:
             self._refuse(str(why))
             return
+        except OSError as error:  # a full disk, most likely: the letter stays in its box, and is looked at again
+            self._refuse(f"it cannot be noted that it came ({error.strerror})")
+            return
         with self._news:
             if self._letter is None or envelope.mark != self._letter.mark:
                 self._letter = envelope
                 self._news.notify_all()
 
     def _refuse(self, reason: str) -> None:
+        """Counted, and each reason said once."""
+        if reason not in self._refusals and len(self._refusals) >= REASONS:
+            reason = "more reasons than are kept"
         self._refusals[reason] = self._refusals.get(reason, 0) + 1
         if self._refusals[reason] == 1:
             self._say(f"a letter was refused: {reason}")
@@ -148,9 +179,8 @@ class Agent:
 
     def _work_for_ever(self) -> None:
         torch.set_num_threads(1)
-        session = self._session([])
-        address = (self._parent.host, self._parent.bulk)
-        porter = Porter(address, self._kit.client_tls(), self._patience)
+        session = self._session([], self._leaving)
+        porter = Porter(self._parent.weights, self._kit.client_tls(), self._patience, self._proxy)
         while not self._stop.is_set():
             with self._news:
                 self._news.wait_for(lambda: self._stop.is_set() or self._unread, timeout=LIFE_SECONDS)
@@ -169,7 +199,7 @@ class Agent:
                 self._say(f"{letter.kind} of round {letter.round} failed: {type(error).__name__}: {error}")
                 self._stop.wait(AGAIN_SECONDS)
                 self._done = ("", -1)
-            self._phase = "idle"
+            self.phase = "idle"
         session.close()
         porter.close()
 
@@ -178,12 +208,12 @@ class Agent:
         return self._letter is not None and self._letter.mark != self._done
 
     def _patience(self) -> Patience:
-        return Patience(self._say, lambda: self._stop.is_set() or self._unread)
+        return Patience(self._say, lambda: self._leaving() or self._unread)
 
     def _deal_with(self, letter: Envelope, session: Session, porter: Porter) -> None:
         spool = Spool(self._folder(letter) / "spool")
         packed = spool.find(letter.request) or self._answer(letter, porter, spool)
-        self._phase = "sending"
+        self.phase = "sending"
         refs = {name: porter.bring(view, letter.request, ref) for name, (ref, view) in packed.parts.items()}
         reply = Envelope(
             sender=self._kit.name,
@@ -203,21 +233,42 @@ class Agent:
         self._say(f"{letter.kind} of round {letter.round} is answered")
 
     def _answer(self, letter: Envelope, porter: Porter, spool: Spool) -> Packed:
-        """Fetch what was asked, work, and put the answer on disk before any of it leaves."""
-        self._phase = "fetching"
-        answer = self._open(letter, porter)
-        text = self._bytes(porter, letter.text, LARGEST_TEXT)
-        vectors = {name: self._vector(porter, name, ref) for name, ref in letter.vectors.items()}
-        request = wire.join(bytes(text).decode(), vectors)
+        """Fetch what was asked, work, and put the answer on disk before any of it leaves. Why there is none is not
+        kept: asked again, we look again."""
+        self.phase = "fetching"
+        try:
+            answer, request = self._fetched(letter, porter)
+        except (Unusable, wire.BadMessage, UserError) as why:
+            self._say(f"{letter.kind} of round {letter.round} cannot be used: {why}")
+            self._trade.refuse(letter.kind, letter.round, str(why))
+            return loose(Lost.__name__, wire.split(Lost(f"the request cannot be used: {why}"))[0])
         spool.forget(getattr(request, "durable", 0))
-        self._phase = "working"
+        self.phase, self.due = "working", _due(letter)
         self._say(f"{letter.kind} of round {letter.round}")
         try:
             reply = attempt(answer, request)
         except UserError as error:
             reply = Lost(str(error))
-        text_out, out = wire.split(reply)
-        return spool.keep(letter.request, letter.round, type(reply).__name__, text_out, out)
+        text, vectors = wire.split(reply)
+        if isinstance(reply, Lost):
+            self._say(f"{letter.kind} of round {letter.round}: {reply.reason}")
+            return loose(Lost.__name__, text)
+        return spool.keep(letter.request, letter.round, type(reply).__name__, text, vectors)
+
+    def _fetched(self, letter: Envelope, porter: Porter) -> tuple[Callable[[Request], Reply], Request]:
+        answer = self._open(letter, porter)
+        announced = letter.text[1] + sum(size for _, size in letter.vectors.values())
+        held = sum(buffer.nbytes for name, buffer in self._buffers.items() if name in letter.vectors)
+        room.check_request(announced, _model_size(self._folder(letter)), held)
+        text = bytes(self._bytes(porter, letter.text, LARGEST_TEXT))
+        vectors = {name: self._vector(porter, name, ref) for name, ref in letter.vectors.items()}
+        try:
+            request = wire.join(text.decode(), vectors)
+        except UnicodeDecodeError:
+            raise Unusable("its text is not UTF-8") from None
+        if not isinstance(request, Request):
+            raise Unusable(f"a {type(request).__name__} is no request")
+        return answer, request
 
     def _folder(self, letter: Envelope) -> Path:
         return self._home / "runs" / letter.run
@@ -228,9 +279,11 @@ class Agent:
             return self._opened.answer
         folder = self._folder(letter)
         if letter.settings is None:
-            raise Refusal("it brings no settings")
+            raise Unusable("it brings no settings")
         settings = self._bytes(porter, letter.settings, LARGEST_SETTINGS)
         if letter.start is not None and not (folder / "start").exists():
+            room.check_memory(letter.start[1])
+            room.check_disk(letter.start[1], folder)
             bundle = memoryview(bytearray(letter.start[1]))
             porter.fetch(letter.start, bundle)
             unpack(bundle, folder / "start")
@@ -240,7 +293,7 @@ class Agent:
 
     def _bytes(self, porter: Porter, ref: Ref, largest: int) -> memoryview:
         if ref[1] > largest:
-            raise Refusal(f"{ref[1]} bytes are announced, and {largest} are the most")
+            raise Unusable(f"{ref[1]} bytes are announced, and {largest} are the most")
         target = memoryview(bytearray(ref[1]))
         porter.fetch(ref, target)
         return target
@@ -249,21 +302,41 @@ class Agent:
         """Into memory that is kept from round to round."""
         floats, rest = divmod(ref[1], 4)
         if rest:
-            raise Refusal(f"{ref[1]} bytes are no float32 vector")
+            raise Unusable(f"{ref[1]} bytes are no float32 vector")
         if name not in self._buffers or self._buffers[name].numel() != floats:
             self._buffers[name] = torch.empty(floats)
         porter.fetch(ref, as_bytes(self._buffers[name]))
         return self._buffers[name]
 
 
+def _due(letter: Envelope) -> float | None:
+    """Clocks differ: no letter comes before it was written, and one that seems overdue may only meet a clock that is
+    ahead of its sender's, so that it has all of its time."""
+    if letter.until is None:
+        return None
+    whole, left = letter.until - letter.at, letter.until - time()
+    return monotonic() + (min(whole, left) if left > 0 else whole)
+
+
+def _model_size(folder: Path) -> int:
+    """Bytes of the weights that the run started from; none before there are any."""
+    return sum(file.stat().st_size for file in (folder / "start").glob("*.safetensors"))
+
+
 class _Known:
     """How far we have read, on disk: an older letter is a replay, however it came."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, say: Say = lambda text: None) -> None:
         self._file = file
         self._state: dict[str, Any] = {"run": "", "begun": 0.0, "sequence": -1}
-        if file.exists():
-            self._state = json.loads(file.read_text(encoding="utf-8"))
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+            run, begun, sequence = str(found["run"]), float(found["begun"]), int(found["sequence"])
+            self._state = {"run": run, "begun": begun, "sequence": sequence}
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            say(f"{file} is damaged ({type(error).__name__}): which letters are old is found out anew")
 
     def check(self, letter: Envelope) -> None:
         state = self._state
@@ -273,7 +346,8 @@ class _Known:
         elif letter.begun <= state["begun"]:
             raise Unsealed("it belongs to an older run")
         if (letter.run, letter.sequence) != (state["run"], state["sequence"]):
-            self._state = {"run": letter.run, "begun": letter.begun, "sequence": letter.sequence}
+            newer = {"run": letter.run, "begun": letter.begun, "sequence": letter.sequence}
             draft = self._file.with_suffix(".draft")
-            draft.write_text(json.dumps(self._state), encoding="utf-8")
+            draft.write_text(json.dumps(newer), encoding="utf-8")
             os.replace(draft, self._file)
+            self._state = newer

@@ -5,23 +5,31 @@ cert.pem       its certificate                  key.pem    its private key, read
 ca.pem         the federation's authority       policy.yaml   of a silo: what may leave it
 
 The identity in a certificate is ``NAME.GENERATION@FEDERATION.hansa``; a renewed certificate is the next generation of
-the same key, a revoked generation is one that members.json does not list.
+the same key, a revoked generation is one that members.json does not list. members.json is signed by the authority: who
+coordinates can hand it on, and not change it.
 """
 
 import json
+import logging
 import ssl
-from functools import cached_property
+from collections.abc import Mapping
 from pathlib import Path
 
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from pydantic import ValidationError
 
 from hansa.config import Section, Source
 from hansa.errors import UserError
+from hansa.links.route import Address
 from hansa.links.subjects import Subjects, token
+from hansa.links.tls import Tls
 
-VERSION = 1
+log = logging.getLogger("hansa.kit")
+
+VERSION = 2
 COORDINATOR = "coordinator"
 
 
@@ -32,6 +40,15 @@ class Place(Section):
     host: str
     port: int
     bulk: int
+    broker: str = ""  # the host of the broker, where somebody else runs it
+
+    @property
+    def letters(self) -> Address:
+        return self.broker or self.host, self.port
+
+    @property
+    def weights(self) -> Address:
+        return self.host, self.bulk
 
 
 class Member(Section):
@@ -59,6 +76,8 @@ class Kit:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._members: tuple[int, dict[str, Member]] | None = None
+        self._key: tuple[int, Ed25519PrivateKey] | None = None
+        self._complaint = ""
         try:
             self.card = Card.model_validate_json((folder / "kit.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -78,25 +97,32 @@ class Kit:
         return self.card.node
 
     def members(self) -> dict[str, Member]:
-        """As the file says now: it changes when somebody is revoked or renewed."""
+        """As the file says now: it changes when somebody is revoked or renewed. If it is damaged while we run, as it
+        said before."""
         file = self.folder / "members.json"
         try:
-            if self._members is None or self._members[0] != file.stat().st_mtime_ns:
-                at, raw = file.stat().st_mtime_ns, json.loads(file.read_text(encoding="utf-8"))
-                self._members = at, {name: Member.model_validate(member) for name, member in raw.items()}
-            return self._members[1]
+            at = file.stat().st_mtime_ns
+            if self._members is None or self._members[0] != at:
+                self._members = at, read_members(file, self.folder / "ca.pem")
         except (OSError, ValueError) as error:
-            raise UserError(f"{self.folder / 'members.json'} cannot be used ({_first(error)})") from None
+            if self._members is None:
+                raise UserError(f"{file} cannot be used ({_first(error)}); ask for a new one") from None
+            if self._complaint != _first(error):
+                self._complaint = _first(error)
+                log.warning("%s cannot be used (%s): whoever was a member before is one", file, self._complaint)
+        return self._members[1]
 
-    @cached_property
+    @property
     def key(self) -> Ed25519PrivateKey:
+        """As the file says now: after a revocation a renewed kit has another; while it is being copied, the last."""
+        file = self.folder / "key.pem"
         try:
-            key = load_pem_private_key((self.folder / "key.pem").read_bytes(), None)
-        except (OSError, ValueError) as error:
-            raise UserError(f"{self.folder / 'key.pem'} cannot be used ({_first(error)})") from None
-        if not isinstance(key, Ed25519PrivateKey):
-            raise UserError(f"{self.folder / 'key.pem'} is not an Ed25519 key; ask for a new kit")
-        return key
+            if self._key is None or self._key[0] != file.stat().st_mtime_ns:
+                self._key = file.stat().st_mtime_ns, _signing(file)
+        except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+            if self._key is None:
+                raise UserError(f"{file} cannot be used ({_first(error)}); ask for a new kit") from None
+        return self._key[1]
 
     def public(self, node: str) -> Ed25519PublicKey:
         return Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.members()[node].key))
@@ -117,22 +143,11 @@ class Kit:
 
     # ── TLS ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def client_tls(self) -> ssl.SSLContext:
-        return self._tls(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+    def client_tls(self) -> Tls:
+        return Tls(self.folder, ssl.PROTOCOL_TLS_CLIENT)
 
-    def server_tls(self) -> ssl.SSLContext:
-        context = self._tls(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
-        context.verify_mode = ssl.CERT_REQUIRED
-        return context
-
-    def _tls(self, context: ssl.SSLContext) -> ssl.SSLContext:
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        try:
-            context.load_cert_chain(self.folder / "cert.pem", self.folder / "key.pem")
-            context.load_verify_locations(self.folder / "ca.pem")
-        except (OSError, ssl.SSLError) as error:
-            raise UserError(f"{self.folder}: its certificate cannot be used ({_first(error)})") from None
-        return context
+    def server_tls(self) -> Tls:
+        return Tls(self.folder, ssl.PROTOCOL_TLS_SERVER)
 
     def identified(self, names: list[str]) -> str:
         """Whom a certificate's names stand for among the members; empty if nobody, or somebody revoked."""
@@ -141,6 +156,39 @@ class Kit:
                 if who.startswith(token(name)) and who in _identities(name, member, self.card.federation):
                     return name
         return ""
+
+
+def _signing(file: Path) -> Ed25519PrivateKey:
+    key = load_pem_private_key(file.read_bytes(), None)
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ValueError("it is not an Ed25519 key")
+    return key
+
+
+def members_text(members: Mapping[str, Member], key: Ed25519PrivateKey) -> str:
+    """members.json, signed by the authority."""
+    listed = {name: member.model_dump(mode="json") for name, member in members.items()}
+    signed = {"members": listed, "signature": key.sign(_canonical(listed)).hex()}
+    return json.dumps(signed, ensure_ascii=False, indent=1)
+
+
+def read_members(file: Path, ca: Path) -> dict[str, Member]:
+    """`ValueError` if it is damaged, or not signed by the authority whose certificate ``ca`` is."""
+    raw = json.loads(file.read_text(encoding="utf-8"))
+    try:
+        listed, signature = dict(raw["members"]), bytes.fromhex(raw["signature"])
+        key = x509.load_pem_x509_certificate(ca.read_bytes()).public_key()
+        assert isinstance(key, Ed25519PublicKey)
+        key.verify(signature, _canonical(listed))
+    except (KeyError, TypeError, AssertionError):
+        raise ValueError("it is no list of members") from None
+    except InvalidSignature:
+        raise ValueError("the federation's authority has not signed it") from None
+    return {name: Member.model_validate(member) for name, member in listed.items()}
+
+
+def _canonical(listed: Mapping[str, object]) -> bytes:
+    return b"hansa members 1\n" + json.dumps(listed, sort_keys=True).encode()
 
 
 def _identities(name: str, member: Member, federation: str) -> set[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from hansa.deploy.broker import Broker
 from hansa.deploy.kit import Kit
 from hansa.deploy.status import Roster
-from hansa.errors import HansaError, UserError
+from hansa.errors import HansaError, UserError, printable
 from hansa.links.depot import Depot
 from hansa.links.journal import Journal
 from hansa.links.nats import NatsLink
@@ -33,8 +33,8 @@ def seat(kit: Kit, folder: Path, nats: str | None, say: Say) -> Iterator[NatsLin
         stack.callback(journal.close)
 
         def refused(node: str, reason: str) -> None:
-            journal.refused(node, reason)
-            say(f"{node}: {reason}")
+            if journal.refused(node, reason):
+                say(f"{printable(node)}: {printable(reason)}")
 
         host = "127.0.0.1" if place.host in ("localhost", "127.0.0.1") else ""
         try:
@@ -42,19 +42,16 @@ def seat(kit: Kit, folder: Path, nats: str | None, say: Say) -> Iterator[NatsLin
         except OSError as error:
             raise UserError(f"port {place.bulk}, for weights, cannot be opened ({error.strerror}); free it") from None
         stack.callback(depot.close)
-        broker = None
-        address = (place.host, place.port)
-        if nats is None:
+        broker, address = None, parse_url(nats) if nats is not None else place.letters
+        if nats is None and not place.broker:
             broker = Broker(kit, folder / "broker", say)
             stack.callback(broker.close)
-        else:
-            address = parse_url(nats)
         stack.callback(_caretaker(kit, depot, broker, say))
         subjects = kit.below
         listen = [f"{subjects.root}.rep.*"]
         session = Session(address, kit.client_tls(), subjects.inbox(kit.name), listen, say)
         stack.callback(session.close)
-        link = NatsLink(kit, session, depot, journal)
+        link = NatsLink(kit, session, depot, journal, refused)
 
         def listening(stop: Callable[[], bool]) -> Session:
             return Session(

@@ -14,14 +14,16 @@ from hansa.checks import check_settings
 from hansa.config import ROOT, Checkpointing, Federation, Node, Source, walk
 from hansa.deploy.agent import Agent, Say
 from hansa.deploy.bundle import pack
-from hansa.deploy.join import own_settings
+from hansa.deploy.join import BLANK, own_settings
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.law import Law
 from hansa.deploy.seat import seat
 from hansa.errors import ConfigError, UserError
 from hansa.grow import grow_region
 from hansa.links import Link
+from hansa.links.hurried import Hurried
 from hansa.links.nats import NatsLink
+from hansa.links.route import Proxy
 from hansa.links.tree import TreeLink
 from hansa.messages import Card, Describe, Lost, NodeId, Reply, Request, Survey
 from hansa.node import merge
@@ -33,8 +35,6 @@ from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import Ledger
 from hansa.site import Site
 from hansa.watch import Watcher
-
-BLANK = (Source(train=""),)
 
 
 def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, watcher: Watcher) -> Outcome:
@@ -51,6 +51,14 @@ def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, watcher
     mixed = [name for name, node in walk(federation.silos) if node.mixture]
     if mixed or (federation.root is not None and federation.root.mixture):
         raise ConfigError(f"'{(mixed or [ROOT])[0]}' holds the mixture of its silos' data, which stays with them")
+    brought = [name for name, node in walk(federation.silos) if node.model is not None]
+    if brought:
+        raise ConfigError(f"'{brought[0]}' names a model of its own, and no member opens a folder that another names")
+    if federation.secure is not None and federation.secure.threshold <= 0.5:
+        raise ConfigError(
+            f"secure.threshold is {federation.secure.threshold:g}: between organisations more than half of the others "
+            "must be needed to open a silo's secrets, or two lists of who answered would open both; set it above 0.5"
+        )
     check_settings(federation)
     torch.set_num_threads(1)
     members = _direct(federation)
@@ -66,6 +74,7 @@ def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, watcher
             begin(members, directory, everybody, ledger, watcher)
             link.share_start(pack(directory.start, directory.path / "seat" / "start.bundle"))
             cards = describe(members, directory, everybody, ledger, watcher)
+            members = members.model_copy(update={"silos": {n: s for n, s in members.silos.items() if n in cards}})
             return Run(members, directory, everybody, cards, ledger, watcher).go()
     finally:
         ledger.close()
@@ -108,6 +117,12 @@ class Region:
         law: Law | None = None,
     ) -> None:
         self._kit, self._link, self._seat, self._own, self._uses, self._law = kit, link, seat, own, uses, law
+        self.due: Callable[[], float | None] = lambda: None  # when the parent waits no longer
+
+    def refuse(self, message: str, round: int, reason: str) -> None:
+        assert self._kit.card.parent is not None
+        told = {"message": message, "round": round, "to": self._kit.card.parent.node}
+        AuditLog(self._seat.parent / NAME, self._kit.name).add("refusal", **told, reason=reason)
 
     def open(self, folder: Path, settings: bytes) -> Callable[[Request], Reply]:
         name = self._kit.name
@@ -116,7 +131,7 @@ class Region:
         if (folder / "start").exists():
             self._link.share_start(pack(folder / "start", self._seat / "start.bundle"))
         log = AuditLog(self._seat.parent / NAME, name)
-        seen: Link = Witness(self._link, log)
+        seen: Link = Witness(Hurried(self._link, self._kit.card.rounds, lambda: self.due()), log)
         link: Link = TreeLink(seen, {name: site.silo(name).answer}) if self._own else seen
         names = [*self._kit.card.children, *([name] if self._own else [])]
         grown: list[tuple[Callable[[Request], Reply], Member]] = []
@@ -157,9 +172,12 @@ def serve_region(
     say: Say,
     ready: Callable[[Agent], None],
     law: Law | None = None,
+    proxy: Proxy | None = None,
 ) -> None:
     """A region, until it is stopped: ``ready`` is handed the agent, to stop it by."""
     with seat(kit, out / "seat", nats, say) as link:
-        agent = Agent(kit, out / "home", Region(kit, link, out / "seat", own, uses, law), say)
+        region = Region(kit, link, out / "seat", own, uses, law)
+        agent = Agent(kit, out / "home", region, say, proxy)
+        region.due = lambda: agent.due
         ready(agent)
         agent.run()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -106,25 +106,49 @@ def see(folder: Path, name: str = "") -> Seen:
         ledger.close()
 
 
-def write(folders: Sequence[tuple[str, Path]], out: Path, title: str = "", reading: Sequence[str] = ()) -> Path:
-    """The report of the given (name, run directory) pairs; the first run is the one whose data it describes."""
+class Tabular(Protocol):
+    """A table made elsewhere, such as a reproduction's."""
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def columns(self) -> list[str]: ...
+
+    @property
+    def rows(self) -> list[list[str]]: ...
+
+    @property
+    def note(self) -> str: ...
+
+
+def write(
+    folders: Sequence[tuple[str, Path]],
+    out: Path,
+    title: str = "",
+    reading: Sequence[str] = (),
+    tables: Sequence[Tabular] = (),
+) -> Path:
+    """The report of the given (name, run directory) pairs; the first run is the one whose data it describes.
+    ``reading`` and ``tables`` come first: what several runs show together."""
     runs = [see(folder, name) for name, folder in folders]
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    page = environment.get_template("page.html").render(content(runs, title, list(reading)))
+    page = environment.get_template("page.html").render(content(runs, title, list(reading), list(tables)))
     draft = out.with_suffix(".draft")
     draft.write_text(page, encoding="utf-8")
     os.replace(draft, out)
     return out
 
 
-def content(runs: list[Seen], title: str, reading: list[str]) -> dict[str, Any]:
+def content(runs: list[Seen], title: str, reading: list[str], tables: list[Tabular]) -> dict[str, Any]:
     first = runs[0]
     return {
         "title": title or first.federation.name,
         "lead": _lead(first, len(runs)),
         "reading": reading,
+        "tables": tables,
         "headlines": [headline(runs, metric) for metric in _metrics(runs)],
         "curves": _curves(runs),
         "curve_names": [run.name for run in runs if run.curves],

@@ -192,6 +192,7 @@ def reproduce(asked: Asked) -> Reproduction:
         asked.out / "report.html",
         "FedKC: knowledge composition among monolingual clients",
         [claim.line for claim in claims],
+        [*tuning, *tables],
     )
     facts = {"tuned": vars(tuned)}
     return Reproduction("fedkc", asked.scale, [*tuning, *tables], claims, report, perf_counter() - began, facts)

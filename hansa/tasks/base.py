@@ -1,16 +1,15 @@
 """What every task offers, and the pieces that tasks share."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import exp
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
 
 from hansa.config import Source
 from hansa.data.examples import Encoded, Examples, Unusable
@@ -18,12 +17,15 @@ from hansa.data.readers import Row
 from hansa.errors import UserError
 from hansa.models.tokenizer import starts_word
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 
 @dataclass(frozen=True)
 class Vocabulary:
     """What tasks need to know of a tokeniser, as plain arrays."""
 
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: "PreTrainedTokenizerBase"
     max_length: int
     labels: tuple[str, ...] = ()
     types: int = 0  # kinds of token that the model tells apart: of two texts, which one a token belongs to
@@ -120,9 +122,10 @@ class Worded(Protocol):
     def texts_in(self, row: Row, source: Source) -> list[str]: ...
 
 
-def texts_in(task: Task, row: Row, source: Source) -> list[str]:
-    """What of a row the vocabulary is built from."""
-    return task.texts_in(row, source) if isinstance(task, Worded) else [row[source.text]]
+def texts_of(task: Task) -> Callable[[Row, Source], list[str]]:
+    """What of a row the vocabulary is built from. (Asked once per task: to ask a protocol for every row takes as long
+    as reading it.)"""
+    return task.texts_in if isinstance(task, Worded) else lambda row, source: [row[source.text]]
 
 
 @runtime_checkable
