@@ -55,11 +55,11 @@ class Size:
     task_every: int
     task_average: int
     task_methods: tuple[str, ...]
-    per_client: int = 750
+    per_client: int = 400
     held_out: int = 200  # rows of each language's test set
     preset: str = "mini"
     vocabulary: int = 2500
-    batch: int = 32
+    batch: int = 16
     lr: float = 2e-3
     attacked: int = 16  # centroids of each layer
 
@@ -68,7 +68,21 @@ SIZES = {
     "smoke": Size(2, 1, 2, 2, 2, 2, 1, 2, ("FedAvg", ALL), batch=8, vocabulary=600, attacked=2),
     "small": Size(18, 2, 4, 3, 12, 10, 5, 2, TASK_METHODS),
     "full": Size(
-        35, 1, 5, 10, 35, 35, 1, 5, (*TASK_METHODS, DOMINANT, "FedProx+KC (all)"), 10_000, 2000, "base", 32_000, lr=5e-5
+        35,
+        1,
+        5,
+        10,
+        35,
+        35,
+        1,
+        5,
+        (*TASK_METHODS, DOMINANT, "FedProx+KC (all)"),
+        10_000,
+        2000,
+        "base",
+        32_000,
+        32,
+        5e-5,
     ),
 }
 
