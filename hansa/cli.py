@@ -268,7 +268,7 @@ def compare(
     """Several methods on the same data, seed and budget; one report."""
     from hansa.compare import compare as compare_methods
     from hansa.federation_file import read
-    from hansa.report.html import average, see
+    from hansa.report.html import average, cost, see
     from hansa.report.progress import Progress
 
     settings = read(federation, set)
@@ -285,11 +285,16 @@ def compare(
     }
 
     def show() -> None:
-        metric = see(next(iter(outcomes.values())).folder).task.headline
+        runs = [see(outcome.folder, name) for name, outcome in outcomes.items()]
+        metric = runs[0].task.headline
         groups = list(dict.fromkeys(g for o in outcomes.values() for g in o.metrics))
         rows = [[g, *(number(o.metrics.get(g, {}).get(metric)) for o in outcomes.values())] for g in groups]
         rows.append(["mean", *(number(average(o.metrics, metric)) for o in outcomes.values())])
         output.print(table(["", *outcomes], rows, f"{metric} on the test set"))
+        if found := cost(runs):
+            columns = ["", "sent up", "fewer bytes", *(f"mean {metric}" for metric in found["metrics"])]
+            bytes_of = [[row["name"], row["up"], row["fewer"], *row["cells"]] for row in found["rows"]]
+            output.print(table(columns, bytes_of, f"quality against bytes (in brackets: against {found['most']})"))
         output.print(f"Report: {folder / 'report.html'}", highlight=False)
 
     finish(format, result, show)

@@ -167,7 +167,7 @@ def content(runs: list[Seen], title: str, reading: list[str], tables: list[Tabul
         "traffic_note": _exchanged(first),
         "traffic_chart": _traffic_chart(runs),
         "audits": [one | {"run": run.name} for run in runs for one in run.audits],
-        "cost": _cost(runs),
+        "cost": cost(runs),
         "saved": [f"{run.name}: {line}" for run in runs if (line := _saved(run))],
         "movements": [{"name": run.name, "silos": list(m), "charts": movements(m)} for run, m in _moved(runs)],
         "phases": [row for run in runs if (row := _phases(run))],
@@ -366,19 +366,16 @@ def _traffic_chart(runs: list[Seen]) -> str:
     )
 
 
-def _cost(runs: list[Seen]) -> dict[str, Any]:
-    task = runs[0].task
-    costs = [
-        Cost(
-            run.name,
-            sum(r for *_, r in run.traffic),
-            sum(s for *_, s, _ in run.traffic),
-            average(run.final, task.headline),
-        )
-        for run in runs
-        if run.federation.kind == "federated"
-    ]
-    return quality_against_bytes(costs, task.headline, task.lower_is_better)
+def cost(runs: list[Seen]) -> dict[str, Any]:
+    """Quality against bytes, of the federated runs."""
+    metrics = _metrics(runs)
+    costs = []
+    for run in runs:
+        if run.federation.kind == "federated":
+            quality = {m: mean for m in metrics if (mean := average(run.final, m)) is not None}
+            up, down = sum(r for *_, r in run.traffic), sum(s for *_, s, _ in run.traffic)
+            costs.append(Cost(run.name, up, down, quality))
+    return quality_against_bytes(costs, metrics, LOWER)
 
 
 def _saved(run: Seen) -> str:
