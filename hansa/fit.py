@@ -130,7 +130,7 @@ def agg_parent(
 
 
 def kept(keys: Keys, tree: Tree, model: Tensors, request: Fit) -> dict[str, Tensor]:
-    parent = {PARENT: Tensors.of(keys.read(request.model)).flat} if tree.keys_travel else {}
+    parent = {PARENT: Tensors.of(keys.read(request.model)).flat} if tree.compares_moves else {}
     return {MODEL: model.flat} | parent
 
 
@@ -429,8 +429,8 @@ class Heard:
                 gradient = Tensors.zeros(keys.layout)
                 gradient.write(update.gradient)
             sent = self.sent[answer.node]
-            theirs = Tensors(keys.layout, sent.model.flat - gradient.flat)
-            self.keys[answer.node] = keys.read(theirs)
+            began, moved = keys.read(sent.model), keys.read(gradient)
+            self.keys[answer.node] = {layer: began[layer].sub_(moved[layer]) for layer in began}
             found, reason = unpack(update.residuals, keys)
             self.residuals += [replace(r, origin=f"{answer.node}/{r.origin}") for r in found]
             record.attention |= update.attention

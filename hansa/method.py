@@ -132,6 +132,10 @@ class Tree(Protocol):
     def keys_travel(self) -> bool:
         """Whether key layers leave their node at all."""
 
+    @property
+    def compares_moves(self) -> bool:
+        """Whether layers are compared by what they moved: then a node remembers what its parent's were."""
+
     def keys(self, parts: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
         """Key layers, each with its tensors; ``parts`` names the part of the model each tensor belongs to."""
 

@@ -247,8 +247,8 @@ def test_layer_attention_agrees_with_a_second_writing(rows):
 
 def test_what_moved_is_compared_where_it_is_asked_for():
     base, one, other = torch.full((4,), 9.0), torch.tensor([1.0, 0, 0, 0]), torch.tensor([-1.0, 0, 0, 0])
-    absolute = Cosine().between([base + one, base + other], base)[0, 1]
-    moved = Cosine(True).between([base + one, base + other], base)[0, 1]
+    absolute = float(Cosine().between([base + one], [base + other], base))
+    moved = float(Cosine(True).between([base + one], [base + other], base))
     assert absolute > 0.98
     assert moved == pytest.approx(-1.0)
 
