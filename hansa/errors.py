@@ -9,8 +9,10 @@ HansaError
 A silo that drops out is not an error but a value: `messages.Lost`.
 """
 
+import json
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 class HansaError(Exception):
@@ -38,3 +40,17 @@ def did_you_mean(seen: str, known: Iterable[str]) -> str:
     known = sorted(known)
     close = get_close_matches(seen, known, n=1, cutoff=0.5)
     return f"did you mean '{close[0]}'?" if close else f"known are: {', '.join(known)}"
+
+
+def parse_json(text: str | bytes | bytearray) -> Any:
+    """JSON that somebody else wrote. Whatever is wrong with it is a `ValueError`, also if it is nested without end."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def printable(text: str, longest: int = 300) -> str:
+    """What somebody else wrote, fit for a log or a screen: one line, no control characters, no end that never comes."""
+    shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(text.split()))
+    return shown if len(shown) <= longest else f"{shown[:longest]} …"

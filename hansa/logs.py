@@ -9,7 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
+from hansa.errors import printable
+
 QUIET = ("asyncio", "urllib3", "transformers", "torch")  # what libraries say below a warning helps nobody here
+LONGEST = 10_000  # characters of a line
 OWN = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -49,7 +52,7 @@ class Objects(logging.Formatter):
 
 def told(record: logging.LogRecord) -> str:
     """One line. Of an exception its type alone: what it says, and where, may quote data."""
-    text = " ".join(record.getMessage().split())
+    text = printable(record.getMessage(), LONGEST)
     kind = record.exc_info[0] if record.exc_info else None
     return f"{text} ({kind.__name__})" if kind else text
 

@@ -63,7 +63,6 @@ class Train:
     offers: tuple[Offer, ...] = ()  # the others'
     held: bool = False  # this round's `Trade` brought the model: over a wire it does not travel again
     roster: dict[NodeId, tuple[str, ...]] = field(default_factory=dict)  # whose masks cancel: see veil.py; empty: none
-    weight: float = 0.0  # under a mask: the silo's share of the sum
     room: int = 0  # how many values the update may have, where that is more than the model here
     probe: bool = False  # only to compare others with: on other batches, and nothing is remembered
 
@@ -86,9 +85,11 @@ class Fit:
 
 @dataclass(frozen=True)
 class Advertise:
-    """Secure aggregation: make keys for this round and tell the public ones. See veil.py."""
+    """Secure aggregation: make keys for this round, which starts from the model with this digest, and tell the public
+    ones. See veil.py."""
 
     round: int
+    model: str = ""
 
 
 @dataclass(frozen=True)
@@ -213,10 +214,14 @@ class Personal:
 
 @dataclass(frozen=True)
 class Advertised:
-    """A silo's public keys of a round: to seal shares with, and to agree on masks with."""
+    """A silo's public keys of a round: to seal shares with, and to agree on masks with; how many samples it has, of
+    which model it was told, and, between organisations, its signature."""
 
     seal: str
     mask: str
+    samples: int
+    model: str = ""
+    vouch: str = ""
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ class Silo:
                 return self._trade(request)
             case Train():
                 whole = self._with_model(request)
-                return whole if isinstance(whole, Lost) else self.train(whole, whole.model)
+                return whole if isinstance(whole, Lost) else self._checked(whole) or self.train(whole, whole.model)
             case Fit():
                 return fit_leaf(self, request)
             case Advertise() | Entrust() | Reveal():
@@ -189,18 +189,29 @@ class Silo:
             return replace(update, coded=sent)
         return self._masked(request, update, sent) if federation.secure else replace(update, gradient=sent)
 
+    def _checked(self, request: Train) -> Lost | None:
+        """Under masks, why it does not work on this at all."""
+        if self.site.federation.secure is None:
+            return None
+        try:
+            self._veil.check(request)
+        except Refused as why:
+            return Lost(f"it refuses: {why}")
+        return None
+
     def _masked(self, request: Train, update: Update, sent: Tensors) -> Reply:
         """Where the federation says that updates meet under masks, none leaves without."""
         assert self.site.federation.secure is not None
         try:
-            masked, cut = self._veil.cover(request, sent, self.site.federation.secure.bound)
+            masked, cut = self._veil.cover(request, sent, self.site.method.weigh, self.site.federation.secure.bound)
         except Refused as why:
             return Lost(f"it refuses: {why}")
         return replace(update, gradient=masked, masked=True, cut=cut)
 
     @property
     def _veil(self) -> Wearer:
-        return Wearer(self.name, self.site.federation.name, self.home)
+        site = self.site
+        return Wearer(self.name, site.federation.name, self.home, len(self.examples("train")), site.vouching)
 
     def _leave(
         self, request: Train, received: Tensors, memory: dict[str, torch.Tensor]

@@ -18,6 +18,7 @@ from time import perf_counter
 
 from hansa.coded import BadCode
 from hansa.config import Federation, Participation
+from hansa.errors import printable
 from hansa.exchange import Sizes, Traded, trade
 from hansa.links import Answer, Link
 from hansa.links.narrow import NarrowLink
@@ -86,9 +87,11 @@ def federated_round(
         began = perf_counter()
 
     # 3, 4 local work, what leaves a silo; 5 where updates meet
-    veil = Veil.draw(asker, settings.secure, method.weigh, record) if settings.secure is not None else None
+    veil = None
+    if settings.secure is not None:
+        veil = Veil.draw(asker, settings.secure, method.weigh, record, moving.model)
     answers = ask(lambda node, plain: brief(node, plain, record.traded, veil))
-    accepted = screen(answers, moving.model.layout, record, method.upload.selects)
+    accepted = screen(answers, moving.model.layout, record, method.upload.selects, veil is not None)
     if veil is not None:
         gradient = veil.combine(moving.model.layout, accepted)
     else:
@@ -140,21 +143,23 @@ def too_few(record: Record, participation: Participation) -> str:
     return f"round {record.round}: {len(record.updates)} of {asked} answered, {needed} needed ({reasons})"
 
 
-def screen(answers: Iterator[Answer], layout: Layout, record: Record, partial: bool = False) -> Iterator[Update]:
+def screen(
+    answers: Iterator[Answer], layout: Layout, record: Record, partial: bool = False, masked: bool = False
+) -> Iterator[Update]:
     """Let through updates that make sense, opened; note the others as lost, with a reason. ``partial``: tensors may be
-    left out."""
+    left out; ``masked``: they must be under masks."""
     for answer in answers:
-        update = admit(answer, layout, record, partial)
+        update = admit(answer, layout, record, partial, masked)
         if update is not None:
             yield update
 
 
-def admit(answer: Answer, layout: Layout, record: Record, partial: bool = False) -> Update | None:
+def admit(answer: Answer, layout: Layout, record: Record, partial: bool = False, masked: bool = False) -> Update | None:
     """The update of an answer, if it makes sense."""
     record.sent[answer.node] = record.sent.get(answer.node, 0) + answer.sent
     record.received[answer.node] = record.received.get(answer.node, 0) + answer.received
     reply = opened(answer.reply, layout)
-    reason = flaw(reply, layout, partial)
+    reason = flaw(reply, layout, partial, masked)
     if reason:
         record.lost[answer.node] = reason
         return None
@@ -184,7 +189,7 @@ def _note(record: Record, node: NodeId, update: Update) -> None:
     record.updates[node] = noted
 
 
-def flaw(reply: object, layout: Layout, partial: bool = False) -> str:
+def flaw(reply: object, layout: Layout, partial: bool = False, masked: bool = False) -> str:
     """Why a reply must not enter the model; empty if it may."""
     if isinstance(reply, Lost):
         return reply.reason
@@ -195,7 +200,7 @@ def flaw(reply: object, layout: Layout, partial: bool = False) -> str:
         known = dict(zip(layout.names, layout.shapes, strict=True))
         for name, shape in zip(sent.names, sent.shapes, strict=True):
             if known.get(name) != shape:
-                return f"its update has {name} {list(shape)}, which the model does not have"
+                return f"its update has {printable(name)} {list(shape)[:9]}, which the model does not have"
         missing = [name for name in layout.names if name not in sent.spans]
         if missing and not partial:
             return f"its update lacks {missing[0]}, and the federation's 'upload' leaves no tensors out"
@@ -203,6 +208,10 @@ def flaw(reply: object, layout: Layout, partial: bool = False) -> str:
         return f"it claims {reply.samples} samples"
     if not isfinite(reply.loss):
         return f"its training loss is {reply.loss}"
-    if not reply.masked and not is_finite(reply.gradient.flat):
+    if reply.masked != masked:
+        return (
+            "its update is under a mask, and none was asked for" if reply.masked else "its update is not under a mask"
+        )
+    if not masked and not is_finite(reply.gradient.flat):
         return "its update has values that are not finite (NaN or Inf)"
     return ""

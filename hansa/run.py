@@ -26,13 +26,10 @@ from hansa.links.pool import PoolLink
 from hansa.links.ray import RayLink
 from hansa.messages import (
     Card,
-    Describe,
     Evaluate,
     Findings,
     Lost,
     NodeId,
-    Reply,
-    Request,
     Scores,
     Survey,
     Update,
@@ -48,6 +45,7 @@ from hansa.privacy import release
 from hansa.privacy.update import spent
 from hansa.releases import federated_vocabulary
 from hansa.report.card import model_card
+from hansa.roll import described, surveyed
 from hansa.round import Record, federated_round
 from hansa.runs.directory import RunDirectory, atomically
 from hansa.runs.ledger import OWN, Ledger
@@ -122,15 +120,6 @@ def link_to(
         torch.set_num_threads(threads)
 
 
-def gather(link: Link, names: list[NodeId], request: Request) -> dict[NodeId, Reply]:
-    """Replies of all, none of whom may be missing."""
-    replies = {answer.node: answer.reply for answer in link.ask(dict.fromkeys(names, request), None)}
-    for name, reply in replies.items():
-        if isinstance(reply, Lost):
-            raise RunFailed(f"silo '{name}' could not answer a {type(request).__name__} request: {reply.reason}")
-    return replies
-
-
 # ── before the first round ────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -148,7 +137,8 @@ def begin(federation: Federation, directory: RunDirectory, link: Link, ledger: L
         watcher.say("asking the silos for word counts" if kind == "federated" else "asking the silos for labels")
         request = Survey(settings.minimum if kind == "federated" else 0, ask_labels)
         own = [ROOT] * bool(federation.root and federation.root.sources) + list(leaves(federation.silos))
-        replies = gather(link, own, request)  # a mixture would tell its silos' counts once more
+        quorum = federation.participation.quorum
+        replies = surveyed(link, own, request, quorum, ledger, watcher)  # a mixture would tell its silos' counts again
         merged = merge(list(replies.values()))
         assert isinstance(merged, Findings)
         found = merged
@@ -183,8 +173,7 @@ def begin(federation: Federation, directory: RunDirectory, link: Link, ledger: L
     ledger.fact("parameters", sum(p.numel() for p in model.parameters()))
 
 
-def _released(replies: Mapping[NodeId, Reply], minimum: int, pieces: bool) -> dict[str, object]:
-    told = {name: reply for name, reply in replies.items() if isinstance(reply, Findings)}
+def _released(told: Mapping[NodeId, Findings], minimum: int, pieces: bool) -> dict[str, object]:
     return {
         "minimum": minimum if pieces else 0,
         "silos": {n: {"told": len(f.pieces), "withheld": f.withheld, "labels": len(f.labels)} for n, f in told.items()},
@@ -195,21 +184,15 @@ def describe(
     federation: Federation, directory: RunDirectory, link: Link, ledger: Ledger, watcher: Watcher
 ) -> dict[NodeId, Card]:
     watcher.say("silos prepare their data")
-    replies, times = gather(link, list(holders(federation)), Describe()), repeats(federation.silos) | {ROOT: 1}
-    cards = {n: replace(c, per_round=times[n] * c.per_round) for n, c in replies.items() if isinstance(c, Card)}
+    watched = "personal" if federation.personal else "train.samples.adapt" if federation.train.samples.adapt else ""
+    names, quorum = list(holders(federation)), federation.participation.quorum
+    told, times = described(link, names, watched, quorum, ledger, watcher), repeats(federation.silos) | {ROOT: 1}
+    cards = {name: replace(card, per_round=times[name] * card.per_round) for name, card in told.items()}
     for name, card in cards.items():
         for problem in card.problems:
             watcher.say(f"{name}: {problem}")
             if not ledger.select("select 1 from events where node=? and kind='data' and text=?", name, problem):
                 ledger.event(0, name, "data", problem)
-        if not card.samples("train"):
-            raise DataError(f"silos.{name}: no training samples are left after reading and splitting its data")
-        watched = "personal" if federation.personal else "train.samples.adapt" if federation.train.samples.adapt else ""
-        if watched and not card.samples("valid"):
-            raise DataError(
-                f"silos.{name}: it has no validation samples, and '{watched}' goes by them: "
-                "give it a 'valid:' file, or raise data.valid"
-            )
     ledger.fact(
         f"cards:{federation.kind}" if federation.kind != "federated" else "cards",
         {n: vars(c) for n, c in cards.items()},
@@ -392,14 +375,23 @@ class Run:
         lost: dict[NodeId, str] = {}
         round = next(iter(asks.values())).round
         for answer in self.link.ask(asks, until):
-            if isinstance(answer.reply, Scores):
+            if isinstance(answer.reply, Scores) and self._sensible(answer.reply):
                 total = total + answer.reply
             else:
-                lost[answer.node] = answer.reply.reason if isinstance(answer.reply, Lost) else "it sent no scores"
+                lost[answer.node] = (
+                    answer.reply.reason if isinstance(answer.reply, Lost) else "it sent no scores of this task"
+                )
                 self.ledger.event(round, answer.node, "not evaluated", lost[answer.node])
         if len(lost) == len(asks):
             raise RunFailed(f"round {round}: nobody could evaluate the model ({'; '.join(lost.values())})")
         return total
+
+    def _sensible(self, scores: Scores) -> bool:
+        """Whether metrics can be made of them."""
+        try:
+            return all(self.site.task.metrics(sums) for sums in scores.sums.values())
+        except (ArithmeticError, LookupError, ValueError):
+            return False
 
     def _save_models(self, moving: Moving) -> None:
         """The model as a plain Hugging Face folder; personal models beside it where silos have their own."""

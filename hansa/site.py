@@ -24,13 +24,14 @@ from hansa.tasks import TASKS
 from hansa.tasks.base import Task, Vocabulary
 from hansa.tensors import Layout, Tensors
 from hansa.train import Learner
+from hansa.veil import Vouching
 
 MODEL_FILES = ("model", "config.json", "generation_config.json")  # how their names begin; the rest is words and labels
 
 
 class Site:
-    def __init__(self, federation: Federation, folder: Path) -> None:
-        self.federation, self.folder = federation, folder
+    def __init__(self, federation: Federation, folder: Path, vouching: Vouching | None = None) -> None:
+        self.federation, self.folder, self.vouching = federation, folder, vouching
         load_plugins(federation.uses)
         self._holders = holders(federation)
         self._silos: dict[str, Silo] = {}

@@ -1,7 +1,9 @@
 """Secure aggregation in whole runs: the same model but for rounding, whoever drops out, or no model at all."""
 
 import json
+from dataclasses import astuple, replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,10 +11,11 @@ from hansa.errors import ConfigError, RunFailed
 from hansa.links.local import LocalLink
 from hansa.messages import Advertise, Entrust, Lost, Reveal, Train
 from hansa.pace import Member, Moving
+from hansa.privacy.secagg import Secrets, mask, stream
 from hansa.round import federated_round
 from hansa.run import run
 from hansa.site import Site
-from hansa.veil import FILE, Wearer
+from hansa.veil import FILE, Wearer, label_of
 from tests.conftest import same, weights
 
 SECURE = {"secure": True, "participation": {"quorum": 0.1}}
@@ -40,9 +43,9 @@ class Truant:
             yield type(answer)(answer.node, Lost("it has gone")) if lost else answer
 
 
-def one_round(settings, folder, silent, kind):
+def one_round(settings, folder, silent, kind, lie=lambda link: link):
     site = Site(settings, folder)
-    link = Truant(LocalLink(lambda name: site.silo(name).answer), silent, kind)
+    link = Truant(lie(LocalLink(lambda name: site.silo(name).answer)), silent, kind)
     members = {name: Member(len(site.silo(name).examples("train")), 10) for name in settings.silos}
     moving = Moving(site.start.copy(), {})
     record = federated_round("fed", members, link, site.method, settings, moving, 0)
@@ -73,6 +76,79 @@ def test_one_below_the_threshold_nothing_is_unmasked(federation, tmp_path, kind)
     assert all(update.masked for update in updates), "no update was ever seen by itself"
 
 
+class Liar:
+    """A link on which one silo's replies to one kind of request are changed."""
+
+    def __init__(self, link, kind, change):
+        self.link, self.kind, self.change = link, kind, change
+
+    def ask(self, asks, until):
+        for answer in self.link.ask(asks, until):
+            lies = answer.node == "north" and isinstance(asks[answer.node], self.kind)
+            yield type(answer)(answer.node, self.change(answer.reply)) if lies else answer
+
+
+LIES = {
+    "no keys": (Advertise, lambda reply: replace(reply, seal="zz")),
+    "a number of samples that none has": (Advertise, lambda reply: replace(reply, samples=-5)),
+    "shares are not for those on the list": (Entrust, lambda reply: replace(reply, sealed={})),
+    "is not under a mask": (Train, lambda reply: replace(reply, masked=False)),
+    "it sent a Lost": (Entrust, lambda reply: Lost("it sent a Lost")),
+}
+
+
+@pytest.mark.parametrize("reason", LIES)
+def test_one_silo_that_lies_is_left_out_and_the_sum_is_right(federation, tmp_path, reason):
+    sizes = {"north": 40, "south": 30, "east": 20, "north-2": 30, "south-2": 40}
+    settings = federation(rounds=1, sizes=sizes, secure=True, participation={"quorum": 0.1})
+    folder = run(settings.model_copy(update={"secure": None}), tmp_path / "r", workers=0).folder
+    kind, change = LIES[reason]
+    record, moving, _ = one_round(settings, folder, set(), Train, lambda link: Liar(link, kind, change))
+    assert not record.failed
+    assert reason in record.lost["north"]
+    plain = settings.model_copy(update={"secure": None})
+    _, expected, _ = one_round(plain, folder, {"north"}, Train)
+    torch.testing.assert_close(moving.model.flat, expected.model.flat, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "shares", [{"south": ("zz", "1")}, {"south": ("1",)}, {"south": ("0", "1"), "x": ("1", "1")}, {}]
+)
+def test_shares_that_are_none_open_nothing_and_break_nothing(federation, tmp_path, shares):
+    sizes = {"north": 40, "south": 30, "east": 20, "north-2": 30, "south-2": 40}
+    settings = federation(rounds=1, sizes=sizes, secure=True, participation={"quorum": 0.1})
+    folder = run(settings.model_copy(update={"secure": None}), tmp_path / "r", workers=0).folder
+    lie = lambda link: Liar(link, Reveal, lambda reply: replace(reply, shares=shares))  # noqa: E731
+    record, moving, _ = one_round(settings, folder, set(), Train, lie)
+    assert not record.failed
+    _, expected, _ = one_round(settings.model_copy(update={"secure": None}), folder, set(), Train)
+    torch.testing.assert_close(moving.model.flat, expected.model.flat, atol=1e-6, rtol=0)
+
+
+def test_masks_do_not_cancel_among_silos_that_were_shown_different_lists(tmp_path):
+    """A server that shows some silos one list and some another learns nothing: their masks are made for the list."""
+    assert label_of("fed", 1, {"a": ("1",), "b": ("2",)}, 2) == label_of("fed", 1, {"b": ("2",), "a": ("1",)}, 2)
+    labels = {
+        label_of("fed", 1, {"a": ("1",), "b": ("2",)}, 2),
+        label_of("fed", 1, {"a": ("1",)}, 2),
+        label_of("fed", 1, {"a": ("1",), "b": ("3",)}, 2),
+        label_of("fed", 1, {"a": ("1",), "b": ("2",)}, 3),
+        label_of("fed", 2, {"a": ("1",), "b": ("2",)}, 2),
+    }
+    assert len(labels) == 5
+    mine = {name: Secrets.fresh() for name in "ab"}
+    roster = {name: secret.keys for name, secret in mine.items()}
+    values = np.array([5, 7], np.uint32)
+
+    def total(*shown):
+        words = [mask(n, mine[n], roster, values, label) for n, label in zip("ab", shown, strict=True)]
+        own = [stream(bytes.fromhex(secret.own), 2) for secret in mine.values()]
+        return sum(words[1:], words[0]) - own[0] - own[1]
+
+    assert total("one", "one").tolist() == [10, 14], "the same list: they cancel"
+    assert total("one", "two").tolist() != [10, 14]
+
+
 def test_what_is_beyond_the_bound_is_cut_and_nothing_overflows(federation, tmp_path):
     settings = federation(rounds=1, secure={"bound": 1e-6}, participation={"quorum": 0.1})
     folder = run(settings, tmp_path / "r", workers=0).folder
@@ -88,8 +164,9 @@ def test_a_round_that_must_stay_masked_ends_the_run_with_the_reason(federation, 
 
 
 def test_a_silo_opens_what_it_holds_for_one_list_only(tmp_path):
-    wearers = {name: Wearer(name, "fed", tmp_path / name) for name in "abcd"}
-    roster = {name: (told.seal, told.mask) for name, w in wearers.items() for told in [w.answer(Advertise(1))]}
+    wearers = {name: Wearer(name, "fed", tmp_path / name, 10) for name in "abcd"}
+    roster = {name: astuple(w.answer(Advertise(1, "0" * 64))) for name, w in wearers.items()}
+    roster = {name: tuple(map(str, told)) for name, told in roster.items()}
     sealed = {name: w.answer(Entrust(1, roster, 2)).sealed for name, w in wearers.items()}
     inbox = {sender: sealed[sender]["a"] for sender in "bcd"}
     assert "has sent no update" in wearers["a"].answer(Reveal(1, inbox, tuple("abcd"))).reason

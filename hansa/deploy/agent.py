@@ -16,13 +16,14 @@ from typing import Any, Protocol
 
 import torch
 
+from hansa.deploy import room
 from hansa.deploy.bundle import unpack
 from hansa.deploy.kit import Kit
-from hansa.deploy.spool import TEXT, Packed, Spool
+from hansa.deploy.spool import TEXT, Packed, Spool, loose
 from hansa.errors import UserError
 from hansa.links import wire
 from hansa.links.connection import Connection
-from hansa.links.depot import Refusal
+from hansa.links.depot import Refusal, Unusable
 from hansa.links.local import attempt
 from hansa.links.nats import as_bytes
 from hansa.links.patience import GaveUp, Patience
@@ -38,6 +39,7 @@ AGAIN_SECONDS = 5.0
 FINISH_SECONDS = 30.0  # for what an agent is sending when it is told to stop
 LARGEST_TEXT = 256 << 20
 LARGEST_SETTINGS = 16 << 20
+REASONS = 200  # kept apart: whoever sends nonsense must not fill our memory with it
 
 Say = Callable[[str], None]
 
@@ -46,6 +48,9 @@ class Trade(Protocol):
     """What a node does for a living: answers, from a folder of this run and the federation's settings."""
 
     def open(self, folder: Path, settings: bytes) -> Callable[[Request], Reply]: ...
+
+    def refuse(self, message: str, round: int, reason: str) -> None:
+        """Write down that a request could not be used."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,7 @@ class Agent:
     def __init__(self, kit: Kit, home: Path, trade: Trade, say: Say, proxy: Proxy | None = None) -> None:
         self._kit, self._home, self._trade, self._say, self._proxy = kit, home, trade, say, proxy
         self._subjects = kit.above
+        kit.key.public_key()  # if it is damaged, this is said before anything begins
         assert kit.card.parent is not None
         self._parent = kit.card.parent
         self._stop = threading.Event()
@@ -77,7 +83,7 @@ class Agent:
         self._refusals: dict[str, int] = {}
         self._listening: Session | None = None
         home.mkdir(parents=True, exist_ok=True)
-        self._known = _Known(home / "state.json")
+        self._known = _Known(home / "state.json", say)
 
     def waits(self) -> str:
         """What keeps it from working, if anything."""
@@ -153,12 +159,18 @@ class Agent:
         except Unsealed as why:
             self._refuse(str(why))
             return
+        except OSError as error:  # a full disk, most likely: the letter stays in its box, and is looked at again
+            self._refuse(f"it cannot be noted that it came ({error.strerror})")
+            return
         with self._news:
             if self._letter is None or envelope.mark != self._letter.mark:
                 self._letter = envelope
                 self._news.notify_all()
 
     def _refuse(self, reason: str) -> None:
+        """Counted, and each reason said once."""
+        if reason not in self._refusals and len(self._refusals) >= REASONS:
+            reason = "more reasons than are kept"
         self._refusals[reason] = self._refusals.get(reason, 0) + 1
         if self._refusals[reason] == 1:
             self._say(f"a letter was refused: {reason}")
@@ -221,12 +233,15 @@ class Agent:
         self._say(f"{letter.kind} of round {letter.round} is answered")
 
     def _answer(self, letter: Envelope, porter: Porter, spool: Spool) -> Packed:
-        """Fetch what was asked, work, and put the answer on disk before any of it leaves."""
+        """Fetch what was asked, work, and put the answer on disk before any of it leaves. Why there is none is not
+        kept: asked again, we look again."""
         self.phase = "fetching"
-        answer = self._open(letter, porter)
-        text = self._bytes(porter, letter.text, LARGEST_TEXT)
-        vectors = {name: self._vector(porter, name, ref) for name, ref in letter.vectors.items()}
-        request = wire.join(bytes(text).decode(), vectors)
+        try:
+            answer, request = self._fetched(letter, porter)
+        except (Unusable, wire.BadMessage, UserError) as why:
+            self._say(f"{letter.kind} of round {letter.round} cannot be used: {why}")
+            self._trade.refuse(letter.kind, letter.round, str(why))
+            return loose(Lost.__name__, wire.split(Lost(f"the request cannot be used: {why}"))[0])
         spool.forget(getattr(request, "durable", 0))
         self.phase, self.due = "working", _due(letter)
         self._say(f"{letter.kind} of round {letter.round}")
@@ -234,8 +249,26 @@ class Agent:
             reply = attempt(answer, request)
         except UserError as error:
             reply = Lost(str(error))
-        text_out, out = wire.split(reply)
-        return spool.keep(letter.request, letter.round, type(reply).__name__, text_out, out)
+        text, vectors = wire.split(reply)
+        if isinstance(reply, Lost):
+            self._say(f"{letter.kind} of round {letter.round}: {reply.reason}")
+            return loose(Lost.__name__, text)
+        return spool.keep(letter.request, letter.round, type(reply).__name__, text, vectors)
+
+    def _fetched(self, letter: Envelope, porter: Porter) -> tuple[Callable[[Request], Reply], Request]:
+        answer = self._open(letter, porter)
+        announced = letter.text[1] + sum(size for _, size in letter.vectors.values())
+        held = sum(buffer.nbytes for name, buffer in self._buffers.items() if name in letter.vectors)
+        room.check_request(announced, _model_size(self._folder(letter)), held)
+        text = bytes(self._bytes(porter, letter.text, LARGEST_TEXT))
+        vectors = {name: self._vector(porter, name, ref) for name, ref in letter.vectors.items()}
+        try:
+            request = wire.join(text.decode(), vectors)
+        except UnicodeDecodeError:
+            raise Unusable("its text is not UTF-8") from None
+        if not isinstance(request, Request):
+            raise Unusable(f"a {type(request).__name__} is no request")
+        return answer, request
 
     def _folder(self, letter: Envelope) -> Path:
         return self._home / "runs" / letter.run
@@ -246,9 +279,11 @@ class Agent:
             return self._opened.answer
         folder = self._folder(letter)
         if letter.settings is None:
-            raise Refusal("it brings no settings")
+            raise Unusable("it brings no settings")
         settings = self._bytes(porter, letter.settings, LARGEST_SETTINGS)
         if letter.start is not None and not (folder / "start").exists():
+            room.check_memory(letter.start[1])
+            room.check_disk(letter.start[1], folder)
             bundle = memoryview(bytearray(letter.start[1]))
             porter.fetch(letter.start, bundle)
             unpack(bundle, folder / "start")
@@ -258,7 +293,7 @@ class Agent:
 
     def _bytes(self, porter: Porter, ref: Ref, largest: int) -> memoryview:
         if ref[1] > largest:
-            raise Refusal(f"{ref[1]} bytes are announced, and {largest} are the most")
+            raise Unusable(f"{ref[1]} bytes are announced, and {largest} are the most")
         target = memoryview(bytearray(ref[1]))
         porter.fetch(ref, target)
         return target
@@ -267,7 +302,7 @@ class Agent:
         """Into memory that is kept from round to round."""
         floats, rest = divmod(ref[1], 4)
         if rest:
-            raise Refusal(f"{ref[1]} bytes are no float32 vector")
+            raise Unusable(f"{ref[1]} bytes are no float32 vector")
         if name not in self._buffers or self._buffers[name].numel() != floats:
             self._buffers[name] = torch.empty(floats)
         porter.fetch(ref, as_bytes(self._buffers[name]))
@@ -283,14 +318,25 @@ def _due(letter: Envelope) -> float | None:
     return monotonic() + (min(whole, left) if left > 0 else whole)
 
 
+def _model_size(folder: Path) -> int:
+    """Bytes of the weights that the run started from; none before there are any."""
+    return sum(file.stat().st_size for file in (folder / "start").glob("*.safetensors"))
+
+
 class _Known:
     """How far we have read, on disk: an older letter is a replay, however it came."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, say: Say = lambda text: None) -> None:
         self._file = file
         self._state: dict[str, Any] = {"run": "", "begun": 0.0, "sequence": -1}
-        if file.exists():
-            self._state = json.loads(file.read_text(encoding="utf-8"))
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+            run, begun, sequence = str(found["run"]), float(found["begun"]), int(found["sequence"])
+            self._state = {"run": run, "begun": begun, "sequence": sequence}
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            say(f"{file} is damaged ({type(error).__name__}): which letters are old is found out anew")
 
     def check(self, letter: Envelope) -> None:
         state = self._state
@@ -300,7 +346,8 @@ class _Known:
         elif letter.begun <= state["begun"]:
             raise Unsealed("it belongs to an older run")
         if (letter.run, letter.sequence) != (state["run"], state["sequence"]):
-            self._state = {"run": letter.run, "begun": letter.begun, "sequence": letter.sequence}
+            newer = {"run": letter.run, "begun": letter.begun, "sequence": letter.sequence}
             draft = self._file.with_suffix(".draft")
-            draft.write_text(json.dumps(self._state), encoding="utf-8")
+            draft.write_text(json.dumps(newer), encoding="utf-8")
             os.replace(draft, self._file)
+            self._state = newer

@@ -3,7 +3,6 @@
 Its folder ``kits/authority`` holds the authority's key: keep it with whoever admits members, and off the coordinator.
 """
 
-import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -23,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from hansa.config import Federation, Node, walk
-from hansa.deploy.kit import COORDINATOR, VERSION, Card, Kit, Member, Place, identity
+from hansa.deploy.kit import COORDINATOR, VERSION, Card, Kit, Member, Place, identity, members_text, read_members
 from hansa.deploy.nats_file import AUTHORIZATION, NATS, authorization, foreign
 from hansa.errors import UserError, did_you_mean
 from hansa.links.route import Address
@@ -184,12 +183,15 @@ class Authority:
         shutil.copyfile(self.folder / "ca.pem", folder / "ca.pem")
 
     def members(self) -> dict[str, Member]:
-        raw = json.loads((self.folder / "members.json").read_text(encoding="utf-8"))
-        return {name: Member.model_validate(member) for name, member in raw.items()}
+        file = self.folder / "members.json"
+        try:
+            return read_members(file, self.folder / "ca.pem")
+        except (OSError, ValueError) as error:
+            raise UserError(f"{file} cannot be used ({error}); take it from a kit that this authority made") from None
 
     def publish(self, members: Mapping[str, Member]) -> None:
         """Who is a member, into every kit beside the authority; and who may do what, for brokers run by others."""
-        text = json.dumps({n: m.model_dump(mode="json") for n, m in members.items()}, ensure_ascii=False, indent=1)
+        text = members_text(members, self._key)
         for folder in [self.folder, *(self.folder.parent / name for name in members)]:
             if folder.is_dir():
                 _write(folder / "members.json", text.encode())

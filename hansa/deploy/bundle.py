@@ -1,4 +1,5 @@
-"""A flat folder as one sequence of bytes: a line of JSON with names and sizes, then the files. No paths, no links."""
+"""A flat folder as one sequence of bytes: a line of JSON with names and sizes, then the files. No paths, no links, and
+no code: only files that hold weights, words and settings, and no settings that name code to be loaded."""
 
 import json
 import re
@@ -6,15 +7,17 @@ from collections.abc import Iterator
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
-from hansa.links.depot import Refusal
+from hansa.links.depot import Unusable
 from hansa.runs.directory import atomically
 
 LARGEST_LINE = 1 << 20
+SAFE = (".json", ".safetensors", ".txt", ".model", ".spm")  # how their names end; .model, .spm: of SentencePiece
+CODE = re.compile(rb'"(auto_map|custom_pipelines|trust_remote_code)"')
 
 
 def pack(folder: Path, file: Path) -> memoryview:
     """Write the bundle and look into it; the same folder always gives the same bytes."""
-    files = sorted(path for path in folder.iterdir() if path.is_file())
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.suffix in SAFE)
     draft = file.with_name(f".{file.name}.draft")
     with draft.open("wb") as out:
         out.write(json.dumps([[path.name, path.stat().st_size] for path in files]).encode() + b"\n")
@@ -43,9 +46,12 @@ def _parts(bundle: memoryview) -> Iterator[tuple[str, memoryview]]:
     except (ValueError, TypeError):
         entries = None
     if entries is None or any(size < 0 for _, size in entries) or at + sum(s for _, s in entries) != len(bundle):
-        raise Refusal("the common start is not a bundle of files")
+        raise Unusable("the common start is not a bundle of files")
     for name, size in entries:
-        if not re.fullmatch(r"\w[\w.-]{0,99}", name) or ".." in name:
-            raise Refusal(f"the common start has a file called {name!r}")
-        yield name, bundle[at : at + size]
+        if not re.fullmatch(r"\w[\w.-]{0,99}", name, re.ASCII) or ".." in name or not name.endswith(SAFE):
+            raise Unusable(f"the common start has a file called {name[:100]!r}")
+        part = bundle[at : at + size]
+        if name.endswith(".json") and CODE.search(part):
+            raise Unusable(f"the common start names code to be loaded, in {name}")
+        yield name, part
         at += size

@@ -6,13 +6,16 @@ from pathlib import Path
 import torch
 from pydantic import ValidationError
 
-from hansa.config import Federation, Node, Source
+from hansa.config import Federation, Node, Source, walk
 from hansa.deploy.kit import Kit
 from hansa.deploy.law import Law
+from hansa.deploy.vouch import Vouch
 from hansa.errors import DataError, UserError
-from hansa.links.depot import Refusal
+from hansa.links.depot import Unusable
 from hansa.messages import Reply, Request
 from hansa.site import Site
+
+BLANK = (Source(train=""),)
 
 
 def sources(kit: Kit, data: Sequence[Path]) -> tuple[Source, ...]:
@@ -32,11 +35,16 @@ class SiloTrade:
     """Answers from this silo's own data."""
 
     def __init__(self, kit: Kit, sources: tuple[Source, ...], uses: tuple[str, ...], law: Law | None = None) -> None:
-        self._name, self._sources, self._uses, self._law = kit.name, sources, uses, law
+        self._kit, self._name, self._sources, self._uses, self._law = kit, kit.name, sources, uses, law
+
+    def refuse(self, message: str, round: int, reason: str) -> None:
+        if self._law is not None:
+            self._law.refuse(message, round, reason)
 
     def open(self, folder: Path, settings: bytes) -> Callable[[Request], Reply]:
         torch.set_num_threads(1)
-        site = Site(own_settings(settings, self._name, self._sources, self._uses), folder)
+        told = own_settings(settings, self._name, self._sources, self._uses)
+        site = Site(told, folder, Vouch(self._kit, folder, settings))
         answer = site.silo(self._name).answer
         return self._law.over(answer, site) if self._law is not None else answer
 
@@ -46,13 +54,19 @@ def own_settings(settings: bytes, own: str, sources: tuple[Source, ...], uses: t
     try:
         told = Federation.model_validate_json(settings)
     except ValidationError as error:
-        raise Refusal(f"the settings cannot be used: {str(error).splitlines()[0]}") from None
+        raise Unusable(f"the settings cannot be used: {str(error).splitlines()[0]}") from None
     if told.data.deidentify not in (None, "rules"):
-        raise Refusal("the settings name a program of the coordinator's to de-identify with")
+        raise Unusable("the settings name a program of the coordinator's to de-identify with")
+    nodes = dict(walk(told.silos))
+    if own not in nodes:
+        raise Unusable(f"the settings know no '{own}'")
+    if any(node.mixture or node.model is not None for node in nodes.values()):
+        raise Unusable("the settings name data or models of the members', which are theirs to name")
 
     def place(node: Node, name: str) -> Node:
         below = {n: place(child, n) for n, child in node.silos.items()}
-        return node.model_copy(update={"silos": below, **({"sources": sources} if name == own else {})})
+        held = sources if name == own else BLANK if node.sources else ()
+        return node.model_copy(update={"silos": below, "sources": held, "policy": None})
 
     silos = {name: place(node, name) for name, node in told.silos.items()}
     return told.model_copy(update={"silos": silos, "uses": uses})

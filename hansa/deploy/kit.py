@@ -5,13 +5,18 @@ cert.pem       its certificate                  key.pem    its private key, read
 ca.pem         the federation's authority       policy.yaml   of a silo: what may leave it
 
 The identity in a certificate is ``NAME.GENERATION@FEDERATION.hansa``; a renewed certificate is the next generation of
-the same key, a revoked generation is one that members.json does not list.
+the same key, a revoked generation is one that members.json does not list. members.json is signed by the authority: who
+coordinates can hand it on, and not change it.
 """
 
 import json
+import logging
 import ssl
+from collections.abc import Mapping
 from pathlib import Path
 
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from pydantic import ValidationError
@@ -22,7 +27,9 @@ from hansa.links.route import Address
 from hansa.links.subjects import Subjects, token
 from hansa.links.tls import Tls
 
-VERSION = 1
+log = logging.getLogger("hansa.kit")
+
+VERSION = 2
 COORDINATOR = "coordinator"
 
 
@@ -70,6 +77,7 @@ class Kit:
         self.folder = folder
         self._members: tuple[int, dict[str, Member]] | None = None
         self._key: tuple[int, Ed25519PrivateKey] | None = None
+        self._complaint = ""
         try:
             self.card = Card.model_validate_json((folder / "kit.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -89,15 +97,20 @@ class Kit:
         return self.card.node
 
     def members(self) -> dict[str, Member]:
-        """As the file says now: it changes when somebody is revoked or renewed."""
+        """As the file says now: it changes when somebody is revoked or renewed. If it is damaged while we run, as it
+        said before."""
         file = self.folder / "members.json"
         try:
-            if self._members is None or self._members[0] != file.stat().st_mtime_ns:
-                at, raw = file.stat().st_mtime_ns, json.loads(file.read_text(encoding="utf-8"))
-                self._members = at, {name: Member.model_validate(member) for name, member in raw.items()}
-            return self._members[1]
+            at = file.stat().st_mtime_ns
+            if self._members is None or self._members[0] != at:
+                self._members = at, read_members(file, self.folder / "ca.pem")
         except (OSError, ValueError) as error:
-            raise UserError(f"{self.folder / 'members.json'} cannot be used ({_first(error)})") from None
+            if self._members is None:
+                raise UserError(f"{file} cannot be used ({_first(error)}); ask for a new one") from None
+            if self._complaint != _first(error):
+                self._complaint = _first(error)
+                log.warning("%s cannot be used (%s): whoever was a member before is one", file, self._complaint)
+        return self._members[1]
 
     @property
     def key(self) -> Ed25519PrivateKey:
@@ -106,7 +119,7 @@ class Kit:
         try:
             if self._key is None or self._key[0] != file.stat().st_mtime_ns:
                 self._key = file.stat().st_mtime_ns, _signing(file)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
             if self._key is None:
                 raise UserError(f"{file} cannot be used ({_first(error)}); ask for a new kit") from None
         return self._key[1]
@@ -150,6 +163,32 @@ def _signing(file: Path) -> Ed25519PrivateKey:
     if not isinstance(key, Ed25519PrivateKey):
         raise ValueError("it is not an Ed25519 key")
     return key
+
+
+def members_text(members: Mapping[str, Member], key: Ed25519PrivateKey) -> str:
+    """members.json, signed by the authority."""
+    listed = {name: member.model_dump(mode="json") for name, member in members.items()}
+    signed = {"members": listed, "signature": key.sign(_canonical(listed)).hex()}
+    return json.dumps(signed, ensure_ascii=False, indent=1)
+
+
+def read_members(file: Path, ca: Path) -> dict[str, Member]:
+    """`ValueError` if it is damaged, or not signed by the authority whose certificate ``ca`` is."""
+    raw = json.loads(file.read_text(encoding="utf-8"))
+    try:
+        listed, signature = dict(raw["members"]), bytes.fromhex(raw["signature"])
+        key = x509.load_pem_x509_certificate(ca.read_bytes()).public_key()
+        assert isinstance(key, Ed25519PublicKey)
+        key.verify(signature, _canonical(listed))
+    except (KeyError, TypeError, AssertionError):
+        raise ValueError("it is no list of members") from None
+    except InvalidSignature:
+        raise ValueError("the federation's authority has not signed it") from None
+    return {name: Member.model_validate(member) for name, member in listed.items()}
+
+
+def _canonical(listed: Mapping[str, object]) -> bytes:
+    return b"hansa members 1\n" + json.dumps(listed, sort_keys=True).encode()
 
 
 def _identities(name: str, member: Member, federation: str) -> set[str]:

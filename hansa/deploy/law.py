@@ -35,6 +35,11 @@ class Law:
         """Why nothing at all may leave, if so."""
         return Policy.read(self.policy).flaw
 
+    def refuse(self, message: str, round: int, reason: str) -> None:
+        """Note a request that could not be used at all."""
+        assert self.kit.card.parent is not None
+        self.log.add("refusal", message=message, round=round, to=self.kit.card.parent.node, reason=reason)
+
     def over(self, answer: Answer, site: "Site") -> Answer:
         """The answer within this law. The federation's name is the one in the kit, whatever the settings say."""
         assert self.kit.card.parent is not None

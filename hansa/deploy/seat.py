@@ -10,7 +10,7 @@ from pathlib import Path
 from hansa.deploy.broker import Broker
 from hansa.deploy.kit import Kit
 from hansa.deploy.status import Roster
-from hansa.errors import HansaError, UserError
+from hansa.errors import HansaError, UserError, printable
 from hansa.links.depot import Depot
 from hansa.links.journal import Journal
 from hansa.links.nats import NatsLink
@@ -33,8 +33,8 @@ def seat(kit: Kit, folder: Path, nats: str | None, say: Say) -> Iterator[NatsLin
         stack.callback(journal.close)
 
         def refused(node: str, reason: str) -> None:
-            journal.refused(node, reason)
-            say(f"{node}: {reason}")
+            if journal.refused(node, reason):
+                say(f"{printable(node)}: {printable(reason)}")
 
         host = "127.0.0.1" if place.host in ("localhost", "127.0.0.1") else ""
         try:
@@ -51,7 +51,7 @@ def seat(kit: Kit, folder: Path, nats: str | None, say: Say) -> Iterator[NatsLin
         listen = [f"{subjects.root}.rep.*"]
         session = Session(address, kit.client_tls(), subjects.inbox(kit.name), listen, say)
         stack.callback(session.close)
-        link = NatsLink(kit, session, depot, journal)
+        link = NatsLink(kit, session, depot, journal, refused)
 
         def listening(stop: Callable[[], bool]) -> Session:
             return Session(

@@ -14,7 +14,7 @@ from hansa.checks import check_settings
 from hansa.config import ROOT, Checkpointing, Federation, Node, Source, walk
 from hansa.deploy.agent import Agent, Say
 from hansa.deploy.bundle import pack
-from hansa.deploy.join import own_settings
+from hansa.deploy.join import BLANK, own_settings
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.law import Law
 from hansa.deploy.seat import seat
@@ -36,8 +36,6 @@ from hansa.runs.ledger import Ledger
 from hansa.site import Site
 from hansa.watch import Watcher
 
-BLANK = (Source(train=""),)
-
 
 def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, watcher: Watcher) -> Outcome:
     """Run a federation file to its end among the members of the kit; started again, it continues."""
@@ -53,6 +51,14 @@ def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, watcher
     mixed = [name for name, node in walk(federation.silos) if node.mixture]
     if mixed or (federation.root is not None and federation.root.mixture):
         raise ConfigError(f"'{(mixed or [ROOT])[0]}' holds the mixture of its silos' data, which stays with them")
+    brought = [name for name, node in walk(federation.silos) if node.model is not None]
+    if brought:
+        raise ConfigError(f"'{brought[0]}' names a model of its own, and no member opens a folder that another names")
+    if federation.secure is not None and federation.secure.threshold <= 0.5:
+        raise ConfigError(
+            f"secure.threshold is {federation.secure.threshold:g}: between organisations more than half of the others "
+            "must be needed to open a silo's secrets, or two lists of who answered would open both; set it above 0.5"
+        )
     check_settings(federation)
     torch.set_num_threads(1)
     members = _direct(federation)
@@ -68,6 +74,7 @@ def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, watcher
             begin(members, directory, everybody, ledger, watcher)
             link.share_start(pack(directory.start, directory.path / "seat" / "start.bundle"))
             cards = describe(members, directory, everybody, ledger, watcher)
+            members = members.model_copy(update={"silos": {n: s for n, s in members.silos.items() if n in cards}})
             return Run(members, directory, everybody, cards, ledger, watcher).go()
     finally:
         ledger.close()
@@ -111,6 +118,11 @@ class Region:
     ) -> None:
         self._kit, self._link, self._seat, self._own, self._uses, self._law = kit, link, seat, own, uses, law
         self.due: Callable[[], float | None] = lambda: None  # when the parent waits no longer
+
+    def refuse(self, message: str, round: int, reason: str) -> None:
+        assert self._kit.card.parent is not None
+        told = {"message": message, "round": round, "to": self._kit.card.parent.node}
+        AuditLog(self._seat.parent / NAME, self._kit.name).add("refusal", **told, reason=reason)
 
     def open(self, folder: Path, settings: bytes) -> Callable[[Request], Reply]:
         name = self._kit.name

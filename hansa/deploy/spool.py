@@ -36,7 +36,7 @@ class Spool:
         try:
             about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
             parts = {name: (ref, _look(folder / str(i))) for i, (name, ref) in enumerate(about["parts"].items())}
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
         if any(digest(view) != ref for ref, view in parts.values()):
             return None
@@ -59,10 +59,20 @@ class Spool:
         )
 
     def forget(self, durable: int) -> None:
-        """Answers for rounds that the asker has on disk are not asked for again."""
+        """Answers for rounds that the asker has on disk are not asked for again; nor is what a power cut damaged."""
         for file in self._folder.glob("*/about.json"):
-            if json.loads(file.read_text(encoding="utf-8"))["round"] <= durable:
+            try:
+                old = json.loads(file.read_text(encoding="utf-8"))["round"] <= durable
+            except (ValueError, KeyError, TypeError):
+                old = True
+            if old:
                 shutil.rmtree(file.parent)
+
+
+def loose(kind: str, text: str) -> Packed:
+    """A reply that is not kept: asked again, the node looks again."""
+    view = memoryview(text.encode())
+    return Packed(kind, {TEXT: (digest(view), view)})
 
 
 def _look(file: Path) -> memoryview:

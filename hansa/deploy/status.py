@@ -12,11 +12,12 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from math import isfinite
 from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, Any
 
-from hansa.errors import UserError
+from hansa.errors import UserError, parse_json, printable
 from hansa.links.patience import GaveUp
 
 if TYPE_CHECKING:
@@ -64,13 +65,13 @@ class Roster:
 def heard(payload: bytes, now: float) -> dict[str, Any] | None:
     """What a node says of itself, with when it was heard; None for nonsense."""
     try:
-        said = json.loads(payload)
+        said = parse_json(payload)
         phase, version, at = said["phase"], said["version"], float(said["at"])
     except (ValueError, TypeError, KeyError):
         return None
-    if phase not in PHASES or not isinstance(version, str):
+    if phase not in PHASES or not isinstance(version, str) or not isfinite(at):
         return None
-    return {"phase": phase, "version": version[:40], "heard": now, "skew": at - now}
+    return {"phase": phase, "version": printable(version, 40), "heard": now, "skew": at - now}
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from typing import Any
 
 import xxhash
 
+from hansa.errors import parse_json
 from hansa.links.seal import Ref, is_digest
 from hansa.links.subjects import token
 from hansa.links.tls import Tls
@@ -45,6 +46,10 @@ def digest(view: memoryview | bytes) -> str:
 
 class Refusal(Exception):
     """What was asked for is not given."""
+
+
+class Unusable(Refusal):
+    """What was asked can never be done: asking again changes nothing."""
 
 
 @dataclass
@@ -317,7 +322,7 @@ def read_line(connection: socket.socket) -> dict[str, Any] | None:
         line += byte
         if len(line) > LONGEST_LINE:
             raise ValueError("a line without an end")
-    found = json.loads(line)
+    found = parse_json(line)
     if not isinstance(found, dict):
         raise ValueError("not an object")
     return found

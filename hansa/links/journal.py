@@ -75,16 +75,19 @@ class Journal:
         """What a node brought that is still needed."""
         return [name for (name,) in self._rows("select name from parts where node=?", node)]
 
-    def refused(self, node: str, reason: str) -> None:
+    def refused(self, node: str, reason: str) -> bool:
+        """Count it; whether it is the first of its kind."""
         with self._lock, self._db:
             known = self._db.execute("select 1 from refusals where node=? and reason=?", (node, reason)).fetchone()
             [(count,)] = self._db.execute("select count(*) from refusals").fetchall()
             if known is None and count >= REASONS:
                 node, reason = "", "more reasons than are kept"
+                known = self._db.execute("select 1 from refusals where node=''").fetchone()
             self._db.execute(
                 "insert into refusals values (?,?,1,?) on conflict do update set times=times+1, at=excluded.at",
                 (node, reason, time()),
             )
+        return known is None
 
     def refusals(self) -> dict[tuple[str, str], int]:
         return {(node, reason): times for node, reason, times in self._rows("select node, reason, times from refusals")}

@@ -8,7 +8,7 @@ depends on what was heard when; notifications only make it fast.
 
 import hashlib
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic, time
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hansa.deploy.kit import Kit
-from hansa.errors import RunFailed
+from hansa.errors import RunFailed, printable
 from hansa.links import Answer, wire
 from hansa.links.connection import Connection, Refused
 from hansa.links.depot import Depot, digest
@@ -32,6 +32,8 @@ LOOK_SECONDS = 2.0  # between looks into the letter box, when nothing is heard
 LONGEST_WAIT = 7 * 86400.0  # where the federation sets no deadline
 ROOM = 64 << 20  # what an answer may hold beside four times what was asked with
 NOT_PART_OF_THE_QUESTION = ("durable",)
+LATE = "its letter answers a question that nobody waits for any more"
+TWICE = "its letter came twice"
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,11 @@ class Pending:
 class NatsLink:
     far = True
 
-    def __init__(self, kit: Kit, session: Session, depot: Depot, journal: Journal) -> None:
-        self._kit, self._session, self._depot, self._journal = kit, session, depot, journal
+    def __init__(
+        self, kit: Kit, session: Session, depot: Depot, journal: Journal, refused: Callable[[str, str], None]
+    ) -> None:
+        """``refused`` hears whose letter was not taken, and why."""
+        self._kit, self._session, self._depot, self._journal, self._refuse = kit, session, depot, journal, refused
         self._subjects = kit.below
         self._children = {self._subjects.reply(name): name for name in kit.card.children}
         self._one_at_a_time = threading.Lock()
@@ -170,7 +175,7 @@ class NatsLink:
 
     def _post(self, nodes: list[NodeId], until: float) -> None:
         """Into all letter boxes at once; whatever was not acknowledged is posted again on the next connection."""
-        left = dict.fromkeys(nodes)
+        left = dict.fromkeys(node for node in nodes if not self._revoked(node))
         self._posted = self._session.connections
 
         def post(connection: Connection) -> None:
@@ -197,7 +202,7 @@ class NatsLink:
         while True:
             envelope = self._wait(node, until)
             if envelope is None:
-                reason = "it did not answer before the deadline"
+                reason = "it was revoked" if self._revoked(node) else "it did not answer before the deadline"
                 self._journal.lost(pending.envelope.request, reason)
                 return Answer(node, Lost(reason), pending.sent)
             try:
@@ -220,9 +225,10 @@ class NatsLink:
             reply: Any = wire.join(text.read_text(encoding="utf-8"), vectors)
             if isinstance(reply, Request):
                 raise wire.BadMessage(f"a {type(reply).__name__} is no reply")
+            reply = Lost(printable(reply.reason)) if isinstance(reply, Lost) else reply
         except (wire.BadMessage, ValueError) as error:
-            reply = Lost(f"its reply cannot be used: {error}")
-            self._refuse(node, str(error))
+            reply = Lost(f"its reply cannot be used: {printable(str(error))}")
+            self._refuse(node, printable(str(error)))
         self._journal.answered(envelope)
         return Answer(node, reply, pending.sent, received)
 
@@ -230,7 +236,7 @@ class NatsLink:
         """Until this node has answered, or nobody waits any more. What others say meanwhile is kept."""
         looked = self._posted
         while node not in self._answers:
-            if monotonic() >= until:
+            if monotonic() >= until or self._revoked(node):
                 return None
             if looked != self._session.connections:  # a new connection may have missed something
                 looked = self._session.connections
@@ -241,7 +247,7 @@ class NatsLink:
             if message is None:
                 looked = -1
             elif message.subject in self._children:
-                self._hear(self._children[message.subject], message.payload)
+                self._hear(self._children[message.subject], message.payload, fresh=True)
         return self._answers[node]
 
     def _look(self, node: NodeId, until: float) -> None:
@@ -254,28 +260,37 @@ class NatsLink:
         if not message.status:
             self._hear(node, message.payload)
 
-    def _hear(self, node: NodeId, letter: bytes) -> None:
-        """Keep an answer to the present question; anything else is counted and dropped."""
+    def _hear(self, node: NodeId, letter: bytes, fresh: bool = False) -> None:
+        """Keep an answer to the present question; anything else is counted and dropped. ``fresh``: it came just now,
+        and does not lie in its box from before."""
         try:
-            member = self._kit.members().get(node)
-            if member is None or not member.generations:
+            if self._revoked(node):
                 raise Unsealed("it is no member any more")
             envelope = unseal(letter, node, self._kit.name, self._kit.public(node))
         except Unsealed as why:
             self._refuse(node, str(why))
             return
         pending = self._pending.get(node)
-        if pending is not None and envelope.request == pending.envelope.request and envelope.run == self._journal.run:
-            self._answers.setdefault(node, envelope)
+        asked = pending.envelope if pending is not None else None
+        if asked is None or (envelope.run, envelope.request) != (asked.run, asked.request):
+            if fresh:
+                self._refuse(node, LATE)
+        elif envelope.kind == Lost.__name__ and envelope.sequence != asked.sequence:
+            pass  # why it gave no answer when it was asked before; asked again, it looks again
+        elif node not in self._answers:
+            self._answers[node] = envelope
+        elif fresh:
+            self._refuse(node, TWICE)
+
+    def _revoked(self, node: NodeId) -> bool:
+        member = self._kit.members().get(node)
+        return member is None or not member.generations
 
     def _let_go(self, node: NodeId) -> None:
         self._pending.pop(node, None)
         self._answers.pop(node, None)
         self._depot.expect_no_more(node)
         self._depot.keep_only(node, self._journal.parts(node))
-
-    def _refuse(self, node: NodeId, reason: str) -> None:
-        self._journal.refused(node, reason)
 
 
 class Missing(RunFailed):

@@ -5,6 +5,7 @@ about which request; a rising ``sequence`` makes an old one recognisable. The br
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from time import time
@@ -13,10 +14,14 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-PROTOCOL = 1
+from hansa.errors import parse_json, printable
+
+PROTOCOL = 2
 LARGEST = 48 << 10
 SKEW = 600.0  # seconds: a letter from further in the future comes from a wrong clock
 SIGNATURE = 64
+LAST = 1e11  # seconds since 1970: no date is later, nor is it NaN
+HIGHEST = 1 << 53
 
 Ref = tuple[str, int]  # digest and size in bytes
 
@@ -66,6 +71,9 @@ FIELDS: Mapping[str, tuple[type, ...]] = {
     "at": (int, float),
     "protocol": (int,),
 }
+# Runs and requests become names of folders, kinds and vectors words in logs: nothing in them leads anywhere.
+WORDS = {"run": r"[0-9a-f]{16}", "request": r"[0-9a-f]{32}", "kind": r"[A-Za-z]{1,40}"}
+VECTOR = r"[a-z_][a-z0-9_.]{0,99}"
 
 
 def seal(envelope: Envelope, key: Ed25519PrivateKey) -> bytes:
@@ -85,31 +93,48 @@ def unseal(data: bytes, sender: str, receiver: str, key: Ed25519PublicKey) -> En
     if envelope.protocol != PROTOCOL:
         raise Unsealed(f"it speaks protocol version {envelope.protocol}, and we speak {PROTOCOL}: use the same Hansa")
     if (envelope.sender, envelope.receiver) != (sender, receiver):
-        raise Unsealed(f"it is from {envelope.sender!r} to {envelope.receiver!r}")
-    if envelope.at > time() + SKEW:
-        raise Unsealed(f"it comes from {envelope.at - time():.0f} s in the future: set the clocks")
+        raise Unsealed(f"it is from '{printable(envelope.sender, 60)}' to '{printable(envelope.receiver, 60)}'")
+    ahead = max(envelope.at, envelope.begun) - time()
+    if ahead > SKEW:
+        raise Unsealed(f"it comes from {ahead:.0f} s in the future: set the clocks")
     return envelope
 
 
 def _parsed(body: bytes) -> Envelope:
     try:
-        raw = json.loads(body)
+        raw = parse_json(body)
     except ValueError:
         raise Unsealed("it is not JSON") from None
     if not isinstance(raw, dict):
         raise Unsealed("it is not an envelope")
     protocol = raw.get("protocol")
     if protocol == PROTOCOL and set(raw) != set(FIELDS):
-        raise Unsealed(f"it has fields {sorted(map(str, raw))[:20]}")
+        raise Unsealed(f"it has fields {printable(', '.join(sorted(raw)))}")
     for name, kinds in FIELDS.items():
         if name in raw and (type(raw[name]) not in kinds):
             raise Unsealed(f"its field '{name}' is a {type(raw[name]).__name__}")
+    _check_values(raw)
     try:
         refs = {name: _ref(raw[name]) for name in ("settings", "start")}
         vectors = {str(name): _needed(ref) for name, ref in raw["vectors"].items()}
         return Envelope(**{**raw, **refs, "vectors": vectors, "text": _needed(raw["text"])})
     except (KeyError, TypeError) as error:
-        raise Unsealed(f"it is not an envelope ({error})"[:200]) from None
+        raise Unsealed(f"it is not an envelope ({printable(str(error))})") from None
+
+
+def _check_values(raw: Mapping[str, Any]) -> None:
+    for name, words in WORDS.items():
+        if name in raw and not re.fullmatch(words, raw[name]):
+            raise Unsealed(f"its field '{name}' is not a name that is given here")
+    for name in raw.get("vectors", {}):
+        if not re.fullmatch(VECTOR, name):
+            raise Unsealed("it has a vector whose name is not one that is given here")
+    for name in ("begun", "until", "at"):
+        if raw.get(name) is not None and not 0 <= raw[name] <= LAST:
+            raise Unsealed(f"its field '{name}' is no time")
+    for name in ("sequence", "round"):
+        if name in raw and not 0 <= raw[name] < HIGHEST:
+            raise Unsealed(f"its field '{name}' is beyond any that is given here")
 
 
 def _ref(value: Any) -> Ref | None:
@@ -118,7 +143,7 @@ def _ref(value: Any) -> Ref | None:
 
 def _needed(value: Any) -> Ref:
     match value:
-        case [str(digest), int(size)] if is_digest(digest) and size >= 0:
+        case [str(digest), int(size)] if is_digest(digest) and type(size) is int and 0 <= size < HIGHEST:
             return digest, size
     raise Unsealed("it names something that is no digest and size")
 

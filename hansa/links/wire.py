@@ -21,12 +21,13 @@ from torch import Tensor
 
 from hansa import messages
 from hansa.coded import Coded
-from hansa.errors import HansaError
+from hansa.errors import HansaError, parse_json
 from hansa.tensors import Layout, Tensors
 
 TYPES = {t.__name__: t for union in (messages.Request, messages.Reply) for t in get_args(union)}
 FIELDS = {name: get_type_hints(t) for name, t in TYPES.items()}
 LARGEST_HEADER = 64 << 20
+LONGEST_LAYOUT = 8 << 20  # some are kept in memory: whoever makes up new ones must not fill it
 
 
 class BadMessage(HansaError):
@@ -74,11 +75,11 @@ def join(text: str, vectors: dict[str, Tensor]) -> Any:
     """The message that `split` took apart; refuses whatever does not fit."""
     header, *layouts = text.split("\n")
     try:
-        parsed = json.loads(header)
+        parsed = parse_json(header)
         kind, body, names = parsed["type"], dict(parsed["body"]), list(parsed["vectors"])
     except (ValueError, KeyError, TypeError) as error:
         raise BadMessage(f"the header is not a message header ({type(error).__name__})") from None
-    if kind not in TYPES:
+    if not isinstance(kind, str) or kind not in TYPES:
         raise BadMessage(f"unknown message type {str(kind)[:60]!r}")
     if sorted(map(str, names)) != sorted(vectors) or len(names) != len(layouts):
         raise BadMessage(f"{kind}: vectors {sorted(vectors)} do not match the header's {names}")
@@ -111,6 +112,8 @@ def _message(kind: str, body: Any, place: str, packed: dict[str, tuple[str, Tens
 
 
 def _tensors(where: str, text: str, vector: Tensor) -> Tensors:
+    if len(text) > LONGEST_LAYOUT:
+        raise BadMessage(f"{where}: a layout of {len(text)} characters")
     try:
         layout = _layout(text)
     except (TypeError, ValueError) as error:
@@ -127,10 +130,10 @@ def _coded(where: str, text: str, vector: Tensor) -> Coded:
     return Coded(text, vector)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def _layout(text: str) -> Layout:
     """Parsed and checked once: the same few layouts come with every message."""
-    names, shapes = json.loads(text)
+    names, shapes = parse_json(text)
     layout = Layout(tuple(names), tuple(tuple(shape) for shape in shapes))
     sizes = [size for shape in layout.shapes for size in shape]
     if not all(isinstance(name, str) for name in names) or not all(type(n) is int and n >= 0 for n in sizes):

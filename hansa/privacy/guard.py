@@ -67,7 +67,7 @@ CONTENTS: Mapping[type, Mapping[str, Kind]] = {
         "cut": "tensors",
     },
     # Keys and shares are there for the sum of the updates, and release nothing else.
-    Advertised: {"seal": "tensors", "mask": "tensors"},
+    Advertised: {"seal": "tensors", "mask": "tensors", "samples": "samples", "model": "tensors", "vouch": "tensors"},
     Entrusted: {"sealed": "tensors"},
     Revealed: {"shares": "tensors"},
     Offer: {"knowledge": "offers", "members": "offers", "lengths": "offers", "withheld": "offers"},
@@ -99,7 +99,9 @@ def asked_for(request: object) -> list[Wanted] | None:
             held = isinstance(request, Train) and request.held
             tensors = [Wanted("tensors")] if request.model.layout.names or held else []
             return [*tensors, Wanted("samples"), Wanted("metrics")]
-        case Advertise() | Entrust() | Reveal():
+        case Advertise():
+            return [Wanted("tensors"), Wanted("samples")]
+        case Entrust() | Reveal():
             return [Wanted("tensors")]
         case Evaluate():
             return [Wanted("metrics")]

@@ -33,8 +33,14 @@ def propose(federation: Federation) -> dict[str, Any]:
         "personal": federation.personal is not None,
     }
     release |= {kind: True for kind, asked in also.items() if asked}
-    rule = {"federations": [federation.name], "methods": [federation.method.name], "release": release}
-    return {"rules": {federation.name: rule}}
+    whom = {"federations": [federation.name], "methods": [federation.method.name]}
+    personal = federation.personal
+    if federation.secure is None or (personal is not None and personal.nearby):  # near silos learn updates in the clear
+        return {"rules": {federation.name: {**whom, "release": release}}}
+    # An update leaves under masks or not at all, whatever a coordinator writes into its settings later.
+    own = {kind: release.pop(kind) for kind in ("personal",) if kind in release}
+    rules = {federation.name: {**whom, "release": release, "require": {"secure_aggregation": True}}}
+    return {"rules": rules | ({"own models": {**whom, "release": own}} if own else {})}
 
 
 def template(federation: Federation) -> str:

@@ -15,12 +15,13 @@ silo that answered, the key of one that did not. Never both: a silo asked for bo
 
 Fixed point: round(x·2³⁰/bound) of values within ±bound, weights that sum to at most one; so a sum of n differs from the
 plain one by at most n·bound·2⁻³¹ per number, and never overflows.
-Deviations: the server is taken to follow the protocol (no signatures on the list of survivors); a silo refuses a second
-list for the same round, and lists shorter than the threshold.
+Deviations: instead of signing the list of survivors, a silo opens its shares for one list alone. A server that shows
+two lists needs ``threshold`` openings for each, so with more than half of the others it cannot have both. Keys are
+signed between organisations: see deploy/vouch.py.
 """
 
 import secrets as chance
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -129,8 +130,16 @@ def _public(secret: str) -> str:
 
 def agree(secret: str, key: str, purpose: str) -> bytes:
     """The same bytes for both sides, whichever secret and whichever public key of the two is at hand."""
-    both = _private(secret).exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(key)))
+    try:
+        both = _private(secret).exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(key)))
+    except ValueError:
+        raise Refused("a key on the list is no key") from None
     return HKDF(hashes.SHA256(), SECRET, None, purpose.encode()).derive(both)
+
+
+def place_of(holder: NodeId, silo: NodeId, roster: Iterable[NodeId]) -> int:
+    """Where on the polynomial of ``silo`` the share of ``holder`` lies."""
+    return 1 + sorted(set(roster) - {silo}).index(holder) if holder != silo else 0
 
 
 def share(me: NodeId, mine: Secrets, roster: Mapping[NodeId, Keys], threshold: int, label: str) -> dict[NodeId, str]:
@@ -142,7 +151,7 @@ def share(me: NodeId, mine: Secrets, roster: Mapping[NodeId, Keys], threshold: i
         raise Refused(f"{threshold} of {len(others)} other silos could restore its secrets: at least 2 must be needed")
     if len({key for keys in roster.values() for key in (keys.seal, keys.mask)}) < 2 * len(roster):
         raise Refused("the list of keys has one twice")
-    places = range(1, len(others) + 1)
+    places = [place_of(other, me, roster) for other in others]
     dealt = [deal(int(secret, 16), places, threshold) for secret in (mine.own, mine.mask)]
     sealed = {}
     for other, (x, own), (_, key) in zip(others, *dealt, strict=True):
@@ -195,6 +204,8 @@ def reveal(
         raise Refused(f"only {len(set(answered))} silos answered: more than {threshold} must hide in the sum")
     found = {}
     for sender, sealed in inbox.items():
+        if sender not in roster or sender == me:
+            raise Refused("it is asked for the secret of a silo that it was not masked with")
         own, key = opened(me, mine, sender, roster[sender].seal, sealed, label)
         found[sender] = own if sender in answered else key
     return found

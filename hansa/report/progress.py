@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hansa.config import Federation
+from hansa.errors import printable
 from hansa.messages import NodeId
 from hansa.report.charts import short
 from hansa.round import Record
@@ -39,7 +40,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         prefix = f"{self.label}: " if self.label else ""
-        self.console.print(escape(prefix + text), style="dim", highlight=False)
+        self.console.print(escape(prefix + printable(text, 1000)), style="dim", highlight=False)
 
     def begin(self, federation: Federation, done: int, samples: Mapping[NodeId, int]) -> None:
         self._rounds, self._done, self._from = federation.rounds, done, done

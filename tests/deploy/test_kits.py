@@ -1,6 +1,7 @@
 """Startup kits: what is in them, who may do what with them, how they end."""
 
 import json
+import os
 import stat
 
 import pytest
@@ -9,7 +10,8 @@ from cryptography import x509
 from hansa.cli import main
 from hansa.config import Node
 from hansa.deploy import authority
-from hansa.deploy.kit import COORDINATOR, Kit
+from hansa.deploy.agent import Agent
+from hansa.deploy.kit import COORDINATOR, VERSION, Kit
 from hansa.deploy.nats_file import authorization
 from hansa.errors import UserError
 from hansa.federation_file import dump
@@ -100,9 +102,54 @@ def test_a_folder_that_is_no_kit_is_refused(federation, tmp_path):
         Kit(tmp_path)
     kits = make_kits(federation(), tmp_path / "kits")
     file = kits / "north" / "kit.json"
-    file.write_text(file.read_text().replace('"version":1', '"version":9').replace('"version": 1', '"version": 9'))
+    file.write_text(file.read_text().replace(f'"version": {VERSION}', '"version": 9'))
     with pytest.raises(UserError, match="kit of version 9"):
         Kit(kits / "north")
+
+
+def test_the_list_of_members_is_the_authoritys_alone(federation, tmp_path):
+    """Whoever coordinates hands it on; a name, a key or a generation that the authority did not write is refused."""
+    kits, foreign = make_kits(federation(), tmp_path / "kits"), make_kits(federation(), tmp_path / "foreign")
+    file = kits / "north" / "members.json"
+    good = json.loads(file.read_text())
+    stranger = {**good["members"], "stranger": good["members"]["south"]}
+    again = {**good["members"], "east": {**good["members"]["east"], "generations": [1, 2]}}
+    for forged in ({**good, "members": stranger}, {**good, "members": again}, good["members"], []):
+        file.write_text(json.dumps(forged))
+        with pytest.raises(
+            UserError, match=r"members.json cannot be used \((the federation's authority has not|it is no)"
+        ):
+            Kit(kits / "north")
+    file.write_text((foreign / "north" / "members.json").read_text())
+    with pytest.raises(UserError, match="has not signed it"):
+        Kit(kits / "north")
+    file.write_text(json.dumps(good))
+    assert set(Kit(kits / "north").members()) == {COORDINATOR, *federation().silos}
+
+
+def test_a_list_of_members_that_is_damaged_meanwhile_leaves_the_one_before(federation, tmp_path, caplog):
+    kits = make_kits(federation(), tmp_path / "kits")
+    kit, file = Kit(kits / "north"), kits / "north" / "members.json"
+    before, whole = kit.members(), file.read_bytes()
+    for damage in (whole[:100], b"", b"\xff\xfe"):
+        file.write_bytes(damage)
+        os.utime(file, ns=(0, len(damage)))
+        assert kit.members() == before
+    file.unlink()
+    assert kit.members() == before
+    assert "whoever was a member before is one" in caplog.text
+    with pytest.raises(UserError, match=r"members.json cannot be used"):
+        Kit(kits / "north")
+    authority.revoke(kits, "south")
+    assert kit.members()["south"].generations == (), "a whole one counts again"
+
+
+@pytest.mark.parametrize("damage", [b"", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n", b"\xff"])
+def test_a_key_that_is_damaged_is_said_so(federation, tmp_path, damage):
+    kits = make_kits(federation(), tmp_path / "kits")
+    (kits / "north" / "key.pem").write_bytes(damage)
+    with pytest.raises(UserError, match=r"key.pem cannot be used \(.*; ask for a new kit"):
+        Agent(Kit(kits / "north"), tmp_path / "home", None, lambda text: None)
 
 
 def test_the_command_line_makes_kits(federation, tmp_path, monkeypatch, capsys):

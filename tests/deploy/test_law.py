@@ -45,7 +45,7 @@ def test_under_the_policy_of_its_kit_a_silo_works_and_writes_down_what_leaves(fe
 
 
 def test_a_silo_without_a_policy_releases_nothing_and_both_sides_hear_why(federation, tmp_path, log, caplog):
-    settings = federation(rounds=1)
+    settings = federation(rounds=1, participation={"quorum": 1.0})
     kits = make_kits(settings, tmp_path / "kits")
     (kits / "north" / POLICY).unlink()
     with pytest.raises(RunFailed, match=r"silo 'north' could not answer .* policy refuses"):

@@ -18,6 +18,7 @@ from hansa.deploy.serve import serve
 from hansa.links import wire
 from hansa.links.connection import Broken, Connection, Refused
 from hansa.links.journal import Journal
+from hansa.links.nats import LATE
 from hansa.links.patience import GaveUp, Patience
 from hansa.links.porter import Porter
 from hansa.links.seal import seal, unseal
@@ -248,7 +249,9 @@ def test_forged_doubled_and_late_letters_do_not_count(link, kits, tmp_path):
         "it is from 'north' to 'coordinator'",
         "a letter of 8 bytes",
         "its signature is not the sender's",
+        LATE,
     }
+    assert sum(times for (node, _), times in refusals(tmp_path).items() if node == "south") >= 4
 
 
 def test_canary_text_stays_in_its_silo(federation, tmp_path, log):
