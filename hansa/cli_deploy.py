@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from hansa.console import INTERRUPTED, Format, FormatOption, errors, finish, output, show_metrics, table
-from hansa.errors import UserError
+from hansa.errors import UserError, printable
 from hansa.logs import LogFormat, LogFormatOption, LogLevel, LogLevelOption, configure
 
 log = logging.getLogger("hansa")
@@ -21,6 +21,7 @@ kit = typer.Typer(no_args_is_help=True, help="Startup kits: certificates, addres
 Kits = Annotated[Path, typer.Argument(metavar="KITS", help="the folder that 'kit create' wrote")]
 Name = Annotated[str, typer.Argument(metavar="NODE", help="a member")]
 Days = Annotated[int, typer.Option(min=1, help="how long the certificates are good")]
+MOST_REFUSED = 20  # lines of `hansa status`
 TERMINATED = 143  # a coordinator that SIGTERM ended has not done its work: started again, it goes on
 ProxyOption = Annotated[
     str | None,
@@ -274,15 +275,29 @@ def status(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="the --out of 'hansa serve'")],
     format: FormatOption = Format.text,
 ) -> None:
-    """Who is connected, who is awaited and until when, versions, clocks."""
+    """Who is connected, who is awaited and until when, versions, clocks, and what was refused."""
     from time import time
 
-    from hansa.deploy.status import COLUMNS, as_dict, read, running
+    from rich.markup import escape
 
-    nodes, alive = read(run, time()), running(run)
-    rows = [node.row for node in nodes]
-    title = f"{run}: " + ("is being served" if alive else "nobody serves it now; below is what was known last")
-    finish(format, as_dict(nodes, alive), lambda: output.print(table(COLUMNS, rows, title, figures=False)))
+    from hansa.deploy.status import COLUMNS, as_dict, marks, read, refusals, running
+
+    nodes, refused, alive = read(run, time()), refusals(run), running(run)
+
+    def show() -> None:
+        title = f"{run}: " + ("is being served" if alive else "nobody serves it now; below is what was known last")
+        rows = [[escape(cell) for cell in node.row] for node in nodes]  # what others say of themselves is no markup
+        output.print(table(COLUMNS, rows, title, figures=False))
+        for line in marks(nodes):
+            output.print(line, markup=False, highlight=False)
+        if refused:
+            output.print("Refused:", highlight=False)
+        for one in refused[:MOST_REFUSED]:
+            output.print(f"· {printable(one.line)}", markup=False, highlight=False)
+        if len(refused) > MOST_REFUSED:
+            output.print(f"· and {len(refused) - MOST_REFUSED} other reasons: --format json has them", highlight=False)
+
+    finish(format, as_dict(nodes, refused, alive), show)
 
 
 def paths(files: list[Path]) -> tuple[str, ...]:

@@ -69,7 +69,7 @@ def create(
         (folder / "kit.json").write_text(card.model_dump_json(indent=1), encoding="utf-8")
         if node is not None and node.sources:
             (folder / POLICY).write_text(template(federation), encoding="utf-8")
-        authority.certify_member(folder, key.public_key(), card, 1, days)
+        authority.certify(folder, key.public_key(), card, 1, days)
     if broker is not None:
         (out / NATS).mkdir()
         (out / NATS / "nats.conf").write_text(foreign(federation.name, broker), encoding="utf-8")
@@ -146,7 +146,7 @@ class Authority:
         (folder / "ca.pem").write_bytes(builder.sign(key, None).public_bytes(Encoding.PEM))
         return Authority(folder)
 
-    def certify_member(self, folder: Path, key: Ed25519PublicKey, card: Card, generation: int, days: float) -> None:
+    def certify(self, folder: Path, key: Ed25519PublicKey, card: Card, generation: int, days: float) -> None:
         who = x509.RFC822Name(identity(card.node, generation, card.federation))
         self._certify(folder, key, card.node, [who], [card.serves.host] if card.serves else [], days)
 
@@ -236,7 +236,7 @@ def renew(kits: Path, name: str, days: int) -> int:
     if not member.generations:
         key = Ed25519PrivateKey.generate()
         _write_key(kits / name / "key.pem", key)
-    authority.certify_member(kits / name, key.public_key(), kit.card, generation, days)
+    authority.certify(kits / name, key.public_key(), kit.card, generation, days)
     update = {"key": _hex(key.public_key()), "generations": (*member.generations, generation)}
     authority.publish({**members, name: member.model_copy(update=update)})
     return generation
