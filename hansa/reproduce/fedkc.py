@@ -75,7 +75,7 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Tuned:
-    """One setting of each method. The learning rate of all was chosen on validation data; α and FedProx's μ were seen to
+    """One setting of each method. The learning rate was chosen on validation data; α and FedProx's μ were seen to
     do well on ICD-10; μ of MOON and λ of FedMix are their papers'. ``--tune`` chooses all of them anew."""
 
     lr: float | None = None  # of all methods; default the scale's
