@@ -52,7 +52,7 @@ def test_text_logs_keep_to_their_level(capsys):
 
 def get(port: int, path: str) -> tuple[int, dict]:
     try:
-        with urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as reply:
+        with urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as reply:
             return reply.status, json.loads(reply.read())
     except HTTPError as error:
         with error:
