@@ -4,17 +4,21 @@ from time import monotonic
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hansa.checks import check
 from hansa.compare import compare, variant
 from hansa.config import Model, Named, Participation, Privacy, Schedule, Server, holders, repeats
 from hansa.errors import ConfigError, UserError
 from hansa.federation_file import parse, read
+from hansa.grow import own_models
 from hansa.links.local import LocalLink
 from hansa.messages import Fit, Train
 from hansa.methods.fedopt import scale
 from hansa.run import run
 from hansa.runs.ledger import Ledger
+from hansa.site import Site
 from hansa.watch import Quiet
 from tests.conftest import WORDS, same, weights, write_words
 from tests.laws.test_runs import run_over
@@ -66,11 +70,32 @@ def test_a_run_trains_every_node_and_scores_own_and_global_models(tree, tmp_path
     heard = select(outcome.folder, "select sum(weight) from attention group by round, node, stage, layer")
     assert heard
     assert all(total == pytest.approx(1.0, abs=1e-6) for (total,) in heard)
-    from transformers import AutoModelForCausalLM
-
     models = [AutoModelForCausalLM.from_pretrained(outcome.folder / f) for f in ("model", "silos/west/model")]
     assert models[0].num_parameters() == models[1].num_parameters()
     assert not same(weights(outcome.folder / "model"), weights(outcome.folder / "silos/north/model"))
+    for node in ("west", "north"):
+        assert score(outcome.folder, node) == pytest.approx(own_score(tree(), outcome.folder, node), abs=1e-5)
+
+
+TEXT = "wind and snow"
+
+
+def score(folder, node):
+    """Log-likelihood of a text by the exported folder alone, as lm-evaluation-harness would load it."""
+    tokenizer = AutoTokenizer.from_pretrained(folder / "silos" / node / "model")
+    model = AutoModelForCausalLM.from_pretrained(folder / "silos" / node / "model").eval()
+    ids = tokenizer(TEXT, return_tensors="pt").input_ids
+    with torch.no_grad():
+        return float(model(ids, labels=ids).loss)
+
+
+def own_score(settings, folder, node):
+    """The same by the node's model as the run remembers it."""
+    site = Site(settings, folder)
+    site.learner.state.write(dict(own_models(site, settings.silos, settings.rounds))[node])
+    ids = site.vocabulary.tokenizer(TEXT, return_tensors="pt").input_ids
+    with torch.no_grad():
+        return float(site.learner.model.eval()(ids, labels=ids).loss)
 
 
 def test_any_number_of_workers_and_the_wire_give_the_same_bits(tree, tmp_path):
