@@ -258,7 +258,9 @@ def compare(
     federation: FederationFile,
     methods: Annotated[
         str,
-        typer.Option(help="by commas: methods, uploads (whole, top-k+int8, …), central, per-silo, chained, base"),
+        typer.Option(
+            help="by commas: methods, uploads (whole, top-k+int8, …), central, per-silo, chained, base, flat, pooled"
+        ),
     ],
     set: SetOption = None,
     out: Annotated[Path | None, typer.Option(help="where the runs go; default runs/NAME-compare")] = None,

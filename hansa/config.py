@@ -260,7 +260,7 @@ class Simulation(Section):
     """What is only played: slow silos, by virtual seconds of work in one round (nobody sleeps), and lying ones."""
 
     poison: dict[str, Poison] = {}  # by silo, at any level
-    delay: dict[str, Annotated[float, Field(ge=0.0)]] = {}  # by silo
+    delay: dict[str, Annotated[float, Field(ge=0.0)]] = {}  # by node, at any level; of a region: of its whole answer
     usual: Annotated[float, Field(ge=0.0)] = 1.0  # of silos not named in delay
     jitter: Share = 0.0  # how far a delay may differ, as a share of it; from the seed
 
@@ -423,11 +423,11 @@ class Federation(Section):
             )
         if self.personal is not None and (self.personal.start or 0) > self.rounds:
             raise ValueError(f"personal.start is {self.personal.start}, but there are only {self.rounds} rounds")
-        strangers = set(self.simulate.delay) - set(self.silos)
+        strangers = set(self.simulate.delay) - set(names)
         if strangers:
             raise ValueError(
-                f"simulate.delay names '{min(strangers)}', which does not stand directly below 'silos'; "
-                f"{did_you_mean(min(strangers), self.silos)}"
+                f"simulate.delay names '{min(strangers)}', which is not a node of the federation; "
+                f"{did_you_mean(min(strangers), names)}"
             )
         strangers = set(self.simulate.poison) - set(leaves(self.silos))
         if strangers:

@@ -126,6 +126,10 @@ class Tree(Protocol):
         """Whether a node trains on its own data before its children do, or beside them as one more child."""
 
     @property
+    def key_layers(self) -> float | tuple[str, ...]:
+        """A share of the blocks, the last ones, or their names."""
+
+    @property
     def filter(self) -> Filter | None: ...
 
     @property

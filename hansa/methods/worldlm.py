@@ -14,7 +14,8 @@ Deviations: the residuals a root keeps (PartResiduals, line 8) are routed once, 
 gathered for ever; a child whose layers are not known yet is taken to have its parent's.
 Ours, off by default: ``similarity: moved`` compares what layers moved since they were last the same; ``temperature``
 of the softmax; ``back: false`` keeps residuals from returning to the branch they came from; ``server`` of every node;
-``buffer``: a region that is slow in virtual time contributes when it is done, damped by its staleness as in FedBuff.
+``buffer``: a region that is slow in virtual time contributes when it is done, damped by its staleness as in FedBuff;
+its key layers too, K_c ← K_q + s(τ)·(K_c − K_q).
 """
 
 from collections.abc import Mapping, Sequence
@@ -185,4 +186,4 @@ class WorldLM(Section):
         if not self.buffer:
             return method
         weigh, mean = ByStaleness(self.power), DampedMean(self.power)
-        return replace(method, pace=Arrivals(self.buffer), weigh=weigh, aggregate=mean)
+        return replace(method, pace=Arrivals(self.buffer, self.power), weigh=weigh, aggregate=mean)
