@@ -164,7 +164,7 @@ LIES = [
 
 
 def test_a_coordinator_that_treats_one_silo_differently_gets_nothing_from_it(federation, tmp_path, log, monkeypatch):
-    """RELIABILITY 8 and 9, over real sockets: east refuses, and says why. In the last round nobody lies."""
+    """Cases 8 and 9, over real sockets: east refuses, and says why. In the last round nobody lies."""
     settings = federation(rounds=len(LIES), sizes=FOUR, secure=True, **QUIETLY)
     honest = NatsLink.ask
 
