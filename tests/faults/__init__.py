@@ -1,8 +1,8 @@
 """Faults, bad input and attacks: which test shows that each is survived.
 
 Other cases (differential privacy, attacks by inversion, the dashboard, long runs) are shown elsewhere, hence the gaps.
-`tests/test_conventions.py` holds the table to the files. Marked S: real processes, run by `make test-faults`; the others
-run with every `make test`, most of them over real sockets with real certificates and a real broker.
+`tests/test_conventions.py` holds the table to the files. Marked S: real processes, run by `make test-faults`; the
+others run with every `make test`, most of them over real sockets with real certificates and a real broker.
 """
 
 CASES: dict[int, tuple[str, tuple[str, ...]]] = {
