@@ -105,6 +105,8 @@ def test_data_that_cannot_be_read_costs_a_silo_its_place_and_the_quorum_decides(
             outcome = serve(settings, Kit(kits / COORDINATOR), tmp_path / name / "run", None, log)
         assert [(round, node) for round, node, _ in events(outcome.folder, "lost")] == [(0, "east"), (0, "east")]
         assert not any("this is no JSON" in line for line in log.lines), "why, and not what"
+        assert all("its own log says why" in text for _, _, text in events(outcome.folder, "lost"))
+        assert any("40 of 40 lines cannot be used" in line for line in log.lines), "which its operator reads"
 
 
 def test_nonsense_for_scores_and_a_mask_that_nobody_asked_for(federation, tmp_path, log):
