@@ -263,8 +263,9 @@ class Agent:
         self._say(f"{letter.kind} of round {letter.round}")
         try:
             reply = attempt(answer, request)
-        except UserError as error:
-            reply = Lost(str(error))
+        except UserError as error:  # it may name files, fields or labels of ours: that is for our operator alone
+            self._say(f"{letter.kind} of round {letter.round}: {error}")
+            reply = Lost(f"its data or settings cannot be used ({type(error).__name__}): its own log says why")
         text, vectors = wire.split(reply)
         if isinstance(reply, Lost):
             self._say(f"{letter.kind} of round {letter.round}: {reply.reason}")

@@ -1,4 +1,4 @@
-"""RELIABILITY 14: words of a silo's text are in no letter, on no wire, in no log, report, status or error."""
+"""Case 14: words of a silo's text are in no letter, on no wire, in no log, report, status or error."""
 
 import json
 import logging

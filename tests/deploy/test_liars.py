@@ -105,6 +105,8 @@ def test_data_that_cannot_be_read_costs_a_silo_its_place_and_the_quorum_decides(
             outcome = serve(settings, Kit(kits / COORDINATOR), tmp_path / name / "run", None, log)
         assert [(round, node) for round, node, _ in events(outcome.folder, "lost")] == [(0, "east"), (0, "east")]
         assert not any("this is no JSON" in line for line in log.lines), "why, and not what"
+        assert all("its own log says why" in text for _, _, text in events(outcome.folder, "lost"))
+        assert any("40 of 40 lines cannot be used" in line for line in log.lines), "which its operator reads"
 
 
 def test_nonsense_for_scores_and_a_mask_that_nobody_asked_for(federation, tmp_path, log):
@@ -164,7 +166,7 @@ LIES = [
 
 
 def test_a_coordinator_that_treats_one_silo_differently_gets_nothing_from_it(federation, tmp_path, log, monkeypatch):
-    """RELIABILITY 8 and 9, over real sockets: east refuses, and says why. In the last round nobody lies."""
+    """Cases 8 and 9, over real sockets: east refuses, and says why. In the last round nobody lies."""
     settings = federation(rounds=len(LIES), sizes=FOUR, secure=True, **QUIETLY)
     honest = NatsLink.ask
 

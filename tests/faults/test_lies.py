@@ -120,7 +120,7 @@ def besiege(cast: Cast) -> None:
 
 
 def test_strangers_replays_and_a_siege_while_silos_work(gated, tmp_path):
-    """RELIABILITY 2, 3, 23: all refused and said once; the run ends in the bits of an undisturbed one."""
+    """Cases 2, 3, 23: all refused and said once; the run ends in the bits of an undisturbed one."""
     settings, gate = gated(rounds=2), Gate(tmp_path / "marks", "north")
     with Cast(settings, tmp_path / "cast") as cast:
         gate.shut()
@@ -150,7 +150,7 @@ def hansa(*words: object) -> "subprocess.CompletedProcess[str]":
 
 
 def test_silos_in_trouble_are_left_out_and_no_word_of_theirs_gets_out(federation, tmp_path):
-    """RELIABILITY 13, 14, 16, 25: no policy, a full disk, broken data, and a word that is nowhere but in the data."""
+    """Cases 13, 14, 16, 25: no policy, a full disk, broken data, and a word that is nowhere but in the data."""
     sizes = {"north": 40, "south": 30, "east": 20, "north-2": 30, "south-2": 40}
     settings = federation(rounds=2, sizes=sizes, participation={"quorum": 0.4})
     data = {name: Path(node.sources[0].train) for name, node in settings.silos.items()}
