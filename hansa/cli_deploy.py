@@ -143,7 +143,7 @@ def show(kits: Kits, format: FormatOption = Format.text) -> None:
     lines = authority.show(kits)
     rows = [[line[key] for key in ("node", "kind", "parent", "state", "until")] for line in lines]
     columns = ["node", "kind", "parent", "state", "good until"]
-    finish(format, {"members": lines}, lambda: output.print(table(columns, rows, "Members")))
+    finish(format, {"members": lines}, lambda: output.print(table(columns, rows, "Members", figures=False)))
 
 
 def serve(
@@ -171,6 +171,8 @@ def serve(
     if own.card.kind == "region":
         serve_region(own, out or Path("runs") / own.name, nats, data or [], policy, uses or [], proxy, health)
         return
+    if own.card.kind == "silo":
+        raise UserError(f"{kit} is the kit of a silo: it serves nobody; use 'hansa join {kit} --data …'")
     if federation is None:
         raise UserError("the coordinator needs the federation file: hansa serve FED.yaml")
     from hansa.federation_file import read

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 SILENT = 20.0  # seconds without a word after which a node counts as away
 SKEWED = 30.0  # seconds between clocks that are worth a word
+LONG = 15.0  # seconds that somebody is waited for without a word of it
 LIFE = "life:"  # what the journal calls what a node says of itself
 LONGEST = 4096  # bytes of such a word: whoever says more is not listened to
 PHASES = ("idle", "fetching", "working", "sending")
@@ -61,6 +62,29 @@ class Roster:
     def close(self) -> None:
         self._stop.set()
         self._thread.join()
+
+
+class Awaited:
+    """Says for whom everybody waits, when that takes longer than a moment, and again when it changes."""
+
+    def __init__(self, journal: "Journal", say: Callable[[str], None]) -> None:
+        self._journal, self._say = journal, say
+        self._began, self._said = time(), ""
+
+    def tell(self, now: float) -> None:
+        waiting = [
+            (kind, round, node, until)
+            for node, kind, round, asked, until in self._journal.waiting()
+            if now - max(asked, self._began) >= LONG and (until is None or until > now)
+        ]
+        if not waiting:
+            return
+        kind, round, _, until = max(waiting, key=lambda one: one[1])
+        names = sorted(node for k, r, node, _ in waiting if (k, r) == (kind, round))
+        said = f"waiting for {', '.join(names)}: {kind} of round {round}" + (f", until {clock(until)}" if until else "")
+        if said != self._said:
+            self._said = said
+            self._say(said)
 
 
 def heard(payload: bytes, now: float) -> dict[str, Any] | None:
