@@ -1,11 +1,14 @@
 """The Medical paper's experiments at their smallest: every table is there, every claim is said, the page is written."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from hansa.errors import UserError
-from hansa.reproduce import Asked, Claim, Reproduction, Table, downstream, encoder, medical, update_results
+from hansa.models.tokenizer import byte_tokenizer
+from hansa.reproduce import Asked, Claim, Reproduction, Table, downstream, encoder, medical, tuning, update_results
+from hansa.reproduce.jobs import Jobs
 from hansa.run import Outcome
 
 
@@ -113,3 +116,61 @@ def test_full_scale_has_the_published_settings(tmp_path):
     assert (settings.train.lr, settings.train.batch, settings.server.lr) == (1e-4, 2048, 3e-4)
     assert settings.aggregate.weights.by == "samples"
     assert medical.federation("central", silos, medical.SIZES["full"], "x").baseline.lr == 3e-5
+
+
+def test_central_training_sees_as_many_tokens_as_the_federation(tmp_path):
+    """A token is a byte here: ninety texts of 30 and ten of 10, in a federation that asks both silos alike."""
+    words = byte_tokenizer()
+    words.save_pretrained(tmp_path / "words")
+    silos = {}
+    for name, count, length in (("long", 90, 30), ("short", 10, 10)):
+        file = tmp_path / f"{name}.jsonl"
+        file.write_text("".join(json.dumps({"text": f"{i:02}".ljust(length, "x")}) + "\n" for i in range(count)))
+        silos[name] = {"train": str(file), "valid": str(file), "test": str(file), "language": name}
+    long, short = (len(words("x" * length)["input_ids"]) for length in (30, 10))
+    expected = (long + short) / 2 / (0.9 * long + 0.1 * short)
+    assert tuning.equal_tokens(silos, str(tmp_path / "words"), 64) == pytest.approx(expected)
+    fewer = medical.federation("central", silos, medical.SIZES["small"], "x", 0.5)
+    assert fewer.rounds == medical.SIZES["small"].rounds // 2
+    assert medical.federation("federated", silos, medical.SIZES["small"], "x", 0.5).rounds == 2 * fewer.rounds
+
+
+def test_rates_are_tuned_apart_on_validation_data(federation, tmp_path):
+    def build(kind, size):
+        return federation(
+            kind=kind,
+            rounds=size.rounds,
+            data={"max_length": 16, "valid": 0.15, "test": 0.2},
+            server={"optimizer": "adam", "lr": size.server_lr},
+            baseline={"optimizer": "adamw", "lr": size.central_lr, "batch": 8},
+            evaluate={"every": 2, "share": 1.0},
+        )
+
+    usual = replace(medical.SIZES["smoke"], rounds=8, server_lr=1e-2, central_lr=1e-3)
+    with Jobs(tmp_path / "tuned", lambda line: None, False) as jobs:
+        size, [table] = tuning.tune(jobs, usual, build)
+    assert len(table.rows) == 7
+    for label, chosen in (("FL, server", size.server_lr), ("CL", size.central_lr)):
+        rows = [row for row in table.rows if row[0] == label]
+        [best] = [row for row in rows if row[3]]
+        assert float(best[1]) == pytest.approx(chosen, rel=0.1)
+        assert float(best[2].replace(",", "")) == min(float(row[2].replace(",", "")) for row in rows)
+
+
+def test_a_federated_encoder_takes_one_step_per_round_and_sees_as_many_samples(tmp_path):
+    class Noted(dict):
+        def start(self, name, settings, workers=0):
+            self[name] = settings
+
+    encoder_folder, rows = tmp_path / "encoder", [{"tokens": [f"word{i}"], "tags": ["O"]} for i in range(320)]
+    encoder_folder.mkdir()
+    (encoder_folder / "config.json").write_text("{}")
+    for part in ("train", "test"):
+        (tmp_path / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = {part: str(tmp_path / f"{part}.jsonl") for part in ("train", "test")}
+    task = downstream.Downstream("ner", {"en": source})
+    noted = Noted()
+    encoder.start(noted, str(encoder_folder), task, tmp_path)
+    federated, central = noted["encoder federated"], noted["encoder central"]
+    assert federated.train.samples.amount(1000) == federated.train.batch, "one batch"
+    assert federated.rounds * len(federated.silos) * federated.train.batch == central.rounds * len(rows)
