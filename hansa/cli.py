@@ -12,8 +12,8 @@ import typer
 
 from hansa.cli_audit import audit
 from hansa.cli_data import data
-from hansa.cli_deploy import join, kit, serve, status
-from hansa.console import Format, FormatOption, errors, finish, number, output, show_metrics, table
+from hansa.cli_deploy import TERMINATED, join, kit, serve, status
+from hansa.console import INTERRUPTED, Format, FormatOption, errors, finish, number, output, show_metrics, table
 from hansa.errors import HansaError, UserError, did_you_mean
 
 app = typer.Typer(
@@ -34,7 +34,6 @@ WorkersOption = Annotated[int | None, typer.Option(min=0, help="worker processes
 FederationFile = Annotated[Path, typer.Argument(metavar="FED.yaml", help="the federation file")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="override a setting")]
 LINKS = ("pool", "ray")
-INTERRUPTED = 130  # how typer ends after Ctrl-C
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="a run directory")]
 
 
@@ -48,14 +47,14 @@ def main() -> None:
         errors.print(str(error), markup=False, highlight=False)
         sys.exit(error.exit_code)
     except SystemExit as stop:
-        if stop.code != INTERRUPTED:
+        if stop.code not in (INTERRUPTED, TERMINATED):
             raise
         hint = {
             "run": "; a run that had begun its rounds continues with 'hansa run … --resume'",
             "serve": "; started again with the same --out, it continues",
         }.get("".join(sys.argv[1:2]), "")
         errors.print(f"stopped{hint}", highlight=False)
-        sys.exit(1)
+        sys.exit(TERMINATED if stop.code == TERMINATED else 1)
 
 
 @app.command()

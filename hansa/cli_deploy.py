@@ -1,7 +1,9 @@
 """The commands of deployment: `hansa kit`, `hansa serve`, `hansa join`, `hansa status`."""
 
 import logging
+import os
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,8 +11,8 @@ from typing import Annotated
 
 import typer
 
-from hansa.console import Format, FormatOption, errors, finish, output, show_metrics, table
-from hansa.errors import UserError
+from hansa.console import INTERRUPTED, Format, FormatOption, errors, finish, output, show_metrics, table
+from hansa.errors import UserError, printable
 from hansa.logs import LogFormat, LogFormatOption, LogLevel, LogLevelOption, configure
 
 log = logging.getLogger("hansa")
@@ -19,6 +21,17 @@ kit = typer.Typer(no_args_is_help=True, help="Startup kits: certificates, addres
 Kits = Annotated[Path, typer.Argument(metavar="KITS", help="the folder that 'kit create' wrote")]
 Name = Annotated[str, typer.Argument(metavar="NODE", help="a member")]
 Days = Annotated[int, typer.Option(min=1, help="how long the certificates are good")]
+MOST_REFUSED = 20  # lines of `hansa status`
+TERMINATED = 143  # a coordinator that SIGTERM ended has not done its work: started again, it goes on
+ProxyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--proxy",
+        metavar="http://HOST:PORT",
+        envvar="HANSA_PROXY",
+        help="the HTTP proxy through which the parent is reached; with a password, better in HANSA_PROXY",
+    ),
+]
 KitOption = Annotated[Path, typer.Option("--kit", help="the startup kit of this node")]
 NatsOption = Annotated[
     str | None, typer.Option("--nats", metavar="tls://HOST:PORT", help="an existing NATS instead of one of our own")
@@ -49,6 +62,10 @@ def create(
         list[str] | None,
         typer.Option(metavar="[REGION=]HOST:PORT", help="where the coordinator, or a region, is reached"),
     ] = None,
+    nats: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="of a NATS that somebody else runs: a configuration for it is written"),
+    ] = None,
     days: Days = 365,
     format: FormatOption = Format.text,
 ) -> None:
@@ -62,7 +79,7 @@ def create(
     for one in address or []:
         name, equals, place = one.rpartition("=")
         addresses[name if equals else COORDINATOR] = place
-    made = authority.create(read(federation), out, addresses, days)
+    made = authority.create(read(federation), out, addresses, days, nats)
 
     def show() -> None:
         for folder in made:
@@ -71,6 +88,8 @@ def create(
             f"Hand each folder to its node over a channel you trust; keep {out / 'authority'} to yourself.",
             highlight=False,
         )
+        if nats is not None:
+            output.print(f"Whoever runs NATS starts it in {out / 'nats'}: nats-server -c nats.conf", highlight=False)
 
     finish(format, {"kits": [str(folder) for folder in made]}, show)
 
@@ -83,7 +102,8 @@ def revoke(kits: Kits, node: Name, format: FormatOption = Format.text) -> None:
 
     authority.revoke(kits, node)
     text = (
-        f"'{node}' is revoked; hand members.json to the coordinator (a running one that reads it here cuts it off now)"
+        f"'{node}' is revoked; put members.json into the kits of the coordinator and the regions (one that runs from "
+        f"here cuts it off now){reload_broker(kits)}"
     )
     finish(format, {"revoked": node}, lambda: output.print(text, highlight=False))
 
@@ -93,12 +113,25 @@ def renew(kits: Kits, node: Name, days: Days = 365, format: FormatOption = Forma
     """A new certificate for a member; after a revocation also a new key."""
     needed()
     from hansa.deploy import authority
+    from hansa.deploy.nats_file import NATS
 
+    if node == NATS:
+        authority.renew_broker(kits, days)
+        text = f"the broker has a new certificate: put the files of {kits / node} in place, and reload it"
+        finish(format, {"renewed": node}, lambda: output.print(text, highlight=False))
+        return
     generation = authority.renew(kits, node, days)
     text = (
-        f"'{node}' has certificate number {generation}; hand {kits / node} to it, and members.json to the coordinator"
+        f"'{node}' has certificate number {generation}; put the files of {kits / node} in place there (nothing needs "
+        f"a restart), and members.json into the coordinator's kit{reload_broker(kits)}"
     )
     finish(format, {"renewed": node, "generation": generation}, lambda: output.print(text, highlight=False))
+
+
+def reload_broker(kits: Path) -> str:
+    """What whoever runs NATS has to do, where that is somebody else."""
+    file = kits / "nats" / "authorization.conf"
+    return f"; whoever runs NATS needs {file}, and reloads it" if file.exists() else ""
 
 
 @kit.command()
@@ -110,7 +143,7 @@ def show(kits: Kits, format: FormatOption = Format.text) -> None:
     lines = authority.show(kits)
     rows = [[line[key] for key in ("node", "kind", "parent", "state", "until")] for line in lines]
     columns = ["node", "kind", "parent", "state", "good until"]
-    finish(format, {"members": lines}, lambda: output.print(table(columns, rows, "Members")))
+    finish(format, {"members": lines}, lambda: output.print(table(columns, rows, "Members", figures=False)))
 
 
 def serve(
@@ -123,6 +156,7 @@ def serve(
     data: Annotated[list[Path] | None, typer.Option(help="data of the region's own, where it has any")] = None,
     policy: Annotated[Path | None, typer.Option(help="of a region: what may leave it")] = None,
     uses: UsesOption = None,
+    proxy: ProxyOption = None,
     health: HealthOption = None,
     log_level: LogLevelOption = LogLevel.info,
     log_format: LogFormatOption = LogFormat.text,
@@ -135,8 +169,10 @@ def serve(
 
     own = Kit(kit)
     if own.card.kind == "region":
-        serve_region(own, out or Path("runs") / own.name, nats, data or [], policy, uses or [], health)
+        serve_region(own, out or Path("runs") / own.name, nats, data or [], policy, uses or [], proxy, health)
         return
+    if own.card.kind == "silo":
+        raise UserError(f"{kit} is the kit of a silo: it serves nobody; use 'hansa join {kit} --data …'")
     if federation is None:
         raise UserError("the coordinator needs the federation file: hansa serve FED.yaml")
     from hansa.federation_file import read
@@ -149,10 +185,11 @@ def serve(
     from hansa.deploy.seat import parse_url
     from hansa.deploy.serve import serve as serve_federation
 
-    on_stop(_interrupt)
+    for which in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(which, end_coordinator)
     progress = Logged() if log_format is LogFormat.json else Progress(errors, settings.name)
     assert own.card.serves is not None
-    broker = parse_url(nats) if nats is not None else (own.card.serves.host, own.card.serves.port)
+    broker = parse_url(nats) if nats is not None else own.card.serves.letters
     with probes(health, lambda: unreachable(broker)):
         try:
             outcome = serve_federation(settings, own, out or Path("runs") / settings.name, nats, progress)
@@ -175,6 +212,7 @@ def serve_region(
     data: list[Path],
     policy: Path | None,
     uses: list[Path],
+    proxy: str | None,
     health: str | None,
 ) -> None:
     from hansa.deploy.agent import Agent
@@ -182,7 +220,9 @@ def serve_region(
     from hansa.deploy.join import sources
     from hansa.deploy.law import Law
     from hansa.deploy.serve import serve_region as serve_it
+    from hansa.links.route import Proxy
 
+    through = Proxy.parse(proxy) if proxy else None
     held = sources(own, data) if data or own.card.sources else ()
     law = Law.of(own, policy, out) if policy is not None or held else None
     with ExitStack() as stack:
@@ -191,7 +231,8 @@ def serve_region(
             on_stop(agent.stop)
             stack.enter_context(probes(health, agent.waits))
 
-        serve_it(own, out, nats, held, paths(uses), log.info, ready, law)
+        serve_it(own, out, nats, held, paths(uses), log.info, ready, law, through)
+    leave()
 
 
 def join(
@@ -200,6 +241,7 @@ def join(
     home: Annotated[Path | None, typer.Option(help="where this silo keeps its own; default KIT/home")] = None,
     policy: Annotated[Path | None, typer.Option(help="what may leave; default KIT/policy.yaml")] = None,
     uses: UsesOption = None,
+    proxy: ProxyOption = None,
     health: HealthOption = None,
     log_level: LogLevelOption = LogLevel.info,
     log_format: LogFormatOption = LogFormat.text,
@@ -216,31 +258,48 @@ def join(
     from hansa.deploy.health import probes
     from hansa.deploy.join import SiloTrade, sources
     from hansa.deploy.law import Law
+    from hansa.links.route import Proxy
 
+    through = Proxy.parse(proxy) if proxy else None
     place = home or kit / "home"
     law = Law.of(own, policy, place)
     if law.flaw:
         log.warning("nothing may leave: %s", law.flaw)
     trade = SiloTrade(own, sources(own, data), paths(uses or []), law)
-    agent = Agent(own, place, trade, log.info)
+    agent = Agent(own, place, trade, log.info, through)
     on_stop(agent.stop)
     with probes(health, agent.waits):
         agent.run()
+    leave()
 
 
 def status(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="the --out of 'hansa serve'")],
     format: FormatOption = Format.text,
 ) -> None:
-    """Who is connected, who is awaited and until when, versions, clocks."""
+    """Who is connected, who is awaited and until when, versions, clocks, and what was refused."""
     from time import time
 
-    from hansa.deploy.status import COLUMNS, as_dict, read, running
+    from rich.markup import escape
 
-    nodes, alive = read(run, time()), running(run)
-    rows = [node.row for node in nodes]
-    title = f"{run}: " + ("is being served" if alive else "nobody serves it now; below is what was known last")
-    finish(format, as_dict(nodes, alive), lambda: output.print(table(COLUMNS, rows, title, figures=False)))
+    from hansa.deploy.status import COLUMNS, as_dict, marks, read, refusals, running
+
+    nodes, refused, alive = read(run, time()), refusals(run), running(run)
+
+    def show() -> None:
+        title = f"{run}: " + ("is being served" if alive else "nobody serves it now; below is what was known last")
+        rows = [[escape(cell) for cell in node.row] for node in nodes]  # what others say of themselves is no markup
+        output.print(table(COLUMNS, rows, title, figures=False))
+        for line in marks(nodes):
+            output.print(line, markup=False, highlight=False)
+        if refused:
+            output.print("Refused:", highlight=False)
+        for one in refused[:MOST_REFUSED]:
+            output.print(f"· {printable(one.line)}", markup=False, highlight=False)
+        if len(refused) > MOST_REFUSED:
+            output.print(f"· and {len(refused) - MOST_REFUSED} other reasons: --format json has them", highlight=False)
+
+    finish(format, as_dict(nodes, refused, alive), show)
 
 
 def paths(files: list[Path]) -> tuple[str, ...]:
@@ -253,5 +312,16 @@ def on_stop(stop: Callable[[], None]) -> None:
         signal.signal(which, lambda *_: stop())
 
 
-def _interrupt() -> None:
-    raise KeyboardInterrupt
+def leave() -> None:
+    """An agent's way out. Training that was interrupted is done again when it is back: nobody waits for it here, and
+    Python must not take itself down around it."""
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def end_coordinator(number: int, _: object) -> None:
+    """Once: what a second signal would interrupt is the tidying up."""
+    for which in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(which, signal.SIG_IGN)
+    raise SystemExit(TERMINATED if number == signal.SIGTERM else INTERRUPTED)

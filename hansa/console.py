@@ -16,6 +16,9 @@ if not output.is_terminal:  # a pipe or a file is as wide as the table
     output = Console(soft_wrap=True, width=240)
 
 
+INTERRUPTED = 130  # how typer ends after Ctrl-C
+
+
 class Format(StrEnum):
     text = "text"
     json = "json"

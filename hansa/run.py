@@ -37,6 +37,7 @@ from hansa.messages import (
 )
 from hansa.models import build, tokenizer
 from hansa.models.adapt import merged
+from hansa.models.library import transformers
 from hansa.node import PERSONAL, merge
 from hansa.pace import Moving
 from hansa.personal import hand_off
@@ -113,6 +114,7 @@ def link_to(
                 yield cluster
         else:
             with PoolLink(federation, folder, workers, watcher.silo) as pool:
+                transformers()  # while the process that workers are forked from imports it, too
                 yield pool
     finally:
         torch.set_num_threads(threads)

@@ -11,7 +11,7 @@ from multiprocessing.forkserver import ensure_running, set_forkserver_preload
 
 def warm_up() -> None:
     """Start it, in the background, unless it is running."""
-    set_forkserver_preload(["hansa.links.worker"])
+    set_forkserver_preload(["hansa.links.worker", "hansa.models.loaded"])
     if threading.current_thread() is not threading.main_thread():
         ensure_running()
         return

@@ -28,6 +28,7 @@ from hansa.links.local import attempt
 from hansa.links.nats import as_bytes
 from hansa.links.patience import GaveUp, Patience
 from hansa.links.porter import Porter
+from hansa.links.route import Proxy
 from hansa.links.seal import Envelope, Ref, Unsealed, seal, unseal
 from hansa.links.session import Session
 from hansa.messages import Lost, Reply, Request
@@ -36,6 +37,7 @@ LIFE_SECONDS = 5.0
 LOOK_SECONDS = 10.0
 AGAIN_SECONDS = 5.0
 TRIES = 3
+FINISH_SECONDS = 30.0  # for what an agent is sending when it is told to stop
 LARGEST_TEXT = 256 << 20
 LARGEST_SETTINGS = 16 << 20
 REASONS = 200  # kept apart: whoever sends nonsense must not fill our memory with it
@@ -63,17 +65,20 @@ class Opened:
 
 
 class Agent:
-    def __init__(self, kit: Kit, home: Path, trade: Trade, say: Say) -> None:
-        self._kit, self._home, self._trade, self._say = kit, home, trade, say
+    def __init__(self, kit: Kit, home: Path, trade: Trade, say: Say, proxy: Proxy | None = None) -> None:
+        self._kit, self._home, self._trade, self._say, self._proxy = kit, home, trade, say, proxy
         self._subjects = kit.above
         kit.key.public_key()  # if it is damaged, this is said before anything begins
         assert kit.card.parent is not None
         self._parent = kit.card.parent
         self._stop = threading.Event()
+        self._stopped = 0.0  # when
+        self._worker = threading.Thread(target=self._work_for_ever, name="hansa-work", daemon=True)
         self._news = threading.Condition()
         self._letter: Envelope | None = None  # the newest
         self._done = ("", -1)  # run and sequence of the letter that was dealt with last
-        self._phase = "idle"
+        self.phase = "idle"  # fetching, working, sending: `hansa status` shows it
+        self.due: float | None = None  # when nobody waits for the present answer any more, on the monotonic clock
         self._opened: Opened | None = None
         self._buffers: dict[str, torch.Tensor] = {}
         self._refusals: dict[str, int] = {}
@@ -84,20 +89,32 @@ class Agent:
     def waits(self) -> str:
         """What keeps it from working, if anything."""
         there = self._listening is not None and self._listening.connected
-        return "" if there else f"for a connection to {self._parent.host}:{self._parent.port}"
+        host, port = self._parent.letters
+        return "" if there else f"for a connection to {host}:{port}"
 
     def stop(self) -> None:
+        self._stopped = monotonic()
         self._stop.set()
         with self._news:
             self._news.notify_all()
+
+    def _leaving(self) -> bool:
+        """Told to stop, and not in the middle of sending an answer: that is finished first, if it can be soon."""
+        if not self._stop.is_set():
+            return False
+        return self.phase != "sending" or monotonic() > self._stopped + FINISH_SECONDS
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is still work going on, after `run` has ended: it is done again when the agent is back."""
+        return self._worker.is_alive()
 
     # ── listening ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def run(self) -> None:
         """Until `stop`."""
-        worker = threading.Thread(target=self._work_for_ever, name="hansa-work", daemon=True)
-        worker.start()
-        session = self._listening = self._session([self._subjects.request(self._kit.name)])
+        self._worker.start()
+        session = self._listening = self._session([self._subjects.request(self._kit.name)], self._stop.is_set)
         seen, looked, lived = 0, 0.0, 0.0
         try:
             while not self._stop.is_set():
@@ -116,14 +133,16 @@ class Agent:
             pass
         finally:
             session.close()
+            while self.busy and not self._leaving():
+                self._worker.join(0.1)
+            self._worker.join(1.0)
 
-    def _session(self, listen: list[str]) -> Session:
-        address = (self._parent.host, self._parent.port)
+    def _session(self, listen: list[str], stop: Callable[[], bool]) -> Session:
         inbox = self._subjects.inbox(self._kit.name)
-        return Session(address, self._kit.client_tls(), inbox, listen, self._say, self._stop.is_set)
+        return Session(self._parent.letters, self._kit.client_tls(), inbox, listen, self._say, stop, self._proxy)
 
     def _live(self, connection: Connection) -> None:
-        state = {"phase": self._phase, "version": version("hansa"), "at": time()}
+        state = {"phase": self.phase, "version": version("hansa"), "at": time()}
         connection.publish(self._subjects.life(self._kit.name), json.dumps(state).encode())
 
     def _look(self, session: Session) -> None:
@@ -161,9 +180,8 @@ class Agent:
 
     def _work_for_ever(self) -> None:
         torch.set_num_threads(1)
-        session = self._session([])
-        address = (self._parent.host, self._parent.bulk)
-        porter = Porter(address, self._kit.client_tls(), self._patience)
+        session = self._session([], self._leaving)
+        porter = Porter(self._parent.weights, self._kit.client_tls(), self._patience, self._proxy)
         failed = (("", -1), 0)  # which letter, and how often
         while not self._stop.is_set():
             with self._news:
@@ -183,7 +201,7 @@ class Agent:
                 self._say(f"{letter.kind} of round {letter.round} failed: {type(error).__name__}: {error}")
                 failed = (letter.mark, failed[1] + 1 if failed[0] == letter.mark else 1)
                 self._fail(letter, error, failed[1], session, porter)
-            self._phase = "idle"
+            self.phase = "idle"
         session.close()
         porter.close()
 
@@ -196,22 +214,22 @@ class Agent:
         reason = f"it failed {times} times: {type(error).__name__} (what it says stays there)"
         try:
             self._send(letter, loose(Lost.__name__, wire.split(Lost(reason))[0]), session, porter)
-        except (GaveUp, Refusal) as why:
-            self._say(f"{letter.kind} of round {letter.round}: {why or 'nobody waits for it any more'}")
+        except Exception as why:  # nor must this end the agent
+            self._say(f"{letter.kind} of round {letter.round}: nobody could be told ({type(why).__name__}: {why})")
 
     @property
     def _unread(self) -> bool:
         return self._letter is not None and self._letter.mark != self._done
 
     def _patience(self) -> Patience:
-        return Patience(self._say, lambda: self._stop.is_set() or self._unread)
+        return Patience(self._say, lambda: self._leaving() or self._unread)
 
     def _deal_with(self, letter: Envelope, session: Session, porter: Porter) -> None:
         spool = Spool(self._folder(letter) / "spool")
         self._send(letter, spool.find(letter.request) or self._answer(letter, porter, spool), session, porter)
 
     def _send(self, letter: Envelope, packed: Packed, session: Session, porter: Porter) -> None:
-        self._phase = "sending"
+        self.phase = "sending"
         refs = {name: porter.bring(view, letter.request, ref) for name, (ref, view) in packed.parts.items()}
         reply = Envelope(
             sender=self._kit.name,
@@ -233,7 +251,7 @@ class Agent:
     def _answer(self, letter: Envelope, porter: Porter, spool: Spool) -> Packed:
         """Fetch what was asked, work, and put the answer on disk before any of it leaves. Why there is none is not
         kept: asked again, we look again."""
-        self._phase = "fetching"
+        self.phase = "fetching"
         try:
             answer, request = self._fetched(letter, porter)
         except (Unusable, wire.BadMessage, UserError) as why:
@@ -241,7 +259,7 @@ class Agent:
             self._trade.refuse(letter.kind, letter.round, str(why))
             return loose(Lost.__name__, wire.split(Lost(f"the request cannot be used: {why}"))[0])
         spool.forget(getattr(request, "durable", 0))
-        self._phase = "working"
+        self.phase, self.due = "working", _due(letter)
         self._say(f"{letter.kind} of round {letter.round}")
         try:
             reply = attempt(answer, request)
@@ -257,7 +275,8 @@ class Agent:
     def _fetched(self, letter: Envelope, porter: Porter) -> tuple[Callable[[Request], Reply], Request]:
         answer = self._open(letter, porter)
         announced = letter.text[1] + sum(size for _, size in letter.vectors.values())
-        held = sum(buffer.nbytes for name, buffer in self._buffers.items() if name in letter.vectors)
+        self._buffers = {name: buffer for name, buffer in self._buffers.items() if name in letter.vectors}
+        held = sum(buffer.nbytes for buffer in self._buffers.values())
         room.check_request(announced, _model_size(self._folder(letter)), held)
         text = bytes(self._bytes(porter, letter.text, LARGEST_TEXT))
         vectors = {name: self._vector(porter, name, ref) for name, ref in letter.vectors.items()}
@@ -306,6 +325,15 @@ class Agent:
             self._buffers[name] = torch.empty(floats)
         porter.fetch(ref, as_bytes(self._buffers[name]))
         return self._buffers[name]
+
+
+def _due(letter: Envelope) -> float | None:
+    """Clocks differ: no letter comes before it was written, and one that seems overdue may only meet a clock that is
+    ahead of its sender's, so that it has all of its time."""
+    if letter.until is None:
+        return None
+    whole, left = letter.until - letter.at, letter.until - time()
+    return monotonic() + (min(whole, left) if left > 0 else whole)
 
 
 def _model_size(folder: Path) -> int:

@@ -22,25 +22,31 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from hansa.config import Federation, Node, walk
-from hansa.deploy.broker import authorization
 from hansa.deploy.kit import COORDINATOR, VERSION, Card, Kit, Member, Place, identity, members_text, read_members
+from hansa.deploy.nats_file import AUTHORIZATION, NATS, authorization, foreign
 from hansa.errors import UserError, did_you_mean
+from hansa.links.route import Address
 from hansa.links.subjects import token
 from hansa.privacy.proposal import POLICY, template
 
 YEARS = 10  # of the authority itself
 PORT = 4222
+AUTHORITY = "authority"
+TAKEN = {COORDINATOR: "the root's kit", AUTHORITY: "the authority's folder", NATS: "the broker's folder"}
 
 
-def create(federation: Federation, out: Path, addresses: Mapping[str, str], days: int) -> list[Path]:
-    """A kit for the coordinator, every region and every silo."""
+def create(
+    federation: Federation, out: Path, addresses: Mapping[str, str], days: int, nats: str | None = None
+) -> list[Path]:
+    """A kit for the coordinator, every region and every silo; ``nats``: HOST:PORT of a broker that others run."""
     if out.exists() and any(out.iterdir()):
         raise UserError(f"{out} is not empty; choose another --out, or use 'kit renew' for a member of it")
     parents = _parents(federation)
-    if COORDINATOR in parents:
-        raise UserError(f"a silo is called '{COORDINATOR}', which is the name of the root's kit: give it another name")
-    places = _places(federation, addresses)
-    authority = Authority.found(out / "authority", federation.name)
+    for name in TAKEN.keys() & parents.keys():
+        raise UserError(f"a silo is called '{name}', which is the name of {TAKEN[name]}: give it another name")
+    broker = _host_and_port("--nats", nats) if nats is not None else None
+    places = _places(federation, addresses, broker)
+    authority = Authority.found(out / AUTHORITY, federation.name)
     members = {}
     for name, kind in {COORDINATOR: "coordinator", **_kinds(federation)}.items():
         folder = out / name
@@ -64,8 +70,12 @@ def create(federation: Federation, out: Path, addresses: Mapping[str, str], days
         if node is not None and node.sources:
             (folder / POLICY).write_text(template(federation), encoding="utf-8")
         authority.certify(folder, key.public_key(), card, 1, days)
+    if broker is not None:
+        (out / NATS).mkdir()
+        (out / NATS / "nats.conf").write_text(foreign(federation.name, broker), encoding="utf-8")
+        authority.certify_broker(out / NATS, broker[0], days)
     authority.publish(members)
-    return [out / name for name in members]
+    return [out / name for name in [*members, *([NATS] if broker else [])]]
 
 
 def _kinds(federation: Federation) -> dict[str, str]:
@@ -77,21 +87,31 @@ def _parents(federation: Federation) -> dict[str, str]:
     return found | {child: name for name, node in walk(federation.silos) for child in node.silos}
 
 
-def _places(federation: Federation, addresses: Mapping[str, str]) -> dict[str, Place]:
+def _places(federation: Federation, addresses: Mapping[str, str], broker: Address | None) -> dict[str, Place]:
     """Where the coordinator and the regions are reached; without an address, on this machine."""
     serving = [COORDINATOR, *(name for name, kind in _kinds(federation).items() if kind == "region")]
     strangers = set(addresses) - set(serving)
     if strangers:
         raise UserError(f"--address names '{min(strangers)}', which serves nobody; {did_you_mean('', serving)}")
-    return {n: _place(n, addresses.get(n, f"localhost:{PORT + 2 * i}")) for i, n in enumerate(serving)}
+    places = {n: _place(n, addresses.get(n, f"localhost:{PORT + 2 * i}")) for i, n in enumerate(serving)}
+    if broker is None:
+        return places
+    return {n: p.model_copy(update={"broker": broker[0], "port": broker[1]}) for n, p in places.items()}
 
 
 def _place(node: str, address: str) -> Place:
-    host, colon, ports = address.rpartition(":")
-    port, _, bulk = ports.partition("+")
-    if not colon or not host or not port.isdigit() or (bulk and not bulk.isdigit()):
-        raise UserError(f"--address {address!r}: write it as HOST:PORT, or HOST:PORT+PORT with the port for weights")
-    return Place(node=node, host=host, port=int(port), bulk=int(bulk or int(port) + 1))
+    letters, _, bulk = address.partition("+")
+    host, port = _host_and_port("--address", letters)
+    if bulk and not bulk.isdigit():
+        raise UserError(f"--address {address!r}: write it as HOST:PORT+PORT, with the port for weights in the end")
+    return Place(node=node, host=host, port=port, bulk=int(bulk or port + 1))
+
+
+def _host_and_port(option: str, address: str) -> Address:
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65535:
+        raise UserError(f"{option} {address!r}: write it as HOST:PORT")
+    return host, int(port)
 
 
 def _without_paths(node: Node) -> tuple:  # type: ignore[type-arg]
@@ -127,11 +147,27 @@ class Authority:
         return Authority(folder)
 
     def certify(self, folder: Path, key: Ed25519PublicKey, card: Card, generation: int, days: float) -> None:
+        who = x509.RFC822Name(identity(card.node, generation, card.federation))
+        self._certify(folder, key, card.node, [who], [card.serves.host] if card.serves else [], days)
+
+    def certify_broker(self, folder: Path, host: str, days: float) -> None:
+        """A server's certificate, which makes nobody a member, and a new key."""
+        key = Ed25519PrivateKey.generate()
+        _write_key(folder / "key.pem", key)
+        self._certify(folder, key.public_key(), NATS, [], [host], days)
+
+    def _certify(
+        self,
+        folder: Path,
+        key: Ed25519PublicKey,
+        node: str,
+        who: list[x509.RFC822Name],
+        hosts: list[str],
+        days: float,
+    ) -> None:
         now = datetime.now(UTC)
-        who = identity(card.node, generation, card.federation)
-        hosts = [card.serves.host] if card.serves else []
-        names: list[x509.GeneralName] = [x509.RFC822Name(who), *map(_host, hosts)]
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, token(card.node))])
+        names: list[x509.GeneralName] = [*who, *map(_host, hosts)]
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, token(node))])
         builder = x509.CertificateBuilder().subject_name(subject).issuer_name(self.certificate.subject)
         builder = builder.public_key(key).serial_number(x509.random_serial_number())
         builder = builder.not_valid_before(now - timedelta(hours=1)).not_valid_after(now + timedelta(days=days))
@@ -159,15 +195,21 @@ class Authority:
         for folder in [self.folder, *(self.folder.parent / name for name in members)]:
             if folder.is_dir():
                 _write(folder / "members.json", text.encode())
-        for name, member in members.items():
-            kit = self.folder.parent / name
-            if member.kind != "silo" and kit.is_dir():
-                _write(kit / "authorization.conf", authorization(Kit(kit)).encode())
+        folders = [self.folder.parent / name for name, member in members.items() if member.kind != "silo"]
+        serving = [Kit(folder) for folder in folders if folder.is_dir()]
+        for kit in serving:
+            _write(kit.folder / AUTHORIZATION, authorization(kit).encode())
+        if not (self.folder.parent / NATS).is_dir():
+            return
+        if len(serving) < len(folders):
+            missing = next(folder for folder in folders if not folder.is_dir())
+            raise UserError(f"{missing} is not there: without it nobody knows whom the broker admits; put it back")
+        _write(self.folder.parent / NATS / AUTHORIZATION, authorization(*serving).encode())
 
 
 def revoke(kits: Path, name: str) -> Member:
     """No certificate of this member is good any more."""
-    authority = Authority(kits / "authority")
+    authority = Authority(kits / AUTHORITY)
     members = authority.members()
     member = _member(members, name)
     gone = member.model_copy(update={"generations": ()})
@@ -175,9 +217,18 @@ def revoke(kits: Path, name: str) -> Member:
     return gone
 
 
+def renew_broker(kits: Path, days: int) -> None:
+    """A new certificate for the broker that others run."""
+    if not (kits / NATS).is_dir():
+        raise UserError(f"{kits} has no broker's folder: 'kit create' was not given --nats")
+    place = Kit(kits / COORDINATOR).card.serves
+    assert place is not None
+    Authority(kits / AUTHORITY).certify_broker(kits / NATS, place.broker, days)
+
+
 def renew(kits: Path, name: str, days: int) -> int:
     """A new certificate; for the same key, or, after a revocation, for a new one."""
-    authority = Authority(kits / "authority")
+    authority = Authority(kits / AUTHORITY)
     members = authority.members()
     member, kit = _member(members, name), Kit(kits / name)
     generation = _latest(kits / name) + 1
@@ -194,7 +245,7 @@ def renew(kits: Path, name: str, days: int) -> int:
 def show(kits: Path) -> list[dict[str, str]]:
     """One line per member."""
     lines = []
-    for name, member in Authority(kits / "authority").members().items():
+    for name, member in Authority(kits / AUTHORITY).members().items():
         until = "kit not here"
         if (kits / name / "cert.pem").exists():
             certificate = x509.load_pem_x509_certificate((kits / name / "cert.pem").read_bytes())

@@ -5,7 +5,6 @@ store survives.
 """
 
 import ctypes
-import json
 import os
 import shutil
 import signal
@@ -17,51 +16,13 @@ from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep
 
-from hansa.deploy.kit import Kit, identity
+from hansa.deploy.kit import Kit
+from hansa.deploy.nats_file import configuration
 from hansa.errors import RunFailed, UserError
 
 START_SECONDS = 30.0
 PR_SET_PDEATHSIG = 1
-LARGEST_MESSAGE = 64 << 10  # envelopes only: weights and texts do not pass through the broker
-LARGEST_STORE = 1 << 30
-FILES = {"cert_file": "cert.pem", "key_file": "key.pem", "ca_file": "ca.pem"}
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here: between fork and exec nothing may be
-
-
-def authorization(kit: Kit) -> str:
-    """Who may speak and listen where, by certificate: also to be included by a NATS cluster of your own."""
-    subjects = kit.below
-    users = []
-    for name, member in kit.members().items():
-        if name not in (kit.name, *kit.card.children):
-            continue
-        may = subjects.parent_may() if name == kit.name else subjects.child_may(name)
-        rights = {direction: {"allow": allowed} for direction, allowed in may.items()}
-        users += [
-            {"user": identity(name, generation, kit.card.federation), "permissions": rights}
-            for generation in member.generations
-        ]
-    return "authorization " + json.dumps({"timeout": 10, "users": users}, indent=1) + "\n"
-
-
-def configuration(kit: Kit, store: Path) -> str:
-    place = kit.card.serves
-    assert place is not None
-    host = "127.0.0.1" if place.host in ("localhost", "127.0.0.1") else "0.0.0.0"
-    files = {name: str((kit.folder / file).resolve()) for name, file in FILES.items()}
-    settings = {
-        "server_name": kit.below.stream,
-        "host": host,
-        "port": place.port,
-        "max_payload": LARGEST_MESSAGE,
-        "max_control_line": 4096,
-        "ping_interval": "20s",
-        "ping_max": 3,
-        "write_deadline": "10s",
-        "jetstream": {"store_dir": str(store.resolve()), "max_mem": 64 << 20, "max_file": LARGEST_STORE},
-        "tls": {**files, "verify_and_map": True, "min_version": "1.3", "timeout": 10},
-    }
-    return "\n".join(f"{key}: {json.dumps(value)}" for key, value in settings.items()) + "\n" + authorization(kit)
 
 
 def binary() -> str:

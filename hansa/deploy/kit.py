@@ -13,7 +13,6 @@ import json
 import logging
 import ssl
 from collections.abc import Mapping
-from functools import cached_property
 from pathlib import Path
 
 from cryptography import x509
@@ -24,7 +23,9 @@ from pydantic import ValidationError
 
 from hansa.config import Section, Source
 from hansa.errors import UserError
+from hansa.links.route import Address
 from hansa.links.subjects import Subjects, token
+from hansa.links.tls import Tls
 
 log = logging.getLogger("hansa.kit")
 
@@ -39,6 +40,15 @@ class Place(Section):
     host: str
     port: int
     bulk: int
+    broker: str = ""  # the host of the broker, where somebody else runs it
+
+    @property
+    def letters(self) -> Address:
+        return self.broker or self.host, self.port
+
+    @property
+    def weights(self) -> Address:
+        return self.host, self.bulk
 
 
 class Member(Section):
@@ -66,6 +76,7 @@ class Kit:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._members: tuple[int, dict[str, Member]] | None = None
+        self._key: tuple[int, Ed25519PrivateKey] | None = None
         self._complaint = ""
         try:
             self.card = Card.model_validate_json((folder / "kit.json").read_text(encoding="utf-8"))
@@ -101,15 +112,17 @@ class Kit:
                 log.warning("%s cannot be used (%s): whoever was a member before is one", file, self._complaint)
         return self._members[1]
 
-    @cached_property
+    @property
     def key(self) -> Ed25519PrivateKey:
+        """As the file says now: after a revocation a renewed kit has another; while it is being copied, the last."""
+        file = self.folder / "key.pem"
         try:
-            key = load_pem_private_key((self.folder / "key.pem").read_bytes(), None)
+            if self._key is None or self._key[0] != file.stat().st_mtime_ns:
+                self._key = file.stat().st_mtime_ns, _signing(file)
         except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-            raise UserError(f"{self.folder / 'key.pem'} cannot be used ({_first(error)}); ask for a new kit") from None
-        if not isinstance(key, Ed25519PrivateKey):
-            raise UserError(f"{self.folder / 'key.pem'} is not an Ed25519 key; ask for a new kit")
-        return key
+            if self._key is None:
+                raise UserError(f"{file} cannot be used ({_first(error)}); ask for a new kit") from None
+        return self._key[1]
 
     def public(self, node: str) -> Ed25519PublicKey:
         return Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.members()[node].key))
@@ -130,22 +143,11 @@ class Kit:
 
     # ── TLS ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def client_tls(self) -> ssl.SSLContext:
-        return self._tls(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+    def client_tls(self) -> Tls:
+        return Tls(self.folder, ssl.PROTOCOL_TLS_CLIENT)
 
-    def server_tls(self) -> ssl.SSLContext:
-        context = self._tls(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
-        context.verify_mode = ssl.CERT_REQUIRED
-        return context
-
-    def _tls(self, context: ssl.SSLContext) -> ssl.SSLContext:
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        try:
-            context.load_cert_chain(self.folder / "cert.pem", self.folder / "key.pem")
-            context.load_verify_locations(self.folder / "ca.pem")
-        except (OSError, ssl.SSLError) as error:
-            raise UserError(f"{self.folder}: its certificate cannot be used ({_first(error)})") from None
-        return context
+    def server_tls(self) -> Tls:
+        return Tls(self.folder, ssl.PROTOCOL_TLS_SERVER)
 
     def identified(self, names: list[str]) -> str:
         """Whom a certificate's names stand for among the members; empty if nobody, or somebody revoked."""
@@ -154,6 +156,13 @@ class Kit:
                 if who.startswith(token(name)) and who in _identities(name, member, self.card.federation):
                     return name
         return ""
+
+
+def _signing(file: Path) -> Ed25519PrivateKey:
+    key = load_pem_private_key(file.read_bytes(), None)
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ValueError("it is not an Ed25519 key")
+    return key
 
 
 def members_text(members: Mapping[str, Member], key: Ed25519PrivateKey) -> str:

@@ -6,10 +6,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from time import time
 
 from hansa.deploy.broker import Broker
 from hansa.deploy.kit import Kit
-from hansa.deploy.status import Roster
+from hansa.deploy.status import Awaited, Roster
 from hansa.errors import HansaError, UserError, printable
 from hansa.links.depot import Depot
 from hansa.links.journal import Journal
@@ -42,14 +43,11 @@ def seat(kit: Kit, folder: Path, nats: str | None, say: Say) -> Iterator[NatsLin
         except OSError as error:
             raise UserError(f"port {place.bulk}, for weights, cannot be opened ({error.strerror}); free it") from None
         stack.callback(depot.close)
-        broker = None
-        address = (place.host, place.port)
-        if nats is None:
+        broker, address = None, parse_url(nats) if nats is not None else place.letters
+        if nats is None and not place.broker:
             broker = Broker(kit, folder / "broker", say)
             stack.callback(broker.close)
-        else:
-            address = parse_url(nats)
-        stack.callback(_caretaker(kit, depot, broker, say))
+        stack.callback(_caretaker(kit, depot, broker, journal, say))
         subjects = kit.below
         listen = [f"{subjects.root}.rep.*"]
         session = Session(address, kit.client_tls(), subjects.inbox(kit.name), listen, say)
@@ -92,10 +90,11 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _caretaker(kit: Kit, depot: Depot, broker: Broker | None, say: Say) -> Callable[[], None]:
-    """Restart the broker if it dies, and cut off whoever was revoked; returns how to stop."""
+def _caretaker(kit: Kit, depot: Depot, broker: Broker | None, journal: Journal, say: Say) -> Callable[[], None]:
+    """Restart the broker if it dies, cut off whoever was revoked, and tell who is awaited; returns how to stop."""
     stop = threading.Event()
     file = kit.folder / "members.json"
+    patience = Awaited(journal, say)
 
     def tend() -> None:
         seen = file.stat().st_mtime_ns
@@ -103,6 +102,7 @@ def _caretaker(kit: Kit, depot: Depot, broker: Broker | None, say: Say) -> Calla
             try:
                 if broker is not None:
                     broker.tend()
+                patience.tell(time())
                 if (now := file.stat().st_mtime_ns) != seen:
                     seen = now
                     say("the list of members has changed")

@@ -21,7 +21,9 @@ from hansa.deploy.seat import seat
 from hansa.errors import ConfigError, UserError
 from hansa.grow import grow_region
 from hansa.links import Link
+from hansa.links.hurried import Hurried
 from hansa.links.nats import NatsLink
+from hansa.links.route import Proxy
 from hansa.links.tree import TreeLink
 from hansa.messages import Card, Describe, Lost, NodeId, Reply, Request, Survey
 from hansa.node import merge
@@ -115,6 +117,7 @@ class Region:
         law: Law | None = None,
     ) -> None:
         self._kit, self._link, self._seat, self._own, self._uses, self._law = kit, link, seat, own, uses, law
+        self.due: Callable[[], float | None] = lambda: None  # when the parent waits no longer
 
     def refuse(self, message: str, round: int, reason: str) -> None:
         assert self._kit.card.parent is not None
@@ -128,7 +131,7 @@ class Region:
         if (folder / "start").exists():
             self._link.share_start(pack(folder / "start", self._seat / "start.bundle"))
         log = AuditLog(self._seat.parent / NAME, name)
-        seen: Link = Witness(self._link, log)
+        seen: Link = Witness(Hurried(self._link, self._kit.card.rounds, lambda: self.due()), log)
         link: Link = TreeLink(seen, {name: site.silo(name).answer}) if self._own else seen
         names = [*self._kit.card.children, *([name] if self._own else [])]
         grown: list[tuple[Callable[[Request], Reply], Member]] = []
@@ -169,9 +172,12 @@ def serve_region(
     say: Say,
     ready: Callable[[Agent], None],
     law: Law | None = None,
+    proxy: Proxy | None = None,
 ) -> None:
     """A region, until it is stopped: ``ready`` is handed the agent, to stop it by."""
     with seat(kit, out / "seat", nats, say) as link:
-        agent = Agent(kit, out / "home", Region(kit, link, out / "seat", own, uses, law), say)
+        region = Region(kit, link, out / "seat", own, uses, law)
+        agent = Agent(kit, out / "home", region, say, proxy)
+        region.due = lambda: agent.due
         ready(agent)
         agent.run()

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from importlib.metadata import version
 from math import isfinite
 from pathlib import Path
 from time import time
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 SILENT = 20.0  # seconds without a word after which a node counts as away
 SKEWED = 30.0  # seconds between clocks that are worth a word
+LONG = 15.0  # seconds that somebody is waited for without a word of it
 LIFE = "life:"  # what the journal calls what a node says of itself
 LONGEST = 4096  # bytes of such a word: whoever says more is not listened to
 PHASES = ("idle", "fetching", "working", "sending")
@@ -62,16 +64,39 @@ class Roster:
         self._thread.join()
 
 
+class Awaited:
+    """Says for whom everybody waits, when that takes longer than a moment, and again when it changes."""
+
+    def __init__(self, journal: "Journal", say: Callable[[str], None]) -> None:
+        self._journal, self._say = journal, say
+        self._began, self._said = time(), ""
+
+    def tell(self, now: float) -> None:
+        waiting = [
+            (kind, round, node, until)
+            for node, kind, round, asked, until in self._journal.waiting()
+            if now - max(asked, self._began) >= LONG and (until is None or until > now)
+        ]
+        if not waiting:
+            return
+        kind, round, _, until = max(waiting, key=lambda one: one[1])
+        names = sorted(node for k, r, node, _ in waiting if (k, r) == (kind, round))
+        said = f"waiting for {', '.join(names)}: {kind} of round {round}" + (f", until {clock(until)}" if until else "")
+        if said != self._said:
+            self._said = said
+            self._say(said)
+
+
 def heard(payload: bytes, now: float) -> dict[str, Any] | None:
     """What a node says of itself, with when it was heard; None for nonsense."""
     try:
         said = parse_json(payload)
-        phase, version, at = said["phase"], said["version"], float(said["at"])
+        phase, told, at = said["phase"], said["version"], float(said["at"])
     except (ValueError, TypeError, KeyError):
         return None
-    if phase not in PHASES or not isinstance(version, str) or not isfinite(at):
+    if phase not in PHASES or not isinstance(told, str) or not isfinite(at):
         return None
-    return {"phase": phase, "version": printable(version, 40), "heard": now, "skew": at - now}
+    return {"phase": phase, "version": printable(told, 40), "heard": now, "skew": at - now}
 
 
 @dataclass(frozen=True)
@@ -92,8 +117,34 @@ class NodeStatus:
         if self.heard and not self.connected:
             there += f" since {clock(self.heard)}"
         awaited = f"{self.awaited} until {clock(self.until)}" if self.until else self.awaited
-        skew = "" if self.skew is None else f"{self.skew:+.1f} s" + (" !" if abs(self.skew) > SKEWED else "")
-        return [self.node, there, self.phase, awaited or "–", self.version, skew, str(self.refused or "–")]
+        skew = "" if self.skew is None else f"{self.skew:+.1f} s" + (" !" if self.off else "")
+        release = self.version + (" !" if self.other else "")
+        return [self.node, there, self.phase, awaited or "–", release, skew, str(self.refused or "–")]
+
+    @property
+    def off(self) -> bool:
+        """Whether its clock is."""
+        return self.skew is not None and abs(self.skew) > SKEWED
+
+    @property
+    def other(self) -> bool:
+        """Whether it is another version than ours."""
+        return self.version not in ("", version("hansa"))
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Something that was not let in: of a member, by its name, or of a stranger, by its address."""
+
+    node: str
+    reason: str
+    times: int
+    at: float  # the last time
+
+    @property
+    def line(self) -> str:
+        often = "once" if self.times == 1 else f"{self.times} times"
+        return f"{self.node or 'others'}: {self.reason} ({often}, last {clock(self.at)})"
 
 
 COLUMNS = ["node", "", "phase", "awaited", "version", "clock", "refused"]
@@ -104,11 +155,8 @@ def clock(at: float) -> str:
 
 
 def read(folder: Path, now: float) -> list[NodeStatus]:
-    """What the journal of the run in ``folder`` says."""
-    file = folder / "seat" / "journal.sqlite"
-    if not file.is_file():
-        raise UserError(f"{folder} is no run of 'hansa serve' (no seat/journal.sqlite there); name its --out")
-    with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)) as journal:
+    """What the journal of the run in ``folder`` says of the nodes below."""
+    with _journal(folder) as journal:
         facts = dict(journal.execute("select name, value from facts"))
         waiting = journal.execute("select node, kind, round, until from asks where answered is null and lost is null")
         asked = {node: (f"{kind} of round {round}", until) for node, kind, round, until in waiting}
@@ -116,6 +164,33 @@ def read(folder: Path, now: float) -> list[NodeStatus]:
     lives = {name.removeprefix(LIFE): json.loads(value) for name, value in facts.items() if name.startswith(LIFE)}
     children = json.loads(facts.get("children", "[]"))
     return [_status(name, lives.get(name, {}), asked.get(name, ("", None)), refused, now) for name in children]
+
+
+def refusals(folder: Path) -> list[Refused]:
+    """What was refused, the latest first."""
+    with _journal(folder) as journal:
+        return [
+            Refused(*row) for row in journal.execute("select node, reason, times, at from refusals order by at desc")
+        ]
+
+
+def marks(nodes: list[NodeStatus]) -> list[str]:
+    """What the exclamation marks in the table mean, where there are any."""
+    said = []
+    if others := [node.node for node in nodes if node.other]:
+        said.append(
+            f"! another version than this one, {version('hansa')}: {', '.join(others)}; use the same everywhere"
+        )
+    if off := [node.node for node in nodes if node.off]:
+        said.append(f"! a clock that is more than {SKEWED:.0f} s off: {', '.join(off)}; set it")
+    return said
+
+
+def _journal(folder: Path) -> "closing[sqlite3.Connection]":
+    file = folder / "seat" / "journal.sqlite"
+    if not file.is_file():
+        raise UserError(f"{folder} is no run of 'hansa serve' (no seat/journal.sqlite there); name its --out")
+    return closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True))
 
 
 def running(folder: Path) -> bool:
@@ -140,5 +215,6 @@ def _status(
     )
 
 
-def as_dict(nodes: list[NodeStatus], running: bool) -> dict[str, Any]:
-    return {"running": running, "nodes": [asdict(node) for node in nodes]}
+def as_dict(nodes: list[NodeStatus], refused: list[Refused], running: bool) -> dict[str, Any]:
+    told = [asdict(node) | {"other_version": node.other, "clock_off": node.off} for node in nodes]
+    return {"running": running, "nodes": told, "refused": [asdict(one) for one in refused]}

@@ -8,13 +8,14 @@ import json
 import re
 import secrets
 import socket
-import ssl
 from collections import deque
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-CONNECT_SECONDS = 10.0  # for each step of connecting: a server that accepts and says nothing is not waited for
+from hansa.links.route import CONNECT_SECONDS, Address, Proxy, reach
+from hansa.links.tls import Tls
+
 QUIET_SECONDS = 10.0  # after so much silence ask whether the server is there …
 DEAD_SECONDS = 30.0  # … and after so much take it for gone
 ANSWER_SECONDS = 15.0  # for an answer of the server itself
@@ -45,7 +46,9 @@ class Message:
 
 
 class Connection:
-    def __init__(self, address: tuple[str, int], tls: ssl.SSLContext | None, inbox: str, name: str = "hansa") -> None:
+    def __init__(
+        self, address: Address, tls: Tls | None, inbox: str, name: str = "hansa", proxy: Proxy | None = None
+    ) -> None:
         self._inbox = f"{inbox}.{secrets.token_hex(6)}"
         self._buffer = memoryview(bytearray(BUFFER))
         self._start = self._end = 0
@@ -54,13 +57,13 @@ class Connection:
         self._requests = 0
         self._heard = self._asked = monotonic()
         self.errors: list[str] = []  # what the server complained about: permissions above all
-        self._socket: socket.socket = self._open(address, tls, name)
+        self._socket: socket.socket = self._open(address, tls, name, proxy)
 
     # ── connecting ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _open(self, address: tuple[str, int], tls: ssl.SSLContext | None, name: str) -> socket.socket:
+    def _open(self, address: Address, tls: Tls | None, name: str, proxy: Proxy | None) -> socket.socket:
         try:
-            self._socket = socket.create_connection(address, timeout=CONNECT_SECONDS)
+            self._socket = reach(address, proxy)
         except OSError as error:
             raise Broken(f"no connection to {address[0]}:{address[1]} ({error})") from None
         try:

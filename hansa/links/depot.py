@@ -26,6 +26,7 @@ import xxhash
 from hansa.errors import parse_json
 from hansa.links.seal import Ref, is_digest
 from hansa.links.subjects import token
+from hansa.links.tls import Tls
 
 PIECE = 1 << 20
 LONGEST_LINE = 4096
@@ -73,7 +74,7 @@ class Depot:
         self,
         folder: Path,
         address: tuple[str, int],
-        tls: ssl.SSLContext,
+        tls: Tls,
         identify: Identify,
         say: Callable[[str, str], None],
     ) -> None:

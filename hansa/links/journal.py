@@ -53,6 +53,10 @@ class Journal:
         row = (request, node, round, kind, time(), until)
         self._write("insert or ignore into asks values (?,?,?,?,?,?,null,null)", row)
 
+    def arrived(self, request: str) -> None:
+        """Nobody waits for it any more; what it says is taken when its turn comes."""
+        self._write("update asks set answered=? where request=?", (time(), request))
+
     def answered(self, envelope: Envelope) -> None:
         names = [envelope.text[0], *(name for name, _ in envelope.vectors.values())]
         self._write("update asks set answered=?, lost=null where request=?", (time(), envelope.request))

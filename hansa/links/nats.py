@@ -279,6 +279,7 @@ class NatsLink:
             pass  # why it gave no answer when it was asked before; asked again, it looks again
         elif node not in self._answers:
             self._answers[node] = envelope
+            self._journal.arrived(envelope.request)
         elif fresh:
             self._refuse(node, TWICE)
 

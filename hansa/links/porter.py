@@ -1,15 +1,16 @@
 """The silo's side of the depot: it fetches what it was sent, and brings what it answers. Only ever outwards."""
 
 import socket
-import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from hansa.links.connection import CONNECT_SECONDS, Broken
+from hansa.links.connection import Broken
 from hansa.links.depot import PIECE, STALL_SECONDS, Cut, Refusal, digest, fill, read_line, write_line
 from hansa.links.patience import Patience
+from hansa.links.route import Address, Proxy, reach
 from hansa.links.seal import Ref
+from hansa.links.tls import Tls
 
 TRIES = 3  # of a thing that arrives whole and is not what its name says
 
@@ -29,8 +30,10 @@ class Progress:
 class Porter:
     """One connection, made when it is needed and kept; a transfer that breaks off continues on the next one."""
 
-    def __init__(self, address: tuple[str, int], tls: ssl.SSLContext | None, patience: Callable[[], Patience]) -> None:
-        self._address, self._tls, self._patience = address, tls, patience
+    def __init__(
+        self, address: Address, tls: Tls | None, patience: Callable[[], Patience], proxy: Proxy | None = None
+    ) -> None:
+        self._address, self._tls, self._patience, self._proxy = address, tls, patience, proxy
         self._socket: socket.socket | None = None
 
     def fetch(self, ref: Ref, target: memoryview) -> None:
@@ -102,7 +105,7 @@ class Porter:
         if self._socket is not None:
             return self._socket
         try:
-            connection = socket.create_connection(self._address, timeout=CONNECT_SECONDS)
+            connection = reach(self._address, self._proxy)
             try:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if self._tls is not None:

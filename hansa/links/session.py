@@ -1,11 +1,12 @@
 """A connection to the broker that comes back: whatever breaks, it connects again, for ever, and says so."""
 
-import ssl
 from collections.abc import Callable
 from typing import TypeVar
 
 from hansa.links.connection import Broken, Connection, Message
 from hansa.links.patience import Patience
+from hansa.links.route import Address, Proxy
+from hansa.links.tls import Tls
 
 T = TypeVar("T")
 
@@ -15,15 +16,16 @@ class Session:
 
     def __init__(
         self,
-        address: tuple[str, int],
-        tls: ssl.SSLContext | None,
+        address: Address,
+        tls: Tls | None,
         inbox: str,
         listen: list[str],
         say: Callable[[str], None],
         stop: Callable[[], bool] = lambda: False,
+        proxy: Proxy | None = None,
     ) -> None:
         self._address, self._tls, self._inbox, self._listen = address, tls, inbox, listen
-        self._say, self._stop = say, stop
+        self._say, self._stop, self._proxy = say, stop, proxy
         self._connection: Connection | None = None
         self.connections = 0  # how often it was connected: whoever sees it grow looks again at what it may have missed
 
@@ -46,7 +48,7 @@ class Session:
 
     def _attempt(self, work: Callable[[Connection], T]) -> T:
         if self._connection is None:
-            connection = Connection(self._address, self._tls, self._inbox)
+            connection = Connection(self._address, self._tls, self._inbox, proxy=self._proxy)
             try:
                 for subject in self._listen:
                     connection.subscribe(subject)

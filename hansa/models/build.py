@@ -1,16 +1,18 @@
 """A model from a Hugging Face folder or hub id, or from a preset built here without any download."""
 
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-import transformers
-from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hansa.config import Model
 from hansa.errors import ConfigError
 from hansa.models.grow import grown
+from hansa.models.library import transformers
 from hansa.seeds import torch_seeded
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 ONE_AT_A_TIME = Lock()  # while it builds a model, transformers changes what torch's functions do, for every thread
 
@@ -27,11 +29,11 @@ AUTO = {
 def preset(
     size: str,
     auto: str,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: "PreTrainedTokenizerBase",
     max_length: int,
     dropout: float = 0.0,
     labels: tuple[str, ...] = (),
-) -> PreTrainedModel:
+) -> "PreTrainedModel":
     """BERT, Llama or Marian in four sizes, with the shapes that `max_length` and the vocabulary ask for."""
     layers, width, heads = SIZES[size]
     family = AUTO[auto]
@@ -43,7 +45,7 @@ def preset(
     }
     config: Any
     if family == "encoder":
-        config = transformers.BertConfig(
+        config = transformers().BertConfig(
             vocab_size=vocabulary,
             hidden_size=width,
             num_hidden_layers=layers,
@@ -56,7 +58,7 @@ def preset(
             **special,
         )
     elif family == "decoder":
-        config = transformers.LlamaConfig(
+        config = transformers().LlamaConfig(
             vocab_size=vocabulary,
             hidden_size=width,
             num_hidden_layers=layers,
@@ -68,7 +70,7 @@ def preset(
             **special,
         )
     else:
-        config = transformers.MarianConfig(
+        config = transformers().MarianConfig(
             vocab_size=vocabulary,
             d_model=width,
             encoder_layers=layers,
@@ -88,13 +90,13 @@ def preset(
     return from_config(config, auto, labels)
 
 
-def from_config(config: Any, auto: str, labels: tuple[str, ...] = ()) -> PreTrainedModel:
+def from_config(config: Any, auto: str, labels: tuple[str, ...] = ()) -> "PreTrainedModel":
     _name_labels(config, labels)
     with ONE_AT_A_TIME:
-        return _fixed_tables(getattr(transformers, auto).from_config(config))
+        return _fixed_tables(getattr(transformers(), auto).from_config(config))
 
 
-def _fixed_tables(model: PreTrainedModel) -> PreTrainedModel:
+def _fixed_tables(model: "PreTrainedModel") -> "PreTrainedModel":
     """Sinusoidal position tables are formulas, not weights: the library makes them trainable when it loads them, and
     then they would travel with every update."""
     for module in model.modules():
@@ -112,11 +114,11 @@ def _name_labels(config: Any, labels: tuple[str, ...]) -> None:
 def initial(
     settings: Model,
     auto: str,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: "PreTrainedTokenizerBase",
     max_length: int,
     labels: tuple[str, ...],
     seed: int,
-) -> PreTrainedModel:
+) -> "PreTrainedModel":
     """The model every silo starts from. Fresh weights depend on the seed alone."""
     with torch_seeded(seed, "initial weights"):
         if settings.preset is not None:
@@ -127,7 +129,7 @@ def initial(
         return grown(model, settings.added) if settings.added else model
 
 
-def _check_sizes(model: Any, settings: Model, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+def _check_sizes(model: Any, settings: Model, tokenizer: "PreTrainedTokenizerBase", max_length: int) -> None:
     rows = model.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > rows:
         raise ConfigError(
@@ -141,14 +143,14 @@ def _check_sizes(model: Any, settings: Model, tokenizer: PreTrainedTokenizerBase
         )
 
 
-def load(path: str, auto: str, labels: tuple[str, ...] = (), fresh: bool = False) -> PreTrainedModel:
+def load(path: str, auto: str, labels: tuple[str, ...] = (), fresh: bool = False) -> "PreTrainedModel":
     try:
-        config = AutoConfig.from_pretrained(path)
+        config = transformers().AutoConfig.from_pretrained(path)
         _name_labels(config, labels)
         if fresh:
             return from_config(config, auto)
         with ONE_AT_A_TIME:
-            loaded = getattr(transformers, auto).from_pretrained(path, config=config, dtype=torch.float32)
+            loaded = getattr(transformers(), auto).from_pretrained(path, config=config, dtype=torch.float32)
     except (OSError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise ConfigError(f"model.path: {path} cannot be loaded as {auto}: {first}") from None

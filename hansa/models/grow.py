@@ -8,12 +8,15 @@ because what stands before them in the branch is not zero.
 
 import re
 from copy import deepcopy
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedModel
 
 from hansa.errors import ConfigError
 from hansa.models.parts import block_lists
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 COUNTS = ("encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers", "num_hidden_layers")
 # The last projection of a residual branch, by the names the families give it.
@@ -22,7 +25,7 @@ BRANCH_END = re.compile(
 )
 
 
-def grown(model: PreTrainedModel, places: tuple[int, ...]) -> PreTrainedModel:
+def grown(model: "PreTrainedModel", places: tuple[int, ...]) -> "PreTrainedModel":
     """The model with a layer added at every given place of each stack, counted from 0 in the grown stack."""
     stacks = {name: len(model.get_submodule(name)) for name in block_lists(model)}
     for name, layers in stacks.items():

@@ -8,12 +8,15 @@ Federated: every silo cuts its text into word pieces with the same rule and tell
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from hansa.errors import ConfigError
+from hansa.models.library import transformers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 SPECIAL = {
     "pad_token": "<pad>",
@@ -51,7 +54,7 @@ def count_pieces(texts: Iterable[str], minimum: int) -> tuple[dict[str, int], in
     return dict(sorted(kept.items())), len(counts) - len(kept)
 
 
-def train_vocabulary(counts: Mapping[str, int], size: int) -> PreTrainedTokenizerBase:
+def train_vocabulary(counts: Mapping[str, int], size: int) -> "PreTrainedTokenizerBase":
     """Byte-pair merges over counted pieces. Unknown characters fall back to bytes, so nothing is ever lost."""
     draft = Tokenizer(models.BPE(unk_token="<unk>"))
     # The counted pieces are already cut: the trainer must not cut them again.
@@ -83,7 +86,7 @@ def _repeat(counts: Mapping[str, int]) -> Iterator[str]:
             left -= step
 
 
-def byte_tokenizer() -> PreTrainedTokenizerBase:
+def byte_tokenizer() -> "PreTrainedTokenizerBase":
     """256 bytes and the special tokens: no vocabulary to build, nothing to release."""
     vocabulary = {token: i for i, token in enumerate(RESERVED + BYTES)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>"))
@@ -92,18 +95,20 @@ def byte_tokenizer() -> PreTrainedTokenizerBase:
     return _wrap(tokenizer)
 
 
-def _wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerBase:
+def _wrap(tokenizer: Tokenizer) -> "PreTrainedTokenizerBase":
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>",
         pair="<s> $A </s> $B:1 </s>:1",
         special_tokens=[("<s>", tokenizer.token_to_id("<s>")), ("</s>", tokenizer.token_to_id("</s>"))],
     )
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **SPECIAL)
+    fast = transformers().PreTrainedTokenizerFast
+    wrapped: PreTrainedTokenizerBase = fast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **SPECIAL)
+    return wrapped
 
 
-def load(path: str) -> PreTrainedTokenizerBase:
+def load(path: str) -> "PreTrainedTokenizerBase":
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path)
+        tokenizer: PreTrainedTokenizerBase = transformers().AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise ConfigError(f"tokenizer: {path} cannot be loaded: {first}") from None
@@ -112,7 +117,7 @@ def load(path: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def starts_word(tokenizer: PreTrainedTokenizerBase) -> list[bool]:
+def starts_word(tokenizer: "PreTrainedTokenizerBase") -> list[bool]:
     """For each token id, whether it begins a word: '▁x' and 'Ġx' do, 'x' does not; '##x' does not, 'x' does."""
     tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     if any(t.startswith("##") for t in tokens):

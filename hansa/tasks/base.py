@@ -4,13 +4,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import exp
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
 
 from hansa.config import Source
 from hansa.data.examples import Encoded, Examples, Unusable
@@ -18,12 +17,15 @@ from hansa.data.readers import Row
 from hansa.errors import UserError
 from hansa.models.tokenizer import starts_word
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 
 @dataclass(frozen=True)
 class Vocabulary:
     """What tasks need to know of a tokeniser, as plain arrays."""
 
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: "PreTrainedTokenizerBase"
     max_length: int
     labels: tuple[str, ...] = ()
     types: int = 0  # kinds of token that the model tells apart: of two texts, which one a token belongs to

@@ -11,8 +11,8 @@ from hansa.cli import main
 from hansa.config import Node
 from hansa.deploy import authority
 from hansa.deploy.agent import Agent
-from hansa.deploy.broker import authorization
 from hansa.deploy.kit import COORDINATOR, VERSION, Kit
+from hansa.deploy.nats_file import authorization
 from hansa.errors import UserError
 from hansa.federation_file import dump
 from hansa.links.subjects import Subjects, token

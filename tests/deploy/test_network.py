@@ -1,5 +1,9 @@
 """Over mutual TLS, with a real broker: the same bits as in one process."""
 
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
 import pytest
 
 from hansa.config import Node
@@ -8,7 +12,7 @@ from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.serve import serve
 from hansa.run import run
 from tests.conftest import same, weights
-from tests.deploy.conftest import joined, make_kits, over_the_network
+from tests.deploy.conftest import joined, make_kits, over_the_network, regions
 
 
 @pytest.mark.parametrize("secure", [False, True])
@@ -63,6 +67,29 @@ def test_a_nats_of_ones_own_serves_as_well(federation, tmp_path, log):
         assert same(weights(here.folder / "model"), weights(outcome.folder / "model"))
     finally:
         broker.close()
+
+
+def test_a_region_waits_for_nobody_longer_than_its_parent_waits_for_it(federation, tmp_path, log):
+    """Two rounds of the region share the time of one above: half of it for the first, then what is left."""
+    flat = federation(rounds=1, participation={"deadline": 3600.0}, evaluate={"every": 9, "share": 1.0})
+    west = Node(silos={n: flat.silos[n] for n in ("north", "south")}, rounds=2)
+    tree = flat.model_copy(update={"silos": {"west": west, "east": flat.silos["east"]}})
+    kits = make_kits(tree, tmp_path / "kits")
+    deadlines: dict[str, dict[int, float]] = {}
+
+    def look(seat: Path, node: str) -> None:
+        with closing(sqlite3.connect(seat / "journal.sqlite")) as journal:
+            asked = journal.execute("select round, asked, until from asks where node=? and kind='Train'", (node,))
+            deadlines[node] = {round: until - at for round, at, until in asked}
+
+    with regions(tree, kits, tmp_path / "regions", log.say), joined(tree, kits, tmp_path / "silos", log.say):
+        outcome = serve(tree, Kit(kits / COORDINATOR), tmp_path / "run", None, log)
+        look(outcome.folder / "seat", "west")
+        look(tmp_path / "regions" / "west" / "seat", "north")
+    assert deadlines["west"] == {1: pytest.approx(3600, abs=60)}
+    assert deadlines["north"][1] <= 0.9 * 3600 / 2
+    assert deadlines["north"][1] > 0.5 * 3600 / 2, "as far as the machine was not asleep in between"
+    assert deadlines["north"][1] < deadlines["north"][2] <= 0.9 * 3600
 
 
 def test_what_nobody_took_does_not_stay(federation, tmp_path, log):

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import subprocess
+import sys
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -48,6 +50,12 @@ def test_text_logs_keep_to_their_level(capsys):
     logging.getLogger("hansa.silo").warning("told")
     [line] = said(capsys)
     assert line.endswith("warning hansa.silo: told")
+
+
+def test_a_coordinator_that_goes_on_needs_no_library_of_models():
+    """Its import takes longer than all the rest of starting again."""
+    look = "import sys, hansa.deploy.serve, hansa.report.html; sys.exit('transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", look]).returncode == 0
 
 
 def get(port: int, path: str) -> tuple[int, dict]:

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -12,6 +13,7 @@ import yaml
 from typer.main import get_command
 
 from hansa.cli import app
+from hansa.cli_deploy import TERMINATED
 
 ROOT = Path(__file__).parent.parent.parent
 PACKAGING = ROOT / "packaging"
@@ -72,6 +74,7 @@ def test_the_chart_of_a_coordinator_with_a_nats_of_your_own(federation_text):
     assert "--nats=tls://nats.example:4222" in container(documents)["args"]
     understood(container(documents)["args"])
     assert [port["name"] for port in kinds(documents)["Service"]["spec"]["ports"]] == ["weights"]
+    assert [port["name"] for port in container(documents)["ports"]] == ["health", "weights"]
 
 
 def test_the_chart_of_a_silo(tmp_path):
@@ -83,6 +86,10 @@ def test_the_chart_of_a_silo(tmp_path):
     assert mounts["data"]["readOnly"]
     assert mounts["kit"]["readOnly"]
     assert kinds(documents)["ConfigMap"]["data"] == {"policy.yaml": "rules: {}\n"}
+    assert "env" not in container(documents)
+    proxied = container(render("--set", "silo.proxy=http://proxy.example:3128"))
+    assert proxied["env"] == [{"name": "HANSA_PROXY", "value": "http://proxy.example:3128"}]
+    assert "HANSA_PROXY" in [option.envvar for option in get_command(app).commands["join"].params]
 
 
 @pytest.mark.parametrize(
@@ -98,13 +105,33 @@ def test_the_chart_refuses_what_cannot_work(arguments, reason):
     assert reason in done.stderr
 
 
-@pytest.mark.parametrize("unit", ["hansa-coordinator", "hansa-silo"])
+UNITS = ["hansa-coordinator", "hansa-region", "hansa-silo"]
+
+
+@pytest.mark.parametrize("unit", UNITS)
 def test_the_units_start_commands_that_exist(unit):
     text = (PACKAGING / "systemd" / f"{unit}.service").read_text().replace("\\\n", " ")
     [line] = re.findall(r"^ExecStart=(.*)$", text, re.M)
     program, *words = shlex.split(line)
     assert Path(program).name == "hansa"
     understood(words)
+
+
+def test_a_coordinator_that_was_stopped_has_not_failed_by_its_unit():
+    text = (PACKAGING / "systemd" / "hansa-coordinator.service").read_text()
+    assert f"SuccessExitStatus={TERMINATED}\n" in text
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
+def test_systemd_understands_the_units(tmp_path):
+    """All but where the program lies, which is not there on this machine."""
+    for unit in UNITS:
+        text = (PACKAGING / "systemd" / f"{unit}.service").read_text()
+        (tmp_path / f"{unit}.service").write_text(text.replace("/opt/hansa/bin/hansa", "/bin/true"))
+    files = [str(tmp_path / f"{unit}.service") for unit in UNITS]
+    done = subprocess.run(["systemd-analyze", "verify", *files], capture_output=True, text=True)
+    said = [line for line in done.stderr.splitlines() if "hansa-" in line]
+    assert (done.returncode, said) == (0, []), done.stderr
 
 
 def test_the_image_copies_what_exists_and_installs_extras_that_exist():

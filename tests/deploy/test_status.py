@@ -1,6 +1,7 @@
 """`hansa status`: who is there, who is awaited, and nonsense that is not believed."""
 
 import json
+from importlib.metadata import version
 from time import time
 
 import pytest
@@ -46,7 +47,29 @@ def test_the_journal_tells_who_is_there_and_who_is_awaited(tmp_path):
     with _alone(tmp_path / "seat"):
         assert "is being served" in ok("status", str(tmp_path))
     assert "-400.0 s !" in shown
+    assert "a clock that is more than 30 s off: south" in shown
     journal.close()
+
+
+def test_strangers_and_other_versions_are_named_below(tmp_path):
+    journal = Journal(tmp_path / "seat" / "journal.sqlite")
+    (tmp_path / "seat" / "lock").touch()
+    journal.note("children", ["north", "south"])
+    now = time()
+    journal.note(LIFE + "north", heard(said(at=now, version="0.0.1[red]"), now))
+    journal.note(LIFE + "south", heard(said(at=now, version=version("hansa")), now))
+    for _ in range(3):
+        journal.refused("203.0.113.7", "a certificate that belongs to no member was shown to the depot")
+    journal.refused("south", "its letter came twice")
+    journal.close()
+    shown = ok("status", str(tmp_path))
+    assert "0.0.1[red] !" in shown, "what others say is no markup"
+    assert f"! another version than this one, {version('hansa')}: north;" in shown
+    assert "· 203.0.113.7: a certificate that belongs to no member was shown to the depot (3 times, last " in shown
+    assert "· south: its letter came twice (once, last " in shown
+    told = json.loads(ok("status", str(tmp_path), "--format", "json"))
+    assert [node["other_version"] for node in told["nodes"]] == [True, False]
+    assert {one["node"]: one["times"] for one in told["refused"]} == {"203.0.113.7": 3, "south": 1}
 
 
 def test_a_folder_that_is_no_run_is_said_to_be_none(tmp_path):

@@ -96,7 +96,8 @@ class Cast:
         places = {n: f"localhost:{ports[2 * i]}+{ports[2 * i + 1]}" for i, n in enumerate(serving)}
         authority.create(federation, self.kits, {**places, **(addresses or {})}, 30)
         self._context = get_context("forkserver")
-        self._context.set_forkserver_preload(["hansa.deploy.serve", "hansa.deploy.join", "hansa.report.html"])
+        imported = ["hansa.deploy.serve", "hansa.deploy.join", "hansa.report.html", "hansa.models.loaded"]
+        self._context.set_forkserver_preload(imported)
         self.processes: dict[str, Any] = {}
 
     def __enter__(self) -> "Cast":

@@ -16,7 +16,9 @@ from urllib.request import urlopen
 
 import pytest
 
+from hansa.deploy.broker import binary
 from tests.deploy.conftest import free_ports
+from tests.deploy.tunnel import Tunnel
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "deploy.md"
 BLOCK = re.compile(r"^```(yaml|sh) (\S+)(?: (\S+))?\n(.*?)^```", re.S | re.M)
@@ -33,11 +35,12 @@ def section(heading: str, until: str) -> list[tuple[str, str, str, str]]:
 class Walk:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        ports = free_ports(5)
-        self.health = ports[4]
+        ports = free_ports(6)
+        self.health, self.nats = ports[4], ports[5]
         self.places = {
             "hansa.example.org:4222": f"localhost:{ports[0]}+{ports[1]}",
             "iberia.example.org:4222": f"localhost:{ports[2]}+{ports[3]}",
+            "nats.example.org:4222": f"localhost:{self.nats}",
             "--health 8642": f"--health {self.health}",
         }
         self.waiting: list[subprocess.Popen[bytes]] = []  # agents and regions, until they are stopped
@@ -65,7 +68,7 @@ class Walk:
         words = shlex.split(line)
         if words[:2] == ["tar", "-xzf"]:
             shutil.copy(self.folder / "coordinator" / words[2], self.home(who))
-        if words[:2] in (["hansa", "join"], ["hansa", "serve"]):
+        if words[:2] in (["hansa", "join"], ["hansa", "serve"]) or words[0] == "nats-server":
             process = self.start(who, words)
             (self.serving if words[-1] and any(w.endswith(".yaml") for w in words) else self.waiting).append(process)
             return
@@ -78,7 +81,7 @@ class Walk:
         return subprocess.run(_program(words), cwd=self.home(who), capture_output=True, text=True, timeout=PATIENCE)
 
     def start(self, who: str, words: list[str]) -> "subprocess.Popen[bytes]":
-        said = (self.home(who) / f"{words[1]}.log").open("ab")
+        said = (self.home(who) / f"{words[1].strip('-')}.log").open("ab")
         with said:
             return subprocess.Popen(_program(words), cwd=self.home(who), stdout=said, stderr=said)
 
@@ -102,6 +105,8 @@ class Walk:
 
 
 def _program(words: list[str]) -> list[str]:
+    if words[0] == "nats-server":
+        return [binary(), *words[1:]]
     return [sys.executable, "-m", *words] if words[0] == "hansa" else words
 
 
@@ -131,8 +136,21 @@ def test_two_hospitals_and_a_coordinator(walk):
 
 @pytest.mark.slow_fault
 def test_a_second_region(walk):
-    walk.through(section("## A second region", "## Running it for long"))
+    walk.through(section("## A second region", "## Through a proxy"))
     assert (walk.folder / "coordinator" / "runs" / "south" / "model" / "config.json").is_file()
+    walk.stop()
+
+
+@pytest.mark.slow_fault
+def test_through_a_proxy_and_by_a_nats_of_somebody_else(walk):
+    with Tunnel() as tunnel:
+        walk.places["proxy.example.org:3128"] = f"127.0.0.1:{tunnel.port}"
+        walk.through(section("## Through a proxy", "## Running it for long"))
+        ports = {int(target.rpartition(":")[2]) for target in tunnel.passed}
+    assert walk.nats in ports
+    assert len(ports) == 2, "letters and weights"
+    assert not (walk.folder / "coordinator" / "runs" / "guests" / "seat" / "broker").exists()
+    walk.waiting.pop(0).kill()  # the server, which is not ours to stop
     walk.stop()
 
 
