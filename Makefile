@@ -4,16 +4,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# What fails is run once more, by itself: beside others, real processes may be late. What fails twice has failed.
+AGAIN := $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
+
 .PHONY: demo test test-faults check format bench clean
 
 demo: $(READY)            ## the main job on real data; ends with a table and a report
 	$(BIN)/hansa demo
 
 test: $(READY)            ## the fast tests, two processes
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 || $(AGAIN)
 
 test-faults: $(READY)     ## real processes on loopback, killed and cut off
-	$(BIN)/python -m pytest -m slow_fault tests
+	$(BIN)/python -m pytest -m slow_fault tests || $(AGAIN) -m slow_fault tests
 
 check: $(READY)           ## formatting, lint, strict types
 	$(BIN)/ruff format --check .

@@ -5,6 +5,8 @@ from pathlib import Path
 from hansa import methods
 from hansa.config import ROOT, Federation, holders, walk
 from hansa.errors import ConfigError, DataError
+from hansa.method import Method
+from hansa.methods.fltrust import Trust
 from hansa.pace import Arrivals
 from hansa.registry import load_plugins
 from hansa.tasks import TASKS
@@ -64,6 +66,11 @@ def _check_tree(federation: Federation) -> None:
         own = methods.build(federation, node)
         if method.tree is None and own.tree is not None:
             raise ConfigError(f"silos.{name}.method is '{own.name}': one for whole trees, which the root must have too")
+        if own.tree != method.tree:
+            raise ConfigError(
+                f"silos.{name}.method is '{own.name}' with a tree of its own, but models meet by one rule on the whole "
+                f"tree ('{method.name}' at the root): give a node a method for its own steps (fedprox), or the same one"
+            )
         if node.model is not None and not (Path(str(node.model.path)) / "config.json").is_file():
             raise ConfigError(
                 f"silos.{name}.model: {node.model.path or node.model.preset} is not a Hugging Face model folder; "
@@ -75,6 +82,7 @@ def _check_tree(federation: Federation) -> None:
                     f"silos.{name}.{setting}: with method '{method.name}' the root alone has one; "
                     "use a method for trees (worldlm), or leave it out"
                 )
+    _check_filter(method)
     inner = [ROOT] * (federation.root is not None) + [
         n for n, node in walk(federation.silos) if node.silos and node.holds
     ]
@@ -96,3 +104,14 @@ def _check_tree(federation: Federation) -> None:
         )
     if method.tree is not None and federation.personal is not None:
         raise ConfigError(f"method '{method.name}' gives every node a model of its own: leave 'personal' out")
+
+
+def _check_filter(method: Method) -> None:
+    """What key layers are filtered by must be sent."""
+    tree = method.tree
+    if tree is None or not isinstance(tree.filter, Trust) or tree.filter.by == "update":
+        return
+    if not tree.keys_travel or not tree.key_layers:
+        raise ConfigError(
+            f"method.filter.by is 'keys', but with method '{method.name}' no key layers are sent: use by: update"
+        )

@@ -13,7 +13,18 @@ import typer
 from hansa.cli_audit import audit
 from hansa.cli_data import data
 from hansa.cli_deploy import TERMINATED, join, kit, serve, status
-from hansa.console import INTERRUPTED, Format, FormatOption, errors, finish, number, output, show_metrics, table
+from hansa.console import (
+    INTERRUPTED,
+    Format,
+    FormatOption,
+    errors,
+    finish,
+    number,
+    output,
+    show_metrics,
+    show_models,
+    table,
+)
 from hansa.errors import HansaError, UserError, did_you_mean
 
 app = typer.Typer(
@@ -161,8 +172,9 @@ def show_preview(seen: Any) -> None:
     if seen.tree is not None:
         show_tree(seen)
     if seen.parameters is not None:
-        size = f"at most {seen.parameters:,} parameters, {seen.traffic_per_round / 1e6:.1f} MB per round (up and down)"
-        output.print(f"Model: {size}", highlight=False)
+        output.print(f"Model: at most {seen.parameters:,} parameters", highlight=False)
+    if seen.traffic is not None:
+        output.print(f"Traffic: at most {seen.traffic.line}", highlight=False)
     output.print("What leaves the silos:", highlight=False)
     for line in releases(f):
         output.print(f"· {line}", highlight=False)
@@ -246,7 +258,9 @@ def compare(
     federation: FederationFile,
     methods: Annotated[
         str,
-        typer.Option(help="by commas: methods, uploads (whole, top-k+int8, …), central, per-silo, chained, base"),
+        typer.Option(
+            help="by commas: methods, uploads (whole, top-k+int8, …), central, per-silo, chained, base, flat, pooled"
+        ),
     ],
     set: SetOption = None,
     out: Annotated[Path | None, typer.Option(help="where the runs go; default runs/NAME-compare")] = None,
@@ -256,7 +270,7 @@ def compare(
     """Several methods on the same data, seed and budget; one report."""
     from hansa.compare import compare as compare_methods
     from hansa.federation_file import read
-    from hansa.report.html import average, see
+    from hansa.report.html import average, cost, see
     from hansa.report.progress import Progress
 
     settings = read(federation, set)
@@ -273,11 +287,16 @@ def compare(
     }
 
     def show() -> None:
-        metric = see(next(iter(outcomes.values())).folder).task.headline
+        runs = [see(outcome.folder, name) for name, outcome in outcomes.items()]
+        metric = runs[0].task.headline
         groups = list(dict.fromkeys(g for o in outcomes.values() for g in o.metrics))
         rows = [[g, *(number(o.metrics.get(g, {}).get(metric)) for o in outcomes.values())] for g in groups]
         rows.append(["mean", *(number(average(o.metrics, metric)) for o in outcomes.values())])
         output.print(table(["", *outcomes], rows, f"{metric} on the test set"))
+        if found := cost(runs):
+            columns = ["", "sent up", "fewer bytes", *(f"mean {metric}" for metric in found["metrics"])]
+            bytes_of = [[row["name"], row["up"], row["fewer"], *row["cells"]] for row in found["rows"]]
+            output.print(table(columns, bytes_of, f"quality against bytes (in brackets: against {found['most']})"))
         output.print(f"Report: {folder / 'report.html'}", highlight=False)
 
     finish(format, result, show)
@@ -313,7 +332,7 @@ def reproduce(
         raise UserError(f"{folder} is not empty; choose another --out")
     say = Progress(errors, "reproduce").say
     asked = reproduction.Asked(cast(reproduction.Scale, scale), data, folder, say, encoder, model, tune)
-    found: reproduction.Reproduction = import_module(f"hansa.reproduce.{paper}").reproduce(asked)
+    found: reproduction.Reproduction = import_module(f"hansa.reproduce.{paper.replace('-', '_')}").reproduce(asked)
     if results is not None:
         reproduction.update_results(results, found)
 
@@ -331,9 +350,12 @@ def reproduce(
 @app.command()
 def evaluate(
     run: RunFolder,
-    data: Annotated[Path, typer.Option(help="a file or folder of samples")],
-    silo: Annotated[str | None, typer.Option(help="the model of this silo")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="a file or folder of samples; default: all silos' test data")
+    ] = None,
+    silo: Annotated[str | None, typer.Option(help="the model of this silo; all: every model of the run")] = None,
     checkpoint: Annotated[int | None, typer.Option(help="the checkpoint of this round")] = None,
+    share: Annotated[float, typer.Option(min=0.0, max=1.0, help="of the silos' test data")] = 1.0,
     text: str = "text",
     label: str = "label",
     second: Annotated[str, typer.Option(help="of pairs: the field of the other text")] = "second",
@@ -342,25 +364,31 @@ def evaluate(
     target_language: Annotated[str, typer.Option(help="… and the one to translate into")] = "",
     format: FormatOption = Format.text,
 ) -> None:
-    """Score any model of a run on any file."""
-    from hansa.use import load, score
+    """Score any model of a run, or all of them, on any file or on every silo's test data."""
+    from hansa.use import every_model, load, on_silos, score
 
-    site, model = load(run, silo, checkpoint)
-    metrics = score(
-        site,
-        model,
-        data,
-        {
-            "text": text,
-            "label": label,
-            "second": second,
-            "target": target,
-            "language": language,
-            "target_language": target_language,
-        },
-        lambda problem: errors.print(f"note: {problem}", markup=False),
-    )
-    finish(format, metrics, lambda: show_metrics(metrics, f"{run} on {data}"))
+    fields = {
+        "text": text,
+        "label": label,
+        "second": second,
+        "target": target,
+        "language": language,
+        "target_language": target_language,
+    }
+
+    def scores(site: Any, model: Any) -> dict[str, dict[str, float]]:
+        if data is None:
+            return on_silos(site, model, share)
+        return score(site, model, data, fields, lambda problem: errors.print(f"note: {problem}", markup=False))
+
+    if silo == "all":
+        if checkpoint is not None:
+            raise UserError("--checkpoint is one model, and --silo all asks for all final ones: leave one of them out")
+        found = every_model(run, scores)
+        finish(format, found, lambda: show_models(found, f"{run} on {data or 'the silos'}"))
+    else:
+        metrics = scores(*load(run, silo, checkpoint))
+        finish(format, metrics, lambda: show_metrics(metrics, f"{run} on {data or 'the silos'}"))
 
 
 @app.command()

@@ -1,6 +1,6 @@
 """Codes for updates: fewer values, or fewer bits for each. Steps of an upload; see upload.py.
 
-rows     of tables of embeddings, the rows that moved: exact, unless small movements are left out (``least``)
+rows     of tables of embeddings, the share ``keep`` of the rows that moved most; 1: all that moved, which is exact
 top-k    of every tensor, the share ``keep`` of its values that are largest
          (Stich et al. (2018), Sparsified SGD with Memory, Definition 2.2; per tensor)
 bf16     the upper half of each float32, rounded to the nearest
@@ -25,7 +25,7 @@ Kept = Annotated[float, Field(gt=0.0, le=1.0)]
 
 @dataclass(frozen=True)
 class Rows:
-    least: float = 0.0
+    keep: float = 1.0
     kind: ClassVar[Kind] = "values"
 
     def code(self, parcel: Parcel, leaving: Leaving) -> Parcel:
@@ -35,9 +35,10 @@ class Rows:
         if len(part.shape) != 2 or not part.values.numel():
             return part
         rows = part.values.view(part.shape)
-        movement = rows.abs().amax(dim=1)
-        where = (movement > self.least * movement.max()).nonzero().view(-1)
-        if len(where) == part.shape[0]:
+        movement = rows.norm(dim=1)
+        most = movement.topk(ceil(self.keep * len(rows))).indices
+        where = most[movement[most] > 0].sort().values
+        if len(where) == len(rows):
             return part
         return replace(part, values=rows[where].reshape(-1), where=where, width=part.shape[1])
 
@@ -84,10 +85,10 @@ def _in_bytes(part: Part) -> Part:
 
 @UPLOADS.register("rows")
 class RowsSettings(Section):
-    least: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0  # as a share of the table's largest movement; 0: exact
+    keep: Kept = 0.25
 
     def build(self) -> Step:
-        return Rows(self.least)
+        return Rows(self.keep)
 
 
 @UPLOADS.register("top-k")

@@ -11,6 +11,7 @@ from hansa.methods import METHODS
 from hansa.methods.fedavg import fedavg
 from hansa.registry import load_plugins
 from hansa.report import html
+from hansa.rivals import RIVALS
 from hansa.run import Outcome, run
 from hansa.upload import UPLOADS
 from hansa.watch import Watcher
@@ -21,7 +22,10 @@ WHOLE = "whole"  # no upload steps
 
 def variant(federation: Federation, name: str) -> Federation:
     """The federation with another method, another upload, or as one of the baselines; 'fedprox+top-k+int8' is a
-    method and the steps of an upload. Settings that the file has for what is named stay."""
+    method and the steps of an upload; 'flat' and 'pooled' are rivals of a tree. Settings that the file has for what is
+    named stay."""
+    if name in RIVALS:
+        return RIVALS[name](federation)
     if name in BASELINES:
         return federation.model_copy(update={"kind": name})
     changes: dict[str, Any] = {}
@@ -33,7 +37,7 @@ def variant(federation: Federation, name: str) -> Federation:
         elif part in UPLOADS.entries:
             steps.append(_step(part, federation.upload.steps))
         elif part != WHOLE:
-            names = [*METHODS.entries, *BASELINES, *UPLOADS.entries, WHOLE]
+            names = [*METHODS.entries, *BASELINES, *RIVALS, *UPLOADS.entries, WHOLE]
             raise ConfigError(f"--methods: '{part}' is not known; {did_you_mean(part, names)}")
     if steps or WHOLE in name.split("+"):
         changes["upload"] = federation.upload.model_copy(update={"steps": tuple(steps)})

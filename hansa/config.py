@@ -33,6 +33,7 @@ class Privacy(Section):
     clip: Positive | Literal["median"] = "median"  # the bound C on an update's norm, or the norms seen so far
     among: Count = 1  # the noise has the standard deviation σ·C/among: 1 to the letter, n where a mean of n carries it
     delta: Annotated[float, Field(gt=0.0, lt=1.0)] = 1e-5
+    shrink: bool = False  # send the blurred update as long as its signal can be, instead of as long as the noise is
     secret: bool = False  # noise from the system, which no seed repeats: for real use
 
 
@@ -42,7 +43,7 @@ class Model(Section):
     fresh: bool = False  # of the folder take the shape and the tokeniser, not the weights
     dropout: Share = 0.0
     added: tuple[Annotated[int, Field(ge=0)], ...] = ()  # places of layers to add to each stack; see models/grow.py
-    adapt: Literal["full", "frozen", "lora"] = "full"  # train everything, the head alone, or additions and the head
+    adapt: Literal["full", "frozen-embeddings", "frozen", "lora"] = "full"  # what of it is trained: models/adapt.py
     rank: Count = 8  # lora: of the additions
     alpha: Count = 16  # lora: their scale is alpha/rank
 
@@ -168,6 +169,7 @@ class Personal(Section):
     rounds: Count = 20  # of local work, each on as much data as a federated round
     train: Training | None = None  # its optimiser; default the baseline's. The amount of data is the federation's.
     mix: Literal["sweep", "adaptive", "none"] = "sweep"
+    draws: Count = 1  # how often every sample is asked, each time with other masks, where models are compared
     alpha: Share = 0.5  # adaptive: where α starts
     alpha_lr: Positive = 0.1
     nearby: Annotated[int, Field(ge=0)] = 0  # start from a mixture with so many similar silos, and compare
@@ -237,7 +239,7 @@ class Upload(Section):
 class Participation(Section):
     """Who takes part in a round: everyone, a share or a number of silos; how many must answer, and by when."""
 
-    share: Share = 1.0
+    share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     count: Count | None = None
     quorum: Share = 0.5  # a round counts only if this share of those asked answered
     deadline: Positive | None = None  # seconds
@@ -258,7 +260,7 @@ class Simulation(Section):
     """What is only played: slow silos, by virtual seconds of work in one round (nobody sleeps), and lying ones."""
 
     poison: dict[str, Poison] = {}  # by silo, at any level
-    delay: dict[str, Annotated[float, Field(ge=0.0)]] = {}  # by silo
+    delay: dict[str, Annotated[float, Field(ge=0.0)]] = {}  # by node, at any level; of a region: of its whole answer
     usual: Annotated[float, Field(ge=0.0)] = 1.0  # of silos not named in delay
     jitter: Share = 0.0  # how far a delay may differ, as a share of it; from the seed
 
@@ -421,11 +423,11 @@ class Federation(Section):
             )
         if self.personal is not None and (self.personal.start or 0) > self.rounds:
             raise ValueError(f"personal.start is {self.personal.start}, but there are only {self.rounds} rounds")
-        strangers = set(self.simulate.delay) - set(self.silos)
+        strangers = set(self.simulate.delay) - set(names)
         if strangers:
             raise ValueError(
-                f"simulate.delay names '{min(strangers)}', which does not stand directly below 'silos'; "
-                f"{did_you_mean(min(strangers), self.silos)}"
+                f"simulate.delay names '{min(strangers)}', which is not a node of the federation; "
+                f"{did_you_mean(min(strangers), names)}"
             )
         strangers = set(self.simulate.poison) - set(leaves(self.silos))
         if strangers:

@@ -40,6 +40,14 @@ def show_metrics(metrics: dict[str, dict[str, float]], title: str) -> None:
     output.print(table(["", *columns], rows, title))
 
 
+def show_models(found: dict[str, dict[str, dict[str, float]]], title: str) -> None:
+    """A table for every metric: models, and what each was scored on."""
+    for metric in dict.fromkeys(m for scored in found.values() for values in scored.values() for m in values):
+        columns = list(dict.fromkeys(name for scored in found.values() for name in scored))
+        rows = [[model, *(number(scored.get(c, {}).get(metric)) for c in columns)] for model, scored in found.items()]
+        output.print(table(["model", *columns], rows, f"{title}: {metric}"))
+
+
 def number(value: float | None) -> str:
     if value is None:
         return "–"

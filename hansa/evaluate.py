@@ -1,6 +1,7 @@
 """Score a model on samples, language by language. The questions (masks, subset) come from the seed, so that every model
 and every round is asked the same."""
 
+from itertools import product
 from statistics import stdev
 
 import numpy as np
@@ -27,8 +28,10 @@ def evaluate(
     batch_size: int = 64,
     parts: int = 1,
     decode: bool = False,
+    draws: int = 1,
 ) -> Scores:
-    """Sums over each group's samples; with ``decode``, also of what a task that writes text writes."""
+    """Sums over each group's samples; with ``decode``, also of what a task that writes text writes. Several ``draws``
+    ask every sample so often, each time with other masks."""
     if model.training:
         model.eval()
     total = Scores({})
@@ -39,12 +42,12 @@ def evaluate(
                 keep = max(1, round(share * len(mine)))
                 mine = np.sort(stream(seed, group, "share").permutation(mine)[:keep])
             rng = stream(seed, group, "questions")
-            for part in range(parts):
+            for draw, part in product(range(draws), range(parts)):
                 name = group if parts == 1 else f"{group}{PART}{part}"
                 for indices in batches(mine[part::parts], examples.lengths, batch_size, None):
                     sums = task.score(model, task.batch(examples, indices, rng, vocabulary))
                     total = total + Scores({name: sums})
-                if decode and isinstance(task, Writing):
+                if decode and draw == 0 and isinstance(task, Writing):
                     chosen = mine[part::parts]
                     total = total + Scores({name: task.compare(model, examples, chosen, vocabulary, batch_size)})
     return total

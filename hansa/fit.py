@@ -16,19 +16,19 @@ folder, as a silo's state does, so that a run continues after a crash.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from hansa.config import ROOT, Federation
+from hansa.config import ROOT, Federation, Participation, protected
 from hansa.links import Answer, Link
 from hansa.messages import Evaluate, Fit, Lost, NodeId, Reply, Request, Scores, Train, Update, nothing
 from hansa.method import Layers, Method, Residual, Tree, Weights
 from hansa.methods.fedbuff import VERSION, keep_versions
 from hansa.methods.fedopt import scale
-from hansa.pace import Arrivals, Member, Moving, choose, duration, until
+from hansa.pace import Arrivals, Member, Moving, choose, together, until
 from hansa.round import Record, admit, opened, too_few
 from hansa.runs.memory import Memory
 from hansa.tensors import Layout, Tensors, is_finite
@@ -36,6 +36,8 @@ from hansa.tensors import Layout, Tensors, is_finite
 if TYPE_CHECKING:
     from hansa.node import Silo
 
+IN_TIME = 0.9  # of the time a parent gives: the rest is for what is left to do when the children have answered
+AT_ONCE = 1e-3  # seconds: no time is left, and 0 would say that there is no deadline
 MODEL, PARENT, SERVER, KEY, RESIDUAL = "tree.model", "tree.parent", "server.", "key.", "residual."
 
 
@@ -47,8 +49,12 @@ class Keys:
     layers: Mapping[str, tuple[str, ...]]
 
     @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for names in self.layers.values() for name in names)
+
+    @cached_property
     def backbone(self) -> Layout:
-        inside = {name for names in self.layers.values() for name in names}
+        inside = set(self.names)
         return self.layout.only([name for name in self.layout.names if name not in inside])
 
     @cached_property
@@ -126,7 +132,7 @@ def agg_parent(
 
 
 def kept(keys: Keys, tree: Tree, model: Tensors, request: Fit) -> dict[str, Tensor]:
-    parent = {PARENT: Tensors.of(keys.read(request.model)).flat} if tree.keys_travel else {}
+    parent = {PARENT: Tensors.of(keys.read(request.model)).flat} if tree.compares_moves else {}
     return {MODEL: model.flat} | parent
 
 
@@ -146,7 +152,9 @@ def fit_leaf(silo: "Silo", request: Fit) -> Reply:
     if not isinstance(reply, Update):
         return reply
     refused = {silo.name: loaded.refused} if loaded.refused else {}
-    return replace(reply, attention={f"down {silo.name}": loaded.weights}, refused=refused)
+    # Whom it listens to follows from its own layers, which no noise covers: a private leaf tells nobody.
+    told = {} if silo.name in protected(silo.site.federation) else {f"down {silo.name}": loaded.weights}
+    return replace(reply, attention=told, refused=refused)
 
 
 # ── an inner node ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -154,12 +162,19 @@ def fit_leaf(silo: "Silo", request: Fit) -> Reply:
 
 @dataclass(frozen=True)
 class Turn:
-    """One round t of one node: its number there, and at which of all sequential steps it begins."""
+    """One round t of one node: its number there, at which of all sequential steps it begins, and when the parent goes
+    on without it."""
 
     number: int
     durable: int
     begin: int
     total: int
+    end: float | None = None
+
+    def until(self, participation: Participation) -> float | None:
+        """The node's own deadline or its parent's, whichever comes first."""
+        given = [at for at in (until(participation), self.end) if at is not None]
+        return min(given, default=None)
 
 
 @dataclass(frozen=True)
@@ -203,9 +218,12 @@ class Region:
         loaded = agg_parent(self.name, self.tree, self.keys, memory, self.start, request, False)  # 2
         moving = self._revive(memory, loaded.model)
         residuals, upwards, records = loaded.residuals, list[Residual](), list[Record]()
+        end = monotonic() + IN_TIME * request.within if request.within else None
         for t in range(self.rounds):  # 3
+            if records and end is not None and monotonic() > end:
+                break  # what was done so far is worth more than nothing
             number = (request.round - 1) * self.rounds + t + 1
-            turn = Turn(number, request.durable * self.rounds, request.begin + t * self.steps, request.total)
+            turn = Turn(number, request.durable * self.rounds, request.begin + t * self.steps, request.total, end)
             record, up = self.round(moving, residuals, turn)
             if record.failed:
                 return Lost(f"region '{self.name}': {record.failed}")
@@ -224,10 +242,11 @@ class Region:
         sent = self._cohort(moving, model, number)
         record = Record(number, list(sent))
         routed = self._route(moving, list(sent), residuals, base)  # 6
-        answers = self.link.ask(self._asks(sent, model, routed, turn), until(settings.participation))  # 7, 8
+        deadline = turn.until(settings.participation)
+        answers = self.link.ask(self._asks(sent, model, routed, turn, deadline), deadline)  # 7, 8
         if self.tree.filter is not None:
             answers = (replace(answer, reply=opened(answer.reply, keys.layout)) for answer in answers)
-            answers = self.tree.filter.sift(answers, self.name, counts=self.tree.order == "parallel")
+            answers = self.tree.filter.sift(answers, self.name, self.tree.order == "parallel", keys.names)
         heard = Heard(self, {**sent, self.name: Sent(model)}, record)
         gradient = self.method.aggregate.combine(keys.backbone, heard.updates(answers))  # 9, 10
         record.seconds["work"] = perf_counter() - began
@@ -294,7 +313,7 @@ class Region:
         if self.own is None or self.tree.order == "parallel":
             return None
         probe = Record(turn.number, [self.name])
-        for answer in self.link.ask({self.name: self._own_work(model, turn)}, None):
+        for answer in self.link.ask({self.name: self._own_work(model, turn)}, turn.end):
             update = admit(answer, model.layout, probe)
             if update is not None:  # while the link still holds its tensors
                 model.flat.sub_(update.gradient.flat)
@@ -317,7 +336,7 @@ class Region:
             keep_versions(moving, arrived)
             return {f.node: Sent(moving.state[f"{VERSION}{f.version}"], moving.round - f.version) for f in arrived}
         cohort = choose(self.members, settings.participation, settings.seed, number, self.name)
-        moving.clock += max(duration(node, number, settings.simulate, settings.seed) for node in cohort)
+        moving.clock += together(self.members, cohort, number, settings)
         return dict.fromkeys(cohort, Sent(model))
 
     def _route(
@@ -329,11 +348,18 @@ class Region:
         return self.tree.route(residuals, children, base) if residuals else {}
 
     def _asks(
-        self, sent: Mapping[NodeId, "Sent"], model: Tensors, routed: Mapping[NodeId, Sequence[Residual]], turn: Turn
+        self,
+        sent: Mapping[NodeId, "Sent"],
+        model: Tensors,
+        routed: Mapping[NodeId, Sequence[Residual]],
+        turn: Turn,
+        deadline: float | None,
     ) -> dict[NodeId, Request]:
         sequential = self.tree.order == "sequential"
         begin = turn.begin + (self.own.steps if self.own and sequential else 0)
-        plain = Fit(turn.number, self.name, self._travelling(model), nothing(), turn.durable, begin, turn.total)
+        within = 0.0 if deadline is None else max(AT_ONCE, deadline - monotonic())
+        given = self._travelling(model)
+        plain = Fit(turn.number, self.name, given, nothing(), turn.durable, begin, turn.total, within)
         asks: dict[NodeId, Request] = {}
         for node, theirs in sent.items():  # whoever gets the same is asked with the same request: it is written once
             alike = theirs.model is model and node not in routed
@@ -425,11 +451,20 @@ class Heard:
                 gradient = Tensors.zeros(keys.layout)
                 gradient.write(update.gradient)
             sent = self.sent[answer.node]
-            theirs = Tensors(keys.layout, sent.model.flat - gradient.flat)
-            self.keys[answer.node] = keys.read(theirs)
+            began, moved = keys.read(sent.model), keys.read(gradient)
+            theirs = {layer: began[layer].sub_(moved[layer]) for layer in began}
+            self.keys[answer.node] = self._damped(theirs, sent.stale)
             found, reason = unpack(update.residuals, keys)
             self.residuals += [replace(r, origin=f"{answer.node}/{r.origin}") for r in found]
             record.attention |= update.attention
             record.refused |= update.refused | ({answer.node: reason} if reason else {})
             update = replace(update, gradient=gradient.only(keys.backbone.names), stale=sent.stale)
             yield update, region.method.weigh.weight(update)
+
+    def _damped(self, theirs: dict[str, Tensor], stale: int) -> dict[str, Tensor]:
+        """K_c ← K_q + s(τ)·(K_c − K_q): key layers that come late count less, as backbones do."""
+        pace = self.region.method.pace
+        if not stale or not isinstance(pace, Arrivals):
+            return theirs
+        share, here = (1 + stale) ** -pace.power, self.region.keys.read(self.sent[self.region.name].model)
+        return {layer: torch.lerp(here[layer], values, share) for layer, values in theirs.items()}

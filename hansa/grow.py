@@ -16,7 +16,7 @@ from hansa.models import build
 from hansa.models.adapt import adapt
 from hansa.models.parts import parts
 from hansa.node import Federation as Inner
-from hansa.pace import Member
+from hansa.pace import Member, choose, together
 from hansa.runs.memory import Memory
 from hansa.site import Site
 from hansa.tensors import Tensors
@@ -82,9 +82,8 @@ class _Seed:
             region = self.region(name, below, link, settings, node.rounds, node.mixture)
             answer, steps = region.answer, node.rounds * region.steps
         samples = held.samples + sum(m.samples for m in below.values())
-        return self.site.guarded(name, answer), Member(
-            samples, held.work + sum(m.work for m in below.values()), steps, False
-        )
+        work = held.work + sum(m.work for m in below.values())
+        return self.site.guarded(name, answer), Member(samples, work, steps, False, _lasts(name, below, settings, node))
 
     def member(self, name: NodeId) -> Member:
         card, batch = self.cards[name], self.site.federation.train.batch
@@ -108,6 +107,17 @@ class _Seed:
         return Region(
             name, members, link, site.method_of(name), settings, rounds, site.keys, start, memory, own, mixture
         )
+
+
+def _lasts(name: NodeId, below: Mapping[NodeId, Member], settings: Federation, node: Node) -> Callable[[int], float]:
+    """Virtual seconds of a federation's answers: its rounds, each as long as the slowest of those who take part."""
+
+    def lasts(number: int) -> float:
+        rounds = range((number - 1) * node.rounds + 1, number * node.rounds + 1)
+        cohorts = {n: choose(below, settings.participation, settings.seed, n, name) for n in rounds}
+        return sum(together(below, cohort, n, settings) for n, cohort in cohorts.items())
+
+    return lasts
 
 
 def own_models(site: Site, silos: Mapping[NodeId, Node], round: int) -> Iterator[tuple[NodeId, Tensors]]:

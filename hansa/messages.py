@@ -81,6 +81,7 @@ class Fit:
     durable: int = 0
     begin: int = 0
     total: int = 0
+    within: float = 0.0  # seconds until the parent goes on without you; 0: it waits
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,9 @@ class Exchange(Protocol):
     def says(self) -> str:
         """What leaves a silo with an offer, in words."""
 
+    def numbers(self, sizes: "Sizes") -> int:
+        """How many numbers a silo tells in a round, at most."""
+
     def offer(self, work: "Work", samples: "Samples") -> "Told":
         """At the silo: what it tells of its data, seen with the model it received."""
 
@@ -107,9 +110,10 @@ Weights = dict[str, dict[str, float]]  # layer → member → how much it was li
 class Filter(Protocol):
     """Which children are believed."""
 
-    def sift(self, answers: Iterator[Answer], name: NodeId, counts: bool) -> Iterator[Answer]:
+    def sift(self, answers: Iterator[Answer], name: NodeId, counts: bool, keys: Sequence[str]) -> Iterator[Answer]:
         """The answers, with those that are not believed as `Lost`. Under its ``name`` the asking node's own work from
-        the same start may be among them: something to compare with, and unless it ``counts`` not handed on."""
+        the same start may be among them: something to compare with, and unless it ``counts`` not handed on. ``keys``:
+        the tensors of key layers."""
 
 
 class Tree(Protocol):
@@ -122,11 +126,19 @@ class Tree(Protocol):
         """Whether a node trains on its own data before its children do, or beside them as one more child."""
 
     @property
+    def key_layers(self) -> float | tuple[str, ...]:
+        """A share of the blocks, the last ones, or their names."""
+
+    @property
     def filter(self) -> Filter | None: ...
 
     @property
     def keys_travel(self) -> bool:
         """Whether key layers leave their node at all."""
+
+    @property
+    def compares_moves(self) -> bool:
+        """Whether layers are compared by what they moved: then a node remembers what its parent's were."""
 
     def keys(self, parts: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
         """Key layers, each with its tensors; ``parts`` names the part of the model each tensor belongs to."""

@@ -56,7 +56,7 @@ from hansa.runs.directory import atomically
 from hansa.runs.memory import Memory
 from hansa.seeds import stream, torch_seeded
 from hansa.stability import next_factor
-from hansa.tasks.base import Batch, Labelled, texts_in
+from hansa.tasks.base import Batch, Labelled, texts_of
 from hansa.tensors import NOTHING, Tensors
 from hansa.train import Work, train
 from hansa.upload import Leaving, restore_local
@@ -106,12 +106,12 @@ class Silo:
 
     def _survey(self, request: Survey) -> Findings:
         problems, data, task = Problems(), self.site.federation.data, self.site.task
-        texts: list[str] = []
+        texts_in, texts = texts_of(task), list[str]()
         labels: set[str] = set()
         for source in self.node.sources:
             for row in rows(source, "train", data, problems):
                 if request.pieces:
-                    texts.extend(texts_in(task, row, source))
+                    texts.extend(texts_in(row, source))
                 if request.labels:
                     labels.update(cast(Labelled, task).labels_in(row, source))
             problems.check(data.broken, source.train)
@@ -273,11 +273,11 @@ class Silo:
         samples = training.samples.times(len(self.examples("train")), factor)
         return training.model_copy(update={"samples": samples}), {WATCHED: torch.tensor([factor, before, last])}
 
-    def score(self, split: str, share: float, parts: int = 1, decode: bool = False) -> Scores:
+    def score(self, split: str, share: float, parts: int = 1, decode: bool = False, draws: int = 1) -> Scores:
         """How the resident model does, as it is now."""
         site, held = self.site, self.examples(split)
         batch, seed = site.federation.evaluate.batch, site.federation.seed
-        return evaluate(site.learner.model, site.task, held, site.vocabulary, seed, share, batch, parts, decode)
+        return evaluate(site.learner.model, site.task, held, site.vocabulary, seed, share, batch, parts, decode, draws)
 
     def examples(self, split: str) -> examples.Examples:
         """The samples of a split: tokenised by whoever asks first, mapped from the cache by everyone else."""

@@ -4,7 +4,7 @@
 would take, nobody sleeps, and methods can be compared by the clock on one machine.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -23,6 +23,7 @@ class Member:
     work: int  # samples per round: who has most is asked first, so that workers end together
     steps: int = 0  # on a tree: sequential steps of one answer
     leaf: bool = True
+    lasts: Callable[[int], float] | None = None  # of a federation: virtual seconds of its so-manieth answer
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Together:
     def gather(self, asker: Asker, moving: Moving) -> tuple[list[NodeId], Ask]:
         number, settings = moving.round + 1, asker.settings
         cohort = choose(asker.members, settings.participation, settings.seed, number, asker.name)
-        moving.clock += max(duration(node, number, settings.simulate, settings.seed) for node in cohort)
+        moving.clock += together(asker.members, cohort, number, settings)
         plain = Train(number, moving.model, asker.durable)
 
         def ask(brief: Brief) -> Iterator[Answer]:
@@ -84,15 +85,17 @@ class Together:
 @dataclass(frozen=True)
 class Arrivals:
     """On a tree: the root's round ends when ``size`` of its children are done, by the virtual clock. Whoever is done
-    waits for that moment and goes on from the model it makes; the others go on with the one they have."""
+    waits for that moment and goes on from the model it makes; the others go on with the one they have. What is τ
+    versions old counts (1 + τ)^−power."""
 
     size: int
+    power: float = 0.5
 
     def land(self, members: Mapping[NodeId, Member], settings: Federation, moving: Moving) -> list[Flight]:
         """The children whose work ends this round; they take off again at its end."""
 
         def take_off(node: NodeId, version: int, number: int) -> Flight:
-            due = moving.clock + duration(node, number, settings.simulate, settings.seed)
+            due = moving.clock + span(node, members[node], number, settings)
             return Flight(node, version, due, number)
 
         flights = moving.flights or [take_off(node, moving.round, 1) for node in sorted(members)]
@@ -125,6 +128,18 @@ def cohort_size(participation: Participation, members: int) -> int:
 
 def round_half_up(x: float) -> int:
     return int(x + 0.5)
+
+
+def span(node: NodeId, member: Member, number: int, settings: Federation) -> float:
+    """Virtual seconds until a member answers; a federation is as slow as those below it, unless a delay is its own."""
+    if member.lasts is None or node in settings.simulate.delay:
+        return duration(node, number, settings.simulate, settings.seed)
+    return member.lasts(number)
+
+
+def together(members: Mapping[NodeId, Member], cohort: Sequence[NodeId], number: int, settings: Federation) -> float:
+    """Virtual seconds until all of a cohort have answered."""
+    return max(span(node, members[node], number, settings) for node in cohort)
 
 
 def duration(node: NodeId, number: int, simulate: Simulation, seed: int) -> float:

@@ -2,8 +2,9 @@
 
     personalised   θ_own: from the shared model of a chosen round, trained on the silo's data alone
     interpolated   θ_int = α·θ_own + (1 − α)·θ                                                       (Equation 3)
-        sweep      α from 21 values in [0, 1], the best on validation data (Figure 3); 0, the shared model, unless the
-                   best is ahead of it by more than a standard error: a few samples must not decide by chance
+        sweep      α from 21 values in [0, 1], the one of least loss on validation data (Figure 3); 0, the shared model,
+                   unless that one is ahead of it by more than a standard error, in loss and in accuracy: a few
+                   samples must not decide by chance, and a better loss may still guess worse
         adaptive   APFL: θ_own ← θ_own − η·α·∇f(θ_int),  α ← α − η_α·⟨∇f(θ_int), θ_own − θ⟩, kept in [0, 1]
     nearby         θ_own starts from a mixture of the silos that are most like this one:
                    θ_start − ½·(uᵢ + Σⱼ sᵢⱼ·uⱼ),  sᵢⱼ ∝ max(0, cos(uᵢ, uⱼ)) over the nearest silos j
@@ -61,17 +62,19 @@ def personalise(silo: "Silo", request: Personalise, settings: Settings) -> Perso
         return Personal(gradient, {}, {}, {}, alpha)
     curves: dict[str, tuple[float, ...]] = {}
     if settings.mix == "sweep":
-        parts = [_look(silo, own, shared, a) for a in ALPHAS]
-        looks = [overall(silo.site.task, scores) for scores in parts]
+        looks = [overall(silo.site.task, _look(silo, own, shared, a)) for a in ALPHAS]
         curves = {metric: tuple(look[metric] for look in looks) for metric in looks[0]}
-        alpha = ALPHAS[choose([look["loss"] for look in looks], [part_losses(silo.site.task, s) for s in parts])]
+        alpha = min(ALPHAS, key=lambda a: looks[ALPHAS.index(a)]["loss"])
+        plain, mixed = (_look(silo, own, shared, a, settings.draws) for a in (0.0, alpha))
+        alpha = alpha if ahead(silo.site.task, plain, mixed) else 0.0
     models = {FEDERATED: 0.0, request.label: 1.0}
     if settings.mix != "none":
         models[MIXED if request.label == OWN else f"{request.label}, {MIXED}"] = alpha
     sums, losses = {}, {}
     for name, share in models.items():
         losses[name] = overall(silo.site.task, _look(silo, own, shared, share))["loss"]
-        sums[name] = whole(silo.score("test", 1.0, PARTS, decode=True)).sums  # the questions of the final evaluation
+        # The first draw asks the questions of the final evaluation.
+        sums[name] = whole(silo.score("test", 1.0, PARTS, decode=True, draws=settings.draws)).sums
     best = min(losses, key=lambda name: losses[name])
     _keep(silo, own, shared, models[best], best, losses[best])
     return Personal(Tensors(Layout((), ()), torch.zeros(0)), sums, losses, curves, alpha)
@@ -130,29 +133,32 @@ class Mixing:
         torch.lerp(self.shared, self.own, self.alpha, out=self.learner.flat)
 
 
-def _look(silo: "Silo", own: Tensor, shared: Tensor, alpha: float) -> Scores:
+def _look(silo: "Silo", own: Tensor, shared: Tensor, alpha: float, draws: int = 1) -> Scores:
     """How the model at ``alpha`` does on validation data, part by part; it is left in the resident model."""
     torch.lerp(shared, own, alpha, out=silo.site.learner.flat)
-    return silo.score("valid", 1.0, PARTS)
+    return silo.score("valid", 1.0, PARTS, draws=draws)
 
 
-def part_losses(task: Task, scores: Scores) -> list[float]:
-    """The loss of each part of the data, all groups together."""
+def ahead(task: Task, shared: Scores, mixed: Scores) -> bool:
+    """Whether a mixture beats the shared model by more than one standard error of their difference over the parts of
+    the validation data: in loss and, where the task has it, in accuracy."""
+    before, after = _by_part(task, shared), _by_part(task, mixed)
+    losses = [b["loss"] - a["loss"] for b, a in zip(before, after, strict=True)]
+    hits = [a["accuracy"] - b["accuracy"] for b, a in zip(before, after, strict=True) if "accuracy" in a]
+    return _sure(losses) and (not hits or _sure(hits))
+
+
+def _sure(gains: Sequence[float]) -> bool:
+    return len(gains) > 1 and fmean(gains) > stdev(gains) / sqrt(len(gains))
+
+
+def _by_part(task: Task, scores: Scores) -> list[dict[str, float]]:
+    """The metrics of each part of the data, all groups together."""
     found: dict[str, Scores] = {}
     for name, sums in scores.sums.items():
         part = name.rpartition(PART)[2]
         found[part] = found.get(part, Scores({})) + Scores({"": sums})
-    return [overall(task, found[part])["loss"] for part in sorted(found)]
-
-
-def choose(losses: Sequence[float], parts: Sequence[Sequence[float]]) -> int:
-    """Which α: the one of least loss, if it beats the first (the shared model) by more than one standard error of
-    their difference over the parts of the validation data; else the first."""
-    best = min(range(len(losses)), key=lambda i: losses[i])
-    gains = [shared - mixed for shared, mixed in zip(parts[0], parts[best], strict=True)]
-    if len(gains) < 2:
-        return 0
-    return best if fmean(gains) > stdev(gains) / sqrt(len(gains)) else 0
+    return [overall(task, found[part]) for part in sorted(found)]
 
 
 def overall(task: Task, scores: Scores) -> dict[str, float]:

@@ -9,18 +9,21 @@ import torch
 from hansa import methods
 from hansa.checks import check
 from hansa.config import ROOT, Federation, holders, repeats, walk
-from hansa.data.readers import Problems, rows
 from hansa.errors import DataError
 from hansa.messages import Update
 from hansa.methods.fedavg import BySamples, Mean
 from hansa.models import build
+from hansa.models.adapt import adapt
 from hansa.models.parts import parts
 from hansa.models.tokenizer import byte_tokenizer
 from hansa.outline import Branch, is_tree, outline, ratios
+from hansa.pace import cohort_size
 from hansa.privacy.foresee import refusals
+from hansa.reading import Reading, language_warning
 from hansa.releases import releases
 from hansa.tasks import TASKS
 from hansa.tensors import NOTHING
+from hansa.traffic import Traffic, foretell
 
 # A silo with more than this share of a round is named. The Medical paper's rule, max(500, 0.8e-4·N), gives its English
 # silo 73% of a round; the one it gave up, max(100, 1e-4·N), 94%.
@@ -42,6 +45,7 @@ class Preview:
     federation: Federation
     silos: list[SiloPreview]
     parameters: int | None
+    traffic: Traffic | None  # of a round, in all
     warnings: list[str]
 
     def as_dict(self) -> dict[str, Any]:
@@ -54,7 +58,8 @@ class Preview:
             "silos": [vars(s) for s in self.silos],
             "sampling": self.sampling,
             "parameters": self.parameters,
-            "traffic_per_round": self.traffic_per_round,
+            "traffic_per_round": self.traffic.total if self.traffic else None,
+            "traffic": vars(self.traffic) if self.traffic else None,
             "releases": releases(self.federation),
             "warnings": self.warnings,
         }
@@ -69,34 +74,27 @@ class Preview:
         """On a tree, how often each source is seen; see outline.py."""
         return ratios(self.tree, _weighing(self.federation)) if self.tree is not None else {}
 
-    @property
-    def traffic_per_round(self) -> int | None:
-        """Bytes per round, both ways, for the silos that take part."""
-        if self.parameters is None:
-            return None
-        part = self.federation.participation
-        asked = sum(repeats(self.federation.silos).values())
-        if part.count is not None or part.share < 1.0:
-            asked = part.count or max(1, int(part.share * asked + 0.5))
-        return 2 * 4 * self.parameters * asked if self.federation.method.name != "alone" else 0
-
 
 def preview(federation: Federation) -> Preview:
     check(federation)
-    silos, times = [], repeats(federation.silos) | {ROOT: 1}
+    silos, times, reading = [], repeats(federation.silos) | {ROOT: 1}, Reading(federation)
+    languages: list[str] = []
     for name, node in holders(federation).items():
-        problems, sources = Problems(), dict[str, int]()
+        problems, sources = list[str](), dict[str, int]()
         for source in node.sources:
-            found, group = sum(1 for _ in rows(source, "train", federation.data, problems)), source.group(name)
+            (found, said, foreign), group = reading.source(source), source.group(name)
             sources[group] = sources.get(group, 0) + found
-            problems.check(federation.data.broken, source.train)
+            problems += said
+            languages.append(language_warning(name, source, found, foreign))
         count = sum(sources.values())
         if not count:
             raise DataError(f"silos.{name}: no training samples are left after reading and splitting its data")
         amount = times[name] * federation.train.per_round(count)
-        silos.append(SiloPreview(name, count, amount, None, tuple(problems.first), sources))
+        silos.append(SiloPreview(name, count, amount, None, tuple(problems), sources))
     silos = [replace(s, weight=w) for s, w in zip(silos, _weights(federation, silos), strict=True)]
-    return Preview(federation, silos, _parameters(federation), _warnings(federation, silos))
+    parameters, traffic = _model(federation, reading.labels)
+    warnings = [*filter(None, languages), *_warnings(federation, silos)]
+    return Preview(federation, silos, parameters, traffic, warnings)
 
 
 def _weights(federation: Federation, silos: list[SiloPreview]) -> list[float] | list[None]:
@@ -135,24 +133,35 @@ def _warnings(federation: Federation, silos: list[SiloPreview]) -> list[str]:
     small = [s.name for s in silos if s.samples < federation.train.batch]
     if small and federation.train.samples.epochs is not None:
         found.append(f"fewer samples than one batch of {federation.train.batch}: {', '.join(small)}")
+    floor = getattr(methods.build(federation).exchange, "floor", 0)
+    silent = [s.name for s in silos if s.samples < floor]
+    if silent and federation.kind == "federated":
+        found.append(f"fewer samples than method.floor {floor}, so these will tell nothing: {', '.join(silent)}")
     inner = [name for name, node in walk(federation.silos) if node.silos]
     if federation.kind == "central" and inner:
         found.append("a central run ignores the tree")
     return found + refusals(federation)
 
 
-def _parameters(federation: Federation) -> int | None:
-    """The size of the model, without its values."""
-    tree = methods.build(federation).tree
+def _model(federation: Federation, labels: tuple[str, ...]) -> tuple[int | None, Traffic | None]:
+    """The size of the model, and what of it a round sends; its values are not needed."""
+    method = methods.build(federation)
     if federation.model.preset is None:
-        return None
+        return None, None
     task = TASKS.build(federation.task)
+    size = 0 if federation.tokenizer.kind == "bytes" else federation.tokenizer.size
     with torch.device("meta"):
-        words = byte_tokenizer()
-        labels = tuple(map(str, range(2)))
-        model = build.preset(federation.model.preset, task.auto, words, federation.data.max_length, labels=labels)
-        if tree is not None:
-            tree.keys(parts(model))  # refuses key layers that do not exist
-        per_token = model.get_input_embeddings().weight.shape[1]
-    extra = 0 if federation.tokenizer.kind == "bytes" else (federation.tokenizer.size - len(words)) * per_token
-    return int(sum(p.numel() for p in model.parameters()) + extra)
+        words, length = byte_tokenizer(), federation.data.max_length
+        model: Any = build.preset(federation.model.preset, task.auto, words, length, labels=labels)
+        if size > len(words):
+            model.resize_token_embeddings(size, mean_resizing=False)
+        if method.tree is not None:
+            method.tree.keys(parts(model))  # refuses key layers that do not exist
+        parameters = sum(p.numel() for p in model.parameters())
+        adapt(model, federation.model, federation.seed)
+    if federation.kind != "federated":
+        return parameters, None
+    asked = sum(repeats(federation.silos).values())
+    if federation.participation.count is not None or federation.participation.share < 1.0:
+        asked = cohort_size(federation.participation, asked)
+    return parameters, foretell(model, method, asked, len(labels), length)

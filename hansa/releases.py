@@ -48,8 +48,9 @@ def releases(federation: Federation, survey: Mapping[str, Any] | None = None) ->
             found.append(f"What is exchanged is blurred before it leaves: {blurred.line}.")
     if federation.secure is not None and federation.kind == "federated":
         found.append(
-            "The updates leave under masks that cancel in their sum: whoever coordinates learns the sum alone, as long "
-            "as it follows the protocol. Sample counts, losses and scores are not masked."
+            "The updates leave under masks that cancel in their sum: whoever coordinates learns the sum alone. Between "
+            "organisations silos check one another's signatures and what they were told (docs/privacy.md). Sample "
+            "counts, losses and scores are not masked."
         )
     for name, cost in spent(federation, federation.rounds).items():
         found.append(f"The updates of '{name}' are clipped and blurred before they leave: {cost.line}.")

@@ -6,14 +6,18 @@ from typing import Any
 
 import yaml
 
-from hansa.config import Source
+from hansa.config import Source, holders
 from hansa.data import examples
 from hansa.errors import UserError, did_you_mean
 from hansa.evaluate import PARTS, evaluate, whole
 from hansa.federation_file import parse
 from hansa.models import build
+from hansa.personal import overall
 from hansa.runs.directory import RunDirectory
 from hansa.site import Site
+
+SHARED = "shared"
+Scored = dict[str, dict[str, float]]  # on what → metric → value
 
 
 def open_run(folder: Path) -> Site:
@@ -35,7 +39,7 @@ def load(folder: Path, silo: str | None = None, checkpoint: int | None = None) -
         learner.state.write(directory.restore(checkpoint).model)
         return site, learner.model.eval()
     if silo is not None:
-        own = sorted(p.parent.name for p in (folder / "silos").glob("*/model"))
+        own = own_models(folder)
         if silo not in own:
             hint = did_you_mean(silo, own) if own else "this run has no personal models: leave --silo out"
             raise UserError(f"{folder}: silo '{silo}' has no model of its own; {hint}")
@@ -45,9 +49,35 @@ def load(folder: Path, silo: str | None = None, checkpoint: int | None = None) -
     return site, build.load(str(folder / "model"), site.task.auto).eval()
 
 
+def own_models(folder: Path) -> list[str]:
+    """The silos that have a model of their own."""
+    return sorted(p.parent.name for p in (folder / "silos").glob("*/model"))
+
+
+def every_model(folder: Path, scores: Callable[[Site, Any], Scored]) -> dict[str, Scored]:
+    """Scores of all final models of a run by name: the shared one, where there is one, and the silos' own."""
+    shared = [SHARED] if (folder / "model" / "config.json").is_file() else []
+    found = {name: scores(*load(folder, None if name == SHARED else name)) for name in [*shared, *own_models(folder)]}
+    if not found:
+        load(folder)  # says that there is none yet
+    return found
+
+
+def on_silos(site: Site, model: Any, share: float = 1.0) -> Scored:
+    """Metrics of a model on every silo's test data, or a share of it, by silo."""
+    seed, found = site.federation.seed, {}
+    for name in holders(site.federation):
+        held = site.silo(name).examples("test")
+        # Cut as in a run's final evaluation: the same questions.
+        scores = whole(evaluate(model, site.task, held, site.vocabulary, seed, share, parts=PARTS, decode=True))
+        if scores.sums:
+            found[name] = overall(site.task, scores)
+    return found
+
+
 def score(
     site: Site, model: Any, file: Path, fields: Mapping[str, str], tell: Callable[[str], None] = lambda problem: None
-) -> dict[str, dict[str, float]]:
+) -> Scored:
     """Metrics of a model on all rows of a file; rows that cannot be used are told."""
     if not file.exists():
         raise UserError(f"--data: {file} does not exist")

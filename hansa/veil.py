@@ -262,8 +262,9 @@ class Veil:
     def draw(cls, asker: Asker, settings: Secure, weigh: Weighing, record: "Record", model: Tensors) -> "Veil":
         """Keys of the cohort, then shares of its secrets. Who is silent is left out from here on."""
         veil = cls(asker, settings, record.round, record)
-        told = veil._ask(dict.fromkeys(record.cohort, Advertise(record.round, digest_of(model))), Advertised)
-        veil.shown = veil._usable(told)
+        announced = digest_of(model)
+        told = veil._ask(dict.fromkeys(record.cohort, Advertise(record.round, announced)), Advertised)
+        veil.shown = veil._usable(told, announced)
         others = len(veil.shown) - 1
         veil.threshold = max(2, ceil(settings.threshold * others))
         if others >= veil.threshold:
@@ -304,13 +305,16 @@ class Veil:
         weight = sum(self.weights[node] for node in answered)
         return Tensors(layout, torch.from_numpy(secagg.from_fixed(plain, weight, self.settings.bound)))
 
-    def _usable(self, told: Mapping[NodeId, Advertised]) -> dict[NodeId, tuple[str, ...]]:
-        """What silos said of themselves, where it makes sense."""
+    def _usable(self, told: Mapping[NodeId, Advertised], announced: str) -> dict[NodeId, tuple[str, ...]]:
+        """What silos said of themselves, where it makes sense: the others would refuse the whole list otherwise."""
         found = {}
         for node, reply in told.items():
             words = (reply.seal, reply.mask, str(reply.samples), reply.model, reply.vouch)
             try:
-                found[node] = Said.read(words).words
+                said = Said.read(words)
+                if said.model != announced:
+                    raise Refused("it speaks of another model than it was told of")
+                found[node] = said.words
             except Refused as why:
                 self.record.lost[node] = str(why)
         return found

@@ -55,7 +55,7 @@ def as_brat(path):
     path.with_suffix(".txt").write_text(TEXT)
     path.with_suffix(".ann").write_text(
         "T1\tSign 3 8\tfever\nT2\tDisease 14 23\tpneumonia\nA1\tAssertion T1 absent\nA2\tAssertion T2 present\n"
-        "R1\tcauses Arg1:T2 Arg2:T1\nthis line is no annotation\n#1\tAnnotatorNotes T1\ta remark\n"
+        "R1\tcauses Arg1:T2 Arg2:T1\n#1\tAnnotatorNotes T1\ta remark\n"
     )
     return path.with_suffix(".txt")
 
@@ -68,15 +68,22 @@ def test_every_form_gives_the_same_words_and_tags(write, name, tmp_path):
     assert list(zip(*words_and_tags(row), strict=True)) == EXPECTED
 
 
-def test_brat_gives_assertions_and_relations_and_reports_bad_lines(tmp_path):
-    problems = Problems()
-    source = Source(train=str(as_brat(tmp_path / "doc.txt")))
-    [row] = rows(source, "train", WHOLE, problems)
+def test_brat_gives_assertions_and_relations(tmp_path):
+    [row] = read(as_brat(tmp_path / "doc.txt"))
     assert [e["assertion"] for e in row["entities"]] == ["absent", "present"]
     found = {(h.type, t.type): kind for h, t, kind in pairs(row, "label")}
     assert found == {("Disease", "Sign"): "causes", ("Sign", "Disease"): "NONE"}
-    assert problems.broken == 1
-    assert "doc.ann:6: not a BRAT annotation" in problems.first[0]
+
+
+def test_a_brat_document_with_a_bad_line_is_left_out_whole(tmp_path):
+    """Without the line it would say something else: here, that no fever is a fever."""
+    good, bad = as_brat(tmp_path / "good.txt"), as_brat(tmp_path / "spoilt.txt").with_suffix(".ann")
+    bad.write_text(bad.read_text().replace("A1\tAssertion T1 absent", "A1\tAssertion"))
+    problems = Problems()
+    found = list(rows_of(tmp_path, problems))
+    assert [row.place for row in found] == [str(good)]
+    assert (problems.lines, problems.broken) == (2, 1)
+    assert f"{bad}:3: not a BRAT annotation, so its document is left out" in problems.first[0]
 
 
 BAD = {
@@ -288,12 +295,31 @@ def test_mended_brat_annotation_is_read_again(tmp_path):
     assert tags() != before
 
 
-def test_mentions_too_far_apart_are_reported_and_unannotated_pairs_left_out():
+FAR = "aa " + "x " * 40 + "bb"
+
+
+def test_pairs_too_far_apart_are_counted_annotated_or_not(tmp_path):
+    document = {"text": FAR, "entities": [entity(0, 2, "A"), entity(83, 85, "B")]}
+    document["relations"] = [{"head": 0, "tail": 1, "type": "of"}]
+    labelled = {"text": FAR, "h_start": 0, "h_end": 2, "t_start": 83, "t_end": 85, "label": "NONE"}
+    near = {"text": "aa bb", "h_start": 0, "h_end": 2, "t_start": 3, "t_end": 5, "label": "of"}
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in (document, labelled, near)))
     vocabulary = Vocabulary(byte_tokenizer(), 24, ("NONE", "of"))
-    row = Row({"text": "aa " + "x " * 40 + "bb", "entities": [entity(0, 2, "A"), entity(83, 85, "B")]})
-    row["relations"] = [{"head": 0, "tail": 1, "type": "of"}]
-    [only] = Classify((), marked_pairs, "NONE").encode([row], Source(train="x"), vocabulary)
-    assert "too far apart" in only.reason
+    encode = lambda some, s: Classify((), marked_pairs, "NONE").encode(some, s, vocabulary)  # noqa: E731
+    data = WHOLE.model_copy(update={"broken": 0.7})
+    held = examples.load([Source(train=str(file))], "train", data, ["x"], encode, "f")
+    assert len(held) == 1
+    annotated, implied = held.problems
+    assert annotated.startswith("2 of 3 lines left out"), "a pair labelled NONE was annotated by somebody"
+    assert implied.startswith("1 samples that nobody annotated left out: its mentions are too far apart")
+
+
+def test_an_entity_longer_than_a_sample_is_reported():
+    vocabulary = Vocabulary(byte_tokenizer(), 18, LABELS)
+    row = Row({"tokens": ["fever", "pneumonia", "pleurisy"], "tags": ["O", "B-Disease", "I-Disease"], "text": ""})
+    [only] = Tag().encode([row], Source(train="x"), vocabulary)
+    assert "an entity does not fit into a sample of 18 tokens" in only.reason
 
 
 def test_another_name_for_the_text_field(tmp_path):

@@ -1,6 +1,7 @@
 """Audits of real, tiny runs: what is known to leak is found to leak, what cannot leak is not."""
 
 import json
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,13 @@ from hansa.cli import app
 from hansa.config import Federation
 from hansa.errors import UserError
 from hansa.federation_file import parse
+from hansa.models import inside
 from hansa.privacy import gradient, leak, price
+from hansa.privacy.invert import nearest
+from hansa.privacy.victim import Victim, as_ways, kinds_in
 from hansa.record import releases
 from hansa.run import run
+from hansa.use import open_run
 from tests.conftest import WORDS, write_words
 
 runner = CliRunner()
@@ -107,6 +112,36 @@ def test_from_the_command_line_into_the_report(recorded):
     assert json.loads(told.stdout)["reading"] == kept["reading"]
 
 
+def test_of_pairs_both_texts_are_looked_at(tmp_path):
+    """What the control releases is what the model makes of the pair; whoever ignores the second text's kind of token
+    reads less."""
+    files = {name: tmp_path / "data" / f"{name}.jsonl" for name in ("north", "south")}
+    silos = {name: {"train": str(file), "second": "other"} for name, file in files.items()}
+    settings = federated(tmp_path / "data", task="pairs", silos=silos, data={"max_length": 24, "test": 0.2})
+    for file in files.values():
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        file.write_text("".join(json.dumps(row | {"other": row["text"]}) + "\n" for row in rows))
+    site = open_run(run(settings, tmp_path / "run", workers=0).folder)
+    model, held, words = site.learner.model.eval(), site.silo("north").examples("train"), len(site.vocabulary.special)
+    model.bert.embeddings.token_type_embeddings.weight.data.mul_(20)
+    assert kinds_in(site) == 2
+    [[indices, batch]] = islice(site.silo("north")._in_order(), 1)
+    shown = inside.embed(model, batch.inputs)[0].detach()
+    row = int(indices[0])
+    found = Victim(model, words, True, 2).release(as_ways(held, row, words, 2))
+    torch.testing.assert_close(found, shown[: len(found)])
+
+    def read(kinds: int) -> float:
+        victim = Victim(model, words, True, kinds)
+        banned, mask = torch.from_numpy(site.vocabulary.special), torch.ones(1, len(found), dtype=torch.long)
+        guessed = nearest(victim.encode, victim.table, found.unsqueeze(0), mask, banned)[0, :, 0]
+        ordinary = ~site.vocabulary.special[held[row]]
+        return float((guessed.numpy()[ordinary] == held[row][ordinary]).mean())
+
+    assert read(2) == 1.0
+    assert read(1) < 0.8
+
+
 def test_a_run_that_recorded_nothing_says_how_to_record(tmp_path):
     settings = federated(tmp_path / "data", record={"offers": False}, rounds=1, method="fedavg")
     outcome = run(settings, tmp_path / "run", workers=0)
@@ -135,7 +170,7 @@ def test_one_texts_update_is_read_whole_and_defences_hide_what_they_can(recorded
     bare = rows["none", "one text"]
     assert bare["rows"] == 1.0, "rows of tokens that were not there do not move"
     assert bare["span"] > bare["frequent"]
-    home = rows["embeddings stay at home", "one text"]
+    home = rows["frozen embeddings", "one text"]
     assert home["rows"] is None
     assert home["span"] == bare["span"], "the first block still tells"
     assert rows["LoRA", "one text"]["rows"] is None
@@ -164,8 +199,6 @@ def test_no_position_is_told_that_fewer_texts_than_the_floor_reach(tmp_path):
         row["text"] = " ".join(row["text"].split()[: 8 if number == 0 else 3])
     (tmp_path / "data" / "north.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     outcome = run(settings, tmp_path / "run", workers=0)
-    from hansa.use import open_run
-
     site = open_run(outcome.folder)
     told = [one for one in releases(outcome.folder, "offer") if one.silo == "north"]
     assert told
@@ -205,6 +238,11 @@ def test_the_price_of_every_defence_in_one_table_and_one_curve(tmp_path, monkeyp
     assert noise["same"] < bare["same"]
     assert noise["epsilon"] > 0
     assert (bare["epsilon"], floor["epsilon"]) == (None, None)
+    points = {row["defence"]: [row["same"], row["score"]] for row in found["rows"]}
+    assert found["curves"] == {
+        "floor": sorted([points["none"], points["floor 1000"]]),
+        "noise": sorted([points["none"], points["noise 1"]]),
+    }
     assert "Audit: Price" in (out / "report.html").read_text(encoding="utf-8")
 
 

@@ -36,3 +36,13 @@ def test_the_readmes_federation_file_is_valid():
 def test_files_fit_in_a_readers_head():
     for file in (ROOT / "hansa").rglob("*.py"):
         assert len(file.read_text(encoding="utf-8").splitlines()) <= 500, file
+
+
+def test_every_fault_of_the_table_has_its_tests():
+    from tests.faults import CASES
+
+    assert {*range(1, 11), 13, 14, 16, 21, 22, 23, 25} == set(CASES)
+    for number, (_, tests) in CASES.items():
+        for test in tests:
+            file, name = test.split("::")
+            assert f"def {name}(" in (ROOT / "tests" / file).read_text(encoding="utf-8"), f"{number}: {test}"

@@ -9,10 +9,11 @@ from typer.testing import CliRunner
 from hansa.cli import app
 from hansa.config import Source
 from hansa.data.readers import Row
-from hansa.errors import UserError
+from hansa.errors import DataError, UserError
 from hansa.federation_file import parse, read
 from hansa.models.tokenizer import byte_tokenizer
 from hansa.run import run
+from hansa.runs.ledger import Ledger
 from hansa.seeds import stream
 from hansa.tasks.base import Vocabulary
 from hansa.tasks.classify import Classify
@@ -100,6 +101,18 @@ def test_a_run_scores_each_language_and_answers_two_texts(pairs, tmp_path):
     assert {answer["label"] for answer in answers} == {"0", "1"}
     with pytest.raises(UserError, match="2 texts at a time"):
         CliRunner().invoke(app, ["predict", str(outcome.folder), "fever"], catch_exceptions=False)
+
+
+def test_a_pair_without_its_second_text_is_noted_and_the_run_goes_on(pairs, tmp_path):
+    file = tmp_path / "en.jsonl"
+    file.write_text(file.read_text() + json.dumps({"a": "fever 7", "label": 1}) + "\n")
+    with pytest.raises(DataError, match=r"1 of 61 lines cannot be used.*field 'b'"):
+        run(pairs, tmp_path / "strict", workers=0)
+    some = pairs.model_copy(update={"data": pairs.data.model_copy(update={"broken": 0.1})})
+    ledger = Ledger(run(some, tmp_path / "run", workers=0).folder)
+    noted = ledger.select("select text from events where node='en' and kind='data'")
+    ledger.close()
+    assert any("field 'b' (the other text" in text for (text,) in noted)
 
 
 def test_models_without_token_types_are_not_given_any():

@@ -8,10 +8,13 @@ import torch
 
 from hansa.config import Training
 from hansa.errors import DataError
+from hansa.evaluate import evaluate
+from hansa.messages import Scores
 from hansa.methods.fedavg import TaskLoss
-from hansa.personal import ALPHAS, Mixing, choose, mixture, similarity
+from hansa.personal import ALPHAS, Mixing, ahead, mixture, similarity
 from hansa.run import run
 from hansa.runs.ledger import Ledger
+from hansa.tasks.mlm import MaskedLM
 from hansa.tensors import Tensors
 from hansa.train import Learner, Work, train
 from hansa.use import load
@@ -74,13 +77,45 @@ def test_the_sweep_keeps_the_best_on_validation_and_every_silo_has_a_model(feder
     assert not same(personal, weights(outcome.folder / "model")), "a model of its own"
 
 
-def test_the_best_alpha_is_taken_only_if_it_is_better_beyond_chance():
-    shared = [1.0, 1.0, 1.0, 1.0]
-    sure, by_chance = [0.8, 0.7, 0.8, 0.7], [0.2, 1.2, 1.1, 1.2]
-    assert choose([1.0, 1.1, 0.75], [shared, shared, sure]) == 2
-    assert choose([1.0, 1.1, 0.925], [shared, shared, by_chance]) == 0, "one lucky part is not enough"
-    assert choose([1.0, 0.5], [[1.0], [0.5]]) == 0, "one sample shows no spread"
-    assert choose([1.0, 1.1], [shared, [1.1] * 4]) == 0
+def parts(losses, hits):
+    """What a silo knows of a model, on four parts of a hundred tokens each."""
+    return Scores(
+        {
+            f"g|{i}": {"nll": 100 * x, "tokens": 100, "correct": n}
+            for i, (x, n) in enumerate(zip(losses, hits, strict=True))
+        }
+    )
+
+
+def test_a_mixture_is_taken_only_if_it_is_better_beyond_chance():
+    shared = parts([1.0] * 4, [50] * 4)
+    sure, more = [0.8, 0.7, 0.8, 0.7], [52, 53, 52, 53]
+    assert ahead(MaskedLM(), shared, parts(sure, more))
+    assert not ahead(MaskedLM(), shared, parts([0.2, 1.2, 1.1, 1.2], more)), "one lucky part is not enough"
+    assert not ahead(MaskedLM(), shared, parts(sure, [50, 51, 50, 49])), "a better loss that guesses no better"
+    assert not ahead(MaskedLM(), shared, parts([1.1] * 4, more))
+    assert not ahead(MaskedLM(), parts([1.0], [50]), parts([0.5], [60])), "one part shows no spread"
+    assert not ahead(MaskedLM(), shared, shared)
+
+
+def test_several_draws_ask_other_questions_of_the_same_samples(federation, tmp_path):
+    once = run(federation(rounds=1, personal=PERSONAL, data=DATA), tmp_path / "once", workers=0)
+    site, model = load(once.folder)
+    held = site.silo("north").examples("test")
+
+    def tokens(draws):
+        return evaluate(model, site.task, held, site.vocabulary, 0, draws=draws).sums["north"]["tokens"]
+
+    assert tokens(1) < tokens(3) < 4 * tokens(1)
+    assert tokens(3) != 3 * tokens(1), "other masks"
+
+
+def test_where_the_shared_model_stays_its_figures_are_the_very_same(federation, tmp_path):
+    settings = federation(rounds=2, personal=PERSONAL | {"draws": 3}, data=DATA)
+    found = facts(run(settings, tmp_path / "r", workers=0).folder)
+    models = [(known["alpha"], known["models"]) for known in found["silos"].values()]
+    assert all(m["interpolated"] == m["federated"] for alpha, m in models if alpha == 0.0)
+    assert all(m["interpolated"] != m["federated"] for alpha, m in models if alpha > 0.0)
 
 
 def test_personal_training_starts_from_the_chosen_round(federation, tmp_path):

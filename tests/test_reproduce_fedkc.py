@@ -29,6 +29,16 @@ def test_every_table_and_claim_of_the_paper_is_there(smoke):
     assert smoke.report.is_file()
 
 
+def test_defences_have_a_price_in_the_table_and_a_curve_in_the_report(smoke):
+    [table] = [table for table in smoke.tables if table.title.startswith("Defences")]
+    assert [row[0] for row in table.rows] == ["none", "floor 20", "floor 20, noise 1"]
+    assert [row[-1] == "–" for row in table.rows] == [True, True, False], "ε where there is noise"
+    assert "±" in table.rows[1][1]
+    page = smoke.report.read_text(encoding="utf-8")
+    for part in ("Audit: Price", "accuracy over tokens named", "Audit: Embedding inversion", "Audit: Nearest token"):
+        assert part in page
+
+
 def test_twice_as_many_pairs_travel_as_there_are(smoke):
     [traffic] = [table for table in smoke.tables if table.title.startswith("Section 4.4.2")]
     for row in traffic.rows:

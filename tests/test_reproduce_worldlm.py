@@ -7,7 +7,8 @@ import pytest
 from hansa.errors import UserError
 from hansa.reproduce import Asked, worldlm
 from hansa.reproduce.trees import Layout
-from hansa.reproduce.worldlm import Figures, claims_of, jobs_of
+from hansa.reproduce.worldlm import jobs_of
+from hansa.reproduce.worldlm_tables import Figures, claims_of, tables_of
 
 
 @pytest.fixture(scope="module")
@@ -23,14 +24,18 @@ def test_every_table_of_the_paper_is_there(smoke):
     for table in found.tables:
         assert all(len(row) == len(table.columns) for row in table.rows), table.title
     assert found.tables[0].rows[0][-1] == "80.47 ± 68.53", "the paper's figures stand beside ours"
-    assert found.tables[2].rows[1][-2] == "724.56"
+    assert found.tables[2].rows[4][-2] == "724.56"
+    own, shared = found.tables[4].rows[:2]
+    assert own[0] == "WorldLM, own", "Figure 4 has own models beside the global one"
+    assert shared[0] == "WorldLM, global"
+    assert own[1] == shared[1], "all start from one model"
     assert "WorldLM, wrong tree 0: done" in said
     assert "The tree of WorldLM" in found.report.read_text(encoding="utf-8")
 
 
 def test_the_last_line_for_machines_names_every_claim(smoke):
     parsed = json.loads(json.dumps(smoke[0].as_dict()))
-    assert len(parsed["claims"]) == 8
+    assert len(parsed["claims"]) == 9
     [privacy] = [claim for claim in parsed["claims"] if "private" in claim["name"]]
     assert "ε = " in privacy["ours"]
     assert "all data of the silo" in privacy["ours"]
@@ -46,8 +51,10 @@ def test_claims_are_judged_by_the_figures():
     good = dict.fromkeys(names, figures(50.0)) | {
         "FL, DP": figures(50.0, 300.0),
         "WorldLM, wrong tree": figures(60.0),
-        "WorldLM, iid": figures(120.0),
+        "WorldLM, iid": figures(120.0, 120.0),
+        "FL, iid": figures(110.0, 110.0),
         "HierFAVG, flipped": figures(500.0),
+        "HierFAVG, flipped ×3": figures(500.0),
         "HierFAVG, ×100": figures(float("inf")),
     }
     assert all(claim.holds for claim in claims_of(good, "price"))
@@ -60,7 +67,25 @@ def test_claims_are_judged_by_the_figures():
     assert held(**{"WorldLM, ours": figures(50.4)})[2] is True, "a tie within the spread of the seeds"
     assert held(**{"WorldLM, DP": figures(200.0)})[5] is False
     assert held(**{"WorldLM, flipped, filter": figures(60.0)})[6] is False
-    assert held(**{"HierFAVG, ×100": figures(50.0)})[7] is False, "the attack must be one"
+    assert held(**{"HierFAVG, ×100": figures(50.0)})[8] is False, "the attack must be one"
+    assert held(FedPer=figures(45.0))[2] is False, "every rival counts"
+    assert held(**{"central, as many tokens": figures(40.0, 40.0)})[1] is False, "the stronger central one"
+    assert held(**{"FL, iid": figures(130.0, 110.0)})[4] is False, "own with own, global with global"
+
+
+def test_what_ran_once_is_marked_and_held_against_the_same_seed():
+    once = Figures(*([[{"fr": 50.0, "bg": 50.0}]] * 5))
+    found = {name: once if job.once else figures(50.0) for name, job in jobs_of().items()}
+    by_name = {table.title.split(":")[0]: table for table in tables_of(found, {"WorldLM": {"own": [1.0]}}, 2)}
+    rows = [row[0] for row in by_name["Own against own, and what each part earns"].rows]
+    assert "moved¹" in rows
+    assert "server lr 1" in rows
+    assert "one seed" in by_name["Table 1"].note
+    lied = Figures(*([[{"fr": 52.4, "bg": 52.4}]] * 5))  # within 5% of the first seed's 50
+    claims = claims_of(found | {"WorldLM, flipped ×3, filter": lied, "HierFAVG, flipped ×3": figures(500.0).first}, "")
+    [claim] = [claim for claim in claims if "×3" in claim.name]
+    assert claim.holds
+    assert "50 to 52.4" in claim.ours
 
 
 def test_the_wrong_tree_swaps_leaves_across_regions():

@@ -1,16 +1,24 @@
 """Trees whose nodes have data, settings and models of their own: what a file may say, and what is refused."""
 
+from time import monotonic
+
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hansa.config import Model, Participation, Schedule, Server, holders, repeats
+from hansa.checks import check
+from hansa.compare import compare, variant
+from hansa.config import Model, Named, Participation, Privacy, Schedule, Server, holders, repeats
 from hansa.errors import ConfigError, UserError
 from hansa.federation_file import parse, read
+from hansa.grow import own_models
 from hansa.links.local import LocalLink
 from hansa.messages import Fit, Train
 from hansa.methods.fedopt import scale
 from hansa.run import run
 from hansa.runs.ledger import Ledger
+from hansa.site import Site
 from hansa.watch import Quiet
 from tests.conftest import WORDS, same, weights, write_words
 from tests.laws.test_runs import run_over
@@ -62,11 +70,32 @@ def test_a_run_trains_every_node_and_scores_own_and_global_models(tree, tmp_path
     heard = select(outcome.folder, "select sum(weight) from attention group by round, node, stage, layer")
     assert heard
     assert all(total == pytest.approx(1.0, abs=1e-6) for (total,) in heard)
-    from transformers import AutoModelForCausalLM
-
     models = [AutoModelForCausalLM.from_pretrained(outcome.folder / f) for f in ("model", "silos/west/model")]
     assert models[0].num_parameters() == models[1].num_parameters()
     assert not same(weights(outcome.folder / "model"), weights(outcome.folder / "silos/north/model"))
+    for node in ("west", "north"):
+        assert score(outcome.folder, node) == pytest.approx(own_score(tree(), outcome.folder, node), abs=1e-5)
+
+
+TEXT = "wind and snow"
+
+
+def score(folder, node):
+    """Log-likelihood of a text by the exported folder alone, as lm-evaluation-harness would load it."""
+    tokenizer = AutoTokenizer.from_pretrained(folder / "silos" / node / "model")
+    model = AutoModelForCausalLM.from_pretrained(folder / "silos" / node / "model").eval()
+    ids = tokenizer(TEXT, return_tensors="pt").input_ids
+    with torch.no_grad():
+        return float(model(ids, labels=ids).loss)
+
+
+def own_score(settings, folder, node):
+    """The same by the node's model as the run remembers it."""
+    site = Site(settings, folder)
+    site.learner.state.write(dict(own_models(site, settings.silos, settings.rounds))[node])
+    ids = site.vocabulary.tokenizer(TEXT, return_tensors="pt").input_ids
+    with torch.no_grad():
+        return float(site.learner.model.eval()(ids, labels=ids).loss)
 
 
 def test_any_number_of_workers_and_the_wire_give_the_same_bits(tree, tmp_path):
@@ -158,6 +187,103 @@ def test_a_region_whose_own_training_fails_goes_on_with_its_children(tree, tmp_p
     assert "its own training" in lost["west"]
 
 
+class Noting(LocalLink):
+    """Remembers until when each node was given time."""
+
+    def __init__(self, find, seen):
+        super().__init__(find)
+        self.seen = seen
+
+    def ask(self, asks, until):
+        self.seen += [(node, type(request).__name__, until) for node, request in asks.items()]
+        return super().ask(asks, until)
+
+
+def test_a_deadline_reaches_down_the_tree(tree, tmp_path):
+    settings = tree(rounds=1, participation={"deadline": 600.0})
+    west = settings.silos["west"].model_copy(update={"participation": Participation()})
+    east = settings.silos["east"].model_copy(update={"participation": Participation(deadline=60.0)})
+    settings = settings.model_copy(update={"silos": {"west": west, "east": east}})
+    seen: list = []
+    began = monotonic()
+    run_over(settings, tmp_path / "run", lambda site: Noting(lambda n: site.silo(n).answer, seen))
+    ends = {(node, kind): until for node, kind, until in seen if kind in ("Train", "Fit")}
+    assert ends["root", "Train"] is None, "the root itself waits for its own steps"
+    for node in (("north", "Fit"), ("north-2", "Fit"), ("west", "Train"), ("east", "Train")):
+        assert began < ends[node] < monotonic() + 0.95 * 600, (
+            "less than the root gives: the region has work to do after"
+        )
+    assert ends["south", "Fit"] < monotonic() + 60, "a region's own deadline, where it comes first"
+
+
+def test_a_region_that_is_out_of_time_answers_with_the_rounds_it_has_done(tree, tmp_path, monkeypatch):
+    settings = tree(rounds=1, participation={"deadline": 600.0})
+    silos = {name: node.model_copy(update={"rounds": 3}) for name, node in settings.silos.items()}
+    worked: list = []
+
+    class Slow(Noting):
+        def ask(self, asks, until):
+            yield from super().ask(asks, until)
+            if "south" in asks and isinstance(asks["south"], Fit) and not monkeypatched:
+                monkeypatched.append(monkeypatch.setattr("hansa.fit.monotonic", lambda: monotonic() + 1e6))
+
+    monkeypatched: list = []
+    settings = settings.model_copy(update={"silos": {"east": silos["east"]}})
+    run_over(settings, tmp_path / "run", lambda site: Slow(lambda n: site.silo(n).answer, worked))
+    assert [node for node, kind, _ in worked if kind == "Fit"] == ["south", "south-2"], "one round of three"
+    assert not select(tmp_path / "run", "select 1 from events where kind='lost'")
+
+
+def test_delays_of_leaves_are_felt_at_the_root(tree, tmp_path):
+    """By hand: a region's round is as long as its slowest leaf; two are twice as long; a delay of its own is final."""
+    for rounds, delay, expected in (
+        (1, {"south": 5.0}, 5.0),
+        (2, {"south": 5.0}, 10.0),
+        (2, {"south": 5.0, "east": 3.0}, 3.0),
+    ):
+        settings = tree(rounds=1, simulate={"delay": delay})
+        silos = settings.silos | {"east": settings.silos["east"].model_copy(update={"rounds": rounds})}
+        folder = run(
+            settings.model_copy(update={"silos": silos}), tmp_path / f"{rounds}-{len(delay)}", workers=0
+        ).folder
+        assert select(folder, "select clock from rounds") == [(expected,)]
+
+
+def test_with_a_buffer_the_region_of_a_slow_leaf_comes_late_and_the_other_does_not_wait(tree, tmp_path):
+    settings = tree(rounds=3, method={"name": "worldlm", "buffer": 1}, simulate={"delay": {"south": 2.5}})
+    folder = run(settings, tmp_path / "run", workers=0).folder
+    assert select(folder, "select round, node from traffic") == [(1, "west"), (2, "west"), (3, "east")]
+    assert select(folder, "select clock from rounds") == [(1.0,), (2.0,), (2.5,)]
+
+
+def test_whom_a_private_leaf_listens_to_stays_with_it(tree, tmp_path):
+    settings = tree(rounds=1)
+    below = {n: node.model_copy(update={"privacy": Privacy()}) for n, node in settings.silos["west"].silos.items()}
+    below["north-2"] = settings.silos["west"].silos["north-2"]
+    west = settings.silos["west"].model_copy(update={"silos": below})
+    folder = run(
+        settings.model_copy(update={"silos": settings.silos | {"west": west}}), tmp_path / "r", workers=0
+    ).folder
+    told = {node for (node,) in select(folder, "select distinct node from attention where stage='down'")}
+    assert told == {"west", "east", "north-2", "south", "south-2"}
+
+
+def test_rivals_have_the_trees_nodes_and_sequential_steps(tree, tmp_path):
+    settings = tree(rounds=2)
+    beside, pooled = variant(settings, "flat"), variant(settings, "pooled")
+    assert set(beside.silos) == {"all", "west", "east", *LEAVES}
+    assert len(beside.silos["west"].sources) == 2
+    assert (beside.rounds, pooled.rounds) == (6, 6), "root, region, leaf: three stages in each of two rounds"
+    assert variant(tree(root=None), "flat").rounds == 4
+    assert variant(tree(method={"name": "worldlm", "order": "parallel"}), "flat").rounds == 2
+    outcomes = compare(tree(rounds=1), ["worldlm", "flat", "pooled"], tmp_path / "out", 0, lambda _: Quiet())
+    assert all(set(outcome.metrics) == set(LEAVES) for outcome in outcomes.values())
+    seen = {n: select(outcome.folder, "select sum(seen) from rounds")[0][0] for n, outcome in outcomes.items()}
+    assert seen == {"worldlm": 7 * 16, "flat": 3 * 7 * 16, "pooled": 3 * 16}
+    with pytest.raises(ConfigError, match="rivals of a tree"):
+        variant(pooled, "flat")
+
+
 def test_partial_participation_and_quorum_are_a_regions_own(tree, tmp_path):
     settings = tree(rounds=3)
     strict = settings.silos["east"].model_copy(update={"participation": Participation(quorum=1.0)})
@@ -244,6 +370,8 @@ def test_a_cycle_built_in_python_is_refused():
         ({"method": {"name": "worldlm", "buffer": 3}}, "2 nodes stand below the root"),
         ({"upload": ["calm"]}, "compares whole layers"),
         ({"method": {"name": "worldlm", "key_layers": ["block.7"]}}, "block.7"),
+        ({"method": {"name": "hierfavg", "filter": {"by": "keys"}}}, "no key layers are sent"),
+        ({"method": {"name": "worldlm", "key_layers": 0.0, "filter": {"by": "keys"}}}, "no key layers are sent"),
     ],
 )
 def test_what_does_not_fit_a_tree_is_refused_before_anything_is_written(tree, tmp_path, settings, expected):
@@ -269,6 +397,23 @@ def test_a_child_of_another_architecture_is_refused(tree, tmp_path):
         else:
             with pytest.raises(ConfigError, match=r"silos\.west\.model is of another architecture"):
                 run(changed, tmp_path / "refused", workers=0)
+
+
+@pytest.mark.parametrize("method", ["hierfavg", {"name": "worldlm", "key_layers": 0.5}])
+def test_a_node_has_no_tree_of_its_own(tree, tmp_path, method):
+    settings = tree()
+    for own, fits in ((method, False), ("worldlm", True), ({"name": "fedprox", "mu": 0.1}, True)):
+        east = settings.silos["east"].model_copy(update={"method": Named.model_validate(_named(own))})
+        changed = settings.model_copy(update={"silos": settings.silos | {"east": east}})
+        if fits:
+            check(changed)
+        else:
+            with pytest.raises(ConfigError, match=r"silos\.east\.method is .* with a tree of its own"):
+                check(changed)
+
+
+def _named(method):
+    return {"name": method} if isinstance(method, str) else method
 
 
 def test_a_nodes_own_settings_are_its_own(tree, tmp_path):

@@ -51,6 +51,17 @@ def test_the_noise_has_the_stated_size_and_no_other(among):
     assert abs(spread - stated * 1.02) > error, "a scale that is off by two hundredths would be seen"
 
 
+def test_shrunk_it_is_the_same_update_times_a_factor_that_tells_nothing_and_nearer_to_the_truth():
+    truth = drawn(10_000) * (3.0 / drawn(10_000).norm())
+    plain, shrunk = truth.clone(), truth.clone()
+    protect(plain, Privacy(sigma=0.5, clip=3.0, among=7), {}, 0, 1, "a")
+    protect(shrunk, Privacy(sigma=0.5, clip=3.0, among=7, shrink=True), {}, 0, 1, "a")
+    torch.testing.assert_close(shrunk, plain / (1 + 10_000 * (0.5 / 7) ** 2))
+    errors = {factor: float((factor * plain - truth).norm()) for factor in (1.0, 1 / 52, 1 / 26, 1 / 104)}
+    assert errors[1.0] > 7 * float((shrunk - truth).norm())
+    assert min(errors.values()) == errors[1 / 52], "twice or half as long would be further off"
+
+
 def test_the_bound_is_one_at_first_and_then_the_last_norm():
     settings, update = Privacy(sigma=1e-30), drawn(50) * 10
     norm = float(update.norm())

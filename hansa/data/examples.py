@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from hansa.config import Data, Source
 from hansa.data.readers import Problems, Row, files, origins, rows
 
-FORMAT = 4  # of the cached arrays
+FORMAT = 5  # of the cached arrays
 ARRAYS = ("ids", "offsets", "labels", "tags", "texts", "text_offsets")
 
 
@@ -33,10 +33,11 @@ class Encoded(NamedTuple):
 
 
 class Unusable(NamedTuple):
-    """A sample that contradicts itself: counted and reported, never dropped in silence."""
+    """A sample that contradicts itself, or does not fit: counted and reported, never dropped in silence."""
 
     place: str
     reason: str
+    implied: bool = False  # nobody annotated it, it only follows from what is annotated: no fault of the data
 
 
 Encoder = Callable[[list[Row], Source], Iterable[Encoded | Unusable]]
@@ -147,10 +148,10 @@ def _write(folder: Path, source: Source, split: str, data: Data, encode: Encoder
     tags: list[NDArray[np.int32]] = []
     labels: list[int] = []
     texts: list[str] = []
-    for some in _in_batches(rows(source, split, data, problems), 2000):
+    for some in in_batches(rows(source, split, data, problems), 2000):
         for sample in encode(some, source):
             if isinstance(sample, Unusable):
-                problems.note(sample.place, sample.reason)
+                note_sample(problems, sample)
                 continue
             ids.append(np.asarray(sample.ids, np.int32))
             tags.append(np.asarray(sample.tags, np.int32))
@@ -170,17 +171,21 @@ def _write(folder: Path, source: Source, split: str, data: Data, encode: Encoder
     )
     for name, array in zip(ARRAYS, arrays, strict=True):
         np.save(draft / f"{name}.npy", array)
-    seen = (
-        [f"{problems.broken} of {problems.lines} lines left out, first {problems.first[0]}"] if problems.broken else []
-    )
-    (draft / "meta.json").write_text(json.dumps({"problems": seen}))
+    (draft / "meta.json").write_text(json.dumps({"problems": problems.summary()}))
     try:
         draft.rename(folder)
     except OSError:  # another worker was faster with the same content
         shutil.rmtree(draft)
 
 
-def _in_batches(items: Iterator[Row], size: int) -> Iterator[list[Row]]:
+def note_sample(problems: Problems, sample: Unusable) -> None:
+    if sample.implied:
+        problems.implied[sample.reason] += 1
+    else:
+        problems.note(sample.place, sample.reason)
+
+
+def in_batches(items: Iterator[Row], size: int) -> Iterator[list[Row]]:
     while some := list(islice(items, size)):
         yield some
 

@@ -10,6 +10,7 @@ import io
 import json
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -40,11 +41,17 @@ class Problems:
     lines: int = 0
     broken: int = 0
     first: list[str] = field(default_factory=list)
+    implied: Counter[str] = field(default_factory=Counter)  # samples nobody annotated that were left out, by reason
 
     def note(self, place: str, reason: str) -> None:
         self.broken += 1
         if len(self.first) < 5:
             self.first.append(f"{place}: {reason}")
+
+    def summary(self) -> list[str]:
+        """What a silo says about it."""
+        said = [f"{self.broken} of {self.lines} lines left out, first {self.first[0]}"] if self.broken else []
+        return said + [f"{count} samples that nobody annotated left out: {why}" for why, count in self.implied.items()]
 
     def check(self, allowed: float, what: str) -> None:
         if self.broken > allowed * max(1, self.lines):
@@ -117,7 +124,7 @@ def _wrong_language(row: Row, source: Source) -> str:
     sides = (("lang", source.language), ("src_lang", source.language), ("tgt_lang", source.target_language))
     for name, wanted in sides:
         said = row.get(name)
-        if _is_code(wanted) and _is_code(said) and said != wanted:
+        if said is not None and said != wanted and _is_code(wanted) and _is_code(said):
             kind = "target language" if name == "tgt_lang" else "language"
             return f"its '{name}' is {said}, but the silo's {kind} is {wanted}"
     return ""

@@ -37,6 +37,7 @@ def brat(file: Path) -> Placed:
     """A BRAT document: FILE.txt and FILE.ann with T (entities), A/M (attributes) and R (relations) lines.
 
     An entity in several pieces counts from its first to its last; the first attribute of an entity is its assertion.
+    A document with a line that cannot be read is left out whole: without that line it would say something else.
     """
     annotation = file.with_suffix(".ann")
     try:
@@ -51,7 +52,8 @@ def brat(file: Path) -> Placed:
         try:
             _note(line, found, relations)
         except (ValueError, KeyError, IndexError):
-            yield f"{annotation}:{number}", None, "not a BRAT annotation"
+            yield f"{annotation}:{number}", None, "not a BRAT annotation, so its document is left out"
+            return
     order = {name: i for i, name in enumerate(found)}
     joined = [{"head": order.get(h), "tail": order.get(t), "type": kind} for h, t, kind in relations]
     yield str(file), {"text": text, "entities": list(found.values()), "relations": joined}, ""

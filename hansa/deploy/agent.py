@@ -37,6 +37,7 @@ LIFE_SECONDS = 5.0
 LOOK_SECONDS = 10.0
 AGAIN_SECONDS = 5.0
 FINISH_SECONDS = 30.0  # for what an agent is sending when it is told to stop
+TRIES = 3
 LARGEST_TEXT = 256 << 20
 LARGEST_SETTINGS = 16 << 20
 REASONS = 200  # kept apart: whoever sends nonsense must not fill our memory with it
@@ -181,6 +182,7 @@ class Agent:
         torch.set_num_threads(1)
         session = self._session([], self._leaving)
         porter = Porter(self._parent.weights, self._kit.client_tls(), self._patience, self._proxy)
+        failed = (("", -1), 0)  # which letter, and how often
         while not self._stop.is_set():
             with self._news:
                 self._news.wait_for(lambda: self._stop.is_set() or self._unread, timeout=LIFE_SECONDS)
@@ -197,11 +199,23 @@ class Agent:
             except Exception as error:
                 # Whatever happens here must not end the agent: the letter stays in its box and is looked at again.
                 self._say(f"{letter.kind} of round {letter.round} failed: {type(error).__name__}: {error}")
-                self._stop.wait(AGAIN_SECONDS)
-                self._done = ("", -1)
+                failed = (letter.mark, failed[1] + 1 if failed[0] == letter.mark else 1)
+                self._fail(letter, error, failed[1], session, porter)
             self.phase = "idle"
         session.close()
         porter.close()
+
+    def _fail(self, letter: Envelope, error: Exception, times: int, session: Session, porter: Porter) -> None:
+        """What fails again and again (a full disk, most likely) is told to whoever waits: they may go on without us."""
+        if times < TRIES:
+            self._stop.wait(AGAIN_SECONDS)
+            self._done = ("", -1)
+            return
+        reason = f"it failed {times} times: {type(error).__name__} (what it says stays there)"
+        try:
+            self._send(letter, loose(Lost.__name__, wire.split(Lost(reason))[0]), session, porter)
+        except (GaveUp, Refusal) as why:
+            self._say(f"{letter.kind} of round {letter.round}: {why or 'nobody waits for it any more'}")
 
     @property
     def _unread(self) -> bool:
@@ -212,7 +226,9 @@ class Agent:
 
     def _deal_with(self, letter: Envelope, session: Session, porter: Porter) -> None:
         spool = Spool(self._folder(letter) / "spool")
-        packed = spool.find(letter.request) or self._answer(letter, porter, spool)
+        self._send(letter, spool.find(letter.request) or self._answer(letter, porter, spool), session, porter)
+
+    def _send(self, letter: Envelope, packed: Packed, session: Session, porter: Porter) -> None:
         self.phase = "sending"
         refs = {name: porter.bring(view, letter.request, ref) for name, (ref, view) in packed.parts.items()}
         reply = Envelope(
@@ -247,8 +263,9 @@ class Agent:
         self._say(f"{letter.kind} of round {letter.round}")
         try:
             reply = attempt(answer, request)
-        except UserError as error:
-            reply = Lost(str(error))
+        except UserError as error:  # it may name files, fields or labels of ours: that is for our operator alone
+            self._say(f"{letter.kind} of round {letter.round}: {error}")
+            reply = Lost(f"its data or settings cannot be used ({type(error).__name__}): its own log says why")
         text, vectors = wire.split(reply)
         if isinstance(reply, Lost):
             self._say(f"{letter.kind} of round {letter.round}: {reply.reason}")

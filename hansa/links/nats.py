@@ -31,7 +31,7 @@ from hansa.messages import Lost, NodeId, Request
 LOOK_SECONDS = 2.0  # between looks into the letter box, when nothing is heard
 LONGEST_WAIT = 7 * 86400.0  # where the federation sets no deadline
 ROOM = 64 << 20  # what an answer may hold beside four times what was asked with
-NOT_PART_OF_THE_QUESTION = ("durable",)
+NOT_PART_OF_THE_QUESTION = ("durable", "within")
 LATE = "its letter answers a question that nobody waits for any more"
 TWICE = "its letter came twice"
 

@@ -96,6 +96,11 @@ def _refuse_with_exchange(federation: Federation) -> None:
             f"method '{name}' has silos that tell one another what they know, in one cohort: "
             "the silos must stand directly below 'silos'"
         )
+    if cohort_size(federation.participation, len(federation.silos)) < 2 and federation.kind == "federated":
+        raise ConfigError(
+            f"method '{name}' has silos that hear one another, and one takes part in a round: raise "
+            "participation.count or .share to two silos or more"
+        )
     private = sorted(protected(federation))
     if private and federation.method.settings.get("noise") is None:
         raise ConfigError(

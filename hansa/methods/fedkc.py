@@ -32,7 +32,9 @@ from hansa.exchange import Samples, Sizes, Told
 from hansa.messages import Offer
 from hansa.method import Method, Objective
 from hansa.methods import METHODS
+from hansa.methods.alone import Nothing
 from hansa.models import inside
+from hansa.pace import Together
 from hansa.privacy import accounting
 from hansa.privacy.release import Noise, blurred, blurred_predictions, bounded
 from hansa.tensors import Layout, Tensors
@@ -62,6 +64,10 @@ class Composition:
             f"for at most {self.clusters} clusters of at least {self.floor} samples the mean of {what} and of the "
             f"model's predictions, {how}, with the number of samples"
         )
+
+    def numbers(self, sizes: Sizes) -> int:
+        centroid = sizes.pooled if self.layer == "last" else sizes.length * sizes.embedding
+        return self.clusters * (centroid + sizes.labels)
 
     def offer(self, work: "Work", samples: Samples) -> Told:
         seen = knowledge.view(work.learner, samples)
@@ -161,10 +167,23 @@ class Consistent:
 
 
 def fedkc(local: Method, layer: Layer, clusters: int, alpha: float, floor: int, noise: Noise | None = None) -> Method:
-    if local.exchange is not None:
-        raise ConfigError(f"method.local is '{local.name}', which has an exchange of its own: choose another")
+    if reason := cannot_compose(local):
+        raise ConfigError(f"method.local is '{local.name}', which {reason}: choose another, for example 'fedprox'")
     exchange, objective = Composition(layer, clusters, floor, noise), Consistent(local.objective, alpha, layer)
     return replace(local, name="fedkc", exchange=exchange, objective=objective)
+
+
+def cannot_compose(local: Method) -> str:
+    """Why knowledge composition adds nothing meaningful to a method; empty if it does."""
+    if local.exchange is not None:
+        return "has an exchange of its own"
+    if local.tree is not None:
+        return "works on trees, where there is no cohort whose silos could hear one another"
+    if not isinstance(local.pace, Together):
+        return "has no rounds in which several silos train at the same time"
+    if isinstance(local.scope, Nothing):
+        return "has no model in common, so that nobody could make sense of the others' centroids"
+    return ""
 
 
 @METHODS.register("fedkc")
@@ -183,8 +202,6 @@ class FedKC(Section):
         return {"name": value} if isinstance(value, str) else value
 
     def build(self) -> Method:
-        if self.local.name in ("fedkc", "fedbuff"):
-            raise ConfigError(f"method.local is '{self.local.name}', which cannot be composed with: try 'fedavg'")
         if self.kmeans and self.q > 1:
             knowledge.needs_sklearn("fedkc")
         if self.noise is not None:

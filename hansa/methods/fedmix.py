@@ -1,10 +1,13 @@
-"""Yoon et al. (2021), FedMix: Approximation of Mixup under Mean Augmented Federated Learning, Algorithm 2.
+"""Yoon et al. (2021), FedMix: Approximation of Mixup under Mean Augmented Federated Learning, Algorithms 1 and 2.
 
     a silo tells means (x̄, ȳ) of M of its samples and of their labels                (mean augmented federated learning)
     L₁ = (1 − λ)·L(f((1 − λ)·x), y)
     L₂ = λ·L(f((1 − λ)·x), ȳ)
     L₃ = λ·⟨∂L₁/∂x, x̄⟩,  the derivative at (1 − λ)·x
     L = L₁ + L₂ + L₃                        the first-order expansion of mixup with the mean of others, in its input
+
+``naive`` (the paper's NaiveMix) mixes the input itself:  (1 − λ)·L(f(x̃), y) + λ·L(f(x̃), ȳ),  x̃ = (1 − λ)·x + λ·x̄;
+the two differ by terms of order λ².
 
 x: a text as the output of the embedding layer; (x̄, ȳ): one of the means told by others, drawn for each batch. L₃ is
 differentiated again for the step.
@@ -50,6 +53,9 @@ class Means:
             "position, and of their labels, as they are"
         )
 
+    def numbers(self, sizes: Sizes) -> int:
+        return self.count * (sizes.length * sizes.embedding + sizes.labels)
+
     def offer(self, work: "Work", samples: Samples) -> Told:
         order = samples.rng.permutation(samples.size)
         count = min(self.count, samples.size // self.size)
@@ -84,6 +90,7 @@ def _labels(work: "Work", samples: Samples) -> Tensor:
 @dataclass(frozen=True)
 class Mixed:
     mix: float
+    naive: bool = False
 
     def loss(self, work: "Work", task_loss: Tensor) -> Tensor:
         if not work.offers or work.batch is None:
@@ -94,6 +101,9 @@ class Mixed:
         means = work.prepared["means"]
         # torch's generator is seeded for this silo and round, so the draw is the same wherever the silo runs.
         others, label = means[int(torch.randint(len(means), (1,)))]
+        if self.naive:
+            _, logits = inside.scaled(work.learner.model, work.batch.inputs, 1 - self.mix, self.mix * others)
+            return naive_loss(logits, work.batch.targets, label, self.mix)
         x, logits = inside.scaled(work.learner.model, work.batch.inputs, 1 - self.mix)
         return mixed_loss(x, logits, work.batch.targets, others, label, self.mix)
 
@@ -113,11 +123,20 @@ def mixed_loss(x: Tensor, logits: Tensor, targets: Tensor, others: Tensor, label
     return first + second + mix * (slope[:, :positions] * others[:positions]).sum()
 
 
+def naive_loss(logits: Tensor, targets: Tensor, label: Tensor, mix: float) -> Tensor:
+    """Mixup of texts with a mean: ``logits`` follow from x̃."""
+    own = nn.functional.cross_entropy(logits, targets)
+    return (1 - mix) * own + mix * nn.functional.cross_entropy(logits, label.expand_as(logits))
+
+
 @METHODS.register("fedmix")
 class FedMix(Section):
     mix: Share = 0.1  # λ
     average: Count = 5  # M: samples in a mean
     means: Count = 20
+    naive: bool = False  # NaiveMix
 
     def build(self) -> Method:
-        return replace(fedavg(), name="fedmix", exchange=Means(self.average, self.means), objective=Mixed(self.mix))
+        return replace(
+            fedavg(), name="fedmix", exchange=Means(self.average, self.means), objective=Mixed(self.mix, self.naive)
+        )

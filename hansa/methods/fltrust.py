@@ -10,13 +10,16 @@ themselves are all alike (cosines of 0.7 to 0.99), poisoned or not; and movement
 last steps are partly undone by whoever comes next, honest or not (cosines of -0.1).
 Without data of its own a node goes by its children: the median of their lengths and, of three or more, the
 coordinate-wise median of their directions.
+With ``by: keys`` it looks at key layers alone, as attention and the choice of residuals do: a child's coefficient is
+small, and its layers are residuals, when they moved another way than the node's own.
 Deviations: FLTrust weighs by ReLU(cos) and cuts to the length of g_q; here a child is in or out, so that among honest
 children nothing changes. A child with strong noise (`privacy`) looks like a liar: no filter where leaves are private.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -31,10 +34,13 @@ from hansa.tensors import Tensors
 class Trust(Section):
     cosine: float = 0.0  # a child must point less away than this
     bound: Positive = 4.0  # and be at most so many times as long
+    by: Literal["update", "keys"] = "update"  # all that a child sends, or its key layers alone
 
-    def sift(self, answers: Iterator[Answer], name: NodeId, counts: bool) -> Iterator[Answer]:
+    def sift(self, answers: Iterator[Answer], name: NodeId, counts: bool, keys: Sequence[str] = ()) -> Iterator[Answer]:
         held = [_copied(answer) for answer in answers]
         moves = {a.node: a.reply.gradient for a in held if isinstance(a.reply, Update)}
+        if self.by == "keys":
+            moves = {node: move.only(keys) for node, move in moves.items()}
         own = moves.pop(name, None)
         for answer in held:
             reason = self._doubt(answer.node, moves, own) if answer.node in moves else ""

@@ -6,7 +6,9 @@
 z: the representation of a text by the model in training; z_glob: by the global model it received; z_prev: by the
 silo's own model at the end of the last round it took part in; sim: cosine; τ: temperature; μ: weight. The silo keeps
 its model between rounds. In its first round there is no previous model and no term.
-Deviations: the representation is what the classifier's last linear layer gets; no projection head is added.
+z is what the output layer gets, as in the paper, where a small projection head stands between the encoder and the
+output layer: of BERT and its kin that is the pooler or the dense layer of the classification head.
+Deviations: a classifier without such a layer (most decoders) is not given one.
 """
 
 from dataclasses import dataclass, replace

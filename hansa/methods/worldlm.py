@@ -14,7 +14,8 @@ Deviations: the residuals a root keeps (PartResiduals, line 8) are routed once, 
 gathered for ever; a child whose layers are not known yet is taken to have its parent's.
 Ours, off by default: ``similarity: moved`` compares what layers moved since they were last the same; ``temperature``
 of the softmax; ``back: false`` keeps residuals from returning to the branch they came from; ``server`` of every node;
-``buffer``: a region that is slow in virtual time contributes when it is done, damped by its staleness as in FedBuff.
+``buffer``: a region that is slow in virtual time contributes when it is done, damped by its staleness as in FedBuff;
+its key layers too, K_c ← K_q + s(τ)·(K_c − K_q).
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,6 +38,7 @@ from hansa.methods.fltrust import Trust
 from hansa.pace import Arrivals, round_half_up
 
 TINY = 1e-12
+PIECE = 1 << 14  # values of a layer that are compared at a time
 
 
 @dataclass(frozen=True)
@@ -45,13 +47,23 @@ class Cosine:
 
     moved: bool = False
 
-    def between(self, members: Sequence[Tensor], base: Tensor) -> Tensor:
-        """All cosines, n × n; a layer that has not moved is like nobody, itself included."""
-        rows = torch.stack([member.double() for member in members])
-        if self.moved:
-            rows = rows - base.double()
-        rows = rows / rows.norm(dim=1, keepdim=True).clamp_min(TINY)
-        return torch.mm(rows, rows.T)
+    def between(self, queries: Sequence[Tensor], members: Sequence[Tensor], base: Tensor) -> Tensor:
+        """Cosines of every query with every member; a layer that has not moved is like nobody, itself included. Sums
+        are kept in double precision, a piece at a time: whole layers of that width would not stay in the cache."""
+        dots = torch.zeros(len(queries), len(members), dtype=torch.float64)
+        asking, asked = torch.zeros(len(queries), dtype=torch.float64), torch.zeros(len(members), dtype=torch.float64)
+        for span in (slice(begin, begin + PIECE) for begin in range(0, base.numel(), PIECE)):
+            theirs = self._rows(members, base, span)
+            ours = theirs if queries is members else self._rows(queries, base, span)
+            dots += torch.mm(ours, theirs.T)
+            asking += ours.square().sum(1)
+            asked += theirs.square().sum(1)
+        lengths = asking.sqrt().clamp_min(TINY)[:, None] * asked.sqrt().clamp_min(TINY)
+        return dots / lengths
+
+    def _rows(self, layers: Sequence[Tensor], base: Tensor, span: slice) -> Tensor:
+        rows = torch.stack([layer[span] for layer in layers]).double()
+        return rows - base[span].double() if self.moved else rows
 
 
 def mix(weights: Tensor, members: Sequence[Tensor]) -> Tensor:
@@ -75,6 +87,10 @@ class Attention:
     filter: Filter | None = None
     keys_travel: ClassVar[bool] = True
 
+    @property
+    def compares_moves(self) -> bool:
+        return self.cosine.moved
+
     def keys(self, parts: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
         return key_tensors(parts, self.key_layers)
 
@@ -84,7 +100,8 @@ class Attention:
         for layer, mine in own.items():
             who = ["", *(name for name, layers in others.items() if layer in layers)]
             members = [mine, *(others[name][layer] for name in who[1:])]
-            shares = torch.softmax(self.cosine.between(members, base[layer])[0] / self.temperature, 0)
+            alike = self.cosine.between(members[:1], members, base[layer])[0]
+            shares = torch.softmax(alike / self.temperature, 0)
             new[layer] = mix(shares, members)
             weights[layer] = dict(zip(who, shares.tolist(), strict=True))
         return new, weights
@@ -94,7 +111,7 @@ class Attention:
         new, weights = {}, {}
         for layer in members[own]:
             values = [layers[layer] for layers in members.values()]
-            shares = torch.softmax(self.cosine.between(values, base[layer]) / self.temperature, 1).mean(0)
+            shares = torch.softmax(self.cosine.between(values, values, base[layer]) / self.temperature, 1).mean(0)
             new[layer] = mix(shares, values)
             weights[layer] = dict(zip(members, shares.tolist(), strict=True))
         return new, weights
@@ -103,19 +120,22 @@ class Attention:
         self, residuals: Sequence[Residual], children: Mapping[NodeId, Layers], base: Layers
     ) -> dict[NodeId, list[Residual]]:
         routed: dict[NodeId, list[Residual]] = {}
-        for residual in residuals:
-            sender = residual.origin.partition("/")[0]
-            able = [child for child in sorted(children) if self.back or child != sender]
-            if able:
-                members = [residual.values, *(children[child][residual.layer] for child in able)]
-                alike = self.cosine.between(members, base[residual.layer])[0, 1:]
-                routed.setdefault(able[int(alike.argmax())], []).append(residual)
+        names = sorted(children)
+        for layer in dict.fromkeys(residual.layer for residual in residuals):
+            some = [residual for residual in residuals if residual.layer == layer]
+            members = [children[name][layer] for name in names]
+            alike = self.cosine.between([residual.values for residual in some], members, base[layer])
+            for residual, row in zip(some, alike.tolist(), strict=True):
+                sender = residual.origin.partition("/")[0]
+                able = [(-score, name) for score, name in zip(row, names, strict=True) if self.back or name != sender]
+                if able:
+                    routed.setdefault(min(able)[1], []).append(residual)
         return routed
 
     def part(self, new: Layers, children: Mapping[NodeId, Layers], base: Layers) -> list[Residual]:
         found, names = [], sorted(children)
         for layer, mine in new.items() if self.residuals else ():
-            alike = self.cosine.between([mine, *(children[name][layer] for name in names)], base[layer])[0, 1:]
+            alike = self.cosine.between([mine], [children[name][layer] for name in names], base[layer])[0]
             for index in alike.argsort(stable=True)[: self.residuals].tolist():
                 found.append(Residual(layer, names[index], children[names[index]][layer]))
         return found
@@ -166,4 +186,4 @@ class WorldLM(Section):
         if not self.buffer:
             return method
         weigh, mean = ByStaleness(self.power), DampedMean(self.power)
-        return replace(method, pace=Arrivals(self.buffer), weigh=weigh, aggregate=mean)
+        return replace(method, pace=Arrivals(self.buffer, self.power), weigh=weigh, aggregate=mean)

@@ -1,8 +1,10 @@
-"""What of a model is trained, and so travels: all of it, its head alone, or low-rank additions and the head.
+"""What of a model is trained, and so travels: all of it, all but its embeddings, its head alone, or low-rank additions
+and the head.
 
     LoRA: W ← W + (α/r)·B·A, A random, B zero at the start; W stays as it came (Hu et al., 2022, Section 4.1), by PEFT.
 
-The head is what lies outside `base_model`. Additions are made in every linear layer of every block.
+The head is what lies outside `base_model`. Additions are made in every linear layer of every block. Embeddings that
+stay as they came do not tell which tokens a silo used (privacy/gradient.py).
 """
 
 from copy import deepcopy
@@ -12,13 +14,18 @@ from torch import nn
 
 from hansa.config import Model
 from hansa.errors import ConfigError
-from hansa.models.parts import block_lists
+from hansa.models.parts import block_lists, parts
 from hansa.seeds import torch_seeded
 
 
 def adapt(model: Any, settings: Model, seed: int) -> Any:
     """Freeze what is not trained; additions depend on the seed alone, so that every site has the same."""
     if settings.adapt == "full":
+        return model
+    if settings.adapt == "frozen-embeddings":
+        part = parts(model)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(part[name] != "embeddings")
         return model
     inside = {id(p) for p in model.base_model.parameters()}
     if settings.adapt == "lora":

@@ -79,12 +79,17 @@ def represent_with(model: Any, parameters: dict[str, Tensor], inputs: dict[str, 
     return represent(model, inputs, call)[0]
 
 
-def scaled(model: Any, inputs: dict[str, Tensor], factor: float) -> tuple[Tensor, Tensor]:
-    """What the first block gets, times ``factor``, and the logits that follow; both can be differentiated twice."""
+def scaled(model: Any, inputs: dict[str, Tensor], factor: float, shift: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """What the first block gets, times ``factor`` and moved by ``shift`` (positions × width, as far as both go), and
+    the logits that follow; both can be differentiated twice."""
     given: list[Tensor] = []
 
     def scale(passing: Tensor) -> Tensor:
-        given.append(passing * factor)
+        moved = passing * factor
+        if shift is not None:
+            fitting = shift[: moved.shape[1]]
+            moved = moved + nn.functional.pad(fitting, (0, 0, 0, moved.shape[1] - len(fitting)))
+        given.append(moved)
         return given[0]
 
     with _first_block(model, scale), sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative

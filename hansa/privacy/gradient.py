@@ -29,11 +29,12 @@ from torch import Tensor, nn
 from hansa.config import Privacy, Upload, leaves
 from hansa.errors import RunFailed, UserError, did_you_mean
 from hansa.messages import Lost, Train
-from hansa.models.parts import block_lists, parts
+from hansa.models.parts import block_lists
 from hansa.node import Silo
 from hansa.privacy.accounting import epsilon
 from hansa.privacy.hits import Frequencies
 from hansa.privacy.update import protect
+from hansa.privacy.victim import kinds_in, ways
 from hansa.record import releases
 from hansa.runs.memory import Memory
 from hansa.site import Site
@@ -50,15 +51,14 @@ ROUNDING = 1.5  # most directions hold nothing but rounding: what is so much abo
 @dataclass(frozen=True)
 class Defence:
     name: str
-    adapt: Literal["full", "lora"] = "full"
-    hide: str = ""  # a part of the model that stays at home
+    adapt: Literal["full", "frozen-embeddings", "lora"] = "full"
     clip: float | None = None
     noise: float = 0.0  # its standard deviation, as a multiple of the clip
 
 
 DEFENCES = (
     Defence("none"),
-    Defence("embeddings stay at home", hide="embeddings"),
+    Defence("frozen embeddings", adapt="frozen-embeddings"),
     Defence("LoRA", adapt="lora"),
     Defence(f"clipping to {CLIP:g}", clip=CLIP),
     *(Defence(f"clipping to {CLIP:g}, noise {z:g}×", clip=CLIP, noise=z) for z in NOISES),
@@ -73,6 +73,7 @@ class Sent:
     tensors: dict[str, Tensor]
     model: Any
     texts: list[NDArray[np.int32]]
+    kinds: int  # of token: see victim.py
 
 
 def attack(run: Path, silo: str | None, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
@@ -89,8 +90,8 @@ def attack(run: Path, silo: str | None, say: Callable[[str], None] = lambda _: N
     name = silo or min(nodes, key=lambda n: (len(site.silo(n).examples("train")), n))
     held, special = site.silo(name).examples("train"), site.vocabulary.special
     frequencies = Frequencies((held[i] for i in range(len(held))), special)
-    say(f"{name} trains on one text, one batch and one round, with and without LoRA")
-    sent = {adapt: _updates(site, name, adapt) for adapt in ("full", "lora")}
+    say(f"{name} trains on one text, one batch and one round: everything, all but the embeddings, LoRA")
+    sent = {adapt: _updates(site, name, adapt) for adapt in dict.fromkeys(d.adapt for d in DEFENCES)}
     rows = []
     for defence in DEFENCES:
         say(f"attacking {name}, defence: {defence.name}")
@@ -135,19 +136,18 @@ def _update(site: Site, name: str, amount: str) -> Sent:
         held = silo.examples("train")
         texts = [held[i] for i in dict.fromkeys(released.notes["samples"])]
         site.learner.state.write(shared)  # what the attacker knows
-        return Sent(amount, released.tensors, site.learner.model, texts)
+        return Sent(amount, released.tensors, site.learner.model, texts, kinds_in(site))
 
 
 def _read(sent: Sent, defence: Defence, special: NDArray[np.bool_], known: Frequencies, seed: int) -> dict[str, Any]:
     """How much of an update's texts each attack reads through a defence."""
-    part = parts(sent.model)
-    update = {name: t for name, t in sent.tensors.items() if not defence.hide or part[name] != defence.hide}
+    update = sent.tensors
     if defence.clip is not None:
         update = clipped(update, defence.clip, defence.noise, seed)
     true = {int(token) for text in sent.texts for token in text if not special[token]}
     guesses = {
         "rows": by_rows(update, sent.model, special),
-        "span": by_span(update, sent.model, special, max(map(len, sent.texts))),
+        "span": by_span(update, sent.model, special, max(map(len, sent.texts)), sent.kinds),
         "frequent": [token for token, _ in known.total.most_common(len(true))],
     }
     return {
@@ -186,20 +186,22 @@ def by_rows(update: dict[str, Tensor], model: Any, special: NDArray[np.bool_]) -
     return list(norms.argsort(descending=True, stable=True)[:moved].tolist())
 
 
-def by_span(update: dict[str, Tensor], model: Any, special: NDArray[np.bool_], length: int) -> list[int] | None:
+def by_span(
+    update: dict[str, Tensor], model: Any, special: NDArray[np.bool_], length: int, kinds: int = 1
+) -> list[int] | None:
     linears = [name for name in _first_linears(model) if f"{name}.weight" in update]
     if not linears:
         return None
     gradients = torch.cat([update[f"{name}.weight"] for name in linears])
     _, sizes, directions = torch.linalg.svd(gradients, full_matrices=False)
     span = directions[sizes > ROUNDING * sizes.median()]
-    table = model.get_input_embeddings().weight.detach()[: len(special)]
+    table = ways(model, len(special), kinds)
     off = []
     for start in range(0, len(table), CHUNK):
         x = _entering(model, linears[0], table[start : start + CHUNK].unsqueeze(1).expand(-1, length, -1))
         rest = x - x @ span.T @ span
         off.append((rest.norm(dim=-1) / x.norm(dim=-1)).min(dim=1).values)
-    distance = torch.cat(off).masked_fill(torch.from_numpy(special), torch.inf)
+    distance = torch.cat(off).view(-1, len(special)).amin(dim=0).masked_fill(torch.from_numpy(special), torch.inf)
     return list(distance.argsort(stable=True)[: int((~special).sum())].tolist())
 
 

@@ -159,7 +159,7 @@ class Guard:
             return self._refuse(about, refusal)
         reply = self._work(request, about)
         if isinstance(reply, Lost):
-            self.log.add("failed", **about)
+            self.log.add("failed", **about, reason=reply.reason)
             return reply
         about["message"] = type(reply).__name__
         purpose = self._met(request, masked and getattr(reply, "masked", True))
@@ -175,7 +175,8 @@ class Guard:
         """What an error says may quote the text that it stumbled over: of its words none leaves."""
         try:
             return self.answer(request)
-        except HansaError:
+        except HansaError as error:
+            self.log.add("failed", **about, reason=type(error).__name__)
             raise
         except Exception as error:
             self.log.add("failed", **about, reason=type(error).__name__)

@@ -4,7 +4,7 @@ Song & Raghunathan (2020), "Information Leakage in Embedding Models", as used by
 
     min over Z of ‖f(Vᵀ·softmax(Z)) − x̄‖²
 
-    x̄        the released centroid           V   the table of token embeddings
+    x̄        the released centroid           V   the table of token embeddings, of every kind of token (victim.py)
     Z        a soft choice of a token for every position, found by gradient descent
     f        the layers between the tokens and what was released: all of them (last layer), or the embedding layer
              alone (all layers)
@@ -68,7 +68,8 @@ def nearest(encode: Encode, table: Tensor, targets: Tensor, mask: Tensor, banned
 
 
 def _best(scores: Tensor, banned: Tensor) -> Tensor:
-    allowed = scores.masked_fill(banned, -torch.inf)
+    """The tokens that score best; one that can be embedded in several ways (victim.py) counts as the best of them."""
+    allowed = scores.reshape(*scores.shape[:-1], -1, len(banned)).amax(dim=-2).masked_fill(banned, -torch.inf)
     return allowed.topk(min(N, int((~banned).sum())), dim=-1).indices
 
 

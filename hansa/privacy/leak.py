@@ -15,13 +15,12 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hansa.errors import UserError
-from hansa.models import inside
 from hansa.privacy.hits import RARE, Frequencies, Score, Truth, Where, bin_of, chance, frequent, score, together
 from hansa.privacy.invert import frozen, invert, nearest
+from hansa.privacy.victim import Victim, as_ways, kinds_in
 from hansa.record import Released, releases
 from hansa.seeds import stream
 from hansa.site import Site
@@ -95,50 +94,32 @@ def attack_offer(site: Site, kind: Kind, released: Released, rows: Sequence[int]
     held = site.silo(released.silo).examples("train")
     frequencies = Frequencies((held[i] for i in range(len(held))), special)
     targets, controls = [], []
-    victim = Victim(learner.model, len(special), centroids.ndim == 3)
+    kinds = kinds_in(site)
+    victim = Victim(learner.model, len(special), centroids.ndim == 3, kinds)
     for row in rows:
         texts = tuple(held[i].astype(np.int64) for i in released.notes["samples"][row])
         lengths = released.notes["lengths"]  # without positions, the attacker is told the longest text's
         length = lengths[row] if lengths else max(map(len, texts))
         targets.append(Target(centroids[row], length, Truth(texts, special)))
-        one = texts[int(stream(site.federation.seed, "audit", released.silo, row).integers(len(texts)))]
-        controls.append(Target(victim.release(one), len(one), Truth((one,), special)))
-    found, alone = _guess(victim, kind, targets, site), _guess(victim, kind, controls, site)
+        one = int(stream(site.federation.seed, "audit", released.silo, row).integers(len(texts)))
+        alone = as_ways(held, released.notes["samples"][row][one], len(special), kinds)
+        controls.append(Target(victim.release(alone), len(alone), Truth((texts[one],), special)))
+    found, single = _guess(victim, kind, targets, site), _guess(victim, kind, controls, site)
     return [
         Attacked(
             t.truth,
             score(t.truth, _at(candidates), frequencies),
             frequent(t.truth, frequencies),
-            score(c.truth, _at(single), frequencies),
+            score(c.truth, _at(own), frequencies),
             "all" if victim.placed else "last",
         )
-        for t, c, candidates, single in zip(targets, controls, found, alone, strict=True)
+        for t, c, candidates, own in zip(targets, controls, found, single, strict=True)
     ]
 
 
 def _at(candidates: list[list[int]]) -> Callable[[int], list[int]]:
     """Positions that were not released have no candidates."""
     return lambda position: candidates[position] if position < len(candidates) else []
-
-
-class Victim:
-    """The model between tokens and what is released of them: whole, or its embedding layer (``placed``: the release has
-    positions)."""
-
-    def __init__(self, model: Any, vocabulary: int, placed: bool) -> None:
-        self.model, self.placed = model.eval(), placed
-        self.table = model.get_input_embeddings().weight.detach()[:vocabulary].clone()
-
-    def encode(self, embeddings: Tensor, mask: Tensor) -> Tensor:
-        inputs = {"inputs_embeds": embeddings, "attention_mask": mask}
-        if self.placed:
-            return inside.embed(self.model, inputs) * mask.unsqueeze(-1)
-        return inside.represent(self.model, inputs)[0]
-
-    def release(self, text: NDArray[np.int64]) -> Tensor:
-        """What would be released of one text alone."""
-        with torch.no_grad():
-            return self.encode(self.table[text].unsqueeze(0), torch.ones(1, len(text), dtype=torch.long))[0]
 
 
 def _guess(victim: Victim, kind: Kind, targets: Sequence[Target], site: Site) -> list[list[list[int]]]:

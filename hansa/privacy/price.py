@@ -4,7 +4,8 @@ Defences are the member floor (smaller clusters, and positions that fewer texts 
 (release.py). Every run records what its silos told, and embedding inversion, the stronger of our attacks, is set on it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -24,7 +25,18 @@ from hansa.watch import Watcher
 FLOORS = (5, 20, 50)
 NOISES = (0.01, 0.1, 1.0)
 CENTROIDS = 16  # attacked in each run
+NONE = "none"
 NOTHING: dict[str, Any] = {"same": 0.0, "rare": None, "same_frequent": None}
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One defence: what it is called, the federation with it, and its runs, one for each seed."""
+
+    defence: str
+    federation: Federation
+    folders: Sequence[Path]
+    scores: Sequence[float]
 
 
 def price(
@@ -35,28 +47,44 @@ def price(
     defended = defences(federation)
     for one in defended.values():
         check(one)
-    rows: list[dict[str, Any]] = []
-    folders = []
+    tried = []
     for name, one in defended.items():
-        scores, leaks = [], []
+        folders, scores = [], []
         for seed in range(federation.seed, federation.seed + seeds):
             folder = out / f"{name.replace(' ', '-')}-{seed}"
             outcome = run(one.model_copy(update={"seed": seed}), folder, workers=workers, watcher=watch(folder.name))
             scores.append(html.average(outcome.metrics, html.see(folder).task.headline) or 0.0)
-            leaks.append(_leak(folder))
-            folders.append((folder.name, folder))
-        rows.append(_row(name, one, scores, leaks, rows))
+            folders.append(folder)
+        tried.append(Tried(name, one, folders, scores))
+    metric = html.see(tried[0].folders[0]).task.headline
+    found = findings(metric, tried, {"floor": (NONE, "floor"), "noise": (NONE, "noise")})
+    audit.keep(tried[0].folders[0], found)
+    runs = [(folder.name, folder) for one in tried for folder in one.folders]
+    html.write(runs, out / "report.html", f"{federation.name}: the price of defences")
+    return found
+
+
+def findings(
+    metric: str, tried: Sequence[Tried], kinds: Mapping[str, tuple[str, ...]], centroids: int = CENTROIDS
+) -> dict[str, Any]:
+    """What each defence costs and leaves to an attacker, as plain values; the first of ``tried`` is none at all.
+    ``kinds``: a curve each, through the defences whose names begin so. What was recorded is attacked."""
+    rows: list[dict[str, Any]] = []
+    for one in tried:
+        rows.append(_row(one, [_leak(folder, centroids) for folder in one.folders if recorded(folder)], rows))
     found = {
         "kind": "price",
-        "metric": html.see(folders[0][1]).task.headline,
-        "seeds": seeds,
+        "metric": metric,
+        "seeds": len(tried[0].scores),
         "rows": rows,
-        "curves": curves(rows),
+        "curves": {name: curve(rows, begins) for name, begins in kinds.items()},
     }
-    found |= {"reading": reading(found)}
-    audit.keep(folders[0][1], found)
-    html.write(folders, out / "report.html", f"{federation.name}: the price of defences")
-    return found
+    return found | {"reading": reading(found)}
+
+
+def recorded(folder: Path) -> bool:
+    """Whether a run recorded what its silos told."""
+    return any(releases(folder, "offer"))
 
 
 def defences(federation: Federation) -> dict[str, Federation]:
@@ -73,18 +101,18 @@ def defences(federation: Federation) -> dict[str, Federation]:
         recorded = federation.record.model_copy(update={"offers": True})
         return federation.model_copy(update={"method": Named(name=method.name, **changed), "record": recorded})
 
-    found = {"no defence": variant(floor=1)}
+    found = {NONE: variant(floor=1)}
     found |= {f"floor {floor}": variant(floor=floor) for floor in FLOORS}
     return found | {f"noise {z:g}": variant(floor=1, noise={"multiplier": z}) for z in NOISES}
 
 
-def _leak(folder: Path) -> dict[str, Any]:
+def _leak(folder: Path, centroids: int) -> dict[str, Any]:
     offers = list(releases(folder, "offer"))
     told = sum(len(one.notes["members"]) for one in offers)
     counted = {"told": told, "withheld": sum(one.notes["withheld"] for one in offers)}
     if not told:
         return counted | NOTHING
-    found = leak.attack(folder, "embedding-inversion", CENTROIDS)
+    found = leak.attack(folder, "embedding-inversion", centroids)
     return counted | {
         "same": found["curves"]["attack"]["same"][0],
         "rare": found["rare"]["attack"],
@@ -92,18 +120,16 @@ def _leak(folder: Path) -> dict[str, Any]:
     }
 
 
-def _row(
-    name: str, one: Federation, scores: list[float], leaks: list[dict[str, Any]], before: list[dict[str, Any]]
-) -> dict[str, Any]:
+def _row(one: Tried, leaks: Sequence[dict[str, Any]], before: Sequence[dict[str, Any]]) -> dict[str, Any]:
     def mean(key: str) -> float | None:
         known = [found[key] for found in leaks if found[key] is not None]
         return fmean(known) if known else None
 
-    score, cost = fmean(scores), spent(one, one.rounds)
+    score, cost = fmean(one.scores), spent(one.federation, one.federation.rounds)
     return {
-        "defence": name,
+        "defence": one.defence,
         "score": score,
-        "spread": stdev(scores) if len(scores) > 1 else None,
+        "spread": stdev(one.scores) if len(one.scores) > 1 else None,
         "cost": score - before[0]["score"] if before else 0.0,
         "same": mean("same"),
         "rare": mean("rare"),
@@ -114,12 +140,9 @@ def _row(
     }
 
 
-def curves(rows: list[dict[str, Any]]) -> dict[str, list[tuple[float, float]]]:
-    """For floors and for noise: (share of tokens named, score), each beginning without a defence."""
-    return {
-        kind: sorted((row["same"], row["score"]) for row in rows if row["defence"].startswith(("no", kind)))
-        for kind in ("floor", "noise")
-    }
+def curve(rows: Sequence[dict[str, Any]], begins: tuple[str, ...]) -> list[tuple[float, float]]:
+    """(share of tokens named, score) of every defence whose name begins so."""
+    return sorted((row["same"], row["score"]) for row in rows if row["defence"].startswith(begins))
 
 
 def reading(found: dict[str, Any]) -> list[str]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -106,25 +106,49 @@ def see(folder: Path, name: str = "") -> Seen:
         ledger.close()
 
 
-def write(folders: Sequence[tuple[str, Path]], out: Path, title: str = "", reading: Sequence[str] = ()) -> Path:
-    """The report of the given (name, run directory) pairs; the first run is the one whose data it describes."""
+class Tabular(Protocol):
+    """A table made elsewhere, such as a reproduction's."""
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def columns(self) -> list[str]: ...
+
+    @property
+    def rows(self) -> list[list[str]]: ...
+
+    @property
+    def note(self) -> str: ...
+
+
+def write(
+    folders: Sequence[tuple[str, Path]],
+    out: Path,
+    title: str = "",
+    reading: Sequence[str] = (),
+    tables: Sequence[Tabular] = (),
+) -> Path:
+    """The report of the given (name, run directory) pairs; the first run is the one whose data it describes.
+    ``reading`` and ``tables`` come first: what several runs show together."""
     runs = [see(folder, name) for name, folder in folders]
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    page = environment.get_template("page.html").render(content(runs, title, list(reading)))
+    page = environment.get_template("page.html").render(content(runs, title, list(reading), list(tables)))
     draft = out.with_suffix(".draft")
     draft.write_text(page, encoding="utf-8")
     os.replace(draft, out)
     return out
 
 
-def content(runs: list[Seen], title: str, reading: list[str]) -> dict[str, Any]:
+def content(runs: list[Seen], title: str, reading: list[str], tables: list[Tabular]) -> dict[str, Any]:
     first = runs[0]
     return {
         "title": title or first.federation.name,
         "lead": _lead(first, len(runs)),
         "reading": reading,
+        "tables": tables,
         "headlines": [headline(runs, metric) for metric in _metrics(runs)],
         "curves": _curves(runs),
         "curve_names": [run.name for run in runs if run.curves],
@@ -143,7 +167,7 @@ def content(runs: list[Seen], title: str, reading: list[str]) -> dict[str, Any]:
         "traffic_note": _exchanged(first),
         "traffic_chart": _traffic_chart(runs),
         "audits": [one | {"run": run.name} for run in runs for one in run.audits],
-        "cost": _cost(runs),
+        "cost": cost(runs),
         "saved": [f"{run.name}: {line}" for run in runs if (line := _saved(run))],
         "movements": [{"name": run.name, "silos": list(m), "charts": movements(m)} for run, m in _moved(runs)],
         "phases": [row for run in runs if (row := _phases(run))],
@@ -342,19 +366,16 @@ def _traffic_chart(runs: list[Seen]) -> str:
     )
 
 
-def _cost(runs: list[Seen]) -> dict[str, Any]:
-    task = runs[0].task
-    costs = [
-        Cost(
-            run.name,
-            sum(r for *_, r in run.traffic),
-            sum(s for *_, s, _ in run.traffic),
-            average(run.final, task.headline),
-        )
-        for run in runs
-        if run.federation.kind == "federated"
-    ]
-    return quality_against_bytes(costs, task.headline, task.lower_is_better)
+def cost(runs: list[Seen]) -> dict[str, Any]:
+    """Quality against bytes, of the federated runs."""
+    metrics = _metrics(runs)
+    costs = []
+    for run in runs:
+        if run.federation.kind == "federated":
+            quality = {m: mean for m in metrics if (mean := average(run.final, m)) is not None}
+            up, down = sum(r for *_, r in run.traffic), sum(s for *_, s, _ in run.traffic)
+            costs.append(Cost(run.name, up, down, quality))
+    return quality_against_bytes(costs, metrics, LOWER)
 
 
 def _saved(run: Seen) -> str:

@@ -1,6 +1,6 @@
 """The report's page on uploads: what the bytes bought, what was saved, and how far tensors moved."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,37 +16,43 @@ class Cost:
     name: str
     up: int
     down: int
-    quality: float | None  # the mean over groups of the task's headline metric
-
-    @property
-    def drawn(self) -> bool:
-        return self.up > 0 and self.quality is not None
+    quality: Mapping[str, float]  # metric → mean over groups
 
 
-def quality_against_bytes(costs: Sequence[Cost], metric: str, lower_is_better: bool) -> dict[str, Any]:
-    """A plot and a table of several runs, set against the one that sent most."""
-    points = [cost for cost in costs if cost.drawn]
+def quality_against_bytes(costs: Sequence[Cost], metrics: Sequence[str], lower: Collection[str]) -> dict[str, Any]:
+    """A plot for every metric and a table of several runs, set against the one that sent most. ``lower``: the metrics
+    of which less is better."""
+    points = [cost for cost in costs if cost.up > 0 and cost.quality]
     if len(points) < 2:
         return {}
     most = max(points, key=lambda cost: cost.up)
-    rows = []
-    for cost in points:
-        assert cost.quality is not None
-        assert most.quality is not None
-        loss = (cost.quality - most.quality) / (abs(most.quality) or 1.0) * (1 if lower_is_better else -1)
-        rows.append(
-            {
-                "name": cost.name,
-                "up": f"{cost.up / 1e6:,.3f} MB",
-                "down": f"{cost.down / 1e6:,.3f} MB",
-                "fewer": f"{most.up / cost.up:.1f}×",
-                "quality": short(cost.quality),
-                "loss": "" if cost is most else f"{-loss:+.1%}",
-            }
-        )
-    title = f"mean {metric} against bytes sent up" + (" (lower is better)" if lower_is_better else "")
-    chart = scatter(title, [(c.name, c.up / 1e6, float(c.quality or 0)) for c in points], "MB up in all rounds")
-    return {"chart": chart, "rows": rows, "metric": metric, "most": most.name}
+    rows = [
+        {
+            "name": cost.name,
+            "up": f"{cost.up / 1e6:,.3f} MB",
+            "down": f"{cost.down / 1e6:,.3f} MB",
+            "fewer": f"{most.up / cost.up:.1f}×",
+            "cells": [_beside(cost, most, metric, metric in lower) for metric in metrics],
+        }
+        for cost in points
+    ]
+    charts = []
+    for metric in metrics:
+        title = f"mean {metric} against bytes sent up" + (" (lower is better)" if metric in lower else "")
+        drawn = [(cost.name, cost.up / 1e6, cost.quality[metric]) for cost in points if metric in cost.quality]
+        charts.append(scatter(title, drawn, "MB up in all rounds"))
+    return {"charts": charts, "rows": rows, "metrics": list(metrics), "most": most.name}
+
+
+def _beside(cost: Cost, most: Cost, metric: str, lower_is_better: bool) -> str:
+    """A figure, and how much better (+) or worse it is than that of the run that sent most."""
+    if metric not in cost.quality:
+        return "–"
+    figure = short(cost.quality[metric])
+    if cost is most or not most.quality.get(metric):
+        return figure
+    better = cost.quality[metric] / most.quality[metric] - 1
+    return f"{figure} ({-better if lower_is_better else better:+.1%})"
 
 
 def saved(facts: Mapping[str, Any], received: int, updates: int) -> str:

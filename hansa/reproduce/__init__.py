@@ -11,7 +11,7 @@ Scale = Literal["smoke", "small", "full"]
 Say = Callable[[str], None]
 
 # A paper's module, `hansa.reproduce.NAME`, has one function: reproduce(Asked) -> Reproduction.
-PAPERS = ("medical", "translation", "worldlm", "fedkc")
+PAPERS = ("medical", "translation", "worldlm", "fedkc", "open-problems")
 
 
 @dataclass(frozen=True)

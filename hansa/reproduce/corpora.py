@@ -23,7 +23,7 @@ NAMES = {
     "en": "English", "fr": "French", "es": "Spanish", "it": "Italian", "eu": "Basque", "de": "German",
     "pt": "Portuguese", "vi": "Vietnamese", "el": "Greek", "ru": "Russian", "ar": "Arabic", "he": "Hebrew",
 }  # fmt: skip
-NAMES_TO_TEST, NAMES_TO_VALIDATE = 1500, 300  # ICD-10: with fewer, a few words decide which model is more accurate
+NAMES_TO_TEST, NAMES_TO_VALIDATE = 1500, 600  # ICD-10: with fewer, a few words decide which model is more accurate
 VALIDATION = 24  # passages
 SOME = 40  # texts, where many models are looked at
 Row = dict[str, Any]

@@ -1,5 +1,6 @@
 """Fine-tuning the snapshots: entities, assertions and relations (Tables 4 and 5 of the Medical paper)."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hansa.config import Federation
 from hansa.data import generator, icd10
 from hansa.federation_file import parse
+from hansa.report import html
 from hansa.reproduce import Claim
 from hansa.run import Outcome
 
@@ -82,7 +84,7 @@ def federation(task: Downstream, size: "Size", snapshot: str, fresh: bool = Fals
             "rounds": size.epochs,
             "train": {"batch": 16, "samples": {"epochs": 1}},
             "baseline": {"optimizer": "adamw", "lr": 1e-3, "batch": 16, "keep_optimizer": True, "schedule": "linear"},
-            "evaluate": {"every": 1, "share": 0.2},
+            "evaluate": {"every": size.epochs, "share": 0.2},
         }
     )
 
@@ -91,6 +93,17 @@ def score(outcome: Outcome) -> dict[str, float]:
     """Each metric's mean over languages."""
     metrics = list(outcome.metrics.values())
     return {name: fmean(m[name] for m in metrics) for name in metrics[0]}
+
+
+def left_out(outcome: Outcome) -> dict[str, int]:
+    """How many annotated samples a run could not use, by split."""
+    found = {"train": 0, "test": 0}
+    for card in html.see(outcome.folder).cards.values():
+        for problem in card["problems"]:
+            said = re.match(r"(train|test): (\d+) of \d+ lines left out", problem)
+            if said is not None:
+                found[said[1]] += int(said[2])
+    return found
 
 
 def claims(scores: Scores) -> list[Claim]:

@@ -7,7 +7,7 @@ every method (``--tune``).
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
@@ -16,8 +16,8 @@ from typing import Any
 
 from hansa.config import Federation
 from hansa.federation_file import parse
-from hansa.privacy import leak
-from hansa.report import html
+from hansa.privacy import leak, price
+from hansa.report import audit, html
 from hansa.reproduce import Asked, Claim, Reproduction, Say, Table, multilingual
 from hansa.reproduce.jobs import Jobs
 from hansa.reproduce.multilingual import Corpus
@@ -34,6 +34,11 @@ TASKS = ("PI", "QA", "NC")
 TASK_METHODS = (CENTRAL, "FedAvg", "FedProx", "MOON", "FedMix", LAST, ALL)
 LAYERS = {"last": LAST, "all": ALL}
 HITS = (1, 10, 90)
+DEFENCES: dict[str, dict[str, Any]] = {  # of FedKC on all layers: each adds to the one before
+    "none": {},
+    "floor 20": {"floor": 20},
+    "floor 20, noise 1": {"floor": 20, "noise": {"multiplier": 1.0}},
+}
 EPOCHS, ACTIVE = (1, 2, 4), (2, 5, 7)
 
 
@@ -42,34 +47,36 @@ class Size:
     """How much of everything."""
 
     rounds: int  # on ICD-10
-    average: int  # over so many last evaluations; on ICD-10 there is one in every round
+    every: int  # rounds between evaluations there,
+    average: int  # and over how many of the last ones a figure is the mean
     seeds: int
-    task_rounds: int
-    task_every: int  # on the paper's tasks: rounds between evaluations,
-    task_average: int  # and how many of them are averaged
+    tune_rounds: int
+    task_rounds: int  # the same of the paper's tasks
+    task_every: int
+    task_average: int
     task_methods: tuple[str, ...]
     per_client: int = 750
     held_out: int = 200  # rows of each language's test set
     preset: str = "mini"
     vocabulary: int = 2500
-    batch: int = 16
-    lr: float = 2e-3
+    batch: int = 32
+    lr: float = 3e-3
     attacked: int = 16  # centroids of each layer
 
 
 SIZES = {
-    "smoke": Size(2, 2, 2, 2, 1, 2, ("FedAvg", ALL), batch=8, vocabulary=600, attacked=2),
-    "small": Size(16, 5, 3, 20, 5, 2, TASK_METHODS),
+    "smoke": Size(2, 1, 2, 2, 2, 2, 1, 2, ("FedAvg", ALL), batch=8, vocabulary=600, attacked=2),
+    "small": Size(16, 2, 4, 3, 12, 10, 5, 2, TASK_METHODS),
     "full": Size(
-        35, 5, 10, 35, 1, 5, (*TASK_METHODS, DOMINANT, "FedProx+KC (all)"), 10_000, 2000, "base", 32_000, 32, 5e-5
+        35, 1, 5, 10, 35, 35, 1, 5, (*TASK_METHODS, DOMINANT, "FedProx+KC (all)"), 10_000, 2000, "base", 32_000, lr=5e-5
     ),
 }
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """One setting of each method. α and FedProx's μ were seen to do well on ICD-10; μ of MOON and λ of FedMix are
-    their papers'. ``--tune`` chooses all of them, and the learning rate, anew."""
+    """One setting of each method. The learning rate was chosen on validation data; α and FedProx's μ were seen to
+    do well on ICD-10; μ of MOON and λ of FedMix are their papers'. ``--tune`` chooses all of them anew."""
 
     lr: float | None = None  # of all methods; default the scale's
     prox: float = 1e-4
@@ -80,7 +87,7 @@ class Tuned:
 
 
 GRID: dict[str, tuple[str, tuple[float, ...]]] = {  # what each method's one setting may be: as many values for each
-    "FedAvg": ("lr", (1e-3, 2e-3, 3e-3)),
+    "FedAvg": ("lr", (2e-3, 3e-3, 4e-3)),
     "FedProx": ("prox", (1e-4, 1e-3, 1e-2)),
     "MOON": ("moon", (0.1, 1.0, 5.0)),
     "FedMix": ("mix", (0.05, 0.1, 0.2)),
@@ -120,6 +127,7 @@ def federation(
     active: int | None = None,
     tuning: bool = False,
     every: int = 1,
+    defence: str = "none",
 ) -> Federation:
     training = {"optimizer": "adamw", "lr": tuned.lr or size.lr, "batch": size.batch}
     return parse(
@@ -132,7 +140,7 @@ def federation(
             "tokenizer": {"size": size.vocabulary, "minimum": 2},
             "data": {"max_length": corpus.length, "valid": 0.0, "test": 0.0},
             "silos": corpus.sources(tuning),
-            "method": methods(tuned, corpus.clusters)[method],
+            "method": methods(tuned, corpus.clusters)[method] | DEFENCES[defence],
             "rounds": rounds,
             "participation": {"count": active or corpus.active},
             "train": training | {"samples": {"epochs": epochs}},
@@ -162,7 +170,7 @@ def reproduce(asked: Asked) -> Reproduction:
         runs.start()
         tables = [shape_table(runs), *(task_table(runs, task) for task in TASKS), k_means_table(runs)]
         leaks = {layer: attacked(runs, layer, asked.say) for layer in LAYERS}
-        tables += [sensitivity_table(runs), figure_4(leaks), traffic_table(runs)]
+        tables += [sensitivity_table(runs), figure_4(leaks), defence_table(runs), traffic_table(runs)]
         claims = [*all_claims(runs), privacy_claim(leaks)]
         folders = [(method, jobs.result(runs.name(SHAPE, method, 0)).folder) for method in methods(tuned, 1)]
     report = html.write(
@@ -170,6 +178,7 @@ def reproduce(asked: Asked) -> Reproduction:
         asked.out / "report.html",
         "FedKC: knowledge composition among monolingual clients",
         [claim.line for claim in claims],
+        [*tuning, *tables],
     )
     facts = {"tuned": vars(tuned)}
     return Reproduction("fedkc", asked.scale, [*tuning, *tables], claims, report, perf_counter() - began, facts)
@@ -199,8 +208,11 @@ class Runs:
     size: Size
     tuned: Tuned
 
-    def name(self, task: str, method: str, seed: int = 0, epochs: int = 2, active: int = 0) -> str:
+    def name(
+        self, task: str, method: str, seed: int = 0, epochs: int = 2, active: int = 0, defence: str = "none"
+    ) -> str:
         extra = ("" if epochs == 2 else f" epochs {epochs}") + (f" active {active}" if active else "")
+        extra += "" if defence == "none" else f" {defence}"
         return f"{task} {method} seed {seed}{extra}".replace(",", "")
 
     def start(self) -> None:
@@ -208,6 +220,9 @@ class Runs:
             for method in methods(self.tuned, 1):
                 if seed == 0 or method in REPEATED:
                     self._start(SHAPE, method, self.size.rounds, seed)
+            for defence in DEFENCES:
+                if defence != "none":
+                    self._start(SHAPE, ALL, self.size.rounds, seed, defence=defence)
         for task in TASKS:
             for method in self.size.task_methods:
                 self._start(task, method, self.size.task_rounds)
@@ -220,11 +235,22 @@ class Runs:
     def active(self) -> list[int]:
         return [n for n in ACTIVE if n <= self.corpora["NC"].clients]
 
-    def _start(self, task: str, method: str, rounds: int, seed: int = 0, epochs: int = 2, active: int = 0) -> None:
+    def _start(
+        self,
+        task: str,
+        method: str,
+        rounds: int,
+        seed: int = 0,
+        epochs: int = 2,
+        active: int = 0,
+        defence: str = "none",
+    ) -> None:
         corpus = self.corpora[task]
-        every = 1 if task == SHAPE else self.size.task_every
-        run = federation(corpus, method, self.size, self.tuned, rounds, seed, epochs, active or None, every=every)
-        self.jobs.start(self.name(task, method, seed, epochs, active), run, workers=0)
+        every = self.size.every if task == SHAPE else self.size.task_every
+        run = federation(
+            corpus, method, self.size, self.tuned, rounds, seed, epochs, active or None, every=every, defence=defence
+        )
+        self.jobs.start(self.name(task, method, seed, epochs, active, defence), run, workers=0)
 
     def scores(self, task: str, *what: Any, **which: Any) -> Scores:
         count = self.size.average if task == SHAPE else self.size.task_average
@@ -233,9 +259,9 @@ class Runs:
     def mean(self, *what: Any, metric: str = "accuracy", **which: Any) -> float:
         return fmean(values[metric] for values in self.scores(*what, **which).values())
 
-    def over_seeds(self, method: str) -> list[float]:
+    def over_seeds(self, method: str, **which: Any) -> list[float]:
         seeds = range(self.size.seeds) if method in REPEATED else range(1)
-        return [self.mean(SHAPE, method, seed) for seed in seeds]
+        return [self.mean(SHAPE, method, seed, **which) for seed in seeds]
 
 
 def last_rounds(folder: Path, count: int) -> Scores:
@@ -256,21 +282,32 @@ def last_rounds(folder: Path, count: int) -> Scores:
 
 
 def tune(jobs: Jobs, corpus: Corpus, size: Size) -> tuple[Tuned, Table]:
-    """Every method's setting from as many values, by validation accuracy; a seed that is not used again."""
-    tuned, rows = Tuned(), []
-    for method, (setting, values) in GRID.items():
+    """Every method's setting from as many values, by validation accuracy; a seed that is not used again. The learning
+    rate comes first: all have the same."""
+    first, *others = GRID
+    tuned, rows = _choose(jobs, corpus, size, Tuned(), [first])
+    tuned, further = _choose(jobs, corpus, size, tuned, others)
+    note = f"{size.tune_rounds} rounds each."
+    return tuned, Table("Settings, by validation accuracy", ["", "setting", "tried", "chosen"], rows + further, note)
+
+
+def _choose(
+    jobs: Jobs, corpus: Corpus, size: Size, tuned: Tuned, wanted: Sequence[str]
+) -> tuple[Tuned, list[list[str]]]:
+    names = {(method, value): f"tune {method} {value:g}" for method in wanted for value in GRID[method][1]}
+    for (method, value), name in names.items():
+        settings = replace(tuned, **{GRID[method][0]: value})
+        jobs.start(name, federation(corpus, method, size, settings, size.tune_rounds, seed=99, tuning=True), workers=0)
+    rows, chosen = [], {}
+    for method in wanted:
+        setting, values = GRID[method]
         found = {}
-        names = {value: f"tune {method} {number}" for number, value in enumerate(values)}
-        for value, name in names.items():
-            settings = replace(tuned, **{setting: value})
-            jobs.start(name, federation(corpus, method, size, settings, size.rounds, seed=99, tuning=True), workers=0)
-        for value, name in names.items():
-            scores = last_rounds(jobs.result(name).folder, size.average)
+        for value in values:
+            scores = last_rounds(jobs.result(names[method, value]).folder, size.average)
             found[value] = fmean(metrics["accuracy"] for metrics in scores.values())
-        best = max(found, key=lambda value: found[value])
-        tuned = replace(tuned, **{setting: best})
+        chosen[setting] = best = max(found, key=lambda value: found[value])
         rows.append([method, setting, ", ".join(f"{v:g}: {a:.4f}" for v, a in found.items()), f"{best:g}"])
-    return tuned, Table("Settings, by validation accuracy", ["", "setting", "tried", "chosen"], rows)
+    return replace(tuned, **chosen), rows
 
 
 # ── the tables ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -295,8 +332,8 @@ def shape_table(runs: Runs) -> Table:
     columns = ["", *languages, "mean ± std", *(f"paper {task}" for task in TASKS)]
     corpus = runs.corpora[SHAPE]
     note = (
-        f"{corpus.clients} clients, {corpus.active} active, label skew {multilingual.SKEW}, last {runs.size.average} of"
-        f" {runs.size.rounds} rounds; methods with a deviation: {runs.size.seeds} seeds, others one."
+        f"{corpus.clients} clients, {corpus.active} active, label skew {multilingual.SKEW}, {runs.size.rounds} rounds, "
+        f"last {runs.size.average} evaluations; methods with a deviation: {runs.size.seeds} seeds, others one."
     )
     return Table("Table 3, shape: accuracy on ICD-10 chapters", columns, rows, note)
 
@@ -341,10 +378,13 @@ Leaks = dict[str, dict[str, Any]]  # attack → what it found
 
 
 def attacked(runs: Runs, layer: str, say: Say) -> Leaks:
-    """Both attacks on the centroids that the run with the first seed shared."""
+    """Both attacks on the centroids that the run with the first seed shared; the report draws them with that run."""
     folder = runs.jobs.result(runs.name(SHAPE, LAYERS[layer])).folder
     kinds: tuple[leak.Kind, ...] = ("embedding-inversion", "nearest-token")
-    return {kind: leak.attack(folder, kind, runs.size.attacked, say) for kind in kinds}
+    found: Leaks = {kind: leak.attack(folder, kind, runs.size.attacked, say) for kind in kinds}
+    for one in found.values():
+        audit.keep(folder, one)
+    return found
 
 
 def figure_4(leaks: Mapping[str, Leaks]) -> Table:
@@ -373,6 +413,20 @@ def privacy_claim(leaks: Mapping[str, Leaks]) -> Claim:
         ", ".join(f"{layer} layer(s) {share:.1%} of tokens at their position" for layer, share in worst.items()),
         f"Hits@90 {HITS_90['all']:.1%} (all), {HITS_90['last']:.1%} (last)",
     )
+
+
+def defence_table(runs: Runs) -> Table:
+    """What the defences of all-layers centroids cost over all seeds, and what they leave to an attack on the first."""
+    tried = []
+    for name in DEFENCES:
+        folder = runs.jobs.result(runs.name(SHAPE, ALL, defence=name)).folder
+        run = federation(runs.corpora[SHAPE], ALL, runs.size, runs.tuned, runs.size.rounds, defence=name)
+        tried.append(price.Tried(name, run, [folder], runs.over_seeds(ALL, defence=name)))
+    found = price.findings("accuracy", tried, {"defences": tuple(DEFENCES)}, runs.size.attacked)
+    audit.keep(runs.jobs.result(runs.name(SHAPE, ALL)).folder, found)
+    [shown] = audit.tables(found)
+    note = "Tokens by embedding inversion of the first seed's centroids; the report draws accuracy over tokens named."
+    return Table("Defences of all-layers centroids, and their price", shown["columns"], shown["rows"], note)
 
 
 def traffic_table(runs: Runs) -> Table:

@@ -1,15 +1,20 @@
-"""Runs of an experiment: small ones here, one after another; long ones in processes of their own, as many side by side
-as there are cores."""
+"""Runs of an experiment: small ones here, one after another; long ones in other processes, as many side by side as
+there are cores. Runs without workers share these processes, because starting one takes as long as many steps."""
 
 import os
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
+from time import sleep
 from types import TracebackType
+
+import torch
 
 from hansa.config import Federation
 from hansa.processes import in_a_process
 from hansa.reproduce import Say
 from hansa.run import Outcome, run
+from hansa.use import Scored, every_model, on_silos
 
 
 class Jobs:
@@ -19,24 +24,50 @@ class Jobs:
         self._folder, self._say, self.side_by_side = folder, say, side_by_side
         # Loading models is not safe in several threads of one process.
         self._threads = ThreadPoolExecutor((os.cpu_count() or 1) if side_by_side else 1)
+        self._processes = ProcessPoolExecutor(os.cpu_count() or 1, get_context("spawn"), torch.set_num_threads, (1,))
         self._futures: dict[str, Future[Outcome]] = {}
+        self._matrices: dict[str, dict[str, Scored]] = {}
 
-    def start(self, name: str, federation: Federation, workers: int | None = 1) -> None:
-        folder = self._folder / name.replace(" ", "-")
-        self._futures[name] = self._threads.submit(self._run, name, federation, folder, workers)
+    def start(self, name: str, federation: Federation, workers: int | None = 0, matrix: float = 0.0) -> None:
+        """``matrix``: afterwards, score every model of the run on this share of every silo's test data."""
+        self._futures[name] = self._threads.submit(self._run, name, federation, self._home(name), workers, matrix)
 
-    def _run(self, name: str, federation: Federation, folder: Path, workers: int | None) -> Outcome:
+    def _home(self, name: str) -> Path:
+        return self._folder / name.replace(" ", "-")
+
+    def _run(self, name: str, federation: Federation, folder: Path, workers: int | None, matrix: float) -> Outcome:
         self._say(f"{name}: begins")
-        if self.side_by_side:
-            outcome = in_a_process(federation, folder, lambda line: self._say(f"{name}: {line}"), workers)
-        else:
+        if not self.side_by_side:
             outcome = run(federation, folder, workers=0)
+        elif workers == 0:
+            outcome = self._processes.submit(run, federation, folder, workers=0).result()
+        else:
+            outcome = in_a_process(federation, folder, lambda line: self._say(f"{name}: {line}"), workers)
+        if matrix:
+            here = not self.side_by_side
+            self._matrices[name] = (
+                _matrix(folder, matrix) if here else self._processes.submit(_matrix, folder, matrix).result()
+            )
         self._say(f"{name}: done")
         return outcome
 
     def result(self, name: str) -> Outcome:
         """Wait for a job."""
         return self._futures[name].result()
+
+    def matrix(self, name: str) -> dict[str, Scored]:
+        """Model → silo → metrics, of a job that was started with it."""
+        self.result(name)
+        return self._matrices[name]
+
+    def begun(self, name: str) -> Path:
+        """Wait until a job has agreed on its tokeniser and first weights; where they are."""
+        start = self._home(name) / "start"
+        while not start.exists():
+            if self._futures[name].done():
+                self.result(name)
+            sleep(0.2)
+        return start
 
     def __enter__(self) -> "Jobs":
         return self
@@ -45,3 +76,8 @@ class Jobs:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._threads.shutdown(wait=True, cancel_futures=kind is not None)
+        self._processes.shutdown(wait=True, cancel_futures=kind is not None)
+
+
+def _matrix(folder: Path, share: float) -> dict[str, Scored]:
+    return every_model(folder, lambda site, model: on_silos(site, model, share))

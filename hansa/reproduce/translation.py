@@ -15,18 +15,18 @@ from time import perf_counter
 from typing import Any
 
 from hansa.config import Federation
-from hansa.evaluate import evaluate
 from hansa.federation_file import parse
 from hansa.report import html
 from hansa.reproduce import Asked, Reproduction, Say, domains, translation_tables
 from hansa.reproduce.jobs import Jobs
 from hansa.reproduce.translation_tables import SERVER, Found, Scored
 from hansa.run import Outcome
-from hansa.runs.ledger import Ledger
-from hansa.use import load
+from hansa.runs.ledger import OWN, Ledger
+from hansa.use import SHARED, on_silos, open_run
 
 PULLED = {"by": "parameters", "norm": "relative"}  # of dynamic pulling, unless said otherwise
 CHAIN = ("WMT", "UB", "PHP", "TED", "OS")
+GENERIC, SINGLE, FINE_TUNED = "WMT", "single domain", "fine-tuned"
 RATES = (0.5, 1.0, 2.0)  # times the usual learning rate: what --tune tries
 
 
@@ -42,9 +42,11 @@ class Size:
     seeds: int
     rounds: tuple[int, int, int] = (5, 10, 50)
     single_steps: int = 0
-    turns: int = 10  # stretches of the generic training, for its schedule
+    turns: int = 30  # stretches of the generic training, for its schedule
+    warmup: int = 3  # of them
     preset: str = "tiny"
     beams: int = 1
+    others: float = 0.25  # of the test data: for the clients' own models on the domains of others
     brief: bool = False  # fewer variants
     everything: bool = False  # all pairs there are
 
@@ -53,10 +55,10 @@ class Size:
 
 
 SIZES = {
-    "smoke": Size(20, 2e-3, 6, {"federated": 1e-3}, 4, 24, 900, 1, (2, 3, 6), 4, 2, brief=True),
-    "small": Size(3000, 2e-3, 100, {"federated": 5e-4}, 16, 48, 4000, 3, single_steps=300),
+    "smoke": Size(20, 2e-3, 6, {"federated": 1e-3}, 4, 24, 900, 1, (2, 3, 6), 4, 2, 1, brief=True),
+    "small": Size(2000, 2e-3, 50, {"federated": 1e-3, "chained": 5e-4}, 16, 40, 4000, 3, single_steps=300, turns=20),
     "full": Size(
-        100_000, 7e-4, 50_000, {"federated": 1e-4}, 256, 256, 30_000, 3, single_steps=100_000, turns=100,
+        100_000, 7e-4, 50_000, {"federated": 1e-4}, 256, 256, 30_000, 3, single_steps=100_000, turns=100, warmup=8,
         preset="base", beams=4, everything=True,
     ),
 }  # fmt: skip
@@ -69,15 +71,15 @@ def pulling(choose: str, **settings: Any) -> dict[str, Any]:
 TAKEN_OVER = ", taken over"  # ours: clients take the server's value of what they did not send, and all begin alike
 # What is tried beside the full exchange; those of TABLE_7 also send only a part back.
 PULLING = {"DP_l": pulling("calm"), "DP_g": pulling("active"), "random": pulling("random")}
-LITERAL = {name: pulling(name, by="tensors", norm="raw") for name in ("calm", "active")}
 SETTINGS = {
-    "DP_l, literal": LITERAL["calm"],
-    "DP_g, literal": LITERAL["active"],
-    "DP_l, raw norm": pulling("calm", norm="raw"),
+    "DP_l, literal": pulling("calm", by="tensors", norm="raw"),
+    "DP_g, literal": pulling("active", by="tensors", norm="raw"),
     "DP_l, no embeddings": pulling("calm", embeddings=False),
     f"DP_l ⅓{TAKEN_OVER}": pulling("calm", keep=1 / 3, local=False),
-    f"DP_g ⅓{TAKEN_OVER}": pulling("active", keep=1 / 3, local=False),
+    f"DP_l ¾ + bf16{TAKEN_OVER}": {"upload": [pulling("calm", keep=0.75, local=False)["upload"], "bf16"]},
+    f"DP_l 90% + bf16{TAKEN_OVER}": {"upload": [pulling("calm", keep=0.9, local=False)["upload"], "bf16"]},
 }
+PULLED_BEST = f"DP_l 90% + bf16{TAKEN_OVER}"  # of these, what is run from all seeds
 THIRD = {"keep": 1 / 3, "both": True}
 TABLE_7 = {"DP_l ⅓": pulling("calm", **THIRD), "DP_g ⅓": pulling("active", **THIRD)}
 # The first layer of either side of 2+2; and one more layer per side that alone is exchanged.
@@ -86,12 +88,12 @@ CONTROLLERS: dict[str, dict[str, Any]] = {
     "added layers": {"method": "controllers", "added": [0]},
 }
 CODES: dict[str, dict[str, Any]] = {
-    "bf16": {"upload": "bf16"},
     "int8": {"upload": "int8"},
-    "top-k 20% + int8": {"upload": [{"name": "top-k", "keep": 0.2}, "int8"]},
+    "rows ¼ + int8": {"upload": [{"name": "rows", "keep": 0.25}, "int8"]},
+    "top-k 30% + int8": {"upload": [{"name": "top-k", "keep": 0.3}, "int8"]},
     "top-k 10% + int8": {"upload": [{"name": "top-k", "keep": 0.1}, "int8"]},
 }
-CODED = "top-k 20% + int8"
+CODED = "top-k 30% + int8"
 
 
 def reproduce(asked: Asked) -> Reproduction:
@@ -111,7 +113,9 @@ def reproduce(asked: Asked) -> Reproduction:
     tables, claims = translation_tables.tables(found), translation_tables.claims(found)
     shown = [(name, study.folder(name)) for name in study.reported]
     reading = [claim.line for claim in claims]
-    report = html.write(shown, out / "report.html", "Translation: one engine, five domains, five silos", reading)
+    report = html.write(
+        shown, out / "report.html", "Translation: one engine, five domains, five silos", reading, tables
+    )
     facts = {"rates": study.size.lr, "signatures": list(found.signatures)}
     return Reproduction("translation", asked.scale, tables, claims, report, perf_counter() - began, facts)
 
@@ -124,19 +128,32 @@ class Study:
     sources: domains.Sources
     size: Size
     say: Say
+    vocabulary: str = ""  # where its tokeniser and configuration lie
     generic: str = ""
     variants: dict[str, tuple[int, ...]] = field(default_factory=dict)  # name → seeds it is run with
 
     # ── the runs ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def begin(self, model: str | None) -> None:
-        """The generic model: given, or trained on the largest domain."""
-        self.generic = str(Path(model).resolve()) if model else self._trained(self._start("generic", self._generic()))
+        """The generic model: given, or trained on the largest domain. Single-domain models need its vocabulary alone,
+        and are trained beside it."""
+        size = self.size
+        self.generic = self.vocabulary = str(Path(model).resolve()) if model else ""
+        if not model:
+            self._start("vocabulary", federation(self.sources, size, "", 0, kind="base"))
+            self.vocabulary = self._trained("vocabulary")
+            self._start("generic", self._generic())
+        if not size.brief:
+            steps = size.single_steps
+            alone = federation(self.sources, size, self.vocabulary, 0, kind="per-silo", fresh=True, steps=steps)
+            self._start(SINGLE, alone, matrix=1.0)
+        if not model:
+            self.generic = self._trained("generic")
 
     def start(self) -> None:
         size, every = self.size, tuple(range(self.size.seeds))
         few, more, most = size.rounds
-        self._vary(SERVER, every)
+        self._vary(SERVER, every, curve=True)
         self._vary("after 1 round", every, rounds=1, steps=size.steps // few)
         self._vary("combination", every, kind="central", share=1 / len(self.sources))
         self._vary("chained", every, kind="chained", share=1 / len(self.sources))
@@ -144,16 +161,14 @@ class Study:
         self._vary("chained, all work", every[:1], kind="chained")
         for name, changes in PULLING.items():
             self._vary(name, every, **changes)
-        self._vary(f"{more} rounds", every[:1], rounds=more)
-        self._vary(f"{most} rounds", every, rounds=most)
+        self._vary(f"{more} rounds", every[:1], rounds=more, curve=True)
+        self._vary(f"{most} rounds", every, rounds=most, curve=True)
         codes = {CODED: CODES[CODED]} if size.brief else CODES
         for name, changes in codes.items():
             self._vary(name, every if name == CODED else every[:1], **changes)
         for name, changes in {} if size.brief else (SETTINGS | TABLE_7 | CONTROLLERS).items():
-            self._vary(name, every[:1], **changes)
-        if not size.brief:
-            self._vary("single domain", every[:1], kind="per-silo", fresh=True, steps=size.single_steps)
-        self._vary("fine-tuned", every[:1], kind="per-silo", model=SERVER)
+            self._vary(name, every if name == PULLED_BEST else every[:1], **changes)
+        self._vary(FINE_TUNED, every[:1], kind="per-silo", model=SERVER)
         rest = size.steps - size.steps // few
         self._vary("no exchange", every, kind="per-silo", model="after 1 round", rounds=few - 1, steps=rest)
 
@@ -162,24 +177,28 @@ class Study:
         self.variants[name] = seeds
         for seed in seeds:
             start = self._trained(f"{model} {seed}") if model else self.generic
-            self._start(f"{name} {seed}", federation(self.sources, self.size, start, seed, **changes))
+            self._start(
+                f"{name} {seed}", federation(self.sources, self.size, start, seed, **changes), self._share(name)
+            )
 
-    def _start(self, name: str, settings: Federation) -> str:
-        self.jobs.start(name, settings, workers=0)
-        return name
+    def _share(self, name: str) -> float:
+        """Of the test data, on which every model of a run is scored: writing translations takes long."""
+        return 1.0 if name == FINE_TUNED else self.size.others if translation_tables.pulled(name) else 0.0
+
+    def _start(self, name: str, settings: Federation, matrix: float = 0.0) -> None:
+        self.jobs.start(name, settings, workers=0, matrix=matrix)
 
     def _trained(self, name: str) -> str:
         return str((self.jobs.result(name).folder / "model").resolve())
 
     def _generic(self) -> Federation:
-        """All silos help to build the vocabulary; the largest domain alone is trained on, in turns of its own."""
+        """The largest domain alone, in turns of its own: the learning rate goes by turns."""
         size, turns = self.size, self.size.turns
-        settings = federation(self.sources, size, "", 0, kind="chained", rounds=1, steps=size.generic_steps // turns)
-        schedule = settings.baseline.schedule.model_copy(update={"kind": "inverse-sqrt", "warmup": 1})
-        update = {"lr": size.generic_lr, "schedule": schedule}
-        return settings.model_copy(
-            update={"order": ("WMT",) * turns, "baseline": settings.baseline.model_copy(update=update)}
-        )
+        steps = size.generic_steps // turns
+        made = federation(self.sources, size, self.vocabulary, 0, kind="chained", fresh=True, rounds=1, steps=steps)
+        schedule = made.baseline.schedule.model_copy(update={"kind": "inverse-sqrt", "warmup": size.warmup})
+        baseline = made.baseline.model_copy(update={"schedule": schedule})
+        return made.model_copy(update={"order": (GENERIC,) * turns, "baseline": baseline})
 
     def tune(self) -> None:
         """Every kind of run gets the learning rate that does best on validation data, from one seed."""
@@ -213,55 +232,33 @@ class Study:
         return [name for name in shown if name in self.variants]
 
     def found(self) -> Found:
-        if (
-            not self.jobs.side_by_side
-        ):  # then runs are threads of this process, and models are not loaded in two of them
-            for name, seeds in self.variants.items():
-                for seed in seeds:
-                    self.jobs.result(f"{name} {seed}")
-        start = self._matrix(self.folder(SERVER), [""], start=True)[""]
         scored = {name: [self._scored(name, seed) for seed in seeds] for name, seeds in self.variants.items()}
-        single = self._matrix(self.folder("single domain"), list(self.sources)) if "single domain" in scored else {}
-        if single:
-            single["WMT"] = start  # the generic model is the largest domain's own
+        single = {} if self.size.brief else dict(self.jobs.matrix(SINGLE))
+        site = open_run(self.folder(SERVER))
+        generic = site.fresh().model  # now that all runs are done: threads must not load models at once
+        start = on_silos(site, generic)
         return Found(
             rounds=self.size.rounds,
-            start=start,
+            start=Scored(start, start, on_silos(site, generic, self.size.others), 0),
             scored=scored,
-            single=single,
-            fine_tuned=self._matrix(self.folder("fine-tuned"), list(self.sources)),
+            single=single | ({GENERIC: start} if single else {}),  # the generic model is the largest domain's own
+            fine_tuned=self.jobs.matrix(f"{FINE_TUNED} 0"),
             curves={rounds: self._curve(rounds) for rounds in self.size.rounds},
             movement=self._movement(),
-            signatures=self._signatures(),
+            signatures=site.task.signatures,  # type: ignore[attr-defined]
         )
 
     def _scored(self, name: str, seed: int) -> Scored:
-        outcome = self.jobs.result(f"{name} {seed}")
-        scored = Scored(outcome.metrics, outcome.metrics, outcome.metrics, uplink(outcome.folder))
-        own_models = name.startswith(("DP_", "random", "no exchange")) and not name.endswith(TAKEN_OVER)
-        if not own_models:
-            return scored
-        matrix = self._matrix(outcome.folder, list(self.sources), decode=False)
-        own = {domain: matrix[domain][domain] for domain in self.sources}
+        job = f"{name} {seed}"
+        outcome = self.jobs.result(job)
+        own, sent = own_scores(outcome.folder) or outcome.metrics, uplink(outcome.folder)
+        if not translation_tables.pulled(name):
+            return Scored(outcome.metrics, own, outcome.metrics, sent)
+        matrix = self.jobs.matrix(job)
+        if not self.sources.keys() <= matrix.keys():  # clients without models of their own
+            return Scored(outcome.metrics, own, matrix[SHARED], sent)
         others = {d: _mean([matrix[silo][d] for silo in self.sources if silo != d]) for d in self.sources}
-        server = outcome.metrics if (outcome.folder / "model").is_dir() else {}
-        return Scored(server, own, others, uplink(outcome.folder))
-
-    def _matrix(
-        self, folder: Path, silos: list[str], decode: bool = True, start: bool = False
-    ) -> dict[str, dict[str, dict[str, float]]]:
-        """Every silo's model ("": the shared one; with ``start``, as it was before the first round) on every domain."""
-        found: dict[str, dict[str, dict[str, float]]] = {}
-        for silo in silos:
-            site, model = load(folder, silo or None)
-            if start:
-                model = site.fresh().model
-            found[silo] = {}
-            for domain in self.sources:
-                held = site.silo(domain).examples("test")
-                scores = evaluate(model, site.task, held, site.vocabulary, 0, decode=decode)
-                found[silo][domain] = site.task.metrics(next(iter(scores.sums.values())))
-        return found
+        return Scored(outcome.metrics if SHARED in matrix else {}, own, others, sent)
 
     def _curve(self, rounds: int) -> list[float]:
         """Figure 3: the smallest domain's validation loss, look by look."""
@@ -277,11 +274,6 @@ class Study:
         ledger.close()
         return {client: found[client] for client in list(self.sources)[:3] if client in found}
 
-    def _signatures(self) -> tuple[str, ...]:
-        site, _ = load(self.folder(SERVER))
-        signatures: tuple[str, ...] = site.task.signatures  # type: ignore[attr-defined]
-        return signatures
-
 
 def federation(
     sources: domains.Sources,
@@ -293,11 +285,12 @@ def federation(
     steps: int | None = None,
     share: float = 1.0,
     fresh: bool = False,
+    curve: bool = False,
     added: Sequence[int] = (),
     **changes: Any,
 ) -> Federation:
     """``share``: of the clients' steps, for baselines that make as many in all as one client. ``path`` "": from
-    nothing, with a vocabulary that the silos build."""
+    nothing, with a vocabulary that the silos build. ``curve``: look at validation data as often as rounds are few."""
     rounds = size.rounds[0] if rounds is None else rounds
     steps = size.steps if steps is None else steps
     adam = {
@@ -325,10 +318,19 @@ def federation(
         "train": adam | {"samples": {"floor": samples, "replace": False}},
         "baseline": adam,
         "aggregate": {"weights": "uniform"},
-        "evaluate": {"every": max(1, rounds // size.rounds[0]), "share": 1.0},
+        "evaluate": {"every": max(1, rounds // size.rounds[0]) if curve else rounds, "share": 1.0},
         "checkpoint": {"every": 1, "keep": 1},  # silos forget what is older: their optimisers are large
     }
     return parse(settings | changes)
+
+
+def own_scores(folder: Path) -> dict[str, dict[str, float]]:
+    """Of clients' own models on their own domains, where a run has noted them."""
+    ledger = Ledger(folder)
+    try:
+        return ledger.final(f"{OWN} test")
+    finally:
+        ledger.close()
 
 
 def uplink(folder: Path) -> int:

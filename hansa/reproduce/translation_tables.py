@@ -6,7 +6,7 @@ tell more. A client's own model is the federation's, with the client's values of
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, pstdev
 
 from hansa.reproduce import Claim, Table
 from hansa.reproduce.domains import DOMAINS
@@ -46,6 +46,7 @@ TABLE_7 = {
     "added layers": (31.79, 20.02, 30.6, 32.43, 33.41),
 }
 MEASURES = {"bleu": "BLEU", "chrf": "chrF", "loss": "cross-entropy"}
+DIGITS = {"bleu": 2, "chrf": 1, "loss": 3}
 FEWER = 8.0  # times fewer bytes, and
 CLOSE = 0.02  # at most this relative loss of BLEU
 RETAINED, SPENT = 0.9, 0.5  # of the gain; of the bytes
@@ -64,7 +65,7 @@ class Scored:
 @dataclass(frozen=True)
 class Found:
     rounds: tuple[int, int, int]
-    start: ByDomain  # the generic model
+    start: Scored  # the generic model
     scored: Mapping[str, Sequence[Scored]]  # by run, then by seed
     single: Mapping[str, ByDomain]
     fine_tuned: Mapping[str, ByDomain]
@@ -75,18 +76,21 @@ class Found:
     def server(self, name: str) -> dict[str, Metrics]:
         return _over_seeds([one.server for one in self.scored[name]])
 
-    def mean(self, name: str, model: str = "server", metric: str = "loss", like: str = "") -> float:
-        """Over seeds and domains; ``like``: only over the seeds that this other run has too. The control's federation
-        is the one that was stopped after its first round."""
+    def values(self, name: str, model: str = "server", metric: str = "loss") -> list[float]:
+        """The mean over domains, seed by seed. The control's federation is the one that was stopped after its first
+        round."""
         if name == CONTROL and model == "server":
             name = "after 1 round"
-        seeds = len(self.scored[like or name])
-        return fmean(_average(getattr(one, model), metric) for one in self.scored[name][:seeds])
+        return [_average(getattr(one, model), metric) for one in self.scored[name]]
 
-    def retained(self, name: str, model: str) -> float:
-        """How much cross-entropy has fallen since the generic model, as a share of the full exchange's fall."""
-        start = _average(self.start, "loss")
-        return (start - self.mean(name, model)) / (start - self.mean(SERVER, model, like=name))
+    def mean(self, name: str, model: str = "server", metric: str = "loss", like: str = "") -> float:
+        """Over seeds and domains; ``like``: only over the seeds that this other run has too."""
+        return fmean(self.values(name, model, metric)[: len(self.scored[like or name])])
+
+    def retained(self, name: str, model: str, metric: str = "loss") -> float:
+        """What has been gained since the generic model, as a share of the full exchange's gain."""
+        start = _average(getattr(self.start, model), metric)
+        return (start - self.mean(name, model, metric)) / (start - self.mean(SERVER, model, metric, like=name))
 
     def spent(self, name: str) -> float:
         """The share of the full exchange's uplink bytes."""
@@ -107,7 +111,7 @@ def _over_seeds(several: Sequence[ByDomain]) -> dict[str, Metrics]:
 
 
 def cell(metrics: Metrics) -> str:
-    return f"{metrics['bleu']:.2f} · {metrics['chrf']:.1f} · {metrics['loss']:.3f}"
+    return " · ".join(f"{metrics[metric]:.{digits}f}" for metric, digits in DIGITS.items())
 
 
 # ── the tables ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -122,7 +126,7 @@ def tables(found: Found) -> list[Table]:
         _table("Table 2: single-domain models", found.single, TABLE_2) if found.single else None,
         _table(
             "Table 3: domain adaptation in one place",
-            {"generic": found.start} | {name: found.server(name) for name in baselines},
+            {"generic": found.start.server} | {name: found.server(name) for name in baselines},
             TABLE_3,
             "As many steps in all as one client of the federation makes; “all work”: as all clients make together. "
             "Chained: WMT, UB, PHP, TED, OS.",
@@ -145,6 +149,7 @@ def tables(found: Found) -> list[Table]:
             "Half of the parameters of either side, by relative movement; the first round sends everything.",
         ),
         pulling(found),
+        gains(found),
         _known(
             "Table 7: a third of the parameters, both ways, against controllers",
             found,
@@ -183,24 +188,54 @@ def figure_3(found: Found) -> Table:
     return Table("Figure 3: the smallest domain's (UB) cross-entropy on validation data", columns, rows)
 
 
+MODELS = {"server": "server", "own": "own domains", "others": "other domains"}
+
+
+def pulled(name: str) -> bool:
+    """Whether a run is one of those that tell what dynamic pulling does."""
+    return name in (SERVER, CONTROL) or name.startswith(("DP_", "random"))
+
+
+def _pulled(found: Found) -> list[str]:
+    return [name for name in found.scored if pulled(name)]
+
+
+def _spread(found: Found, name: str, model: str) -> str:
+    cells = []
+    for metric in MEASURES:
+        digits, values = DIGITS[metric], found.values(name, model, metric)
+        spread = f" ± {pstdev(values):.{digits}f}" if len(values) > 1 else ""
+        cells.append(f"{fmean(values):.{digits}f}{spread}")
+    return " · ".join(cells)
+
+
 def pulling(found: Found) -> Table:
-    """Server, own and other domains apart, with the share of the full exchange's gain."""
-    names = [n for n in found.scored if n.startswith(("DP_", "random")) or n in (SERVER, CONTROL)]
-    rows = []
-    for name in names:
-        losses = [f"{found.mean(name, model):.3f}" for model in ("server", "own", "others")]
-        shares = [f"{found.retained(name, model):.0%}" for model in ("server", "own", "others")]
-        per_byte = found.retained(name, "server") / found.spent(name)
-        rows.append([name, *losses, f"{found.spent(name):.1%}", *shares, f"{per_byte:.2f}", _seeds(found, name)])
-    models = ("server", "own domain", "other domains")
-    columns = ["", *(f"loss, {m}" for m in models), "uplink bytes", *(f"gain retained, {m}" for m in models)]
-    columns += ["gain per byte, server", "seeds"]
+    """Server, own and other domains apart, with their spread."""
+    rows = [[n, *(_spread(found, n, model) for model in MODELS), _seeds(found, n)] for n in _pulled(found)]
     note = (
-        "Cross-entropy of the server's model, and of the clients' own models on their own domains and on the others; "
-        "gain: since the generic model, as a share of the full exchange's. No exchange: after the first round, every "
-        "client goes on alone; its server is that of the first round."
+        "Of the server's model, and of the clients' own models on their own domains and on the others'; ± the standard "
+        "deviation over seeds. No exchange: after the first round every client goes on alone; its server is that of "
+        "the first round. Taken over: clients take the server's value of what they did not send, and so have no models "
+        "of their own."
     )
-    return Table("Dynamic pulling: who gains what, for how many bytes", columns, rows, note)
+    title = "Dynamic pulling: server, own and other domains apart (BLEU · chrF · cross-entropy)"
+    return Table(title, ["", *MODELS.values(), "seeds"], rows, note)
+
+
+def gains(found: Found) -> Table:
+    """The share of the full exchange's gain that is left, and what was sent for it."""
+    rows = []
+    for name in _pulled(found):
+        shares = [" · ".join(f"{found.retained(name, model, m):.0%}" for m in MEASURES) for model in MODELS]
+        per_byte = found.retained(name, "server") / found.spent(name)
+        rows.append([name, f"{found.spent(name):.1%}", *shares, f"{per_byte:.2f}", _seeds(found, name)])
+    columns = ["", "uplink bytes", *(f"gain retained, {label}" for label in MODELS.values())]
+    note = (
+        "Gain: since the generic model, as a share of the full exchange's. Per byte: the server's share of the gain in "
+        "cross-entropy over the share of the bytes, which are those measured on the wire."
+    )
+    title = "Dynamic pulling: the gain that is left, for how many bytes (BLEU · chrF · cross-entropy)"
+    return Table(title, [*columns, "gain per byte, server", "seeds"], rows, note)
 
 
 def codes(found: Found) -> Table:
@@ -208,11 +243,19 @@ def codes(found: Found) -> Table:
     names = [name for name in found.scored if found.scored[name][0].server and _sends(name)]
     rows = []
     for name in sorted(names, key=found.spent):
-        figures = [f"{found.mean(name, metric=metric):.3f}" for metric in MEASURES]
-        retained = f"{found.retained(name, 'server'):.0%}"
-        rows.append([name, f"{1 / found.spent(name):.1f}×", *figures, retained, _seeds(found, name)])
-    columns = ["", "fewer uplink bytes", *(f"{label}, server" for label in MEASURES.values()), "gain retained", "seeds"]
-    return Table("Quality against uplink bytes, of all uploads", columns, rows)
+        figures = [f"{found.mean(name, metric=metric):.{DIGITS[metric]}f}" for metric in MEASURES]
+        against = [f"{_better(found, name, metric):+.1%}" for metric in MEASURES]
+        rows.append([name, f"{1 / found.spent(name):.1f}×", *figures, *against, _seeds(found, name)])
+    labels = list(MEASURES.values())
+    columns = ["", "fewer uplink bytes", *labels, *(f"{label} against all" for label in labels), "seeds"]
+    note = "Of the server's model; against all: better (+) or worse (−) than the full exchange from the same seeds."
+    return Table("Quality against uplink bytes, of all uploads", columns, rows, note)
+
+
+def _better(found: Found, name: str, metric: str) -> float:
+    """Relative to the full exchange."""
+    full = found.mean(SERVER, metric=metric, like=name)
+    return (found.mean(name, metric=metric) / full - 1) * (-1 if metric == "loss" else 1)
 
 
 def _seeds(found: Found, name: str) -> str:
@@ -221,7 +264,7 @@ def _seeds(found: Found, name: str) -> str:
 
 def _sends(name: str) -> bool:
     """Whether a run is a federation of as many rounds as the full exchange."""
-    return name in (SERVER, "random") or name.startswith(("DP_", "bf16", "int8", "top-k"))
+    return name in (SERVER, "random") or name.startswith(("DP_", "bf16", "int8", "rows", "top-k"))
 
 
 def figure_1(found: Found) -> Table:
@@ -246,7 +289,7 @@ def claims(found: Found) -> list[Claim]:
 
 
 def _three(found: Found, name: str, like: str) -> str:
-    return " · ".join(f"{found.mean(name, metric=m, like=like):.{2 if m == 'bleu' else 3}f}" for m in MEASURES)
+    return " · ".join(f"{found.mean(name, metric=m, like=like):.{digits}f}" for m, digits in DIGITS.items())
 
 
 def _paper(published: Sequence[float]) -> str:
@@ -277,13 +320,13 @@ def against_baselines(found: Found) -> list[Claim]:
 def pulling_claims(found: Found) -> list[Claim]:
     made = []
     order = ("DP_l", "random", "DP_g")
-    for model, label in (("server", "server"), ("own", "own domains"), ("others", "other domains")):
+    for model, label in MODELS.items():
         losses = [found.mean(name, model) for name in order]
         made.append(
             Claim(
-                f"dynamic pulling, {label}: DP_l above random above DP_g",
+                f"dynamic pulling, {label}: DP_l above random above DP_g, by cross-entropy",
                 losses[0] < losses[1] < losses[2],
-                "cross-entropy " + ", ".join(f"{name} {loss:.3f}" for name, loss in zip(order, losses, strict=True)),
+                ", ".join(f"{name} {_spread(found, name, model)}" for name in order),
                 "BLEU " + ", ".join(f"{name} {_paper(TABLE_6[name])}" for name in order),
             )
         )
@@ -319,6 +362,7 @@ def code_claim(found: Found) -> Claim:
     if best:
         bleu, full = found.mean(best, metric="bleu"), found.mean(SERVER, metric="bleu", like=best)
         holds = bleu >= (1 - CLOSE) * full
-        ours = f"{best}: {1 / found.spent(best):.1f} times fewer, BLEU {bleu:.2f} against {full:.2f}"
+        scores, all_scores = _three(found, best, best), _three(found, SERVER, best)
+        ours = f"{best}: {1 / found.spent(best):.1f} times fewer, {scores} against {all_scores}"
     claim = f"some code sends {FEWER:.0f} times fewer bytes for at most {CLOSE:.0%} of BLEU"
     return Claim(claim, holds, ours, "not shown")

@@ -1,6 +1,6 @@
 """What every task offers, and the pieces that tasks share."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import exp
@@ -122,9 +122,10 @@ class Worded(Protocol):
     def texts_in(self, row: Row, source: Source) -> list[str]: ...
 
 
-def texts_in(task: Task, row: Row, source: Source) -> list[str]:
-    """What of a row the vocabulary is built from."""
-    return task.texts_in(row, source) if isinstance(task, Worded) else [row[source.text]]
+def texts_of(task: Task) -> Callable[[Row, Source], list[str]]:
+    """What of a row the vocabulary is built from. (Asked once per task: to ask a protocol for every row takes as long
+    as reading it.)"""
+    return task.texts_in if isinstance(task, Worded) else lambda row, source: [row[source.text]]
 
 
 @runtime_checkable

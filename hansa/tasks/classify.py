@@ -24,7 +24,7 @@ from hansa.tasks.base import Batch, Task, Vocabulary, as_tensors, f1_averages, p
 
 Focus = tuple[int, int]  # the part of a text that must not be cut off
 Sample = tuple[str, str, Focus]  # text, label, focus
-Placed = tuple[str, Sample]  # where the row stands
+Placed = tuple[str, Sample, bool]  # where the row stands, and whether the sample only follows from others
 
 
 def whole_texts(row: Row, source: Source) -> Iterator[Sample]:
@@ -75,9 +75,10 @@ class Classify:
                 names = ", ".join(vocabulary.labels)
                 yield Unusable(row.place, f"its label (field '{source.label}') is not one of {names}")
                 continue
-            samples += [(row.place, sample) for sample in found]
+            # Of a text with entities, every pair that nobody annotated is a sample of the negative class too.
+            samples += [(row.place, sample, len(found) > 1 and sample[1] == self.negative) for sample in found]
         if samples:
-            yield from _encoded(samples, known, vocabulary, self.negative)
+            yield from _encoded(samples, known, vocabulary)
 
     def batch(
         self, examples: Examples, indices: NDArray[np.int64], rng: np.random.Generator, vocabulary: Vocabulary
@@ -142,16 +143,13 @@ class Classify:
         return mark(shown + text[position:], spans["[["], spans.get("(("))
 
 
-def _encoded(
-    samples: list[Placed], known: dict[str, int], vocabulary: Vocabulary, negative: str
-) -> Iterator[Encoded | Unusable]:
-    texts, labels, focuses = zip(*(sample for _, sample in samples), strict=True)
-    for (place, _), ids, label in zip(samples, _around(vocabulary, list(texts), list(focuses)), labels, strict=True):
-        if ids is None and label == negative:
-            continue  # a pair that nobody annotated, too far apart to be asked about
+def _encoded(samples: list[Placed], known: dict[str, int], vocabulary: Vocabulary) -> Iterator[Encoded | Unusable]:
+    texts, labels, focuses = zip(*(sample for _, sample, _ in samples), strict=True)
+    found = zip(samples, _around(vocabulary, list(texts), list(focuses)), labels, strict=True)
+    for (place, _, implied), ids, label in found:
         if ids is None:
             reason = f"its mentions are too far apart for a sample of {vocabulary.max_length} tokens (data.max_length)"
-            yield Unusable(place, reason)
+            yield Unusable(place, reason, implied)
         else:
             yield Encoded(ids, known[label])
 

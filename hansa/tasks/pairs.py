@@ -46,7 +46,10 @@ class Pairs:
         return self.single.classes(names)
 
     def texts_in(self, row: Row, source: Source) -> list[str]:
-        return [row[source.text], second_of(row, source)]
+        try:
+            return [row[source.text], second_of(row, source)]
+        except BadRow:
+            return []  # reported when the row is encoded
 
     def encode(self, rows: list[Row], source: Source, vocabulary: Vocabulary) -> Iterator[Encoded | Unusable]:
         known = {label: i for i, label in enumerate(vocabulary.labels)}

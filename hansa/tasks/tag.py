@@ -45,6 +45,7 @@ class Tag:
 
     def encode(self, rows: list[Row], source: Source, vocabulary: Vocabulary) -> Iterator[Encoded | Unusable]:
         known = {tag: i for i, tag in enumerate(vocabulary.labels)}
+        usable: list[Row] = []
         texts: list[list[str]] = []
         tags: list[list[int]] = []
         for row in rows:
@@ -56,11 +57,17 @@ class Tag:
             except BadRow as error:
                 yield Unusable(row.place, str(error))
                 continue
+            usable.append(row)
             texts.append(words)
             tags.append([known[tag] for tag in named])
         inside = {i for tag, i in known.items() if tag.startswith("I-")}
-        for pieces, numbers in zip(_pieces(texts, vocabulary), tags, strict=True):
-            yield from _windows(pieces, numbers, inside, vocabulary)
+        for row, pieces, numbers in zip(usable, _pieces(texts, vocabulary), tags, strict=True):
+            spans = spans_of([vocabulary.labels[number] for number in numbers])
+            if max((sum(map(len, pieces[s:e])) for s, e, _ in spans), default=0) > vocabulary.room:
+                reason = f"an entity does not fit into a sample of {vocabulary.max_length} tokens (data.max_length)"
+                yield Unusable(row.place, reason)
+            else:
+                yield from _windows(pieces, numbers, inside, vocabulary)
 
     def batch(
         self, examples: Examples, indices: NDArray[np.int64], rng: np.random.Generator, vocabulary: Vocabulary
@@ -175,7 +182,7 @@ def _windows(pieces: Pieces, tags: list[int], inside: set[int], vocabulary: Voca
         cut = end
         while cut < len(pieces) and cut > start and tags[cut] in inside:
             cut -= 1
-        end = cut if cut > start else end  # an entity longer than a sample is cut where it must be
+        end = cut if cut > start else end  # entities side by side, all beginning with I-, may fill a sample
         yield _sample(pieces[start:end], tags[start:end], vocabulary)
         start = end
 

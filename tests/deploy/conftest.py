@@ -69,7 +69,7 @@ def joined(federation: Federation, kits: Path, home: Path, say: Callable[[str], 
         for agent in agents.values():
             agent.stop()
         for thread in threads:
-            thread.join(timeout=60)
+            thread.join(timeout=300)
             assert not thread.is_alive()
 
 
@@ -89,7 +89,7 @@ def regions(federation: Federation, kits: Path, home: Path, say: Callable[[str],
         for agent in agents:
             agent.stop()
         for thread in threads:
-            thread.join(timeout=60)
+            thread.join(timeout=300)
             assert not thread.is_alive()
 
 

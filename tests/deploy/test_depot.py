@@ -33,7 +33,7 @@ class Place:
         say = lambda node, reason: self.refusals.append((node, reason))  # noqa: E731
         self.depot = Depot(folder / "depot", self.address, kit.server_tls(), kit.identified, say)
 
-    def porter(self, name, seconds=20.0):
+    def porter(self, name, seconds=120.0):
         from time import monotonic
 
         until = monotonic() + seconds
@@ -42,7 +42,7 @@ class Place:
     @contextmanager
     def plain(self, name):
         """A TLS connection without manners."""
-        connection = socket.create_connection(self.address, timeout=20)
+        connection = socket.create_connection(self.address, timeout=120)
         with Kit(self.kits / name).client_tls().wrap_socket(connection, server_hostname="localhost") as secured:
             yield secured
 
@@ -181,18 +181,18 @@ def test_a_full_disk_is_waited_for(place):
     data = memoryview(os.urandom(4 * PIECE))
     place.depot.expect("north", REQUEST, len(data))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    north = place.porter("north", seconds=60.0)
+    north = place.porter("north", seconds=300.0)
     resource.setrlimit(resource.RLIMIT_FSIZE, (65536, before[1]))
     try:
         thread = threading.Thread(target=north.bring, args=(data, REQUEST))
         thread.start()
-        for _ in range(3000):
+        for _ in range(30000):
             if any("no room" in reason for _, reason in place.refusals):
                 break
             threading.Event().wait(0.01)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    thread.join(60)
+    thread.join(300)
     assert any("no room" in reason for _, reason in place.refusals)
     assert place.depot.found("north", (digest(data), len(data))) is not None
     north.close()

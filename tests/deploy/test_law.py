@@ -31,7 +31,7 @@ def run_with_laws(settings, kits, folder, log):
         for agent in agents.values():
             agent.stop()
         for thread in threads:
-            thread.join(timeout=60)
+            thread.join(timeout=300)
 
 
 def test_under_the_policy_of_its_kit_a_silo_works_and_writes_down_what_leaves(federation, tmp_path, log):

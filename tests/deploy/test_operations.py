@@ -60,7 +60,7 @@ def test_a_coordinator_that_goes_on_needs_no_library_of_models():
 
 def get(port: int, path: str) -> tuple[int, dict]:
     try:
-        with urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as reply:
+        with urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as reply:
             return reply.status, json.loads(reply.read())
     except HTTPError as error:
         with error:

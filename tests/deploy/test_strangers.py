@@ -7,7 +7,6 @@ from dataclasses import replace
 from time import monotonic, sleep
 
 import pytest
-import torch
 
 from hansa.deploy import authority
 from hansa.deploy.agent import Agent
@@ -18,7 +17,7 @@ from hansa.deploy.serve import serve
 from hansa.links import wire
 from hansa.links.connection import Broken, Connection, Refused
 from hansa.links.journal import Journal
-from hansa.links.nats import LATE
+from hansa.links.nats import LATE, TWICE, Pending
 from hansa.links.patience import GaveUp, Patience
 from hansa.links.porter import Porter
 from hansa.links.seal import seal, unseal
@@ -114,7 +113,7 @@ def test_whoever_is_revoked_is_cut_off_at_once(link, kits):
     assert north.request(question).status == 404, "a letter box that is empty"
     authority.revoke(kits, "north")
     with pytest.raises(Broken):  # noqa: PT012
-        until = monotonic() + 60
+        until = monotonic() + 300
         while monotonic() < until:
             north.request(question)
             sleep(0.05)
@@ -174,7 +173,7 @@ def bad_agent(kit, home, trade):
         yield
     finally:
         agent.stop()
-        thread.join(60)
+        thread.join(300)
         assert not thread.is_alive()
 
 
@@ -222,13 +221,13 @@ def test_forged_doubled_and_late_letters_do_not_count(link, kits, tmp_path):
     south.subscribe(subjects.request("south"))
     south.request(subjects.latest(subjects.request("south")))  # the subscription is made when this is answered
     taken: list = []
-    answers = link.ask({"south": Describe()}, monotonic() + 120.0)
+    answers = link.ask({"south": Describe()}, monotonic() + 300.0)
     asker = threading.Thread(target=lambda: taken.extend(answers))
     asker.start()
-    heard = south.next(60)
+    heard = south.next(300)
     assert heard is not None
     letter = unseal(heard.payload, COORDINATOR, "south", kit.public(COORDINATOR))
-    porter = carrier(kit, 60.0)
+    porter = carrier(kit, 300.0)
     text = porter.bring(memoryview(wire.split(Lost("enough"))[0].encode()), letter.request)
     good = replace(letter, sender="south", receiver=COORDINATOR, kind="Lost", text=text, settings=None, until=None)
     for said in (
@@ -240,7 +239,7 @@ def test_forged_doubled_and_late_letters_do_not_count(link, kits, tmp_path):
         seal(good, kit.key),
     ):
         south.checked(south.request(subjects.reply("south"), said))
-    asker.join(120)
+    asker.join(300)
     porter.close()
     south.close()
     [answer] = taken
@@ -252,21 +251,7 @@ def test_forged_doubled_and_late_letters_do_not_count(link, kits, tmp_path):
         LATE,
     }
     assert sum(times for (node, _), times in refusals(tmp_path).items() if node == "south") >= 4
-
-
-def test_canary_text_stays_in_its_silo(federation, tmp_path, log):
-    """A sentence of a silo's data is nowhere but in that data: not in letters, depots, logs, run directory, errors."""
-    settings = federation(rounds=1)
-    file = tmp_path / "data" / "north.jsonl"
-    canary = "quartzibelle zanzowit 4711"
-    file.write_text(file.read_text() + '{"text": "' + canary + '"}\n' + '{"text": broken ' + canary + "}\n")
-    settings = settings.model_copy(update={"data": settings.data.model_copy(update={"broken": 0.5})})
-    kits = make_kits(settings, tmp_path / "kits")
-    with joined(settings, kits, tmp_path / "silos", log.say):
-        serve(settings, Kit(kits / COORDINATOR), tmp_path / "run", None, log)
-    words = [word.encode() for word in canary.split()[:2]]
-    places = [f for folder in ("run", "silos", "kits") for f in (tmp_path / folder).rglob("*") if f.is_file()]
-    assert len(places) > 40
-    assert [f for f in places if any(word in f.read_bytes() for word in words)] == []
-    assert not any("quartzi" in line for line in log.lines)
-    assert torch.get_num_threads() == 1
+    link._pending["south"] = Pending(letter, 0)  # as while another silo is waited for
+    for _ in range(3):
+        link._hear("south", seal(good, kit.key), fresh=True)
+    assert refusals(tmp_path)["south", TWICE] == 2

@@ -1,5 +1,5 @@
 """Secure aggregation against a server that lies: each forgery is refused with its reason, and the same without it is
-not. RELIABILITY cases 5 to 9 between organisations."""
+not. Cases 5 to 9 of tests/faults, between organisations."""
 
 import json
 from dataclasses import astuple, replace
@@ -161,7 +161,7 @@ def more_samples(stage, roster):
 
 
 def other_model(stage, roster):
-    """RELIABILITY 8: South was told of another model (Pasquini et al., 2022)."""
+    """Case 8: South was told of another model (Pasquini et al., 2022)."""
     return {**roster, "south": signed(stage, "south", model=digest_of(OTHER))}
 
 
@@ -293,7 +293,7 @@ def test_shares_are_opened_for_one_list_of_who_answered(stage):
 
 
 def test_of_no_silo_can_both_secrets_be_had(stage):
-    """RELIABILITY 7: half of the silos are told that north answered, half that it did not."""
+    """Case 7: half of the silos are told that north answered, half that it did not."""
     roster = stage.advertise()
     sealed = stage.entrust(roster)
     for name in SIZES:

@@ -2,6 +2,7 @@
 from one that has imported everything. They can be killed, and started again."""
 
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -52,18 +53,28 @@ class Settings(Section):
 """
 
 
-def act(arguments: list[str], log: str, namespace: str) -> None:
-    """A process of the cast: the command line as anybody would start it."""
+def act(arguments: list[str], log: str, namespace: str, lie: str, room: int | None) -> None:
+    """A process of the cast: the command line as anybody would start it; or one that lies, or has no more room on its
+    disk than so many bytes in each file."""
     os.setsid()
     if namespace:
         _enter(namespace)
+    if lie:
+        from tests.faults import lies
+
+        getattr(lies, lie)()
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
+    if room is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
     sys.argv = ["hansa", *arguments]
     from hansa.cli import main
 
-    main()
+    try:
+        main()
+    finally:
+        Path(log).with_suffix(".peak").write_text(str(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
 
 
 def _enter(namespace: str) -> None:
@@ -100,7 +111,7 @@ class Cast:
     def run(self) -> Path:
         return self.folder / "run"
 
-    def start(self, name: str, namespace: str = "") -> None:
+    def start(self, name: str, namespace: str = "", lie: str = "", room: int | None = None) -> None:
         """A member, by its name."""
         arguments = {
             "coordinator": ["serve", str(self.file), "--kit", str(self.kits / name), "--out", str(self.run)],
@@ -117,14 +128,14 @@ class Cast:
         if name != COORDINATOR:
             command += [part for file in self.federation.uses for part in ("--uses", file)]
         log = str(self.folder / f"{name}.log")
-        process = self._context.Process(target=act, args=(command, log, namespace), name=name)
+        process = self._context.Process(target=act, args=(command, log, namespace, lie, room), name=name)
         process.start()
         self.processes[name] = process
 
-    def start_all(self, namespaces: dict[str, str] | None = None) -> None:
-        """Everybody; some in network namespaces of their own."""
+    def start_all(self, namespaces: dict[str, str] | None = None, lies: dict[str, str] | None = None) -> None:
+        """Everybody; some in network namespaces of their own, some that lie."""
         for name in authority.Authority(self.kits / "authority").members():
-            self.start(name, (namespaces or {}).get(name, ""))
+            self.start(name, (namespaces or {}).get(name, ""), (lies or {}).get(name, ""))
 
     def kill(self, name: str) -> None:
         process = self.processes.pop(name)
@@ -132,6 +143,10 @@ class Cast:
             os.kill(process.pid, signal.SIGKILL)
         process.join(PATIENCE)
         process.close()
+
+    def peak(self, name: str = COORDINATOR) -> int:
+        """Bytes of memory that a process has had at most, when it has come to its end."""
+        return int((self.folder / f"{name}.peak").read_text())
 
     def kill_broker(self, name: str = COORDINATOR) -> None:
         folder = self.run if name == COORDINATOR else self.folder / name

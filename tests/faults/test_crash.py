@@ -50,7 +50,7 @@ def test_kill_9_and_resume_end_in_the_same_bits(federation, tmp_path, shape):
         process.send_signal(signal.SIGKILL)
         process.communicate()
     process = start(file, tmp_path / "cut", "--resume")
-    _, said = process.communicate(timeout=300)
+    _, said = process.communicate(timeout=600)
     assert process.returncode == 0, said
     assert "resumed after round" in said
     assert same(weights(whole / "model"), weights(tmp_path / "cut" / "model"))
@@ -64,7 +64,7 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(federation, tmp_path):
     process = start(file, tmp_path / "run")
     wait_for(tmp_path / "run" / "checkpoints" / "round-2")
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=180)
+    _, said = process.communicate(timeout=600)
     assert process.returncode == 1
     assert "--resume" in said
     assert "Traceback" not in said

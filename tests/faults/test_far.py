@@ -8,7 +8,6 @@ import subprocess
 import threading
 from contextlib import suppress
 from pathlib import Path
-from time import monotonic
 
 import pytest
 
@@ -18,26 +17,11 @@ from hansa.run import run
 from hansa.runs.ledger import Ledger
 from tests.conftest import same, weights
 from tests.deploy.conftest import free_ports
-from tests.faults.cast import GATED, Cast
+from tests.faults.cast import Cast
 
 pytestmark = pytest.mark.slow_fault
 
 SILOS = ("north", "south", "east")
-
-
-@pytest.fixture
-def gated(federation, tmp_path):
-    """A federation whose silos can be held in the middle of training."""
-    (tmp_path / "gated.py").write_text(GATED)
-    marks = tmp_path / "marks"
-    marks.mkdir()
-
-    def build(**settings):
-        task = {"name": "gated", "gates": str(marks)}
-        usual = {"rounds": 3, "evaluate": {"every": 2, "share": 1.0}, "server": {"optimizer": "adam", "lr": 0.01}}
-        return federation(task=task, uses=[str(tmp_path / "gated.py")], **(usual | settings))
-
-    return build
 
 
 class Gate:
@@ -73,17 +57,26 @@ def contributions_of(cast: Cast) -> list[tuple[int, str]]:
         ledger.close()
 
 
-def test_the_coordinator_is_killed_before_the_first_round_and_in_a_checkpoint(gated, tmp_path):
-    """Silos are in the middle of their first connection when it, and its broker, go."""
-    settings = gated(rounds=6)
+def test_the_coordinator_is_killed_before_the_first_round_in_the_middle_of_one_and_in_a_checkpoint(gated, tmp_path):
+    """Silos are in the middle of their first connection when it, and its broker, go; then one silo has answered and one
+    is at work; then a checkpoint is being written. Nothing is computed or counted twice."""
+    settings, gate = gated(rounds=5), Gate(tmp_path / "marks", "north")
     with Cast(settings, tmp_path / "cast") as cast:
+        gate.shut()
         cast.start_all()
         cast.wait("a broker", (cast.run / "seat" / "broker" / "nats.pid").exists)
         cast.kill(COORDINATOR)
         cast.start(COORDINATOR)
+        cast.wait("north at work", gate.reached)
+        cast.wait("another's answer", lambda: "Train of round 1 is answered" in cast.log("south") + cast.log("east"))
+        cast.kill(COORDINATOR)
+        cast.start(COORDINATOR)
+        again = cast.log("north").count("connected to")
+        cast.wait("north connected again", lambda: cast.log("north").count("connected to") > again)
+        gate.open()
         saved = cast.run / "checkpoints"
         drafts = lambda: any(saved.glob(".draft-*")) or (saved / "round-3").exists()  # noqa: E731
-        cast.wait("round 1", (saved / "round-1").exists)
+        cast.wait("round 1", lambda: any(saved.glob("round-[1-5]")))
         cast.wait("a checkpoint that is being written", drafts)
         cast.kill(COORDINATOR)
         cast.start(COORDINATOR)
@@ -91,48 +84,22 @@ def test_the_coordinator_is_killed_before_the_first_round_and_in_a_checkpoint(ga
         as_uninterrupted(settings, cast, tmp_path)
 
 
-def test_the_coordinator_is_killed_in_the_middle_of_a_round(gated, tmp_path):
-    """One silo has answered, one is at work; nothing is computed or counted twice."""
-    settings, gate = gated(), Gate(tmp_path / "marks", "north")
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_silo_and_then_the_broker_are_killed_at_work(gated, tmp_path, secure):
+    """Under masks too: what a silo has promised, and that it has not yet sent anything, is on its disk."""
+    settings = gated(secure=secure)
+    south, east = Gate(tmp_path / "marks", "south"), Gate(tmp_path / "marks", "east")
     with Cast(settings, tmp_path / "cast") as cast:
+        for gate in (south, east):
+            gate.shut()
         cast.start_all()
-        cast.wait("round 1", (cast.run / "checkpoints" / "round-1").exists)
-        gate.shut()
-        cast.wait("north at work", gate.reached)
-        cast.kill(COORDINATOR)
-        began = monotonic()
-        cast.start(COORDINATOR)
-        again = cast.log("north").count("connected to")
-        cast.wait("north connected again", lambda: cast.log("north").count("connected to") > again)
-        gate.open()
-        cast.wait("the next checkpoint", lambda: any((cast.run / "checkpoints").glob("round-[23]")))
-        print(f"\nmoving again {monotonic() - began:.1f} s after the restart")
-        cast.finished()
-        as_uninterrupted(settings, cast, tmp_path)
-
-
-def test_a_silo_is_killed_at_work_and_continues_its_round(gated, tmp_path):
-    settings, gate = gated(), Gate(tmp_path / "marks", "south")
-    with Cast(settings, tmp_path / "cast") as cast:
-        gate.shut()
-        cast.start_all()
-        cast.wait("south at work", gate.reached)
+        cast.wait("both at work", lambda: south.reached() and east.reached())
         cast.kill("south")
-        gate.open()
         cast.start("south")
-        cast.finished()
-        as_uninterrupted(settings, cast, tmp_path)
-
-
-def test_the_broker_is_killed_while_silos_work(gated, tmp_path):
-    settings, gate = gated(), Gate(tmp_path / "marks", "east")
-    with Cast(settings, tmp_path / "cast") as cast:
-        gate.shut()
-        cast.start_all()
-        cast.wait("east at work", gate.reached)
         cast.kill_broker()
-        gate.open()
-        cast.wait("round 1", (cast.run / "checkpoints" / "round-1").exists)
+        for gate in (south, east):
+            gate.open()
+        cast.wait("round 1", lambda: any((cast.run / "checkpoints").glob("round-[1-3]")))
         cast.kill_broker()
         cast.finished()
         as_uninterrupted(settings, cast, tmp_path)
@@ -156,17 +123,22 @@ def test_a_region_is_killed_while_its_silos_work(gated, tmp_path):
 
 
 def test_a_silo_that_does_not_come_back_costs_one_deadline_and_its_late_answer_does_not_count(gated, tmp_path):
-    settings = gated(rounds=2, participation={"deadline": 15.0}, evaluate={"every": 9, "share": 1.0})
+    """A busy machine may be late with others, too: what counts is that south's first answer never does."""
+    settings = gated(rounds=2, participation={"deadline": 15.0, "quorum": 0.1}, evaluate={"every": 9, "share": 1.0})
     gate = Gate(tmp_path / "marks", "south")
     with Cast(settings, tmp_path / "cast") as cast:
         gate.shut()
         cast.start_all()
         cast.wait("round 1", (cast.run / "checkpoints" / "round-1").exists)
         gate.open()
+        said = lambda: cast.log("south")  # noqa: E731
+        cast.wait("south's late answer", lambda: "nobody waits for this any more" in said() or "overtaken" in said())
         cast.finished()
-        assert sorted(contributions_of(cast)) == [(1, "east"), (1, "north"), *((2, name) for name in sorted(SILOS))]
-        assert "the deadline" in "".join(json.dumps(line) for line in lost(cast))
-        assert "nobody waits for this any more" in cast.log("south") or "overtaken" in cast.log("south")
+        contributions = contributions_of(cast)
+        assert len(contributions) == len(set(contributions))
+        assert (1, "south") not in contributions
+        assert {round for round, _ in contributions} == {1, 2}
+        assert "the deadline" in {node: text for _, node, text in lost(cast)}["south"]
 
 
 def lost(cast: Cast) -> list[tuple]:

@@ -158,7 +158,7 @@ def test_through_a_proxy_and_by_a_nats_of_somebody_else(walk):
 
 def probe(port: int, path: str) -> dict[str, object]:
     try:
-        with urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as reply:
+        with urlopen(f"http://127.0.0.1:{port}{path}", timeout=120) as reply:
             return json.loads(reply.read())
     except URLError as error:
         return json.loads(error.fp.read())  # type: ignore[attr-defined]

@@ -343,3 +343,16 @@ def test_a_proposal_is_narrow(federation):
     [rule] = propose(settings)["rules"].values()
     assert "pieces" not in rule["release"]
     assert rule["federations"] == ["small"]
+
+
+def test_a_proposal_for_masked_updates_holds_the_federation_to_them(federation, tmp_path):
+    """A coordinator that leaves 'secure' out of its settings later gets no update in the clear."""
+    secure = federation(secure=True, personal={"rounds": 1})
+    (tmp_path / "policy.yaml").write_text(yaml.safe_dump(propose(secure)))
+    proposed = Policy.read(tmp_path / "policy.yaml")
+    assert not proposed.flaw
+    told = Purpose.of(secure, "north")
+    assert all(allowed(proposed, kind, told) for kind in ("tensors", "samples", "metrics", "personal"))
+    bare = Purpose.of(federation(personal={"rounds": 1}), "north")
+    assert not allowed(proposed, "tensors", bare)
+    assert "secure_aggregation" not in str(propose(federation()))

@@ -135,8 +135,20 @@ def test_rows_that_did_not_move_are_not_sent_and_nothing_is_lost():
     sent = Then((Rows(),)).leave(leaving(gradient))
     assert torch.equal(sent.open(LAYOUT).flat, gradient.flat)
     assert sent.words.numel() < LAYOUT.size - 30 * 16
-    one = Then((Rows(0.999),)).leave(leaving(gradient)).open(LAYOUT)
-    assert int((one["table"].abs().sum(dim=1) > 0).sum()) == 1, "the row that moved most"
+
+
+def test_of_rows_that_all_moved_those_that_moved_most_are_sent():
+    gradient = made_up(0)
+    gradient["table"][7].mul_(100)
+    gradient["table"][9].mul_(50)
+    upload = Then((Rows(0.05),))
+    first = leaving(gradient)
+    sent = upload.leave(first).open(LAYOUT)
+    assert (sent["table"].abs().sum(dim=1) > 0).nonzero().view(-1).tolist() == [7, 9], "2 of 40"
+    assert torch.equal(sent["matrix"], gradient["matrix"]), "other tensors leave whole"
+    late = upload.leave(leaving(Tensors.zeros(LAYOUT), first.kept, 2)).open(LAYOUT)
+    assert int((late["table"].abs().sum(dim=1) > 0).sum()) == 2, "what was left behind follows"
+    assert not late["table"][7].any()
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -208,7 +208,7 @@ def test_a_good_offer_has_no_flaw():
 
 
 def method(**settings):
-    return build(parse({"silos": {"a": "a"}, "task": "classify", "method": {"name": "fedkc"} | settings}))
+    return build(parse({"silos": {"a": "a", "b": "b"}, "task": "classify", "method": {"name": "fedkc"} | settings}))
 
 
 def test_it_composes_with_any_local_objective_and_server():
@@ -219,9 +219,21 @@ def test_it_composes_with_any_local_objective_and_server():
     assert method(layer="last", q=5).exchange == Composition("last", 5, 2)
 
 
-@pytest.mark.parametrize("local", ["fedmix", "fedkc", "fedbuff", "nothing"])
-def test_what_cannot_be_composed_is_refused(local):
-    with pytest.raises(ConfigError):
+@pytest.mark.parametrize(
+    ("local", "reason"),
+    [
+        ("fedmix", "an exchange of its own"),
+        ("fedkc", "an exchange of its own"),
+        ("fedbuff", "train at the same time"),
+        ("chained", "train at the same time"),
+        ("worldlm", "works on trees"),
+        ("hierfavg", "works on trees"),
+        ("alone", "no model in common"),
+        ("nothing", "is not known"),
+    ],
+)
+def test_what_cannot_be_composed_is_refused_with_a_reason(local, reason):
+    with pytest.raises(ConfigError, match=reason):
         method(local=local)
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from hansa.exchange import Sizes
-from hansa.methods.fedmix import Means, Mixed, mixed_loss
+from hansa.methods.fedmix import Means, Mixed, mixed_loss, naive_loss
 from hansa.models import inside
 from tests.classifiers import CLASSES, WIDTH, batch_of, classifier, samples_of, texts_of, work_of
 
@@ -77,6 +77,35 @@ def test_without_mixing_it_is_the_task_loss():
     assert float(found.detach()) == pytest.approx(float(plain.detach()), rel=1e-9)
 
 
+def losses(mix):
+    """FedMix's loss, NaiveMix's, and FedMix's without its third part."""
+    model, batch, others, label = setting()
+    x, logits = inside.scaled(model, batch.inputs, 1 - mix)
+    _, mixed = inside.scaled(model, batch.inputs, 1 - mix, mix * others)
+    whole = mixed_loss(x, logits, batch.targets, others, label, mix)
+    flat = mixed_loss(x, logits, batch.targets, torch.zeros_like(others), label, mix)
+    return tuple(float(one.detach()) for one in (whole, naive_loss(mixed, batch.targets, label, mix), flat))
+
+
+def test_naive_mixing_goes_through_the_model_with_the_mixed_input():
+    model, batch, others, label = setting()
+    mix = 0.3
+    with torch.no_grad():
+        embedded = inside.embed(model, batch.inputs) * (1 - mix) + mix * others
+        logits = inside.from_embedded(model, embedded, batch.inputs["attention_mask"])
+        chances = logits.log_softmax(-1)
+        own = -chances[torch.arange(len(batch.targets)), batch.targets].mean()
+        expected = (1 - mix) * own - mix * (label * chances).sum(-1).mean()
+    assert losses(mix)[1] == pytest.approx(float(expected), rel=1e-9)
+
+
+def test_it_is_naive_mixing_to_first_order():
+    """A tenth of λ leaves a hundredth of the difference; without the third part a tenth is left."""
+    (a, naive, flat), (b, later, lower) = losses(1e-2), losses(1e-3)
+    assert abs(b - later) < abs(a - naive) / 50
+    assert abs(lower - later) > abs(flat - naive) / 20
+
+
 def test_means_are_of_so_many_samples_and_of_their_labels():
     learner, (texts, labels) = classifier(), texts_of(17)
     told = Means(5, 20).offer(work_of(learner), samples_of(texts, labels))
@@ -98,3 +127,4 @@ def test_a_step_uses_what_the_others_told():
     task_loss = nn.functional.cross_entropy(learner.model(**work.batch.inputs).logits, work.batch.targets)
     assert Mixed(0.2).loss(alone, task_loss) is task_loss
     assert float(Mixed(0.2).loss(work, task_loss).detach()) != pytest.approx(float(task_loss.detach()))
+    assert float(Mixed(0.2, True).loss(work, task_loss).detach()) != pytest.approx(float(task_loss.detach()))

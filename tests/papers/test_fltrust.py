@@ -27,12 +27,23 @@ def answers(**moves: Tensors) -> list[Answer]:
     return [Answer(name, Update(gradient, 1, 1, 1, 0.0, 0.0)) for name, gradient in moves.items()]
 
 
-def sift(given, own=None, counts=False, **settings) -> dict[str, str]:
+def sift(given, own=None, counts=False, keys=(), **settings) -> dict[str, str]:
     """Who is left out, and why."""
     probe = answers(here=own) if own is not None else []
-    sifted = list(Trust(**settings).sift(iter([*probe, *given]), "here", counts))
+    sifted = list(Trust(**settings).sift(iter([*probe, *given]), "here", counts, keys))
     assert [a.node for a in sifted] == [a.node for a in given], "in the order in which they came, the probe apart"
     return {a.node: a.reply.reason for a in sifted if isinstance(a.reply, Lost)}
+
+
+def test_by_keys_only_key_layers_are_looked_at():
+    name = LAYOUT.names[-1]
+    lying = move(seed=2)
+    lying[name].neg_()
+    others = move(-1.0, seed=2)
+    others[name].neg_()
+    assert list(sift(answers(a=move(seed=1), b=lying), move(seed=3), keys=[name], by="keys")) == ["b"]
+    assert not sift(answers(a=move(seed=1), b=others), move(seed=3), keys=[name], by="keys")
+    assert list(sift(answers(a=move(seed=1), b=others), move(seed=3), keys=[name])) == ["b"]
 
 
 def test_honest_children_pass_untouched():

@@ -62,6 +62,11 @@ def test_in_the_first_round_there_is_no_term():
     assert Contrastive(1.0, 0.5).loss(work, task_loss) is task_loss
 
 
+def test_without_weight_it_is_the_task_loss():
+    work, *_ = prepared()
+    assert float(Contrastive(0.0, 0.5).loss(work, torch.tensor(0.5)).detach()) == 0.5
+
+
 def test_a_step_moves_towards_the_global_and_away_from_the_previous():
     """The negative control: with the two exchanged the step goes the other way."""
     work, *_ = prepared()

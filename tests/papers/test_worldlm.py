@@ -11,14 +11,16 @@ from hypothesis import strategies as st
 
 from hansa.config import Federation, Node
 from hansa.errors import ConfigError
-from hansa.fit import Keys, Region, agg_parent, fit_leaf, pack, unpack
+from hansa.fit import Heard, Keys, Region, Sent, agg_parent, fit_leaf, pack, unpack
+from hansa.links import Answer
 from hansa.links.local import LocalLink
 from hansa.links.tree import TreeLink
 from hansa.messages import Fit, Train, Update, nothing
 from hansa.method import Residual
 from hansa.methods.fedavg import Sgd
-from hansa.methods.worldlm import Attention, Cosine, WorldLM, last_blocks
+from hansa.methods.worldlm import PIECE, Attention, Cosine, WorldLM, last_blocks
 from hansa.pace import Member
+from hansa.round import Record
 from hansa.runs.memory import Memory
 from hansa.seeds import stream
 from hansa.tensors import Layout, Tensors
@@ -127,7 +129,7 @@ class Real:
         self.moving = self.root.begin()
 
     def leaf(self, name, request):
-        site = SimpleNamespace(keys=self.keys, start_of=lambda _: tensors(START))
+        site = SimpleNamespace(keys=self.keys, start_of=lambda _: tensors(START), federation=self.settings)
 
         def train(request, received, remember=None):
             model = tensors(pushed(name, request.model.flat.double().numpy(), request.round))
@@ -215,6 +217,33 @@ def test_a_slow_region_contributes_when_it_is_done_and_the_older_the_less(tmp_pa
         np.testing.assert_allclose(real.model("root").numpy(), models[-1], atol=1e-5, err_msg=str(number))
 
 
+@pytest.mark.parametrize("stale", [0, 3])
+def test_key_layers_that_come_late_count_less_too(tmp_path, stale):
+    """K_c ← K_q + (1 + τ)^−½·(K_c − K_q)."""
+    method = WorldLM(key_layers=("block.1", "block.2"), buffer=1).build()
+    root = Real(tmp_path, method, {"root": ["slow"]}, data=False).root
+    old, now, moved = (tensors(START + k) for k in (0.0, 2.0, 0.5))
+    heard = Heard(root, {"slow": Sent(old, stale), "root": Sent(now)}, Record(1, ["slow"]))
+    [(update, weight)] = heard.updates(iter([Answer("slow", Update(moved, 1, 1, 1, 0.0, 0.0))]))
+    assert (update.stale, weight) == (stale, (1 + stale) ** -0.5)
+    for layer, here in root.keys.read(now).items():
+        theirs = root.keys.read(old)[layer] - root.keys.read(moved)[layer]
+        torch.testing.assert_close(heard.keys["slow"][layer], here + weight * (theirs - here))
+
+
+def test_long_layers_are_compared_as_short_ones_are():
+    """Piece by piece, in double precision: the cosines and the attention of layers that no piece holds."""
+    rng = np.random.default_rng(0)
+    rows = [rng.normal(size=2 * PIECE + 7).astype(np.float32) + 0.2 for _ in range(3)]
+    members = {str(i): {"l": torch.tensor(row)} for i, row in enumerate(rows)}
+    base = {"l": torch.zeros(2 * PIECE + 7)}
+    exact = [row.astype(np.float64) for row in rows]
+    cosines = Cosine().between([members["0"]["l"]], [m["l"] for m in members.values()], base["l"])[0]
+    np.testing.assert_allclose(cosines.numpy(), [cos(exact[0], x) for x in exact], atol=1e-12)
+    met, _ = Attention().meet("0", members, base)
+    np.testing.assert_allclose(met["l"].numpy(), np.mean([layer_attn(x, exact) for x in exact], axis=0), atol=1e-6)
+
+
 def test_a_buffer_of_all_children_is_waiting_for_all(tmp_path):
     """The limit, where all are equally fast and the root has nothing to train on."""
     waits = Real(tmp_path / "a", replace(WorldLM(key_layers=0.0).build(), server=Sgd()), data=False)
@@ -247,8 +276,8 @@ def test_layer_attention_agrees_with_a_second_writing(rows):
 
 def test_what_moved_is_compared_where_it_is_asked_for():
     base, one, other = torch.full((4,), 9.0), torch.tensor([1.0, 0, 0, 0]), torch.tensor([-1.0, 0, 0, 0])
-    absolute = Cosine().between([base + one, base + other], base)[0, 1]
-    moved = Cosine(True).between([base + one, base + other], base)[0, 1]
+    absolute = float(Cosine().between([base + one], [base + other], base))
+    moved = float(Cosine(True).between([base + one], [base + other], base))
     assert absolute > 0.98
     assert moved == pytest.approx(-1.0)
 

@@ -53,6 +53,20 @@ def test_single_texts_are_read_word_for_word(layer, attack):
     assert not BANNED[found].any()
 
 
+def test_single_texts_are_read_from_one_pooled_vector_that_holds_them():
+    """So where a real classifier's pooled vectors are not read, it is not for want of an attack on pooled vectors."""
+    generator = torch.Generator().manual_seed(0)
+    table, mixes = torch.randn(WORDS, 64, generator=generator), torch.randn(LENGTH, 64, 64, generator=generator) / 8
+
+    def pooled(embeddings: Tensor, mask: Tensor) -> Tensor:
+        return torch.einsum("ntw,twu->nu", embeddings * mask.unsqueeze(-1), mixes).mul(0.3).tanh()
+
+    texts = torch.randint(2, WORDS, (4, LENGTH), generator=generator)
+    mask = torch.ones(4, LENGTH, dtype=torch.long)
+    found = invert(pooled, table, pooled(table[texts], mask), mask, BANNED, seed=0)
+    assert (found[..., 0] == texts).float().mean() > 0.9
+
+
 @pytest.mark.parametrize("attack", ["nearest", "invert"])
 def test_negative_control_of_vectors_that_no_word_gives(layer, attack):
     targets = torch.randn(2, LENGTH, WIDTH, generator=torch.Generator().manual_seed(1)) * MASK.unsqueeze(-1)

@@ -180,3 +180,39 @@ def test_help_names_every_command():
     text = ok("--help")
     for name in ("demo", "new", "check", "run", "compare", "evaluate", "predict", "report", "data"):
         assert name in text
+
+
+def test_check_reads_annotation_as_a_run_would(tmp_path):
+    from hansa.errors import UserError
+
+    good = {"text": "no fever today", "entities": [{"span": [3, 8], "type": "Sign"}]}
+    torn = {"text": "no fever", "entities": [{"span": [3, 99], "type": "Sign"}]}
+    strange = {"text": "no cough", "entities": [{"span": [3, 8], "type": "Planet"}]}
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (good, good, torn)))
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (good, strange)))
+    silo = {"train": str(tmp_path / "train.jsonl"), "test": str(tmp_path / "test.jsonl")}
+    file = tmp_path / "federation.yaml"
+    file.write_text(json.dumps({"task": "ner", "silos": {"a": silo}, "data": {"valid": 0, "broken": 0.6}}))
+    [seen] = json.loads(ok("check", str(file), "--format", "json"))["silos"]
+    train, test = seen["problems"]
+    assert f"train: 1 of 3 lines left out, first {tmp_path}/train.jsonl:3: span [3, 99] does not lie in" in train
+    assert "test: 1 of 2 lines left out" in test
+    assert "a type that is not one of Sign" in test, "labels that training data do not have"
+    with pytest.raises(UserError, match="1 of 3 lines cannot be used"):
+        runner.invoke(app, ["check", str(file), "--set", "data.broken=0.01"], catch_exceptions=False)
+
+
+def test_check_warns_of_texts_in_another_language(tmp_path):
+    texts = {
+        "de": "Der Patient klagt seit gestern über starke Schmerzen in der Brust und über Atemnot.",
+        "es": "El paciente refiere desde ayer un fuerte dolor en el pecho y dificultad para respirar.",
+    }
+    raw = {"silos": {}, "data": {"valid": 0, "test": 0}}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": text}) + "\n" + json.dumps({"text": text}))
+        raw["silos"][name] = {"train": str(tmp_path / f"{name}.jsonl"), "language": "de"}
+    file = tmp_path / "federation.yaml"
+    file.write_text(json.dumps(raw))
+    warnings = json.loads(ok("check", str(file), "--format", "json"))["warnings"]
+    [warning] = [w for w in warnings if "language" in w]
+    assert "es says that its language is de, but 2 of the 2 texts looked at are in another, most in es" in warning

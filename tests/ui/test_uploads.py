@@ -46,11 +46,14 @@ def test_a_comparison_draws_quality_against_bytes(federation, tmp_path):
 
 
 def test_losses_have_the_sign_a_reader_expects():
-    costs = [Cost("whole", 8_000_000, 1, 100.0), Cost("worse", 1_000_000, 1, 110.0), Cost("nothing", 0, 0, None)]
-    rows = quality_against_bytes(costs, "perplexity", True)["rows"]
-    assert [(r["name"], r["fewer"], r["loss"]) for r in rows] == [("whole", "1.0×", ""), ("worse", "8.0×", "-10.0%")]
-    assert quality_against_bytes(costs, "bleu", False)["rows"][1]["loss"] == "+10.0%"
-    assert quality_against_bytes(costs[:1], "bleu", False) == {}
+    scores = {"perplexity": 100.0, "bleu": 10.0}
+    worse = Cost("worse", 1_000_000, 1, {"perplexity": 110.0, "bleu": 9.0})
+    costs = [Cost("whole", 8_000_000, 1, scores), worse, Cost("nothing", 0, 0, {})]
+    found = quality_against_bytes(costs, ["perplexity", "bleu"], {"perplexity"})
+    assert [(r["name"], r["fewer"]) for r in found["rows"]] == [("whole", "1.0×"), ("worse", "8.0×")]
+    assert [r["cells"] for r in found["rows"]] == [["100", "10"], ["110 (-10.0%)", "9 (-10.0%)"]]
+    assert ["lower is better" in chart for chart in found["charts"]] == [True, False], "one for every metric"
+    assert quality_against_bytes(costs[:1], ["bleu"], ()) == {}
     assert saved({"whole_update": 100}, 50, 2).endswith("4.00 times as much.")
     assert saved({}, 50, 2) == ""
 

@@ -104,7 +104,7 @@ def splitter(language: str) -> Callable[[str], list[str]]:
 
     def split(text: str) -> list[str]:
         parts: list[str] = []
-        if len(text) <= WINDOW:
+        if max(map(len, text.split("\n\n"))) <= WINDOW:
             parts = segment(language, text)
         else:
             for long, paragraphs in groupby(text.split("\n\n"), lambda paragraph: len(paragraph) > WINDOW):
@@ -112,7 +112,7 @@ def splitter(language: str) -> Callable[[str], list[str]]:
                     parts += chain.from_iterable(_windows(one, partial(segment, language)) for one in paragraphs)
                 else:
                     parts += segment(language, "\n\n".join(paragraphs))
-        return [s for part in parts if (s := part.strip())]
+        return list(filter(None, map(str.strip, parts)))
 
     return split
 

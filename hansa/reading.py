@@ -1,0 +1,100 @@
+"""What `hansa check` reads: annotation as a run would read it, and whether texts are in the language a silo says."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import cast
+
+from hansa.config import Federation, Source, holders
+from hansa.data.examples import Unusable, in_batches, note_sample
+from hansa.data.readers import Problems, Row, rows
+from hansa.errors import UserError
+from hansa.models import tokenizer
+from hansa.releases import federated_vocabulary
+from hansa.tasks import TASKS
+from hansa.tasks.base import Labelled, Task, Vocabulary
+
+LOOKED_AT = 200  # texts of a source, for their language
+FOREIGN = 0.1  # of them in another language: the silo is told
+ANY_LENGTH = 1 << 30
+
+
+@dataclass(frozen=True)
+class Reading:
+    federation: Federation
+
+    @cached_property
+    def task(self) -> Task:
+        return TASKS.build(self.federation.task)
+
+    def source(self, source: Source) -> tuple[int, list[str], Counter[str]]:
+        """Its training texts, what a run would say about its data, and the languages of texts in other ones."""
+        count, foreign, said = 0, Counter[str](), list[str]()
+        for split in ("train", "valid", "test") if self.task.needs_labels else ("train",):
+            problems = Problems()
+            for some in in_batches(rows(source, split, self.federation.data, problems), 2000):
+                if split == "train":
+                    foreign.update(other_languages(some[: max(0, LOOKED_AT - count)], source))
+                    count += len(some)
+                if self.task.needs_labels:
+                    self._annotation(some, source, problems)
+            problems.check(self.federation.data.broken, source.files().get(split, source.train))
+            said += [f"{split}: {line}" for line in problems.summary()]
+        return count, said, foreign
+
+    def _annotation(self, some: list[Row], source: Source, problems: Problems) -> None:
+        for sample in self.task.encode(some, source, self.vocabulary):
+            if isinstance(sample, Unusable):
+                note_sample(problems, sample)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The run's own where it exists already. One that the silos will build is not known yet, nor is, then, which
+        samples are too long."""
+        settings, labels = self.federation.tokenizer, self.labels
+        path = settings.path or self.federation.model.path
+        if settings.kind == "bytes":
+            return Vocabulary(tokenizer.byte_tokenizer(), self.federation.data.max_length, labels)
+        if federated_vocabulary(self.federation) or not Path(str(path)).is_dir():
+            return Vocabulary(tokenizer.byte_tokenizer(), ANY_LENGTH, labels)
+        return Vocabulary(tokenizer.load(str(path)), self.federation.data.max_length, labels)
+
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """Of a task that has any: those it names, or those the silos' data have."""
+        if not self.task.needs_labels:
+            return ()
+        task = cast(Labelled, self.task)
+        return task.classes(task.labels or sorted(set(self._told(task))))
+
+    def _told(self, task: Labelled) -> Iterator[str]:
+        for node in holders(self.federation).values():
+            for source in node.sources:
+                for row in rows(source, "train", self.federation.data, Problems()):
+                    yield from task.labels_in(row, source)
+
+
+def other_languages(some: list[Row], source: Source) -> Iterator[str]:
+    """Of each text that is surely not in the source's language, the one it is in."""
+    from hansa.data.importing.sentences import other_language
+
+    for row in some:
+        try:
+            seen = other_language(row[source.text], source.language or "")
+        except UserError:  # the detector is not installed: an extra
+            return
+        if seen:
+            yield seen.partition(",")[0]
+
+
+def language_warning(silo: str, source: Source, count: int, foreign: Counter[str]) -> str:
+    looked_at = min(count, LOOKED_AT)
+    if foreign.total() <= FOREIGN * looked_at:
+        return ""
+    most = foreign.most_common(1)[0][0]
+    return (
+        f"{silo} says that its language is {source.language}, but {foreign.total()} of the {looked_at} texts looked at "
+        f"are in another, most in {most}: correct 'language:', or leave them out ('hansa data import' does)"
+    )

@@ -1,0 +1,113 @@
+"""Case 14: words of a silo's text are in no letter, on no wire, in no log, report, status or error."""
+
+import json
+import logging
+import threading
+from time import time
+
+import pytest
+
+from hansa.deploy import status
+from hansa.deploy.agent import Agent
+from hansa.deploy.join import SiloTrade
+from hansa.deploy.kit import COORDINATOR, Kit
+from hansa.deploy.law import Law
+from hansa.deploy.serve import serve
+from hansa.links.connection import Connection
+from hansa.links.depot import Depot
+from hansa.links.porter import Porter
+from hansa.report import html
+from hansa.runs.ledger import Ledger
+from tests.deploy.conftest import make_kits
+from tests.ui.test_cli import ok
+
+ONCE = ["quartzibelle", "zanzowit", "borkelmund"]  # in a text, in a line that cannot be read, in an error
+OFTEN = "schnupfenfieber"  # told as the vocabulary's word pieces: it shows that this test can see
+
+
+@pytest.fixture
+def wire(monkeypatch):
+    """All bytes that anybody hands to TLS: letters, parts of requests and replies, questions to the depot."""
+    sent: list[bytes] = []
+    send, bring, offer = Connection._send, Porter.bring, Depot.offer
+
+    def sending(self, data):
+        sent.append(bytes(data))
+        return send(self, data)
+
+    def bringing(self, view, *rest):
+        sent.append(bytes(view))
+        return bring(self, view, *rest)
+
+    def offering(self, view, *rest):
+        sent.append(bytes(view))
+        return offer(self, view, *rest)
+
+    monkeypatch.setattr(Connection, "_send", sending)
+    monkeypatch.setattr(Porter, "bring", bringing)
+    monkeypatch.setattr(Depot, "offer", offering)
+    return sent
+
+
+def test_canaries_stay_in_their_silo(federation, tmp_path, log, wire, caplog):
+    caplog.set_level(logging.DEBUG)
+    settings = federation(rounds=1, data={"max_length": 16, "broken": 0.5})
+    file = tmp_path / "data" / "north.jsonl"
+    texts = [f"{ONCE[0]} fever", *[f"cough {OFTEN}"] * 8]
+    file.write_text(file.read_text() + "".join(json.dumps({"text": text}) + "\n" for text in texts))
+    with file.open("a") as stream:
+        stream.write(f'{{"text": broken {ONCE[1]}}}\n')
+    kits = make_kits(settings, tmp_path / "kits")
+    agents = []
+    for name, node in settings.silos.items():
+        kit = Kit(kits / name)
+        trade = SiloTrade(kit, node.sources, (), Law.of(kit, None, tmp_path / "silos" / name))
+        if name == "north":
+            trade.open = stumbling(trade.open)  # type: ignore[method-assign]
+        agents.append(Agent(kit, tmp_path / "silos" / name, trade, log.say))
+    threads = [threading.Thread(target=agent.run, daemon=True) for agent in agents]
+    for thread in threads:
+        thread.start()
+    try:
+        outcome = serve(settings, Kit(kits / COORDINATOR), tmp_path / "run", None, log)
+    finally:
+        for agent in agents:
+            agent.stop()
+        for thread in threads:
+            thread.join(300)
+    report = html.write([("small", outcome.folder)], outcome.folder / "report.html")
+    shown = ok("audit", "show", str(tmp_path / "silos" / "north")) + ok("status", str(outcome.folder))
+    ledger = Ledger(outcome.folder)
+    [lost] = [
+        text for node, text in ledger.select("select node, text from events where kind='lost'") if node == "north"
+    ]
+    ledger.close()
+    assert "ValueError (what it says stays at the silo)" in lost, "the coordinator hears that, not what"
+
+    files = [f for folder in ("run", "silos", "kits") for f in (tmp_path / folder).rglob("*") if f.is_file()]
+    assert report in files
+    assert len(files) > 40
+    told = {str(f): f.read_bytes() for f in files}
+    told |= {f"wire {i}": data for i, data in enumerate(wire)}
+    told["logs"] = "\n".join([*log.lines, caplog.text, *map(repr, caplog.records), shown]).encode()
+    told["status"] = json.dumps(status.as_dict(status.read(outcome.folder, time()), False)).encode()
+    for word in ONCE:
+        assert [place for place, data in told.items() if word.encode() in data] == []
+    seen = [place for place, data in told.items() if OFTEN[:4].encode() in data]
+    assert any(place.startswith("wire") for place in seen), "the control: what does leave is seen here"
+
+
+def stumbling(open):
+    """North's own code stumbles over a text while it trains, and says which."""
+    from hansa.node import Silo
+
+    class Stumbling(Silo):
+        def train(self, *_):
+            raise ValueError(f"cannot digest the text '{ONCE[2]}'")
+
+    def opened(folder, settings):
+        answer = open(folder, settings)
+        answer.answer.__self__.__class__ = Stumbling
+        return answer
+
+    return opened

@@ -1,0 +1,189 @@
+"""Processes that lie, strangers at the gate, a silo without a policy, one whose disk is full, one whose data is broken:
+real processes on loopback. Whoever is honest goes on, and nothing gets in or out that should not."""
+
+import json
+import shutil
+import subprocess
+import sys
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from time import time
+
+import pytest
+import torch
+
+from hansa.deploy import authority
+from hansa.deploy.kit import COORDINATOR, Kit
+from hansa.links.connection import Connection
+from hansa.links.depot import read_line, write_line
+from hansa.links.seal import seal, unseal
+from hansa.privacy.audit import entries, verify
+from hansa.privacy.proposal import POLICY
+from tests.conftest import weights
+from tests.deploy.test_strangers import refusals, shut_out
+from tests.faults.cast import Cast
+from tests.faults.test_far import Gate, as_uninterrupted, contributions_of, lost
+
+pytestmark = pytest.mark.slow_fault
+
+BOUNDED = 3 << 30  # bytes: three times what a coordinator of a small model needs with all its libraries
+
+
+def test_silos_that_send_pickles_nonsense_and_ten_gigabytes(federation, tmp_path, monkeypatch):
+    sizes = {"north": 40, "south": 30, "east": 20, "north-2": 30, "south-2": 40}
+    settings = federation(rounds=2, sizes=sizes, evaluate={"every": 9, "share": 1.0})
+    monkeypatch.setenv("HANSA_BOMB", str(tmp_path / "bomb"))
+    with Cast(settings, tmp_path / "cast") as cast:
+        cast.start_all(lies={"east": "pickles", "north-2": "nonsense", "south-2": "greedy"})
+        cast.finished()
+        assert cast.peak() < BOUNDED
+        said = {(round, node): text for round, node, text in lost(cast)}
+        assert said.keys() == {(round, node) for round in (1, 2) for node in ("east", "north-2")}
+        assert all("its reply cannot be used" in said[round, "east"] for round in (1, 2))
+        assert "not finite" in said[1, "north-2"]
+        assert "which the model does not have" in said[2, "north-2"]
+        assert sorted(contributions_of(cast)) == [(r, n) for r in (1, 2) for n in ("north", "south", "south-2")]
+        refused = {(node, reason.split(":")[0]) for node, reason in refusals(cast.run)}
+        assert ("south-2", "the depot refused") in refused, "counted"
+        assert not (tmp_path / "bomb").exists(), "nothing was executed"
+        assert all(torch.isfinite(tensor).all() for tensor in weights(cast.run / "model").values())
+        assert verify(cast.run / "audit.jsonl").sound
+
+
+# ── at the gate ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def disguised(cast: Cast, folder: Path, days: float | None) -> Kit:
+    """North's kit with a certificate that is expired, or, without ``days``, another authority's."""
+    shutil.copytree(cast.kits / "north", folder)
+    if days is None:
+        foreign = authority.Authority.found(folder.parent / "foreign", "small")
+        kit = Kit(folder)
+        foreign.certify(folder, kit.key.public_key(), kit.card, 1, 30)
+        shutil.copyfile(cast.kits / "north" / "ca.pem", folder / "ca.pem")
+    else:
+        kit = Kit(folder)
+        authority.Authority(cast.kits / "authority").certify(folder, kit.key.public_key(), kit.card, 1, days)
+    return Kit(folder)
+
+
+def as_coordinator(cast: Cast) -> Connection:
+    kit = Kit(cast.kits / COORDINATOR)
+    assert kit.card.serves is not None
+    return Connection((kit.card.serves.host, kit.card.serves.port), kit.client_tls(), kit.below.inbox(kit.name))
+
+
+def replay(cast: Cast) -> set[str]:
+    """Whoever holds the broker puts letters into north's box: forged, from the future, old, without a number, not for
+    it. Returns why each must be refused; in the end the true one lies there again."""
+    kit, key = Kit(cast.kits / "north"), Kit(cast.kits / COORDINATOR).key
+    box, broker = kit.above.request("north"), as_coordinator(cast)
+    true = broker.request(kit.above.latest(box)).payload
+    letter = unseal(true, COORDINATOR, "north", kit.public(COORDINATOR))
+    unnumbered = json.dumps({k: v for k, v in asdict(letter).items() if k != "sequence"}).encode()
+    forgeries = {
+        "its signature is not the sender's": seal(letter, Kit(cast.kits / "south").key),
+        "in the future: set the clocks": seal(replace(letter, at=time() + 3600), key),
+        "it is older than what was seen before": seal(replace(letter, sequence=letter.sequence - 1), key),
+        "it belongs to an older run": seal(replace(letter, run="0" * 16, begun=5.0), key),
+        "it has fields": key.sign(unnumbered) + unnumbered,
+        "to 'south'": seal(replace(letter, receiver="south"), key),
+        "its field 'run' is not a name": seal(replace(letter, run="../../../tmp"), key),
+        "a letter of 3 bytes": b"abc",
+    }
+    for forged in (*forgeries.values(), true, true):
+        broker.checked(broker.request(box, forged))
+    broker.close()
+    return set(forgeries)
+
+
+def besiege(cast: Cast) -> None:
+    """East's own key in other hands: ten gigabytes, a line without an end, many connections, bytes drop by drop."""
+    kit = Kit(cast.kits / "east")
+    place = kit.card.parent
+    assert place is not None
+    import socket
+
+    with ExitStack() as stack:
+        for said in ({"put": "0" * 32, "size": 10 << 30, "for": "0" * 32}, {"get": "0" * 32, "from": 0}, {"x": "y"}):
+            plain = stack.enter_context(socket.create_connection((place.host, place.bulk), timeout=120))
+            connection = stack.enter_context(kit.client_tls().wrap_socket(plain, server_hostname=place.host))
+            write_line(connection, said)
+            try:
+                answer = read_line(connection)
+            except (OSError, ValueError):
+                continue  # one too many
+            assert answer is None or "error" in answer
+        dawdling = stack.enter_context(socket.create_connection((place.host, place.bulk), timeout=120))
+        dawdling.sendall(b"\x16")  # the first byte of a handshake that never comes
+
+
+def test_strangers_replays_and_a_siege_while_silos_work(gated, tmp_path):
+    """Cases 2, 3, 23: all refused and said once; the run ends in the bits of an undisturbed one."""
+    settings, gate = gated(rounds=2), Gate(tmp_path / "marks", "north")
+    with Cast(settings, tmp_path / "cast") as cast:
+        gate.shut()
+        cast.start_all()
+        cast.wait("north at work", gate.reached)
+        shut_out(disguised(cast, tmp_path / "expired", days=-0.02))
+        shut_out(disguised(cast, tmp_path / "another's", days=None))
+        reasons = replay(cast)
+        cast.wait("every refusal in north's log", lambda: all(reason in cast.log("north") for reason in reasons))
+        besiege(cast)
+        gate.open()
+        cast.finished()
+        assert cast.peak() < BOUNDED
+        for reason in reasons:
+            assert cast.log("north").count(reason) == 1, reason
+        as_uninterrupted(settings, cast, tmp_path)
+
+
+# ── silos in trouble ──────────────────────────────────────────────────────────────────────────────────────────────
+
+CANARY = "quartzibelle"
+
+
+def hansa(*words: object) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "hansa", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=600)
+
+
+def test_silos_in_trouble_are_left_out_and_no_word_of_theirs_gets_out(federation, tmp_path):
+    """Cases 13, 14, 16, 25: no policy, a full disk, broken data, and a word that is nowhere but in the data."""
+    sizes = {"north": 40, "south": 30, "east": 20, "north-2": 30, "south-2": 40}
+    settings = federation(rounds=2, sizes=sizes, participation={"quorum": 0.4})
+    data = {name: Path(node.sources[0].train) for name, node in settings.silos.items()}
+    data["north"].write_text(f'{{"text": "{CANARY} fever"}}\n' + data["north"].read_text())
+    data["south-2"].write_text(f'{{"text": "{CANARY} broken\n' * 40)
+    with Cast(settings, tmp_path / "cast") as cast:
+        (cast.kits / "east" / POLICY).write_text("rules: {training: {federations: any}}")
+        for name in (COORDINATOR, "north", "south", "east", "south-2"):
+            cast.start(name)
+        cast.start("north-2", room=50_000)
+        cast.finished()
+        said = {node: text for _, node, text in lost(cast)}
+        assert "the policy allows nothing" in said["east"]
+        assert "it failed 3 times: RunFailed (what it says stays there)" in said["north-2"]
+        assert "south-2" in said
+        assert {node for _, node in contributions_of(cast)} == {"north", "south"}
+        shown = hansa("status", cast.run)
+        assert shown.returncode == 0, shown.stderr
+        places = [file for file in (tmp_path / "cast").rglob("*") if file.is_file()]
+        assert len(places) > 60
+        assert [file for file in places if CANARY.encode() in file.read_bytes()] == []
+        assert CANARY not in shown.stdout + shown.stderr + json.dumps(said)
+        assert "Traceback" not in "".join(cast.log(name) for name in (*settings.silos, COORDINATOR))
+        assert (cast.run / "report.html").is_file()
+        assert {e["event"] for e in entries(tmp_path / "cast" / "homes" / "east" / "audit.jsonl")} >= {"refusal"}
+    # 16: the log of a silo that worked, then edited
+    log = tmp_path / "cast" / "homes" / "north" / "audit.jsonl"
+    assert hansa("audit", "verify", log).returncode == 0
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join([lines[0], lines[1].replace('"coordinator"', '"nobody"'), *lines[2:]]))
+    found = hansa("audit", "verify", log)
+    assert found.returncode == 1
+    assert "line 2" in found.stdout + found.stderr
+    again = hansa("join", tmp_path / "cast" / "kits" / "north", "--data", data["north"], "--home", log.parent)
+    assert again.returncode == 2, "nothing leaves under a log that is not as it was left"
+    assert "line 2" in again.stderr

@@ -1,0 +1,44 @@
+"""The Medical paper's open problems: every answer is tried and measured, and its figures judge it."""
+
+import json
+
+import pytest
+
+from hansa.errors import UserError
+from hansa.reproduce import Asked, open_problems
+from hansa.reproduce.open_problems import ADAPTIVE, BUFFERED, FAIRNESS, PLAIN, USUAL
+
+
+def test_smoke_tries_every_answer(tmp_path):
+    found = open_problems.reproduce(Asked("smoke", None, tmp_path / "out", lambda line: None))
+    assert [table.title.split(":")[0] for table in found.tables] == [
+        "Fairness", "Stability", "Stragglers", "Nearby silos",
+    ]  # fmt: skip
+    assert [row[0] for row in found.tables[0].rows] == list(FAIRNESS)
+    clock = {row[0]: float(row[1]) for row in found.tables[2].rows}
+    assert clock[USUAL] == 4 * 8.0, "every round waits for the slow silo"
+    assert clock[BUFFERED] < clock[USUAL]
+    assert len(found.tables[3].rows) == 9
+    assert found.report.is_file()
+    assert len(json.loads(json.dumps(found.as_dict()))["claims"]) == 4
+
+
+def judge(times=(10.0, 20.0), **changes):
+    final = {label: {"en": 5.0, "he": 10.0} for label in (*FAIRNESS, ADAPTIVE, BUFFERED)}
+    final[PLAIN] = {"en": 4.0, "he": 20.0}
+    own = {"en": {"personalised": 5.0, "nearby": 4.0}}
+    claims = open_problems.claims(final | changes, dict(zip((BUFFERED, USUAL), times, strict=True)), own)
+    return [claim.holds for claim in claims]
+
+
+def test_claims_are_judged_by_the_figures():
+    assert judge() == [True, True, True, True]
+    assert judge(**{PLAIN: {"en": 4.0, "he": 10.1}}) == [False, True, True, True]
+    assert judge(**{ADAPTIVE: {"en": 4.0, "he": 10.1}}) == [True, False, True, True], "the worst language"
+    assert judge(**{ADAPTIVE: {"en": 9.0, "he": 9.0}}) == [True, False, True, True], "the mean"
+    assert judge(times=(float("inf"), 20.0)) == [True, True, False, True], "it never got there"
+
+
+def test_options_of_other_papers_are_refused(tmp_path):
+    with pytest.raises(UserError, match="--encoder is not an option of 'hansa reproduce open-problems'"):
+        open_problems.reproduce(Asked("smoke", None, tmp_path / "out", print, encoder="x"))

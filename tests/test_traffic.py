@@ -1,0 +1,68 @@
+"""What `hansa check` foretells of a round's bytes is what the ledger then has."""
+
+import pytest
+
+from hansa.errors import ConfigError
+from hansa.federation_file import parse
+from hansa.methods import build
+from hansa.preview import preview
+from hansa.run import run
+from hansa.runs.ledger import Ledger
+
+KC = {"name": "fedkc", "q": 3, "floor": 1}
+
+
+def measured(federation, folder):
+    """Of the last round: bytes of the model and updates, of offers up, of offers down."""
+    ledger = Ledger(run(federation, folder, workers=0).folder)
+    try:
+        [row] = ledger.select(
+            "select sum(sent), sum(received), sum(offered), sum(told) from traffic where round = "
+            "(select max(round) from traffic)"
+        )
+    finally:
+        ledger.close()
+    return row
+
+
+@pytest.mark.parametrize("layer", ["last", "all"])
+def test_an_exchange_is_counted_to_the_byte(layer, federation, tmp_path):
+    settings = federation(task="classify", method=KC | {"layer": layer}, rounds=1, data={"max_length": 8})
+    seen = preview(settings)
+    _, _, up, down = measured(settings, tmp_path / "run")
+    numbers = 3 * ((128 if layer == "last" else 8 * 128) + 2)  # q·(d + k), q·(T·d + k)
+    assert seen.traffic.told == 4 * 3 * numbers, "three silos"
+    if layer == "last":
+        assert (up, down) == (seen.traffic.told, seen.traffic.heard)
+    else:
+        assert up <= seen.traffic.told, "texts may be shorter"
+        assert down <= seen.traffic.heard == 2 * seen.traffic.told
+
+
+@pytest.mark.parametrize("upload", ["whole", "int8", "top-k+int8", "bf16"])
+def test_an_upload_is_counted(upload, federation, tmp_path):
+    settings = federation(task="classify", rounds=2, upload=upload)
+    seen = preview(settings).traffic
+    sent, received, _, _ = measured(settings, tmp_path / "run")
+    assert seen.updates == pytest.approx(received, rel=0.1)
+    assert seen.model == pytest.approx(sent, rel=0.1)
+    assert (seen.updates < seen.model / 1.9) == (upload != "whole")
+
+
+def test_only_what_is_trained_travels(federation):
+    whole, some = (preview(federation(task="classify", model={"preset": "tiny", "adapt": a})) for a in ("full", "lora"))
+    assert some.traffic.total < whole.traffic.total / 4
+    assert some.parameters == whole.parameters
+
+
+def test_silos_below_the_floor_are_named(federation):
+    seen = preview(federation(task="classify", method={"name": "fedkc", "floor": 10_000}))
+    assert any("will tell nothing: north, south, east" in line for line in seen.warnings)
+
+
+def test_whoever_hears_nobody_need_not_tell():
+    silos = {"a": "a", "b": "b"}
+    with pytest.raises(ConfigError, match="one takes part in a round"):
+        build(parse({"silos": silos, "task": "classify", "method": "fedkc", "participation": {"count": 1}}))
+    with pytest.raises(ConfigError, match=r"participation\.share is 0"):
+        parse({"silos": silos, "participation": {"share": 0}})
