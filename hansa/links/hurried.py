@@ -24,7 +24,7 @@ class Hurried:
         due, now = self._due(), monotonic()
         if due is None:
             return until
-        ours = now + SHARE * (due - now) / max(self._left(request) for request in asks.values())
+        ours = now + SHARE * (due - now) / max((self._left(request) for request in asks.values()), default=1)
         return ours if until is None else min(until, ours)
 
     def _left(self, request: Request) -> int:

@@ -150,7 +150,9 @@ def test_through_a_proxy_and_by_a_nats_of_somebody_else(walk):
     assert walk.nats in ports
     assert len(ports) == 2, "letters and weights"
     assert not (walk.folder / "coordinator" / "runs" / "guests" / "seat" / "broker").exists()
-    walk.waiting.pop(0).kill()  # the server, which is not ours to stop
+    server = walk.waiting.pop(0)  # not ours to stop by SIGTERM
+    server.kill()
+    server.wait()
     walk.stop()
 
 
