@@ -36,8 +36,8 @@ from hansa.messages import Lost, Reply, Request
 LIFE_SECONDS = 5.0
 LOOK_SECONDS = 10.0
 AGAIN_SECONDS = 5.0
-FINISH_SECONDS = 30.0  # for what an agent is sending when it is told to stop
 TRIES = 3
+FINISH_SECONDS = 30.0  # for what an agent is sending when it is told to stop
 LARGEST_TEXT = 256 << 20
 LARGEST_SETTINGS = 16 << 20
 REASONS = 200  # kept apart: whoever sends nonsense must not fill our memory with it
@@ -214,8 +214,8 @@ class Agent:
         reason = f"it failed {times} times: {type(error).__name__} (what it says stays there)"
         try:
             self._send(letter, loose(Lost.__name__, wire.split(Lost(reason))[0]), session, porter)
-        except (GaveUp, Refusal) as why:
-            self._say(f"{letter.kind} of round {letter.round}: {why or 'nobody waits for it any more'}")
+        except Exception as why:  # nor must this end the agent
+            self._say(f"{letter.kind} of round {letter.round}: nobody could be told ({type(why).__name__}: {why})")
 
     @property
     def _unread(self) -> bool:
@@ -275,7 +275,8 @@ class Agent:
     def _fetched(self, letter: Envelope, porter: Porter) -> tuple[Callable[[Request], Reply], Request]:
         answer = self._open(letter, porter)
         announced = letter.text[1] + sum(size for _, size in letter.vectors.values())
-        held = sum(buffer.nbytes for name, buffer in self._buffers.items() if name in letter.vectors)
+        self._buffers = {name: buffer for name, buffer in self._buffers.items() if name in letter.vectors}
+        held = sum(buffer.nbytes for buffer in self._buffers.values())
         room.check_request(announced, _model_size(self._folder(letter)), held)
         text = bytes(self._bytes(porter, letter.text, LARGEST_TEXT))
         vectors = {name: self._vector(porter, name, ref) for name, ref in letter.vectors.items()}
