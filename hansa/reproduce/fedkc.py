@@ -451,6 +451,7 @@ def traffic_table(runs: Runs) -> Table:
 
 def all_claims(runs: Runs) -> list[Claim]:
     mean = {method: fmean(runs.over_seeds(method)) for method in methods(runs.tuned, 1)}
+    federated = [value for method, value in mean.items() if method not in KINDS]
 
     def claim(name: str, holds: bool, *shown: str) -> Claim:
         ours = ", ".join(f"{method} {spread(runs.over_seeds(method))}" for method in shown)
@@ -469,7 +470,7 @@ def all_claims(runs: Runs) -> list[Claim]:
             claim(f"k-means helps: {layer}", mean[layer] > mean[WITHOUT[layer]], layer, WITHOUT[layer])
             for layer in (LAST, ALL)
         ),
-        claim("central training is above every federated method", mean[CENTRAL] == max(mean.values()), CENTRAL, ALL),
+        claim("central training is above every federated method", mean[CENTRAL] > max(federated), CENTRAL, ALL),
     ]
     epochs = {n: runs.mean("NC", ALL, epochs=n) for n in EPOCHS}
     active = {n: runs.mean("NC", ALL, active=n) for n in runs.active()}
