@@ -401,7 +401,10 @@ def figure_4(leaks: Mapping[str, Leaks]) -> Table:
                 published = f"{HITS_90[layer]:.1%}" if who == "attack" and kind == "embedding-inversion" else "–"
                 rows.append([f"{layer}: {kind if who == 'attack' else who}", *cells, published])
     columns = ["Hits@N", *(f"{where} @{n}" for where in ("any", "same") for n in HITS), "paper, any @90"]
-    note = "At any position, or at the same one. A score means something only beside those who know nothing (most frequent, random) and no averaging."
+    note = (
+        "At any position, or at the same one. A score means something only beside those who know nothing (most "
+        "frequent, random) and no averaging."
+    )
     return Table("Figure 4: tokens recovered from shared centroids", columns, rows, note)
 
 
