@@ -172,7 +172,8 @@ def reproduce(asked: Asked) -> Reproduction:
         leaks = {layer: attacked(runs, layer, asked.say) for layer in LAYERS}
         tables += [sensitivity_table(runs), figure_4(leaks), defence_table(runs), traffic_table(runs)]
         claims = [*all_claims(runs), privacy_claim(leaks)]
-        folders = [(method, jobs.result(runs.name(SHAPE, method, 0)).folder) for method in methods(tuned, 1)]
+        order = sorted(methods(tuned, 1), key=lambda method: method in KINDS)  # the first run's data are described
+        folders = [(method, jobs.result(runs.name(SHAPE, method, 0)).folder) for method in order]
     report = html.write(
         folders,
         asked.out / "report.html",
@@ -399,8 +400,11 @@ def figure_4(leaks: Mapping[str, Leaks]) -> Table:
                 ]
                 published = f"{HITS_90[layer]:.1%}" if who == "attack" and kind == "embedding-inversion" else "–"
                 rows.append([f"{layer}: {kind if who == 'attack' else who}", *cells, published])
-    columns = ["", *(f"Hits@{n}, {where} position" for where in ("any", "same") for n in HITS), "paper, any Hits@90"]
-    note = "A score means something only beside those who know nothing (most frequent, random) and no averaging."
+    columns = ["Hits@N", *(f"{where} @{n}" for where in ("any", "same") for n in HITS), "paper, any @90"]
+    note = (
+        "At any position, or at the same one. A score means something only beside those who know nothing (most "
+        "frequent, random) and no averaging."
+    )
     return Table("Figure 4: tokens recovered from shared centroids", columns, rows, note)
 
 
@@ -451,6 +455,7 @@ def traffic_table(runs: Runs) -> Table:
 
 def all_claims(runs: Runs) -> list[Claim]:
     mean = {method: fmean(runs.over_seeds(method)) for method in methods(runs.tuned, 1)}
+    federated = [value for method, value in mean.items() if method not in KINDS]
 
     def claim(name: str, holds: bool, *shown: str) -> Claim:
         ours = ", ".join(f"{method} {spread(runs.over_seeds(method))}" for method in shown)
@@ -469,7 +474,7 @@ def all_claims(runs: Runs) -> list[Claim]:
             claim(f"k-means helps: {layer}", mean[layer] > mean[WITHOUT[layer]], layer, WITHOUT[layer])
             for layer in (LAST, ALL)
         ),
-        claim("central training is above every federated method", mean[CENTRAL] == max(mean.values()), CENTRAL, ALL),
+        claim("central training is above every federated method", mean[CENTRAL] > max(federated), CENTRAL, ALL),
     ]
     epochs = {n: runs.mean("NC", ALL, epochs=n) for n in EPOCHS}
     active = {n: runs.mean("NC", ALL, active=n) for n in runs.active()}
