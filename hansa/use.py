@@ -68,8 +68,9 @@ def on_silos(site: Site, model: Any, share: float = 1.0) -> Scored:
     seed, found = site.federation.seed, {}
     for name in holders(site.federation):
         held = site.silo(name).examples("test")
-        # Cut as in a run's final evaluation: the same questions.
-        scores = whole(evaluate(model, site.task, held, site.vocabulary, seed, share, parts=PARTS, decode=True))
+        # All of it is cut as in a run's final evaluation: the same questions. A share of it fits into fewer batches.
+        parts = PARTS if share == 1.0 else 1
+        scores = evaluate(model, site.task, held, site.vocabulary, seed, share, parts=parts, decode=True)
         if scores.sums:
             found[name] = overall(site.task, scores)
     return found

@@ -85,6 +85,14 @@ def test_gains_are_shares_of_the_full_exchanges_gain():
     assert seen.spent("no exchange") == pytest.approx(0.2)
 
 
+def test_there_is_no_share_of_a_gain_that_was_none():
+    table = translation_tables.gains(found())
+    [row] = [row for row in table.rows if row[0] == "DP_l"]
+    assert row[2] == "90% · 90% · 90%"
+    table = translation_tables.gains(found(**{SERVER: 5.5}))
+    assert table.rows[0][2] == "– · – · –"
+
+
 def test_movement_is_drawn_as_a_histogram():
     moved = {"WMT": {"encoder": [0.1, 0.2, 9.9, 10.0], "decoder": [1.0]}}
     table = translation_tables.figure_1(Found((5, 10, 50), Scored({}, {}, {}, 0), {}, {}, {}, {}, moved, ()))

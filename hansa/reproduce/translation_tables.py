@@ -226,16 +226,22 @@ def gains(found: Found) -> Table:
     """The share of the full exchange's gain that is left, and what was sent for it."""
     rows = []
     for name in _pulled(found):
-        shares = [" · ".join(f"{found.retained(name, model, m):.0%}" for m in MEASURES) for model in MODELS]
+        shares = [" · ".join(_share(found, name, model, metric) for metric in MEASURES) for model in MODELS]
         per_byte = found.retained(name, "server") / found.spent(name)
         rows.append([name, f"{found.spent(name):.1%}", *shares, f"{per_byte:.2f}", _seeds(found, name)])
     columns = ["", "uplink bytes", *(f"gain retained, {label}" for label in MODELS.values())]
     note = (
-        "Gain: since the generic model, as a share of the full exchange's. Per byte: the server's share of the gain in "
-        "cross-entropy over the share of the bytes, which are those measured on the wire."
+        "Gain: since the generic model, as a share of the full exchange's; –: where the full exchange has gained "
+        "nothing. Per byte: the server's share of the gain in cross-entropy over the share of the bytes, which are "
+        "those measured on the wire."
     )
     title = "Dynamic pulling: the gain that is left, for how many bytes (BLEU · chrF · cross-entropy)"
     return Table(title, [*columns, "gain per byte, server", "seeds"], rows, note)
+
+
+def _share(found: Found, name: str, model: str, metric: str) -> str:
+    gained = found.mean(SERVER, model, metric) - _average(getattr(found.start, model), metric)
+    return f"{found.retained(name, model, metric):.0%}" if (gained < 0) == (metric == "loss") and gained else "–"
 
 
 def codes(found: Found) -> Table:
