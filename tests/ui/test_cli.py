@@ -75,6 +75,9 @@ def test_run_then_everything_one_does_with_a_run(file, tmp_path):
     scored = json.loads(ok("evaluate", out, "--data", extra, "--format", "json"))
     assert scored["extra"]["perplexity"] > 1
     assert "extra" in ok("evaluate", out, "--data", extra, "--checkpoint", "3")
+    everywhere = json.loads(ok("evaluate", out, "--silo", "all", "--format", "json"))
+    assert everywhere["shared"].keys() == {"north", "south", "east"}
+    assert everywhere["shared"]["north"]["loss"] == json.loads(ok("evaluate", out, "--format", "json"))["north"]["loss"]
     filled = json.loads(ok("predict", out, "fever [MASK] chill", "--format", "json"))
     assert len(filled["predictions"][0]["answers"][0]["fillings"]) == 5
     assert "report.html" in ok("report", out)
@@ -83,6 +86,7 @@ def test_run_then_everything_one_does_with_a_run(file, tmp_path):
     for arguments, reason in [
         (["predict", out, "x", "--silo", "north"], "no personal models"),
         (["evaluate", out, "--data", extra, "--checkpoint", "77"], "no checkpoint of round 77"),
+        (["evaluate", out, "--silo", "all", "--checkpoint", "3"], "leave one of them out"),
         (["evaluate", out, "--data", str(tmp_path / "none")], "does not exist"),
         (["report", str(tmp_path)], "not a run directory"),
     ]:

@@ -10,6 +10,7 @@ from hansa.releases import releases
 from hansa.report import html
 from hansa.report.charts import histogram, scatter
 from hansa.report.uploads import Cost, quality_against_bytes, saved
+from hansa.use import every_model, on_silos
 from hansa.watch import Quiet
 
 
@@ -43,6 +44,11 @@ def test_a_comparison_draws_quality_against_bytes(federation, tmp_path):
     assert set(seen["calm"].facts["movement"]) == {"north", "south"}
     assert set(seen["calm"].facts["movement"]["north"]) == {"model"}
     assert f"<td>{up['whole'] / 1e6:,.3f} MB</td>" in page, "the table has the measured bytes"
+    models = every_model(tmp_path / "out" / "calm", on_silos)
+    assert list(models) == ["shared", "north", "south"]
+    assert models["shared"]["south"]["loss"] == pytest.approx(seen["calm"].final["south"]["loss"])
+    assert models["north"]["north"]["loss"] == pytest.approx(seen["calm"].own["north"]["loss"], rel=0.05)
+    assert models["north"]["south"] != models["south"]["south"], "every model on every silo's data"
 
 
 def test_losses_have_the_sign_a_reader_expects():
