@@ -90,7 +90,9 @@ def test_canaries_stay_in_their_silo(federation, tmp_path, log, wire, caplog):
     told = {str(f): f.read_bytes() for f in files}
     told |= {f"wire {i}": data for i, data in enumerate(wire)}
     told["logs"] = "\n".join([*log.lines, caplog.text, *map(repr, caplog.records), shown]).encode()
-    told["status"] = json.dumps(status.as_dict(status.read(outcome.folder, time()), False)).encode()
+    told["status"] = json.dumps(
+        status.as_dict(status.read(outcome.folder, time()), status.refusals(outcome.folder), False)
+    ).encode()
     for word in ONCE:
         assert [place for place, data in told.items() if word.encode() in data] == []
     seen = [place for place, data in told.items() if OFTEN[:4].encode() in data]
