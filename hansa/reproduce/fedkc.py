@@ -59,24 +59,38 @@ class Size:
     held_out: int = 200  # rows of each language's test set
     preset: str = "mini"
     vocabulary: int = 2500
-    batch: int = 32
-    lr: float = 3e-3
+    batch: int = 16
+    lr: float = 2e-3
     attacked: int = 16  # centroids of each layer
 
 
 SIZES = {
     "smoke": Size(2, 1, 2, 2, 2, 2, 1, 2, ("FedAvg", ALL), batch=8, vocabulary=600, attacked=2),
-    "small": Size(16, 2, 4, 3, 12, 10, 5, 2, TASK_METHODS),
+    "small": Size(16, 2, 3, 3, 12, 10, 5, 2, TASK_METHODS),
     "full": Size(
-        35, 1, 5, 10, 35, 35, 1, 5, (*TASK_METHODS, DOMINANT, "FedProx+KC (all)"), 10_000, 2000, "base", 32_000, lr=5e-5
+        35,
+        1,
+        5,
+        10,
+        35,
+        35,
+        1,
+        5,
+        (*TASK_METHODS, DOMINANT, "FedProx+KC (all)"),
+        10_000,
+        2000,
+        "base",
+        32_000,
+        32,
+        5e-5,
     ),
 }
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """One setting of each method. The learning rate was chosen on validation data; α and FedProx's μ were seen to
-    do well on ICD-10; μ of MOON and λ of FedMix are their papers'. ``--tune`` chooses all of them anew."""
+    """One setting of each method. α and FedProx's μ were seen to do well on ICD-10; μ of MOON and λ of FedMix are
+    their papers'. ``--tune`` chooses all of them, and the learning rate, anew."""
 
     lr: float | None = None  # of all methods; default the scale's
     prox: float = 1e-4
@@ -87,7 +101,7 @@ class Tuned:
 
 
 GRID: dict[str, tuple[str, tuple[float, ...]]] = {  # what each method's one setting may be: as many values for each
-    "FedAvg": ("lr", (2e-3, 3e-3, 4e-3)),
+    "FedAvg": ("lr", (1e-3, 2e-3, 3e-3)),
     "FedProx": ("prox", (1e-4, 1e-3, 1e-2)),
     "MOON": ("moon", (0.1, 1.0, 5.0)),
     "FedMix": ("mix", (0.05, 0.1, 0.2)),
