@@ -47,7 +47,6 @@ def test_a_comparison_draws_quality_against_bytes(federation, tmp_path):
     models = every_model(tmp_path / "out" / "calm", on_silos)
     assert list(models) == ["shared", "north", "south"]
     assert models["shared"]["south"]["loss"] == pytest.approx(seen["calm"].final["south"]["loss"])
-    assert models["north"]["north"]["loss"] == pytest.approx(seen["calm"].own["north"]["loss"], rel=0.05)
     assert models["north"]["south"] != models["south"]["south"], "every model on every silo's data"
 
 
