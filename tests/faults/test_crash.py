@@ -61,7 +61,9 @@ def test_kill_9_and_resume_end_in_the_same_bits(federation, tmp_path, shape):
 def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(federation, tmp_path):
     file = tmp_path / "fed.yaml"
     file.write_text(federation_file.dump(federation(rounds=100000)))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
     process = start(file, tmp_path / "run")
+    signal.signal(signal.SIGINT, before)
     wait_for(tmp_path / "run" / "checkpoints" / "round-2")
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=600)
