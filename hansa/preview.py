@@ -152,9 +152,7 @@ def _model(federation: Federation, labels: tuple[str, ...]) -> tuple[int | None,
     size = 0 if federation.tokenizer.kind == "bytes" else federation.tokenizer.size
     with torch.device("meta"):
         words, length = byte_tokenizer(), federation.data.max_length
-        model: Any = build.preset(federation.model.preset, task.auto, words, length, labels=labels)
-        if size > len(words):
-            model.resize_token_embeddings(size, mean_resizing=False)
+        model: Any = build.preset(federation.model.preset, task.auto, words, length, labels=labels, entries=size)
         if method.tree is not None:
             method.tree.keys(parts(model))  # refuses key layers that do not exist
         parameters = sum(p.numel() for p in model.parameters())

@@ -389,7 +389,7 @@ class Run:
     def _sensible(self, scores: Scores) -> bool:
         """Whether metrics can be made of them."""
         try:
-            return all(self.site.task.metrics(sums) for sums in scores.sums.values())
+            return all(self.site.task.metrics(sums) for sums in scores.sums.values() if sums)  # a part may be empty
         except (ArithmeticError, LookupError, ValueError):
             return False
 

@@ -33,11 +33,13 @@ def preset(
     max_length: int,
     dropout: float = 0.0,
     labels: tuple[str, ...] = (),
+    entries: int = 0,
 ) -> "PreTrainedModel":
-    """BERT, Llama or Marian in four sizes, with the shapes that `max_length` and the vocabulary ask for."""
+    """BERT, Llama or Marian in four sizes, with the shapes that `max_length` and the vocabulary ask for;
+    ``entries``: if that will have more than the tokeniser has now."""
     layers, width, heads = SIZES[size]
     family = AUTO[auto]
-    vocabulary = -(-len(tokenizer) // 8) * 8  # a multiple of eight multiplies faster
+    vocabulary = -(-max(len(tokenizer), entries) // 8) * 8  # a multiple of eight multiplies faster
     special: dict[str, Any] = {
         "pad_token_id": tokenizer.pad_token_id,
         "bos_token_id": tokenizer.bos_token_id,

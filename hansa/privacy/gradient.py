@@ -103,7 +103,7 @@ def attack(run: Path, silo: str | None, say: Callable[[str], None] = lambda _: N
 def _updates(site: Site, name: str, adapt: str) -> list[Sent]:
     """What would leave the silo in round 1, undefended, trained on ever more."""
     federation = site.federation
-    alone = leaves(federation.silos)[name].model_copy(update={"privacy": None})
+    silos = leaves(federation.silos)
     amounts: dict[str, dict[str, int]] = {
         "one text": {"batch": 1, "max_batches": 1},
         f"one batch of {federation.train.batch}": {"max_batches": 1},
@@ -112,7 +112,7 @@ def _updates(site: Site, name: str, adapt: str) -> list[Sent]:
     changed = {
         "model": federation.model.model_copy(update={"adapt": adapt}),
         "record": federation.record.model_copy(update={"updates": True}),
-        "silos": {name: alone},
+        "silos": silos | {name: silos[name].model_copy(update={"privacy": None})},
         "upload": Upload(),
         "aggregate": None,
     }

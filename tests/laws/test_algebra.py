@@ -56,7 +56,6 @@ MESSAGES = st.one_of(
         offers=st.lists(OFFERS, max_size=2).map(tuple),
         held=st.booleans(),
         roster=st.dictionaries(NAMES, st.tuples(NAMES, NAMES), max_size=2),
-        weight=st.floats(0, 1),
     ),
     st.builds(
         Entrust, st.integers(0, 9), st.dictionaries(NAMES, st.tuples(NAMES, NAMES), max_size=2), st.integers(2, 9)
