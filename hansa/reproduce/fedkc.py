@@ -32,6 +32,7 @@ KINDS = {CENTRAL: "central", DOMINANT: "dominant"}
 REPEATED = ("FedAvg", "FedProx", LAST, ALL, *WITHOUT.values())  # over all seeds; the others with the first alone
 TASKS = ("PI", "QA", "NC")
 TASK_METHODS = (CENTRAL, "FedAvg", "FedProx", "MOON", "FedMix", LAST, ALL)
+EVERY_METHOD = (*TASK_METHODS, DOMINANT, "FedProx+KC (all)")
 LAYERS = {"last": LAST, "all": ALL}
 HITS = (1, 10, 90)
 DEFENCES: dict[str, dict[str, Any]] = {  # of FedKC on all layers: each adds to the one before
@@ -67,23 +68,7 @@ class Size:
 SIZES = {
     "smoke": Size(2, 1, 2, 2, 2, 2, 1, 2, ("FedAvg", ALL), batch=8, vocabulary=600, attacked=2),
     "small": Size(16, 2, 3, 3, 12, 10, 5, 2, TASK_METHODS),
-    "full": Size(
-        35,
-        1,
-        5,
-        10,
-        35,
-        35,
-        1,
-        5,
-        (*TASK_METHODS, DOMINANT, "FedProx+KC (all)"),
-        10_000,
-        2000,
-        "base",
-        32_000,
-        32,
-        5e-5,
-    ),
+    "full": Size(35, 1, 5, 10, 35, 35, 1, 5, EVERY_METHOD, 10_000, 2000, "base", 32_000, batch=32, lr=5e-5),
 }
 
 
