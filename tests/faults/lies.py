@@ -26,9 +26,9 @@ def pickles() -> None:
     honest = Spool.keep
 
     def keep(self: Spool, request: str, round: int, kind: str, text: str, vectors: Any) -> Packed:
-        packed = honest(self, request, round, kind, text, vectors)
         if kind != "Update":
-            return packed
+            return honest(self, request, round, kind, text, vectors)
+        # Nothing is put on disk: asked again, it must not find an honest answer there.
         lie = memoryview(pickle.dumps(Bomb()) if round == 1 else b'{"type": "os.system", "body": {}, "vectors": []}')
         return Packed(kind, {"": (digest(lie), lie)})
 
