@@ -1,5 +1,6 @@
 """The command line: one thin command per verb. Results go to standard output, progress to standard error."""
 
+import errno
 import json
 import os
 import sys
@@ -45,6 +46,7 @@ WorkersOption = Annotated[int | None, typer.Option(min=0, help="worker processes
 FederationFile = Annotated[Path, typer.Argument(metavar="FED.yaml", help="the federation file")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="override a setting")]
 LINKS = ("pool", "ray")
+UNUSABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)  # a disk that takes nothing
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="a run directory")]
 
 
@@ -57,6 +59,13 @@ def main() -> None:
         errors.print(f"[bold red]{'error' if isinstance(error, UserError) else 'failed'}:[/] ", end="")
         errors.print(str(error), markup=False, highlight=False)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno not in UNUSABLE or error.filename is None:
+            raise
+        errors.print("[bold red]error:[/] ", end="")
+        said = f"{error.filename}: {error.strerror}; make it usable, or give another place"
+        errors.print(said, markup=False, highlight=False)
+        sys.exit(UserError.exit_code)
     except SystemExit as stop:
         if stop.code not in (INTERRUPTED, TERMINATED):
             raise

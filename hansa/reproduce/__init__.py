@@ -74,6 +74,7 @@ class Reproduction:
     report: Path
     seconds: float
     facts: dict[str, Any] = field(default_factory=dict)
+    tuning: float = 0.0  # of these seconds, how many went into the choice of settings
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -89,7 +90,9 @@ class Reproduction:
     def markdown(self) -> str:
         lines = [f"## {self.paper.capitalize()}, scale {self.scale}", ""]
         given = ", from a snapshot made before" if self.facts.get("snapshot", "ours") != "ours" else ""
-        lines += [f"`hansa reproduce {self.paper} --scale {self.scale}`{given}, {self.seconds / 60:.1f} minutes.", ""]
+        tune, of_it = (" --tune", f", of which {self.tuning / 60:.1f} to choose settings") if self.tuning else ("", "")
+        command = f"`hansa reproduce {self.paper} --scale {self.scale}{tune}`"
+        lines += [f"{command}{given}, {self.seconds / 60:.1f} minutes{of_it}.", ""]
         lines += [f"- {claim.line}" for claim in self.claims]
         return "\n".join([*lines, "", *(table.markdown() for table in self.tables)])
 

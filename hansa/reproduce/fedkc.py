@@ -161,10 +161,9 @@ def reproduce(asked: Asked) -> Reproduction:
     asked.say("laying out the clients' data")
     corpora = lay_out(asked, size)
     with Jobs(asked.out, asked.say, asked.scale != "smoke") as jobs:
-        tuned, tuning = Tuned(), []
-        if asked.tune:
-            tuned, table = tune(jobs, corpora[SHAPE], size)
-            tuning = [table]
+        laid_out = perf_counter()
+        tuned, tuning = tune(jobs, corpora[SHAPE], size) if asked.tune else (Tuned(), [])
+        choosing = perf_counter() - laid_out if asked.tune else 0.0
         runs = Runs(jobs, corpora, size, tuned)
         runs.start()
         tables = [shape_table(runs), *(task_table(runs, task) for task in TASKS), k_means_table(runs)]
@@ -180,8 +179,8 @@ def reproduce(asked: Asked) -> Reproduction:
         [claim.line for claim in claims],
         [*tuning, *tables],
     )
-    facts = {"tuned": vars(tuned)}
-    return Reproduction("fedkc", asked.scale, [*tuning, *tables], claims, report, perf_counter() - began, facts)
+    took, facts = perf_counter() - began, {"tuned": vars(tuned)}
+    return Reproduction("fedkc", asked.scale, [*tuning, *tables], claims, report, took, facts, choosing)
 
 
 def lay_out(asked: Asked, size: Size) -> dict[str, Corpus]:
@@ -281,14 +280,15 @@ def last_rounds(folder: Path, count: int) -> Scores:
     return found
 
 
-def tune(jobs: Jobs, corpus: Corpus, size: Size) -> tuple[Tuned, Table]:
+def tune(jobs: Jobs, corpus: Corpus, size: Size) -> tuple[Tuned, list[Table]]:
     """Every method's setting from as many values, by validation accuracy; a seed that is not used again. The learning
     rate comes first: all have the same."""
     first, *others = GRID
     tuned, rows = _choose(jobs, corpus, size, Tuned(), [first])
     tuned, further = _choose(jobs, corpus, size, tuned, others)
     note = f"{size.tune_rounds} rounds each."
-    return tuned, Table("Settings, by validation accuracy", ["", "setting", "tried", "chosen"], rows + further, note)
+    columns = ["", "setting", "tried", "chosen"]
+    return tuned, [Table("Settings, by validation accuracy", columns, rows + further, note)]
 
 
 def _choose(

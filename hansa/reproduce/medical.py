@@ -67,7 +67,7 @@ PUBLISHED_SETTINGS: dict[str, Any] = {
 def reproduce(asked: Asked) -> Reproduction:
     asked.need_text()
     scale, data, out, model, say = asked.scale, asked.data, asked.out, asked.model, asked.say
-    began, size, tuned = perf_counter(), SIZES[scale], list[Table]()
+    began, size, tuned, choosing = perf_counter(), SIZES[scale], list[Table](), 0.0
     say("laying out the silos' data")
     silos = corpora.lay_out(data, out / "data", everything=size.published) if data else corpora.generate(out / "data")
     tasks = downstream.tasks(data, out / "data", size.limit)
@@ -80,7 +80,9 @@ def reproduce(asked: Asked) -> Reproduction:
         base = model or _model_of(jobs, "snapshot")
         share = tuning.equal_tokens(silos, base, size.length)
         if asked.tune:
+            ready = perf_counter()
             size, tuned = tuning.tune(jobs, size, lambda kind, s: federation(kind, silos, s, base, share, False))
+            choosing = perf_counter() - ready
         for kind in RUNS.values():
             # The federation takes longest, and its silos' own models come after it: it may use every core.
             jobs.start(kind, federation(kind, silos, size, base, share), None if kind == "federated" else 0)
@@ -118,7 +120,8 @@ def reproduce(asked: Asked) -> Reproduction:
         [claim.line for claim in claims],
         tables,
     )
-    return Reproduction("medical", scale, tables, claims, report, perf_counter() - began, {"snapshot": model or "ours"})
+    took = perf_counter() - began
+    return Reproduction("medical", scale, tables, claims, report, took, {"snapshot": model or "ours"}, choosing)
 
 
 def _model_of(jobs: Jobs, name: str) -> str:

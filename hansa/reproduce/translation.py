@@ -17,7 +17,7 @@ from typing import Any
 from hansa.config import Federation
 from hansa.federation_file import parse
 from hansa.report import html
-from hansa.reproduce import Asked, Reproduction, Say, domains, translation_tables
+from hansa.reproduce import Asked, Reproduction, Say, Table, domains, translation_tables
 from hansa.reproduce.jobs import Jobs
 from hansa.reproduce.translation_tables import SERVER, Found, Scored
 from hansa.run import Outcome
@@ -106,18 +106,20 @@ def reproduce(asked: Asked) -> Reproduction:
     with Jobs(out, asked.say, asked.scale != "smoke") as jobs:
         study = Study(jobs, sources, size, asked.say)
         study.begin(asked.model)
-        if asked.tune:
-            study.tune()
+        ready = perf_counter()
+        tuning = [study.tune()] if asked.tune else []
+        choosing = perf_counter() - ready if asked.tune else 0.0
         study.start()
         found = study.found()
-    tables, claims = translation_tables.tables(found), translation_tables.claims(found)
+    tables, claims = [*tuning, *translation_tables.tables(found)], translation_tables.claims(found)
     shown = [(name, study.folder(name)) for name in study.reported]
     reading = [claim.line for claim in claims]
     report = html.write(
         shown, out / "report.html", "Translation: one engine, five domains, five silos", reading, tables
     )
     facts = {"rates": study.size.lr, "signatures": list(found.signatures)}
-    return Reproduction("translation", asked.scale, tables, claims, report, perf_counter() - began, facts)
+    took = perf_counter() - began
+    return Reproduction("translation", asked.scale, tables, claims, report, took, facts, choosing)
 
 
 @dataclass
@@ -200,7 +202,7 @@ class Study:
         baseline = made.baseline.model_copy(update={"schedule": schedule})
         return made.model_copy(update={"order": (GENERIC,) * turns, "baseline": baseline})
 
-    def tune(self) -> None:
+    def tune(self) -> Table:
         """Every kind of run gets the learning rate that does best on validation data, from one seed."""
         kinds: dict[str, dict[str, Any]] = {
             "federated": {},
@@ -212,13 +214,14 @@ class Study:
             for rate in rates[kind]:
                 size = replace(self.size, lr={"federated": rate})
                 self._start(f"tune {kind} {rate:g}", federation(self.sources, size, self.generic, 0, **changes))
-        chosen = {}
+        chosen, rows = {}, []
         for kind, some in rates.items():
             losses = {rate: validation(self.jobs.result(f"tune {kind} {rate:g}")) for rate in some}
             chosen[kind] = min(losses, key=lambda rate: losses[rate])
             tried = ", ".join(f"{rate:g}: {loss:.4f}" for rate, loss in losses.items())
-            self.say(f"learning rate of {kind}: {chosen[kind]:g} (validation loss by rate: {tried})")
+            rows.append([kind, tried, f"{chosen[kind]:g}"])
         self.size = replace(self.size, lr=chosen)
+        return Table("Learning rates, by validation loss from one seed", ["", "tried", "chosen"], rows)
 
     # ── what they show ────────────────────────────────────────────────────────────────────────────────────────────
 

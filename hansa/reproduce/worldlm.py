@@ -103,7 +103,6 @@ def jobs_of() -> dict[str, Job]:
         "local, unbounded data": Job(ALL_ALONE, "everything", ALONE, once=True),
         "moved": Job(worldlm(similarity="moved"), once=True),
         "no way back": Job(worldlm(back=False), once=True),
-        "temperature 0.1": Job(worldlm(temperature=0.1), once=True),
         "server lr 1, moved": Job(worldlm(PLAIN, similarity="moved"), once=True),
         "WorldLM, wrong tree": Job(worldlm(), stand=SWAPPED, once=True),
     }
@@ -120,7 +119,6 @@ def _private() -> dict[str, Job]:
         "FL, DP": Job(flat, stand=FLAT, leaves=at(**PRIVATE)),
         "no key layers, DP": Job(flat, leaves=at(**PRIVATE)),
         "WorldLM, DP shrunk": Job(worldlm(), leaves=at(**PRIVATE, shrink=True), once=True),
-        "FL, DP shrunk": Job(flat, stand=FLAT, leaves=at(**PRIVATE, shrink=True), once=True),
         "WorldLM, DP to the letter": Job(worldlm(), leaves=at(sigma=PRIVATE["sigma"]), once=True),
     }
 
@@ -141,7 +139,8 @@ def _lies() -> dict[str, Job]:
         lie: dict[str, Any] = {"simulate": {"poison": {LIAR: poison}}}
         found[f"WorldLM, {kind}, filter"] = Job(worldlm(filter={}) | lie, once=kind == "flipped ×3")
         found[f"HierFAVG, {kind}"] = Job(rival("hierfavg") | lie, once=kind == "flipped ×3")
-        found[f"WorldLM, {kind}"] = Job(worldlm() | lie, once=True)
+        if kind != "flipped ×3":
+            found[f"WorldLM, {kind}"] = Job(worldlm() | lie, once=True)
     lie = {"simulate": {"poison": {LIAR: POISONS["×100"]}}}
     found["WorldLM, ×100, filter by keys"] = Job(worldlm(filter={"by": "keys"}) | lie, once=True)
     median = {"aggregate": {"weights": "uniform", "rule": "median"}}

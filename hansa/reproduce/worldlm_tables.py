@@ -34,7 +34,6 @@ PARTS = (
     "server lr 1",
     "moved",
     "no way back",
-    "temperature 0.1",
     "server lr 1, moved",
 )
 LIES = ("flipped", "flipped ×3", "×100")

@@ -122,9 +122,10 @@ def _layout(text: str) -> Layout:
 @contextmanager
 def atomically(folder: Path) -> Iterator[Path]:
     """Write a folder under another name, then rename it: it is there whole, or not at all."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".draft-"))
+    draft: Path | None = None
     try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".draft-"))
         yield draft
         for file in draft.rglob("*"):
             if file.is_file():
@@ -134,14 +135,14 @@ def atomically(folder: Path) -> Iterator[Path]:
         draft.chmod(0o755)
         draft.rename(folder)
         _sync(folder.parent)
-    except BaseException as error:
-        shutil.rmtree(draft, ignore_errors=True)
-        if isinstance(error, OSError | SafetensorError):
-            raise RunFailed(
-                f"{folder} could not be written ({error}); what was written before is intact: "
-                "make room, then continue with --resume"
-            ) from None
-        raise
+    except (OSError, SafetensorError) as error:
+        raise RunFailed(
+            f"{folder} could not be written ({error}); what was written before is intact: "
+            "make room, or the disk writable, then continue with --resume"
+        ) from None
+    finally:
+        if draft is not None:  # nothing is there any more if all went well
+            shutil.rmtree(draft, ignore_errors=True)
 
 
 def _numbered(name: str) -> Iterator[Path]:

@@ -73,7 +73,7 @@ class Ledger:
             self._db.rollback()
             raise RunFailed(
                 f"{self._jsonl.parent} could not be written ({error}); the last checkpoint is intact: "
-                "make room, then continue with --resume"
+                "make room, or the disk writable, then continue with --resume"
             ) from None
 
     def round(self, record: Record, seconds: Mapping[str, float], workers: int) -> None:

@@ -4,12 +4,16 @@ from one that has imported everything. They can be killed, and started again."""
 import os
 import resource
 import signal
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
+
+import pytest
 
 from hansa.config import Federation, leaves
 from hansa.deploy import authority
@@ -82,6 +86,26 @@ def _enter(namespace: str) -> None:
 
     with open(f"/var/run/netns/{namespace}") as handle:
         assert ctypes.CDLL(None).setns(handle.fileno(), 0x40000000) == 0
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """The folder as on a disk that went read-only: what is open stays open. Root, whom no mode stops, mounts it so."""
+    if os.geteuid() != 0:
+        mode = folder.stat().st_mode
+        folder.chmod(0o500)
+        try:
+            yield
+        finally:
+            folder.chmod(mode)
+        return
+    if subprocess.run(["mount", "--bind", str(folder), str(folder)], capture_output=True).returncode:
+        pytest.skip("root without the right to mount cannot make a folder read-only")
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", str(folder)], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 class Cast:

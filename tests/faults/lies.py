@@ -1,8 +1,10 @@
 """What processes of the cast do that lie: applied in that process alone, before it starts like any other."""
 
+import json
 import os
 import pickle
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,8 +12,11 @@ import torch
 from hansa.deploy.spool import Packed, Spool
 from hansa.links.depot import Refusal, digest, write_line
 from hansa.links.porter import Porter
+from hansa.messages import Entrusted, Lost, Revealed, Train
 from hansa.node import Silo
+from hansa.pace import until
 from hansa.tensors import Layout, Tensors
+from hansa.veil import Veil
 
 
 class Bomb:
@@ -66,3 +71,41 @@ def greedy() -> None:
         return honest(self, view, request, name)
 
     Porter.bring = bring  # type: ignore[method-assign]
+
+
+def curious() -> None:
+    """A coordinator that wants one silo's update out of the sum. In the first two rounds east is shown a list of one,
+    then of two, to entrust its secrets to. In the third, all have sent their updates: east is asked for another one for
+    a list without south, and all are asked to unmask the sum with north in it, then without. What they say is kept."""
+    asked, told = Veil._ask, Veil.brief
+    sent: dict[str, Train] = {}
+
+    def brief(self: Veil, node: str, plain: Train | None) -> Train | None:
+        request = told(self, node, plain)
+        if request is not None:
+            sent[node] = request
+        return request
+
+    def again(self: Veil, asks: dict[str, Any]) -> dict[str, str]:
+        answers = self.asker.link.ask(asks, until(self.asker.settings.participation))
+        replies = {answer.node: answer.reply for answer in answers}
+        return {
+            node: reply.reason if isinstance(reply, Lost) else f"A {type(reply).__name__}!"
+            for node, reply in replies.items()
+        }
+
+    def ask(self: Veil, asks: Any, kind: type[Any]) -> dict[str, Any]:
+        if kind is Entrusted and self.number < 3:
+            few = {name: self.shown[name] for name in ("east", "north")[: self.number]}
+            return asked(self, {**asks, "east": replace(asks["east"], roster=few)}, kind)
+        if kind is not Revealed or self.number < 3:
+            return asked(self, asks, kind)
+        one_less = {name: words for name, words in sent["east"].roster.items() if name != "south"}
+        heard = {"update": again(self, {"east": replace(sent["east"], roster=one_less)})}
+        found = asked(self, asks, kind)
+        without = {node: replace(r, answered=tuple(set(r.answered) - {"north"})) for node, r in asks.items()}
+        heard["unmask"] = again(self, without)
+        Path(os.environ["HANSA_HEARD"]).write_text(json.dumps(heard))
+        return found
+
+    Veil._ask, Veil.brief = ask, brief  # type: ignore[method-assign]

@@ -4,6 +4,7 @@ import resource
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from hansa.run import run
 from hansa.runs.directory import RunDirectory
 from hansa.watch import Quiet
 from tests.conftest import same, weights
+from tests.faults.cast import read_only
 from tests.faults.test_pool import wait_for
 
 
@@ -91,6 +93,23 @@ def test_a_disk_that_takes_no_more_leaves_the_previous_checkpoint(federation, tm
     assert directory.checkpoints() == [1, 2]
     assert directory.newest().round == 2
     assert not list((tmp_path / "run" / "checkpoints").glob(".draft*")), "no rubbish is left"
+    resumed = run(settings, tmp_path / "run", resume=True, workers=0).folder
+    assert same(weights(resumed / "model"), weights(run(settings, tmp_path / "whole", workers=0).folder / "model"))
+
+
+def test_a_disk_that_becomes_read_only_leaves_the_previous_checkpoint(federation, tmp_path):
+    """Before round 3 is kept, the folder of checkpoints is mounted read-only."""
+    settings, kept = federation(rounds=4), tmp_path / "run" / "checkpoints"
+    with ExitStack() as stack:
+
+        class ReadOnly(Quiet):
+            def round(self, record, seconds):
+                if record.round == 2:
+                    stack.enter_context(read_only(kept))
+
+        with pytest.raises(RunFailed, match=r"could not be written \(.*\); .* is intact: .* --resume"):
+            run(settings, tmp_path / "run", workers=0, watcher=ReadOnly())
+        assert RunDirectory(tmp_path / "run").newest().round == 2, "it can be read from such a disk"
     resumed = run(settings, tmp_path / "run", resume=True, workers=0).folder
     assert same(weights(resumed / "model"), weights(run(settings, tmp_path / "whole", workers=0).folder / "model"))
 

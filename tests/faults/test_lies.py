@@ -22,7 +22,7 @@ from hansa.privacy.audit import entries, verify
 from hansa.privacy.proposal import POLICY
 from tests.conftest import weights
 from tests.deploy.test_strangers import refusals, shut_out
-from tests.faults.cast import Cast
+from tests.faults.cast import Cast, read_only
 from tests.faults.test_far import Gate, as_uninterrupted, contributions_of, lost
 
 pytestmark = pytest.mark.slow_fault
@@ -139,6 +139,36 @@ def test_strangers_replays_and_a_siege_while_silos_work(gated, tmp_path):
         as_uninterrupted(settings, cast, tmp_path)
 
 
+# ── too few in a sum ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_coordinator_that_wants_few_in_a_sum_gets_nothing(federation, tmp_path, monkeypatch):
+    """Case 9: lists of one and of two, the same round with one silo less; and a silo that wants more beside itself
+    than there are. The others' rounds go on, and what the coordinator may know is what it knows without lies."""
+    sizes = {"north": 40, "south": 30, "east": 20, "north-2": 30, "south-2": 40}
+    participation = {"quorum": 0.6}
+    settings = federation(rounds=3, sizes=sizes, secure=True, participation=participation, evaluate={"every": 9})
+    heard = tmp_path / "heard.json"
+    monkeypatch.setenv("HANSA_HEARD", str(heard))
+    with Cast(settings, tmp_path / "cast") as cast:
+        policy = cast.kits / "south-2" / POLICY
+        policy.write_text(policy.read_text().replace("secure_aggregation: true", "cohort: 6"))
+        cast.start_all(lies={COORDINATOR: "curious"})
+        cast.finished()
+        said = {(round, node): text for round, node, text in lost(cast)}
+        assert "requires a cohort of 6, and a round may count with 3" in said[0, "south-2"], "it is never asked again"
+        assert "1 silos are on the list, and at least 3 must hide in the sum" in said[1, "east"]
+        assert "2 silos are on the list, and at least 3 must hide in the sum" in said[2, "east"]
+        assert (3, "east") not in said
+        replies = json.loads(heard.read_text())
+        assert "sends no other under the same masks" in replies["update"]["east"], replies
+        assert set(replies["unmask"]) == {"north", "south", "east", "north-2"}
+        assert all("both lists together would unmask a silo" in reply for reply in replies["unmask"].values()), replies
+        counted = {(1, n) for n in ("north", "south", "north-2")} | {(2, n) for n in ("north", "south", "north-2")}
+        assert set(contributions_of(cast)) == counted | {(3, n) for n in ("north", "south", "east", "north-2")}
+        assert all(torch.isfinite(tensor).all() for tensor in weights(cast.run / "model").values())
+
+
 # ── silos in trouble ──────────────────────────────────────────────────────────────────────────────────────────────
 
 CANARY = "quartzibelle"
@@ -187,3 +217,25 @@ def test_silos_in_trouble_are_left_out_and_no_word_of_theirs_gets_out(federation
     again = hansa("join", tmp_path / "cast" / "kits" / "north", "--data", data["north"], "--home", log.parent)
     assert again.returncode == 2, "nothing leaves under a log that is not as it was left"
     assert "line 2" in again.stderr
+
+
+def test_a_silo_whose_disk_becomes_read_only_is_left_out_until_it_is_mended(gated, tmp_path):
+    """Case 25: what its audit log cannot take does not leave; the others go on, and so does it, later."""
+    settings = gated(rounds=2, participation={"quorum": 0.6}, evaluate={"every": 9})
+    south, north = (Gate(tmp_path / "marks", name) for name in ("south", "north"))
+    with Cast(settings, tmp_path / "cast") as cast:
+        south.shut()
+        cast.start_all()
+        cast.wait("south at work", south.reached)
+        north.shut()  # it holds the second round open until south's disk is mended
+        with read_only(tmp_path / "cast" / "homes" / "south"):
+            south.open()
+            cast.wait("north in the second round", north.reached)
+        north.open()
+        cast.finished()
+        [(round, node, _)] = lost(cast)
+        assert (round, node) == (1, "south")
+        assert set(contributions_of(cast)) == {(r, n) for r in (1, 2) for n in settings.silos} - {(1, "south")}
+        assert "Read-only file system" in cast.log("south") or "Permission denied" in cast.log("south")
+        assert "Traceback" not in cast.log("south")
+        assert verify(tmp_path / "cast" / "homes" / "south" / "audit.jsonl").sound

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from hansa import federation_file
 from hansa.cli import app
 from tests.conftest import write_words
+from tests.faults.cast import read_only
 
 runner = CliRunner()
 
@@ -45,6 +46,17 @@ def test_a_broken_data_file_is_one_sentence_too(file, tmp_path):
     result = call("run", str(file), "--out", str(tmp_path / "run"), "--workers", "1")
     assert result.returncode == 2
     assert "10 of 10 lines cannot be used, first" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_disk_that_takes_nothing_is_one_sentence_too(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    with read_only(disk):
+        result = call("new", "medical", str(disk / "clinics"))
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"error: {disk}")
+    assert "make it usable, or give another place" in result.stderr
     assert "Traceback" not in result.stderr
 
 
