@@ -278,6 +278,9 @@ class Checkpointing(Section):
     keep: Count = 2
 
 
+NO_DATA = "a node needs data of its own ('train: FILE'), silos below it ('silos:'), or both"
+
+
 class Holder(Section):
     """What a node holds itself: files of its own or, of an inner node, the ``mixture`` of its descendants' data."""
 
@@ -293,6 +296,8 @@ class Holder(Section):
         if not isinstance(value, dict) or "sources" in value or ("silos" in value and "train" not in value):
             return value
         own = {key: v for key, v in value.items() if key not in cls.model_fields}
+        if own and "train" not in own and own.keys() <= Source.model_fields.keys():
+            raise ValueError(f"{NO_DATA}; it only says {', '.join(map(repr, own))}")
         rest = {key: v for key, v in value.items() if key in cls.model_fields}
         return rest | {"sources": [own]} if own else value
 
@@ -324,7 +329,7 @@ class Node(Holder):
     @model_validator(mode="after")
     def _some_kind(self) -> "Node":
         if not self.sources and not self.silos:
-            raise ValueError("a node needs data of its own ('train: FILE'), silos below it ('silos:'), or both")
+            raise ValueError(NO_DATA)
         if self.sources and self.mixture:
             raise ValueError("a node holds files of its own or the 'mixture' of its silos, not both: leave one out")
         if self.privacy is not None and self.silos:

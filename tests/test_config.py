@@ -42,6 +42,8 @@ def refused(tmp_path: Path, text: str, *overrides: str) -> str:
         (GOOD + "method: dga\naggregate: {weights: uniform}\n", "weighs silos by their loss"),
         ("silos: {}\n", "a federation needs at least one silo"),
         ("rounds: 3\n", "'silos' is missing"),
+        ("silos:\n  fr: {language: fr}\n", "a node needs data of its own ('train: FILE')"),
+        ("silos:\n  fr: {trian: x.jsonl}\n", "did you mean 'train'?"),
         ("silos:\n  fr: a.jsonl\n  fr: b.jsonl\n", "line 3: 'fr' is given twice"),
         ("silos:\n  ../up: a.jsonl\n", "not usable as a folder name"),
         ("silos:\n  fr: {tain: a.jsonl}\n", "'silos.fr.sources.0.tain' is not a setting; did you mean 'train'?"),
