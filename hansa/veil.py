@@ -73,6 +73,10 @@ class Said:
             raise Refused("a silo claims a number of samples that none has")
         return Said(Keys(words[0], words[1]), int(words[2]), words[3], words[4])
 
+    @staticmethod
+    def heard(reply: Advertised) -> "Said":
+        return Said.read((reply.seal, reply.mask, str(reply.samples), reply.model, reply.vouch))
+
     @property
     def words(self) -> tuple[str, ...]:
         return self.keys.seal, self.keys.mask, str(self.samples), self.model, self.vouch
@@ -309,9 +313,8 @@ class Veil:
         """What silos said of themselves, where it makes sense: the others would refuse the whole list otherwise."""
         found = {}
         for node, reply in told.items():
-            words = (reply.seal, reply.mask, str(reply.samples), reply.model, reply.vouch)
             try:
-                said = Said.read(words)
+                said = Said.heard(reply)
                 if said.model != announced:
                     raise Refused("it speaks of another model than it was told of")
                 found[node] = said.words

@@ -18,6 +18,7 @@ from hansa.deploy.join import BLANK, own_settings
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.law import Law
 from hansa.deploy.seat import seat
+from hansa.deploy.vouch import Vouch, Vouched
 from hansa.errors import ConfigError, UserError
 from hansa.grow import grow_region
 from hansa.links import Link
@@ -67,9 +68,11 @@ def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, watcher
     site = Site(members, directory.path)
     try:
         with seat(kit, directory.path / "seat", nats, watcher.say) as link:
-            link.share_settings(public(federation).model_dump_json().encode())
+            told = public(federation).model_dump_json().encode()
+            link.share_settings(told)
             own = {ROOT: lambda request: site.silo(ROOT).answer(request)} if federation.root is not None else {}
-            seen: Link = Witness(link, AuditLog(directory.path / NAME, kit.name))
+            vouched = Vouched(link, Vouch(kit, directory.path, told, link.run))
+            seen: Link = Witness(vouched, AuditLog(directory.path / NAME, kit.name))
             everybody: Link = TreeLink(seen, own) if own else seen
             begin(members, directory, everybody, ledger, watcher)
             link.share_start(pack(directory.start, directory.path / "seat" / "start.bundle"))
@@ -131,7 +134,8 @@ class Region:
         if (folder / "start").exists():
             self._link.share_start(pack(folder / "start", self._seat / "start.bundle"))
         log = AuditLog(self._seat.parent / NAME, name)
-        seen: Link = Witness(Hurried(self._link, self._kit.card.rounds, lambda: self.due()), log)
+        vouched = Vouched(self._link, Vouch(self._kit, folder, settings, self._link.run))
+        seen: Link = Witness(Hurried(vouched, self._kit.card.rounds, lambda: self.due()), log)
         link: Link = TreeLink(seen, {name: site.silo(name).answer}) if self._own else seen
         names = [*self._kit.card.children, *([name] if self._own else [])]
         grown: list[tuple[Callable[[Request], Reply], Member]] = []

@@ -4,12 +4,13 @@ A server that makes up silos, or keys for real ones, could hide one silo's updat
 silo signs what it says before a round (veil.py: `Said`) with the key of its kit, together with everything that its work
 depends on: the run, the settings, the common start, the round, the model. Whoever is shown a list checks every name
 on it against its own members.json, which the federation's authority has signed: a list with a stranger, a forged or
-borrowed key, or a silo that was told something else, is refused as a whole, with the reason.
+borrowed key, or a silo that was told something else, is refused as a whole, with the reason. So an honest server checks
+what silos say before it puts them on a list (`Vouched`): one that signs nonsense costs itself its place, and no more.
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -17,7 +18,8 @@ from pathlib import Path
 from cryptography.exceptions import InvalidSignature
 
 from hansa.deploy.kit import Kit
-from hansa.messages import NodeId
+from hansa.links import Answer, Link
+from hansa.messages import Advertise, Advertised, Lost, NodeId, Request
 from hansa.methods import SAFE_COHORT
 from hansa.privacy.secagg import Refused
 from hansa.veil import Said
@@ -32,6 +34,7 @@ class Vouch:
     kit: Kit
     folder: Path
     settings: bytes
+    run: str = ""  # its number, where the folder is not named after it
 
     def sign(self, round: int, said: Said) -> str:
         return self.kit.key.sign(self._statement(round, self.kit.name, said)).hex()
@@ -49,6 +52,10 @@ class Vouch:
             raise Refused(f"'{node}' is on the list, and is no silo beside this one")
         if not member.generations:
             raise Refused(f"'{node}' is on the list, and was revoked")
+        self.verify(round, node, said)
+
+    def verify(self, round: int, node: NodeId, said: Said) -> None:
+        """That a member has signed what it is said to have said."""
         try:
             self.kit.public(node).verify(bytes.fromhex(said.vouch), self._statement(round, node, said))
         except (InvalidSignature, ValueError):
@@ -66,5 +73,25 @@ class Vouch:
         """Federation, run, settings and common start: a silo that was given others works on something else."""
         files = sorted(file for file in (self.folder / "start").iterdir() if file.is_file())
         start = [[file.name, sha256(file.read_bytes()).hexdigest()] for file in files]
-        given = [self.kit.card.federation, self.folder.name, sha256(self.settings).hexdigest(), start]
+        given = [self.kit.card.federation, self.run or self.folder.name, sha256(self.settings).hexdigest(), start]
         return sha256(json.dumps(given).encode()).hexdigest()
+
+
+class Vouched:
+    """A server's link: a silo that does not stand for what it says of itself before a round is lost there and then. The
+    others would refuse every list that it is on."""
+
+    far = True
+
+    def __init__(self, link: Link, vouch: Vouch) -> None:
+        self._link, self._vouch, self.size = link, vouch, getattr(link, "size", 1)
+
+    def ask(self, asks: Mapping[NodeId, Request], until: float | None) -> Iterator[Answer]:
+        for answer in self._link.ask(asks, until):
+            request, reply = asks[answer.node], answer.reply
+            if isinstance(request, Advertise) and isinstance(reply, Advertised):
+                try:
+                    self._vouch.verify(request.round, answer.node, Said.heard(reply))
+                except Refused as why:
+                    answer = replace(answer, reply=Lost(str(why)))
+            yield answer

@@ -68,6 +68,11 @@ class NatsLink:
         """How many work at the same time."""
         return len(self._children)
 
+    @property
+    def run(self) -> str:
+        """The number of the run, as the nodes below are told."""
+        return self._journal.run
+
     def _prepare(self, connection: Connection) -> None:
         """The stream of letter boxes, on the broker's disk."""
         wanted = {

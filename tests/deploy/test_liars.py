@@ -146,6 +146,19 @@ def test_a_silo_that_signs_for_another_model_is_not_put_on_the_list(federation, 
     assert (node, reason) == ("east", "it speaks of another model than it was told of")
 
 
+def test_a_silo_that_does_not_stand_for_what_it_says_costs_itself_its_place_alone(federation, tmp_path, log):
+    """The others would refuse a list with it on: an honest coordinator never makes one."""
+
+    def borrowed(request, honest):
+        return replace(honest(request), vouch="00" * 64)
+
+    settings = federation(rounds=1, sizes=FOUR, secure=True, **QUIETLY)
+    outcome = run_with_a_liar(settings, tmp_path, log, {Advertise: borrowed})
+    [(_, node, reason)] = events(outcome.folder, "lost")
+    assert node == "east"
+    assert "is not signed by it" in reason
+
+
 def other_model(request):
     """Pasquini et al. (2022): where all other silos' updates are nothing, the sum is east's."""
     return replace(request, model=replace(request.model, flat=request.model.flat + 1e-3))
