@@ -30,7 +30,7 @@ from hansa.links.patience import GaveUp, Patience
 from hansa.links.porter import Porter
 from hansa.links.route import Proxy
 from hansa.links.seal import Envelope, Ref, Unsealed, seal, unseal
-from hansa.links.session import Session
+from hansa.links.session import Session, unsaid
 from hansa.messages import Lost, Reply, Request
 
 LIFE_SECONDS = 5.0
@@ -114,7 +114,9 @@ class Agent:
     def run(self) -> None:
         """Until `stop`."""
         self._worker.start()
-        session = self._listening = self._session([self._subjects.request(self._kit.name)], self._stop.is_set)
+        session = self._listening = self._session(
+            [self._subjects.request(self._kit.name)], self._stop.is_set, self._say
+        )
         seen, looked, lived = 0, 0.0, 0.0
         try:
             while not self._stop.is_set():
@@ -137,9 +139,9 @@ class Agent:
                 self._worker.join(0.1)
             self._worker.join(1.0)
 
-    def _session(self, listen: list[str], stop: Callable[[], bool]) -> Session:
+    def _session(self, listen: list[str], stop: Callable[[], bool], say: Say) -> Session:
         inbox = self._subjects.inbox(self._kit.name)
-        return Session(self._parent.letters, self._kit.client_tls(), inbox, listen, self._say, stop, self._proxy)
+        return Session(self._parent.letters, self._kit.client_tls(), inbox, listen, say, stop, self._proxy)
 
     def _live(self, connection: Connection) -> None:
         state = {"phase": self.phase, "version": version("hansa"), "at": time()}
@@ -180,7 +182,7 @@ class Agent:
 
     def _work_for_ever(self) -> None:
         torch.set_num_threads(1)
-        session = self._session([], self._leaving)
+        session = self._session([], self._leaving, unsaid)
         porter = Porter(self._parent.weights, self._kit.client_tls(), self._patience, self._proxy)
         failed = (("", -1), 0)  # which letter, and how often
         while not self._stop.is_set():

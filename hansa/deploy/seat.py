@@ -15,7 +15,7 @@ from hansa.errors import HansaError, UserError, printable
 from hansa.links.depot import Depot
 from hansa.links.journal import Journal
 from hansa.links.nats import NatsLink
-from hansa.links.session import Session
+from hansa.links.session import Session, unsaid
 
 TEND_SECONDS = 0.25
 
@@ -56,16 +56,12 @@ def seat(kit: Kit, folder: Path, nats: str | None, say: Say) -> Iterator[NatsLin
 
         def listening(stop: Callable[[], bool]) -> Session:
             return Session(
-                address, kit.client_tls(), subjects.inbox(kit.name), [f"{subjects.root}.life.*"], _unsaid, stop
+                address, kit.client_tls(), subjects.inbox(kit.name), [f"{subjects.root}.life.*"], unsaid, stop
             )
 
         roster = Roster(listening, {subjects.life(name): name for name in kit.card.children}, journal)
         stack.callback(roster.close)
         yield link
-
-
-def _unsaid(text: str) -> None:
-    """The roster's connection comes and goes with the link's, which says so."""
 
 
 def parse_url(url: str) -> tuple[str, int]:

@@ -11,6 +11,10 @@ from hansa.links.tls import Tls
 T = TypeVar("T")
 
 
+def unsaid(text: str) -> None:
+    """For a second connection to the same place: it comes and goes with the first, which says so."""
+
+
 class Session:
     """``listen`` are the subjects to be subscribed on every connection; ``greet`` is done after each connecting."""
 
