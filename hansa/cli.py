@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import webbrowser
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, cast, get_args
@@ -324,6 +325,7 @@ def reproduce(
     ] = None,
     model: Annotated[str | None, typer.Option(help="start from this multilingual encoder instead of our own")] = None,
     tune: Annotated[bool, typer.Option(help="first choose the methods' settings on validation data")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="go on in --out: runs that are done there stay")] = False,
     results: Annotated[Path | None, typer.Option(help="write the tables into this page")] = None,
     format: FormatOption = Format.text,
 ) -> None:
@@ -337,11 +339,12 @@ def reproduce(
     if scale not in get_args(reproduction.Scale):
         raise UserError(f"--scale {scale} is not known; {did_you_mean(scale, get_args(reproduction.Scale))}")
     folder = out or Path("runs") / f"reproduce-{paper}-{scale}"
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder} is not empty; choose another --out")
+    if folder.exists() and any(folder.iterdir()) and not resume:
+        raise UserError(f"{folder} is not empty; choose another --out, or go on there with --resume")
     say = Progress(errors, "reproduce").say
     asked = reproduction.Asked(cast(reproduction.Scale, scale), data, folder, say, encoder, model, tune)
     found: reproduction.Reproduction = import_module(f"hansa.reproduce.{paper.replace('-', '_')}").reproduce(asked)
+    found = replace(found, resumed=resume)
     if results is not None:
         reproduction.update_results(results, found)
 

@@ -12,13 +12,16 @@ from hansa.federation_file import dump
 from hansa.run import Outcome
 
 
-def in_a_process(federation: Federation, folder: Path, say: Callable[[str], None], workers: int | None = 1) -> Outcome:
+def in_a_process(
+    federation: Federation, folder: Path, say: Callable[[str], None], workers: int | None = 1, resume: bool = False
+) -> Outcome:
     """`hansa run` on a federation file; what it prints while it works goes to ``say``."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     file = folder.with_suffix(".yaml")
     file.write_text(dump(federation), encoding="utf-8")
     command = [sys.executable, "-m", "hansa", "run", str(file), "--out", str(folder)]
-    command += ["--format", "json"] + (["--workers", str(workers)] if workers is not None else [])
+    command += ["--format", "json", *(["--workers", str(workers)] if workers is not None else [])]
+    command += ["--resume"] if resume else []
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8")
     assert process.stdout is not None
     assert process.stderr is not None

@@ -157,6 +157,21 @@ def test_rates_are_tuned_apart_on_validation_data(federation, tmp_path):
         assert float(best[2].replace(",", "")) == min(float(row[2].replace(",", "")) for row in rows)
 
 
+def test_runs_that_are_done_are_not_made_again(federation, tmp_path):
+    said = list[str]()
+
+    def scores(seed):
+        settings = federation(rounds=1, seed=seed, sizes={"north": 30, "south": 20})
+        with Jobs(tmp_path / "jobs", said.append, False) as jobs:
+            jobs.start("one", settings)
+            return jobs.result("one").metrics
+
+    assert scores(1) == scores(1)
+    assert said == ["one: begins", "one: done", "one: goes on", "one: done"]
+    with pytest.raises(UserError, match="the federation file differs from the one"):
+        scores(2)
+
+
 def test_a_federated_encoder_takes_one_step_per_round_and_sees_as_many_samples(tmp_path):
     class Noted(dict):
         def start(self, name, settings, workers=0):

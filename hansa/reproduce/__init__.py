@@ -75,6 +75,7 @@ class Reproduction:
     seconds: float
     facts: dict[str, Any] = field(default_factory=dict)
     tuning: float = 0.0  # of these seconds, how many went into the choice of settings
+    resumed: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -92,7 +93,8 @@ class Reproduction:
         given = ", from a snapshot made before" if self.facts.get("snapshot", "ours") != "ours" else ""
         tune, of_it = (" --tune", f", of which {self.tuning / 60:.1f} to choose settings") if self.tuning else ("", "")
         command = f"`hansa reproduce {self.paper} --scale {self.scale}{tune}`"
-        lines += [f"{command}{given}, {self.seconds / 60:.1f} minutes{of_it}.", ""]
+        again = " to go on with runs that were made before" if self.resumed else ""
+        lines += [f"{command}{given}, {self.seconds / 60:.1f} minutes{again}{of_it}.", ""]
         lines += [f"- {claim.line}" for claim in self.claims]
         return "\n".join([*lines, "", *(table.markdown() for table in self.tables)])
 

@@ -36,13 +36,14 @@ class Jobs:
         return self._folder / name.replace(" ", "-")
 
     def _run(self, name: str, federation: Federation, folder: Path, workers: int | None, matrix: float) -> Outcome:
-        self._say(f"{name}: begins")
+        again = (folder / "federation.yaml").is_file()  # a run that is done is resumed to what it was
+        self._say(f"{name}: {'goes on' if again else 'begins'}")
         if not self.side_by_side:
-            outcome = run(federation, folder, workers=0)
+            outcome = run(federation, folder, again, workers=0)
         elif workers == 0:
-            outcome = self._processes.submit(run, federation, folder, workers=0).result()
+            outcome = self._processes.submit(run, federation, folder, again, workers=0).result()
         else:
-            outcome = in_a_process(federation, folder, lambda line: self._say(f"{name}: {line}"), workers)
+            outcome = in_a_process(federation, folder, lambda line: self._say(f"{name}: {line}"), workers, again)
         if matrix:
             here = not self.side_by_side
             self._matrices[name] = (
