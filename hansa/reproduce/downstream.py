@@ -1,6 +1,7 @@
 """Fine-tuning the snapshots: entities, assertions and relations (Tables 4 and 5 of the Medical paper)."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -11,6 +12,7 @@ from hansa.data import generator, icd10
 from hansa.federation_file import parse
 from hansa.report import html
 from hansa.reproduce import Claim
+from hansa.reproduce.jobs import Jobs
 from hansa.run import Outcome
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ Scores = dict[str, dict[str, dict[str, float]]]  # task → snapshot → metric 
 class Downstream:
     task: str
     silos: dict[str, dict[str, Any]]
+    times: int = 1  # as many epochs: those with few rows need more steps
 
 
 def tasks(data: Path | None, folder: Path, limit: int) -> dict[str, Downstream]:
@@ -48,8 +51,8 @@ def tasks(data: Path | None, folder: Path, limit: int) -> dict[str, Downstream]:
         "NCBI-disease": Downstream("ner", {"en": corpus("ncbi_disease_en", "dev.jsonl.gz")}),
         "BC5CDR": Downstream("ner", {"en": corpus("bc5cdr_ner_en", "dev.jsonl.gz")}),
         "E3C NER": Downstream("ner", by_language("e3c_ner", "validation_layer2_gold.jsonl.gz", None)),
-        "E3C assertion": Downstream("assertion", by_language("e3c_assertion", None, limit // 5)),
-        "E3C relation": Downstream("relation", by_language("e3c_relation", None, limit // 5)),
+        "E3C assertion": Downstream("assertion", by_language("e3c_assertion", None, limit // 5), 3),
+        "E3C relation": Downstream("relation", by_language("e3c_relation", None, limit // 5), 3),
     }
 
 
@@ -70,28 +73,43 @@ def _generated(folder: Path) -> dict[str, Downstream]:
     }
 
 
-def federation(task: Downstream, size: "Size", snapshot: str, fresh: bool = False) -> Federation:
+def start(
+    jobs: Jobs, kind: str, tasks: Mapping[str, Downstream], size: "Size", snapshot: str, fresh: bool = False
+) -> None:
+    """Fine-tune a snapshot for every task."""
+    for name, task in tasks.items():
+        for seed, job in enumerate(_jobs(kind, name, size)):
+            jobs.start(job, federation(task, size, snapshot, fresh, seed))
+
+
+def _jobs(kind: str, name: str, size: "Size") -> list[str]:
+    tries = size.tries if name in NER else 1
+    return [f"{kind} {name}" + (f" {seed}" if seed else "") for seed in range(tries)]
+
+
+def federation(task: Downstream, size: "Size", snapshot: str, fresh: bool = False, seed: int = 0) -> Federation:
     """Central fine-tuning of a snapshot, or of the same model with ``fresh`` weights."""
     return parse(
         {
             "name": "fine-tuning",
+            "seed": seed,
             "kind": "central",
             "task": task.task,
             "model": {"path": snapshot, "fresh": fresh},
             # Mentions too far apart for a sample are left out and counted: some sentences are long.
             "data": {"max_length": 2 * size.length, "valid": 0.0, "test": 0.2, "broken": 0.2},
             "silos": task.silos,
-            "rounds": size.epochs,
+            "rounds": task.times * size.epochs,
             "train": {"batch": 16, "samples": {"epochs": 1}},
             "baseline": {"optimizer": "adamw", "lr": 1e-3, "batch": 16, "keep_optimizer": True, "schedule": "linear"},
-            "evaluate": {"every": size.epochs, "share": 0.2},
+            "evaluate": {"every": task.times * size.epochs, "share": 0.2},
         }
     )
 
 
-def score(outcome: Outcome) -> dict[str, float]:
-    """Each metric's mean over languages."""
-    metrics = list(outcome.metrics.values())
+def score(jobs: Jobs, kind: str, name: str, size: "Size") -> dict[str, float]:
+    """Each metric's mean over languages and tries."""
+    metrics = [found for job in _jobs(kind, name, size) for found in jobs.result(job).metrics.values()]
     return {name: fmean(m[name] for m in metrics) for name in metrics[0]}
 
 
