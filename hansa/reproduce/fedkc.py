@@ -166,8 +166,8 @@ def reproduce(asked: Asked) -> Reproduction:
         choosing = perf_counter() - laid_out if asked.tune else 0.0
         runs = Runs(jobs, corpora, size, tuned)
         runs.start()
+        leaks = {layer: attacked(runs, layer, asked.say) for layer in LAYERS}  # while others still run
         tables = [shape_table(runs), *(task_table(runs, task) for task in TASKS), k_means_table(runs)]
-        leaks = {layer: attacked(runs, layer, asked.say) for layer in LAYERS}
         tables += [sensitivity_table(runs), figure_4(leaks), defence_table(runs), traffic_table(runs)]
         claims = [*all_claims(runs), privacy_claim(leaks)]
         order = sorted(methods(tuned, 1), key=lambda method: method in KINDS)  # the first run's data are described
