@@ -1,8 +1,8 @@
 """An update in fewer bytes: some of its tensors, some of their values, in small numbers.
 
-A `Part` is what leaves of one tensor: values (float32, bfloat16, or int8 with a scale for every `BLOCK` of them), and,
-where not all of it leaves, the positions they stand at. `Coded` is parts as they travel: a line of JSON that says what
-the parts are, then their bytes side by side. Positions are written as one bit per value of the tensor, or as the gaps
+A `Part` is what leaves of one tensor: values (float32, bfloat16, or int8 and int4 with a scale for every `BLOCK` of
+them), and, where not all of it leaves, the positions they stand at. `Coded` is parts as they travel: a line of JSON that
+says what the parts are, then their bytes side by side. Positions are written as one bit per value of the tensor, or as the gaps
 between them, whichever is shorter. Opening trusts nobody: whatever does not fit the model is refused with a reason.
 """
 
@@ -19,7 +19,8 @@ from torch import Tensor
 from hansa.errors import HansaError
 from hansa.tensors import Layout, Tensors
 
-BLOCK = 256  # int8: values that share a scale
+BLOCK = 256  # int8, int4: values that share a scale
+INT4 = "int4"  # int8 from −7 to 7 that travel two in a byte
 FORMS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
 NAMES = {dtype: name for name, dtype in FORMS.items()}
 SKIP = 255  # in a list of gaps: so many values are passed over, and none stands here
@@ -39,6 +40,7 @@ class Part:
     scales: Tensor | None = None
     where: Tensor | None = None
     width: int = 1
+    halved: bool = False  # int4
 
     @property
     def plain(self) -> bool:
@@ -71,14 +73,15 @@ class Coded:
     def of(parts: Mapping[str, Part]) -> "Coded":
         entries, chunks = [], []
         for name, part in parts.items():
-            entry: list[Any] = [name, part.shape, NAMES[part.values.dtype], len(part.values)]
+            form = INT4 if part.halved else NAMES[part.values.dtype]
+            entry: list[Any] = [name, part.shape, form, len(part.values)]
             if part.where is not None:
                 positions, kind = _write_positions(part.where, prod(part.shape) // part.width)
                 chunks.append(positions)
                 entry += [kind, part.width, len(positions)]
             if part.scales is not None:
                 chunks.append(_bytes(part.scales))
-            chunks.append(_bytes(part.values))
+            chunks.append(_in_halves(part.values) if part.halved else _bytes(part.values))
             entries.append(entry)
         chunks.append(torch.zeros(-sum(map(len, chunks)) % WORD, dtype=torch.uint8))
         return Coded(
@@ -126,14 +129,29 @@ class Coded:
                 units = len(where)
             if count != units * width:
                 raise BadCode(f"its update has {count} values of {name}, where {units * width} belong")
-            scales = take(WORD * -(-count // BLOCK)).view(torch.float32) if form == "int8" else None
-            yield name, Part(shape, take(count * FORMS[form].itemsize).view(FORMS[form]), scales, where, width)
+            scales = take(WORD * -(-count // BLOCK)).view(torch.float32) if form in ("int8", INT4) else None
+            if form == INT4:
+                values = _out_of_halves(take(-(-count // 2)), count)
+            else:
+                values = take(count * FORMS[form].itemsize).view(FORMS[form])
+            yield name, Part(shape, values, scales, where, width, form == INT4)
         if len(data) - at >= WORD:
             raise BadCode(f"its coded update has {len(data) - at} bytes too many")
 
 
 def _bytes(values: Tensor) -> Tensor:
     return values.contiguous().view(torch.uint8)
+
+
+def _in_halves(values: Tensor) -> Tensor:
+    halves = np.pad(values.numpy() + 8, (0, len(values) % 2)).astype(np.uint8)
+    return torch.from_numpy(halves[0::2] | halves[1::2] << 4)
+
+
+def _out_of_halves(data: Tensor, count: int) -> Tensor:
+    both = data.numpy()
+    halves = np.stack([both & 15, both >> 4], axis=1).reshape(-1)[:count]
+    return torch.from_numpy(halves.astype(np.int8) - 8)
 
 
 def _write_positions(where: Tensor, units: int) -> tuple[Tensor, str]:

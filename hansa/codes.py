@@ -6,6 +6,7 @@ top-k    of every tensor, the share ``keep`` of its values that are largest
 bf16     the upper half of each float32, rounded to the nearest
 int8     round(x·127/m) with m the largest |x| of 256 values, kept beside them as a float32
          (Dettmers (2016), 8-Bit Approximations for Parallelism in Deep Learning, Section 3; linear, in blocks)
+int4     the same with 7 for 127, two in a byte
 """
 
 from dataclasses import dataclass, replace
@@ -68,19 +69,22 @@ class Bf16:
 
 
 @dataclass(frozen=True)
-class Int8:
+class Steps:
+    """Whole numbers from −``most`` to ``most``, times a scale."""
+
+    most: int
     kind: ClassVar[Kind] = "numbers"
 
     def code(self, parcel: Parcel, leaving: Leaving) -> Parcel:
-        return {name: _in_bytes(part) for name, part in parcel.items()}
+        return {name: self._rounded(part) for name, part in parcel.items()}
 
-
-def _in_bytes(part: Part) -> Part:
-    values = part.values
-    blocks = torch.nn.functional.pad(values, (0, -len(values) % BLOCK)).view(-1, BLOCK)
-    scales: Tensor = blocks.abs().amax(dim=1) / 127
-    steps = (blocks / scales.clamp_min(torch.finfo(torch.float32).tiny)[:, None]).round().clamp(-127, 127)
-    return replace(part, values=steps.to(torch.int8).view(-1)[: len(values)].clone(), scales=scales)
+    def _rounded(self, part: Part) -> Part:
+        values, most = part.values, self.most
+        blocks = torch.nn.functional.pad(values, (0, -len(values) % BLOCK)).view(-1, BLOCK)
+        scales: Tensor = blocks.abs().amax(dim=1) / most
+        steps = (blocks / scales.clamp_min(torch.finfo(torch.float32).tiny)[:, None]).round().clamp(-most, most)
+        rounded = steps.to(torch.int8).view(-1)[: len(values)].clone()
+        return replace(part, values=rounded, scales=scales, halved=most < 8)
 
 
 @UPLOADS.register("rows")
@@ -108,4 +112,10 @@ class Bf16Settings(Section):
 @UPLOADS.register("int8")
 class Int8Settings(Section):
     def build(self) -> Step:
-        return Int8()
+        return Steps(127)
+
+
+@UPLOADS.register("int4")
+class Int4Settings(Section):
+    def build(self) -> Step:
+        return Steps(7)

@@ -2,7 +2,7 @@
 
     Whole()                                         everything, as it is
     Then((Pulling("calm"),))                        some tensors only; the others keep their local value in the silo
-    Then((TopK(0.01), Int8()))                      choose tensors, then values, then how numbers are written
+    Then((TopK(0.01), Steps(127)))                  choose tensors, then values, then how numbers are written
 
 `Then` passes an update through steps, each of which makes it smaller. What steps lose of the tensors that leave is
 remembered and added to the next update (error feedback; Karimireddy et al. (2019), Error Feedback Fixes SignSGD,

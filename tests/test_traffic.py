@@ -39,7 +39,7 @@ def test_an_exchange_is_counted_to_the_byte(layer, federation, tmp_path):
         assert down <= seen.traffic.heard == 2 * seen.traffic.told
 
 
-@pytest.mark.parametrize("upload", ["whole", "int8", "top-k+int8", "bf16"])
+@pytest.mark.parametrize("upload", ["whole", "int8", "top-k+int4", "bf16"])
 def test_an_upload_is_counted(upload, federation, tmp_path):
     settings = federation(task="classify", rounds=2, upload=upload)
     seen = preview(settings).traffic

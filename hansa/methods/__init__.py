@@ -127,7 +127,7 @@ def _refuse_with_uploads(federation: Federation, method: Method) -> None:
     if method.upload.selects and private:
         raise ConfigError(
             f"upload: which tensors leave tells about the data; the noise of silo '{private[0]}' does not cover it: "
-            "leave the choice of tensors out, or privacy; codes (top-k, int8, bf16, rows) go with it"
+            "leave the choice of tensors out, or privacy; codes (top-k, int8, int4, bf16, rows) go with it"
         )
     if method.upload.selects and isinstance(method.aggregate, Krum):
         raise ConfigError(

@@ -92,8 +92,9 @@ CODES: dict[str, dict[str, Any]] = {
     "rows ¼ + int8": {"upload": [{"name": "rows", "keep": 0.25}, "int8"]},
     "top-k 30% + int8": {"upload": [{"name": "top-k", "keep": 0.3}, "int8"]},
     "top-k 10% + int8": {"upload": [{"name": "top-k", "keep": 0.1}, "int8"]},
+    "top-k ⅔ + int4": {"upload": [{"name": "top-k", "keep": 2 / 3}, "int4"]},
 }
-CODED = "top-k 30% + int8"
+CODED = "top-k ⅔ + int4"
 
 
 def reproduce(asked: Asked) -> Reproduction:

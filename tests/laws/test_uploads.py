@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hansa.coded import BLOCK, BadCode, Coded, Part
-from hansa.codes import Bf16, Int8, Rows, TopK
+from hansa.codes import Bf16, Rows, Steps, TopK
 from hansa.links import wire
 from hansa.messages import Update
 from hansa.tensors import NOTHING, Layout, Tensors
@@ -19,10 +19,12 @@ from hansa.upload import Leaving, Then
 LAYOUT = Layout(("table", "matrix", "bias"), ((40, 16), (20, 30), (7,)))
 CHAINS = {
     "bf16": (Bf16(),),
-    "int8": (Int8(),),
+    "int8": (Steps(127),),
+    "int4": (Steps(7),),
     "top-k": (TopK(0.05),),
-    "top-k+int8": (TopK(0.3), Int8()),
-    "rows+int8": (Rows(0.5), Int8()),
+    "top-k+int8": (TopK(0.3), Steps(127)),
+    "top-k+int4": (TopK(0.6), Steps(7)),
+    "rows+int8": (Rows(0.5), Steps(127)),
     "rows+top-k+bf16": (Rows(0.1), TopK(0.1), Bf16()),
 }
 FLOATS = st.floats(-1e3, 1e3, width=32)
@@ -55,11 +57,12 @@ def test_positions_come_back_however_they_are_written(data):
     assert coded.words.numel() * 4 <= 4 * len(chosen) + -(-units // 8) + 3, "never longer than one bit each"
 
 
-@given(st.lists(FLOATS, max_size=600), st.sampled_from(["float32", "bfloat16", "int8"]))
+@given(st.lists(FLOATS, max_size=600), st.sampled_from(["float32", "bfloat16", "int8", "int4"]))
 def test_numbers_come_back_as_near_as_their_code_allows(values, form):
     layout = Layout(("w",), ((len(values),),))
     part = Part((len(values),), torch.tensor(values))
-    step = {"float32": None, "bfloat16": Bf16(), "int8": Int8()}[form]
+    most = {"int8": 127, "int4": 7}.get(form, 0)
+    step = {"float32": None, "bfloat16": Bf16()}.get(form, Steps(most))
     parcel = step.code({"w": part}, leaving(Tensors(layout, part.values))) if step else {"w": part}
     back = Coded.of(parcel).open(layout).flat
     if form == "float32":
@@ -69,7 +72,7 @@ def test_numbers_come_back_as_near_as_their_code_allows(values, form):
     else:
         for start in range(0, len(values), BLOCK):
             block = part.values[start : start + BLOCK]
-            assert (back[start : start + BLOCK] - block).abs().max() <= block.abs().max() / 127 * 0.5001 + 1e-37
+            assert (back[start : start + BLOCK] - block).abs().max() <= block.abs().max() / most * 0.5001 + 1e-37
 
 
 @pytest.mark.parametrize("name", CHAINS)
@@ -115,17 +118,18 @@ def test_bytes_are_those_of_the_wire(name):
     assert wire.size(update) < wire.size(replace(update, coded=None, gradient=gradient))
 
 
-def test_int8_is_a_quarter_and_one_percent_of_values_far_less():
+def test_int8_is_a_quarter_int4_an_eighth_and_one_percent_of_values_far_less():
     layout = Layout(("w",), ((1000, 100),))
     gradient = made_up(0, layout)
 
     def size(*steps):
         return Then(steps).leave(leaving(gradient)).words.numel() * 4 / (4 * layout.size)
 
-    assert size(Int8()) == pytest.approx(0.25 * (1 + 4 / BLOCK), rel=1e-3)
+    assert size(Steps(127)) == pytest.approx(0.25 * (1 + 4 / BLOCK), rel=1e-3)
+    assert size(Steps(7)) == pytest.approx(0.125 * (1 + 8 / BLOCK), rel=1e-3)
     assert size(Bf16()) == pytest.approx(0.5, rel=1e-3)
-    assert size(TopK(0.01), Int8()) < 0.01
-    assert size(TopK(0.1), Int8()) < 0.06
+    assert size(TopK(0.01), Steps(127)) < 0.01
+    assert size(TopK(0.1), Steps(127)) < 0.06
 
 
 def test_rows_that_did_not_move_are_not_sent_and_nothing_is_lost():
