@@ -35,7 +35,7 @@ class Size:
     generic_steps: int
     generic_lr: float
     steps: int  # of every client, over all rounds
-    lr: dict[str, float]  # by kind of run; --tune chooses them on validation data
+    lr: dict[str, float]  # by kind of run; at small as --tune chose them on validation data
     batch: int
     length: int
     vocabulary: int
@@ -56,7 +56,10 @@ class Size:
 
 SIZES = {
     "smoke": Size(20, 2e-3, 6, {"federated": 1e-3}, 4, 24, 900, 1, (2, 3, 6), 4, 2, 1, brief=True),
-    "small": Size(2000, 2e-3, 50, {"federated": 1e-3, "chained": 5e-4}, 16, 40, 4000, 3, single_steps=300, turns=20),
+    "small": Size(
+        2000, 2e-3, 50, {"federated": 2e-3, "central": 5e-4, "chained": 2.5e-4}, 16, 40, 4000, 3,
+        single_steps=300, turns=20,
+    ),
     "full": Size(
         100_000, 7e-4, 50_000, {"federated": 1e-4}, 256, 256, 30_000, 3, single_steps=100_000, turns=100, warmup=8,
         preset="base", beams=4, everything=True,
