@@ -141,6 +141,8 @@ def short(value: float) -> str:
     """A number as people write it: 12,000 · 264 · 5.63 · 0.0021."""
     if value == 0 or isinf(value):
         return "∞" if value else "0"
+    if abs(value) >= 1e9:
+        return f"{value:.1e}"
     if abs(value) >= 1e6:
         return f"{value / 1e6:.3g}M"
     if abs(value) >= 100:
