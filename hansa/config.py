@@ -17,6 +17,7 @@ from hansa.section import Section as Section
 from hansa.section import Share as Share
 
 ROOT = "root"  # the name of the root of the tree, where it holds data of its own
+NO_DATA = "a node needs data of its own ('train: FILE'), silos below it ('silos:'), or both"
 
 
 class Secure(Section):
@@ -276,9 +277,6 @@ class Evaluation(Section):
 class Checkpointing(Section):
     every: Count = 10
     keep: Count = 2
-
-
-NO_DATA = "a node needs data of its own ('train: FILE'), silos below it ('silos:'), or both"
 
 
 class Holder(Section):

@@ -33,7 +33,7 @@ def test_defences_have_a_price_in_the_table_and_a_curve_in_the_report(smoke):
     [table] = [table for table in smoke.tables if table.title.startswith("Defences")]
     assert [row[0] for row in table.rows] == ["none", "floor 20", "floor 20, noise 1"]
     assert [row[-1] == "–" for row in table.rows] == [True, True, False], "ε where there is noise"
-    assert "±" in table.rows[1][1]
+    assert all(0 <= float(row[1]) <= 1 for row in table.rows), "accuracy, with one seed"
     page = smoke.report.read_text(encoding="utf-8")
     for part in ("Audit: Price", "accuracy over tokens named", "Audit: Embedding inversion", "Audit: Nearest token"):
         assert part in page
