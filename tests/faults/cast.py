@@ -57,10 +57,14 @@ class Settings(Section):
 """
 
 
-def act(arguments: list[str], log: str, namespace: str, lie: str, room: int | None) -> None:
+def act(
+    arguments: list[str], log: str, namespace: str, lie: str, room: int | None, environment: dict[str, str]
+) -> None:
     """A process of the cast: the command line as anybody would start it; or one that lies, or has no more room on its
-    disk than so many bytes in each file."""
+    disk than so many bytes in each file. Its parent may have been started by another test: what this one has set in
+    the environment is handed over."""
     os.setsid()
+    os.environ.update(environment)
     if namespace:
         _enter(namespace)
     if lie:
@@ -152,7 +156,8 @@ class Cast:
         if name != COORDINATOR:
             command += [part for file in self.federation.uses for part in ("--uses", file)]
         log = str(self.folder / f"{name}.log")
-        process = self._context.Process(target=act, args=(command, log, namespace, lie, room), name=name)
+        told = {key: value for key, value in os.environ.items() if key.startswith("HANSA_")}
+        process = self._context.Process(target=act, args=(command, log, namespace, lie, room, told), name=name)
         process.start()
         self.processes[name] = process
 

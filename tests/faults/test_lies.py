@@ -227,6 +227,7 @@ def test_a_silo_whose_disk_becomes_read_only_is_left_out_until_it_is_mended(gate
         south.shut()
         cast.start_all()
         cast.wait("south at work", south.reached)
+        cast.wait("north's answer", lambda: "Train of round 1 is answered" in cast.log("north"))
         north.shut()  # it holds the second round open until south's disk is mended
         with read_only(tmp_path / "cast" / "homes" / "south"):
             south.open()
