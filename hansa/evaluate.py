@@ -34,7 +34,7 @@ def evaluate(
     ask every sample so often, each time with other masks."""
     if model.training:
         model.eval()
-    total = Scores({})
+    total, device = Scores({}), next(model.parameters()).device
     with torch.inference_mode():
         for number, group in enumerate(examples.groups):
             mine = np.flatnonzero(examples.group == number)
@@ -45,7 +45,7 @@ def evaluate(
             for draw, part in product(range(draws), range(parts)):
                 name = group if parts == 1 else f"{group}{PART}{part}"
                 for indices in batches(mine[part::parts], examples.lengths, batch_size, None):
-                    sums = task.score(model, task.batch(examples, indices, rng, vocabulary))
+                    sums = task.score(model, task.batch(examples, indices, rng, vocabulary).to(device))
                     total = total + Scores({name: sums})
                 if decode and draw == 0 and isinstance(task, Writing):
                     chosen = mine[part::parts]

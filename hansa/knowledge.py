@@ -31,7 +31,7 @@ def view(learner: Learner, samples: Samples) -> View:
     predictions: Tensor | None = None
     with torch.inference_mode():
         for indices, batch in samples.batches():
-            some, logits = inside.represent(learner.model, batch.inputs)
+            some, logits = (seen.cpu() for seen in inside.represent(learner.model, batch.inputs))
             if pooled is None or predictions is None:
                 pooled, predictions = (torch.zeros(samples.size, t.shape[1]) for t in (some, logits))
             pooled[indices], predictions[indices] = some, logits.softmax(dim=-1)
@@ -82,9 +82,9 @@ def mean_texts(
             if not len(wanted):
                 continue
             rows, places = torch.from_numpy(wanted), torch.from_numpy(group_of[indices[wanted]])
-            inputs = {name: values[rows] for name, values in batch.inputs.items()}
-            real = inputs["attention_mask"].float()
-            embedded = bounded(inside.embed(learner.model, inputs), noise) * real.unsqueeze(-1)
+            inputs = {name: values[rows.to(values.device)] for name, values in batch.inputs.items()}
+            real = inputs["attention_mask"].cpu().float()
+            embedded = bounded(inside.embed(learner.model, inputs).cpu(), noise) * real.unsqueeze(-1)
             longer = max(0, real.shape[1] - total.shape[1])
             width = embedded.shape[-1]
             total = torch.cat([total.reshape(len(groups), -1, width), torch.zeros(len(groups), longer, width)], dim=1)

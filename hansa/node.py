@@ -18,6 +18,7 @@ from hansa import config, record
 from hansa.coded import Coded
 from hansa.data import examples, sampling
 from hansa.data.readers import Problems, rows
+from hansa.device import CPU
 from hansa.evaluate import evaluate
 from hansa.exchange import Indices, Samples
 from hansa.fit import MODEL, fit_leaf
@@ -154,7 +155,7 @@ class Silo:
         held, settings = self.examples("train"), self.site.federation
         rng = stream(settings.seed, self.name, "in order")
         for indices in sampling.batches(np.arange(len(held)), held.lengths, settings.evaluate.batch, None):
-            yield indices, self.site.task.batch(held, indices, rng, self.site.vocabulary)
+            yield indices, self.site.task.batch(held, indices, rng, self.site.vocabulary).to(self.site.device)
 
     def train(
         self, request: Train, received: Tensors, remember: Callable[[Tensors], dict[str, torch.Tensor]] | None = None
@@ -222,9 +223,8 @@ class Silo:
             received = Tensors.zeros(site.shared)
             received.write(request.model)
         layout = received.layout
-        state = site.learner.state.only(layout.names)
-        # Into the buffer of the batches' gradients: those are spent, and fresh memory costs page faults.
-        flat = torch.sub(received.flat, state.flat, out=site.learner.grad[: layout.size])
+        state = site.learner.state.only(layout.names).to(CPU)
+        flat = torch.sub(received.flat, state.flat, out=site.learner.spare(layout.size))
         kept, seed = {}, site.federation.seed
         privacy = config.protected(site.federation).get(self.name)
         if privacy is not None:

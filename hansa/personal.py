@@ -28,6 +28,7 @@ from torch import Tensor
 
 from hansa.config import Personal as Settings
 from hansa.config import Training
+from hansa.device import CPU
 from hansa.evaluate import PART, PARTS, whole
 from hansa.links import Link
 from hansa.messages import Lost, NodeId, Personal, Personalise, Scores
@@ -59,7 +60,7 @@ def personalise(silo: "Silo", request: Personalise, settings: Settings) -> Perso
     if not is_finite(own):
         return Lost("its own model diverged: values that are not finite (lower personal.train.lr)")
     if request.share:
-        gradient = Tensors(learner.layout, start - own).only(request.start.layout.names)
+        gradient = Tensors(learner.layout, start - own).only(request.start.layout.names).to(CPU)
         return Personal(gradient, {}, {}, {}, alpha)
     curves: dict[str, tuple[float, ...]] = {}
     if settings.mix == "sweep":

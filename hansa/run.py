@@ -14,7 +14,7 @@ from typing import Literal, cast
 
 import torch
 
-from hansa import baselines, methods
+from hansa import baselines, device, methods
 from hansa.checks import check
 from hansa.config import ROOT, Federation, holders, leaves, repeats
 from hansa.errors import DataError, RunFailed, UserError
@@ -107,7 +107,7 @@ def link_to(
     torch.set_num_threads(1)
     try:
         if workers == 0:
-            site = Site(federation, folder)
+            site = Site(federation, folder, device=device.choose())
             yield LocalLink(site.answer)
         elif over == "ray":
             with RayLink(federation, folder, workers, watcher.silo) as cluster:

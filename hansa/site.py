@@ -8,8 +8,11 @@ import json
 from functools import cached_property
 from pathlib import Path
 
+import torch
+
 from hansa import methods
 from hansa.config import Federation, holders, leaves, walk
+from hansa.device import CPU
 from hansa.exchange import Sizes
 from hansa.fit import Keys
 from hansa.method import Method
@@ -30,8 +33,10 @@ MODEL_FILES = ("model", "config.json", "generation_config.json")  # how their na
 
 
 class Site:
-    def __init__(self, federation: Federation, folder: Path, vouching: Vouching | None = None) -> None:
-        self.federation, self.folder, self.vouching = federation, folder, vouching
+    def __init__(
+        self, federation: Federation, folder: Path, vouching: Vouching | None = None, device: torch.device = CPU
+    ) -> None:
+        self.federation, self.folder, self.vouching, self.device = federation, folder, vouching, device
         load_plugins(federation.uses)
         self._holders = holders(federation)
         self._silos: dict[str, Silo] = {}
@@ -68,7 +73,7 @@ class Site:
     @cached_property
     def learner(self) -> Learner:
         """The resident model. Its shared values are overwritten by every request."""
-        return self.fresh()
+        return self.fresh(self.device)
 
     @cached_property
     def sizes(self) -> Sizes:
@@ -114,10 +119,10 @@ class Site:
         model = build.load(str(node.model.path), self.task.auto)
         return Learner(adapt(model, self.federation.model, self.federation.seed)).state
 
-    def fresh(self) -> Learner:
+    def fresh(self, device: torch.device = CPU) -> Learner:
         """The common start, ready to be trained."""
         model = build.load(str(self.folder / "start"), self.task.auto)
-        return Learner(adapt(model, self.federation.model, self.federation.seed))
+        return Learner(adapt(model, self.federation.model, self.federation.seed), device)
 
     def silo(self, name: str) -> Silo:
         if name not in self._silos:

@@ -75,6 +75,9 @@ class Tensors:
     def copy(self) -> "Tensors":
         return Tensors(self.layout, self.flat.clone())
 
+    def to(self, device: torch.device) -> "Tensors":
+        return self if self.flat.device == device else Tensors(self.layout, self.flat.to(device))
+
     def only(self, names: Iterable[str]) -> "Tensors":
         layout = self.layout.only(names)
         if layout == self.layout:

@@ -1,7 +1,7 @@
 """The only local training loop, and the model it works on."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hansa.config import Training
+from hansa.device import CPU
 from hansa.messages import Offer
 from hansa.method import Objective
 from hansa.tasks.base import Batch, Task
@@ -22,8 +23,8 @@ class Learner:
     Matrices come first, vectors after, so that weight decay (matrices only) is one slice.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module, device: torch.device = CPU) -> None:
+        self.model, self.device = moved(model, device), device
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         named.sort(key=lambda pair: pair[1].ndim < 2)
         start = Tensors.of(dict(named))
@@ -41,6 +42,19 @@ class Learner:
         """The parameters themselves, not a copy."""
         return Tensors(self.layout, self.flat)
 
+    def spare(self, size: int) -> Tensor:
+        """Room in main memory. On the CPU the batches' gradients are spent by then, and fresh memory costs page
+        faults."""
+        return self.grad[:size] if self.device == CPU else torch.empty(size)
+
+
+def moved(model: nn.Module, device: torch.device) -> nn.Module:
+    """On some devices a moved parameter is a new one: what was tied is tied again."""
+    if device != CPU:
+        model.to(device)
+        getattr(model, "tie_weights", lambda: None)()
+    return model
+
 
 @dataclass
 class Work:
@@ -53,6 +67,14 @@ class Work:
     batch: Batch | None = None
     offers: tuple[Offer, ...] = ()  # what the others told before this round's training
     prepared: dict[str, Any] = field(default_factory=dict)  # what an objective works out once and needs at every step
+
+    def __post_init__(self) -> None:
+        """Objectives compute where the model is."""
+        device = self.learner.device
+        if device != CPU:
+            self.received = self.received.to(device)
+            self.memory = {name: values.to(device) for name, values in self.memory.items()}
+            self.offers = tuple(replace(offer, knowledge=offer.knowledge.to(device)) for offer in self.offers)
 
 
 @dataclass
@@ -96,9 +118,9 @@ def train(
     stepping = stepping or optimiser
     if not learner.model.training:  # walking over all modules costs as much as a small step
         learner.model.train()
-    for batch in batches:
+    for drawn in batches:
         began = perf_counter()
-        work.batch = batch
+        work.batch = batch = drawn.to(learner.device)
         learner.grad.zero_()
         loss = task.loss(learner.model, batch)
         objective.loss(work, loss).backward()  # type: ignore[no-untyped-call]

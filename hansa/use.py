@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from hansa import device
 from hansa.config import Source, holders
 from hansa.data import examples
 from hansa.errors import UserError, did_you_mean
@@ -15,6 +16,7 @@ from hansa.models import build
 from hansa.personal import overall
 from hansa.runs.directory import RunDirectory
 from hansa.site import Site
+from hansa.train import moved
 
 SHARED = "shared"
 Scored = dict[str, dict[str, float]]  # on what → metric → value
@@ -29,6 +31,11 @@ def open_run(folder: Path) -> Site:
 
 def load(folder: Path, silo: str | None = None, checkpoint: int | None = None) -> tuple[Site, Any]:
     """The site of a run and the model asked for: the final one, a silo's own, or a checkpoint's."""
+    site, model = _load(folder, silo, checkpoint)
+    return site, moved(model, device.choose()).eval()
+
+
+def _load(folder: Path, silo: str | None, checkpoint: int | None) -> tuple[Site, Any]:
     site = open_run(folder)
     if checkpoint is not None:
         directory = RunDirectory(folder)
@@ -37,16 +44,16 @@ def load(folder: Path, silo: str | None = None, checkpoint: int | None = None) -
             raise UserError(f"{folder}: there is no checkpoint of round {checkpoint}; kept are: {kept}")
         learner = site.fresh()
         learner.state.write(directory.restore(checkpoint).model)
-        return site, learner.model.eval()
+        return site, learner.model
     if silo is not None:
         own = own_models(folder)
         if silo not in own:
             hint = did_you_mean(silo, own) if own else "this run has no personal models: leave --silo out"
             raise UserError(f"{folder}: silo '{silo}' has no model of its own; {hint}")
-        return site, build.load(str(folder / "silos" / silo / "model"), site.task.auto).eval()
+        return site, build.load(str(folder / "silos" / silo / "model"), site.task.auto)
     if not (folder / "model" / "config.json").is_file():
         raise UserError(f"{folder}: the run has no final model yet; finish it with 'hansa run … --resume'")
-    return site, build.load(str(folder / "model"), site.task.auto).eval()
+    return site, build.load(str(folder / "model"), site.task.auto)
 
 
 def own_models(folder: Path) -> list[str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from pydantic import ValidationError
 
+from hansa import device
 from hansa.config import Federation, Node, Source, walk
 from hansa.deploy.kit import Kit
 from hansa.deploy.law import Law
@@ -44,7 +45,7 @@ class SiloTrade:
     def open(self, folder: Path, settings: bytes) -> Callable[[Request], Reply]:
         torch.set_num_threads(1)
         told = own_settings(settings, self._name, self._sources, self._uses)
-        site = Site(told, folder, Vouch(self._kit, folder, settings))
+        site = Site(told, folder, Vouch(self._kit, folder, settings), device.choose())
         answer = site.silo(self._name).answer
         return self._law.over(answer, site) if self._law is not None else answer
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hansa import device
 from hansa.config import Federation
 from hansa.errors import ConfigError, DataError, UserError
 from hansa.links import Answer, wire
@@ -53,7 +54,7 @@ class Desk:
         from hansa.site import Site
 
         torch.set_num_threads(1)
-        self.site = Site(Federation.model_validate_json(federation), Path(folder))
+        self.site = Site(Federation.model_validate_json(federation), Path(folder), device=device.choose())
 
     def answer(self, node: NodeId, text: str, names: list[str], *arrays: Any) -> tuple[str, Packed | None]:
         """A user's mistake in words, or the reply."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from hansa import device
 from hansa.config import Federation
 from hansa.errors import UserError
 from hansa.links import wire
@@ -18,10 +19,11 @@ from hansa.messages import Lost
 from hansa.site import Site
 
 
-def work(connection: Connection, federation: str, folder: str) -> None:
+def work(connection: Connection, number: int, federation: str, folder: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     torch.set_num_threads(1)
-    site, views = Site(Federation.model_validate_json(federation), Path(folder)), Views()
+    settings, views = Federation.model_validate_json(federation), Views()
+    site = Site(settings, Path(folder), device=device.choose(number))
     while True:
         try:
             job, request = unpack(connection.recv_bytes())

@@ -157,7 +157,7 @@ class Consistent:
         longest = max(c.shape[1] for c in centroids)
         padded = [nn.functional.pad(c, (0, 0, 0, longest - c.shape[1])) for c in centroids]
         masks = [knowledge.real_positions(offer.lengths, longest) for offer in offers]
-        return torch.cat(padded), torch.cat(masks), predictions
+        return torch.cat(padded), torch.cat(masks).to(predictions.device), predictions
 
     def gradient(self, work: "Work") -> None:
         self.local.gradient(work)

@@ -83,7 +83,7 @@ def _labels(work: "Work", samples: Samples) -> Tensor:
     """Every sample's label, as a distribution."""
     found = torch.zeros(samples.size, inside.last_linear(work.learner.model).out_features)
     for indices, batch in samples.batches():
-        found[torch.from_numpy(indices), batch.targets] = 1.0
+        found[torch.from_numpy(indices), batch.targets.cpu()] = 1.0
     return found
 
 

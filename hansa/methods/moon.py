@@ -62,7 +62,8 @@ class Contrastive:
 def contrast(z: Tensor, z_glob: Tensor, z_prev: Tensor, temperature: float) -> Tensor:
     """Equation 3, mean over the batch: which of two candidates is z? The first should be it."""
     similar = [nn.functional.cosine_similarity(z, other, dim=-1) / temperature for other in (z_glob, z_prev)]
-    return nn.functional.cross_entropy(torch.stack(similar, dim=1), torch.zeros(len(z), dtype=torch.long))
+    first = torch.zeros(len(z), dtype=torch.long, device=z.device)
+    return nn.functional.cross_entropy(torch.stack(similar, dim=1), first)
 
 
 @METHODS.register("moon")

@@ -66,7 +66,7 @@ def represent(model: Any, inputs: dict[str, Tensor], call: Any = None) -> tuple[
     pooled = passed[0]
     if pooled.ndim == 3:  # a decoder classifies at every position, and the last real one counts
         last = inputs["attention_mask"].sum(dim=1) - 1
-        pooled = pooled[torch.arange(len(pooled)), last]
+        pooled = pooled[torch.arange(len(pooled), device=last.device), last]
     return pooled, logits
 
 
@@ -116,7 +116,8 @@ def widths(model: Any) -> tuple[int, int]:
     was_training = model.training
     model.eval()
     with torch.inference_mode():
-        seen = look(model, {"input_ids": torch.ones(1, 2, dtype=torch.long), "attention_mask": torch.ones(1, 2).long()})
+        ones = torch.ones(1, 2, dtype=torch.long, device=model.device)
+        seen = look(model, {"input_ids": ones, "attention_mask": ones})
     model.train(was_training)
     return seen.embedded.shape[-1], seen.pooled.shape[-1]
 

@@ -29,7 +29,7 @@ class Memory:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         draft = self._file(round).with_suffix(".draft")
-        save_file({name: t.contiguous() for name, t in tensors.items()}, draft)
+        save_file({name: t.cpu().contiguous() for name, t in tensors.items()}, draft)
         os.replace(draft, self._file(round))
         needed = max((r for r in self._rounds() if r <= durable), default=0)
         for old in self._rounds():

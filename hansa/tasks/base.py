@@ -76,6 +76,13 @@ class Batch:
     targets: Tensor
     bytes: int = 0  # of text that the targets stand for, where a task counts them
 
+    def to(self, device: torch.device) -> "Batch":
+        if self.targets.device == device:
+            return self
+        inputs = {name: values.to(device) for name, values in self.inputs.items()}
+        rows = None if self.rows is None else self.rows.to(device)
+        return Batch(inputs, rows, self.targets.to(device), self.bytes)
+
 
 class Task(Protocol):
     auto: ClassVar[str]  # the transformers class that holds the model

@@ -59,7 +59,7 @@ class CausalLM:
     def predict(self, model: Any, vocabulary: Vocabulary, text: str) -> list[dict[str, Any]]:
         """The likeliest continuation."""
         tokenizer = vocabulary.tokenizer
-        ids = tokenizer(text, return_tensors="pt")["input_ids"]
+        ids = tokenizer(text, return_tensors="pt")["input_ids"].to(model.device)
         if ids.shape[1] > 1 and ids[0, -1] == tokenizer.eos_token_id:
             ids = ids[:, :-1]  # the tokeniser closes a text; here it should go on
         with torch.inference_mode():

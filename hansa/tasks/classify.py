@@ -117,11 +117,7 @@ class Classify:
         ids = _around(vocabulary, [text], [focus])[0]
         if ids is None:
             raise UserError(f"the mentions are too far apart for a sample of {vocabulary.max_length} tokens")
-        inputs = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
-        with torch.inference_mode():
-            chances = model(**inputs).logits.softmax(dim=-1)[0]
-        ranked = sorted(zip(vocabulary.labels, chances.tolist(), strict=True), key=lambda pair: -pair[1])
-        return [{"label": label, "probability": round(p, 4)} for label, p in ranked]
+        return ranked(model, vocabulary, as_tensors(input_ids=np.array([ids])))
 
     def _marked(self, text: str) -> tuple[str, Focus]:
         """On the command line a mention is written [[so]], and the other one of a pair ((so))."""
@@ -141,6 +137,15 @@ class Classify:
             spans[opening] = Entity(len(shown), len(shown) + len(found.group(1)), "")
             shown, position = shown + found.group(1), found.end()
         return mark(shown + text[position:], spans["[["], spans.get("(("))
+
+
+def ranked(model: Any, vocabulary: Vocabulary, inputs: dict[str, Tensor]) -> list[dict[str, Any]]:
+    """The classes of one text, the likeliest first."""
+    inputs = {name: values.to(model.device) for name, values in inputs.items()}
+    with torch.inference_mode():
+        chances = model(**inputs, attention_mask=torch.ones_like(inputs["input_ids"])).logits.softmax(dim=-1)[0]
+    found = sorted(zip(vocabulary.labels, chances.tolist(), strict=True), key=lambda pair: -pair[1])
+    return [{"label": label, "probability": round(p, 4)} for label, p in found]
 
 
 def _encoded(samples: list[Placed], known: dict[str, int], vocabulary: Vocabulary) -> Iterator[Encoded | Unusable]:

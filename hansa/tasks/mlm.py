@@ -76,7 +76,9 @@ class MaskedLM:
         text = text.replace("[MASK]", str(tokenizer.mask_token))
         if str(tokenizer.mask_token) not in text:
             raise UserError(f"the text has no mask to fill: write [MASK] where a word is missing in {text!r}")
-        inputs = tokenizer(text, return_tensors="pt", truncation=True, max_length=vocabulary.max_length)
+        inputs = tokenizer(text, return_tensors="pt", truncation=True, max_length=vocabulary.max_length).to(
+            model.device
+        )
         rows = (inputs["input_ids"].reshape(-1) == tokenizer.mask_token_id).nonzero().squeeze(1)
         accepted = {k: inputs[k] for k in ("input_ids", "attention_mask")}
         with torch.inference_mode():

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -21,7 +20,7 @@ from hansa.data.readers import Row
 from hansa.errors import UserError
 from hansa.tasks import TASKS
 from hansa.tasks.base import Batch, Task, Vocabulary, as_tensors, pad
-from hansa.tasks.classify import Classify
+from hansa.tasks.classify import Classify, ranked
 
 BETWEEN = "\t"  # of the two texts, where they are given as one
 
@@ -92,13 +91,10 @@ class Pairs:
         if not between or not first.strip() or not second.strip():
             raise UserError("task 'pairs' looks at two texts: give both")
         [ids], [types] = joined(vocabulary, [first], [second])
-        inputs = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
-        if vocabulary.types > 1:
-            inputs["token_type_ids"] = torch.tensor([types])
-        with torch.inference_mode():
-            chances = model(**inputs).logits.softmax(dim=-1)[0]
-        ranked = sorted(zip(vocabulary.labels, chances.tolist(), strict=True), key=lambda pair: -pair[1])
-        return [{"label": label, "probability": round(p, 4)} for label, p in ranked]
+        arrays = {"input_ids": np.array([ids])} | (
+            {"token_type_ids": np.array([types])} if vocabulary.types > 1 else {}
+        )
+        return ranked(model, vocabulary, as_tensors(**arrays))
 
 
 def second_of(row: Row, source: Source) -> str:

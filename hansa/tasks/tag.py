@@ -89,7 +89,7 @@ class Tag:
             "words": float(len(batch.targets)),
         }
         names = model.config.id2label
-        sample = (batch.rows // batch.inputs["input_ids"].shape[1]).numpy()
+        sample = (batch.rows // batch.inputs["input_ids"].shape[1]).cpu().numpy()
         ends = np.flatnonzero(np.diff(sample, append=-1)) + 1
         true, guessed = batch.targets.tolist(), logits.argmax(dim=-1).tolist()
         for start, end in zip([0, *ends[:-1]], ends, strict=True):
@@ -122,8 +122,8 @@ class Tag:
         names: list[str] = []
         for window in _windows(pieces, [0] * len(places), set(), vocabulary):
             inputs = {
-                "input_ids": torch.tensor([window.ids]),
-                "attention_mask": torch.ones(1, len(window.ids), dtype=torch.long),
+                "input_ids": torch.tensor([window.ids], device=model.device),
+                "attention_mask": torch.ones(1, len(window.ids), dtype=torch.long, device=model.device),
             }
             with torch.inference_mode():
                 guesses = model(**inputs).logits[0].argmax(dim=-1).tolist()

@@ -173,7 +173,7 @@ def beginning(model: Any) -> list[int]:
 def _with_decoder(model: Any, batch: Batch) -> Batch:
     """The batch as the model wants it: the decoder sees its beginning and the target up to the token before."""
     labels = batch.inputs["labels"]
-    begin = torch.tensor(beginning(model)).expand(len(labels), -1)
+    begin = torch.tensor(beginning(model), device=labels.device).expand(len(labels), -1)
     seen = torch.cat([begin, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, model.config.pad_token_id)], dim=1)
     assert batch.rows is not None
     width, extra = labels.shape[1], begin.shape[1] - 1
@@ -203,8 +203,9 @@ def generate(model: Any, sources: Iterable[NDArray[np.int32]], vocabulary: Vocab
     ends = np.cumsum([len(s) for s in sources])
     ids, mask = rectangle(np.concatenate(sources), np.concatenate([[0], ends[:-1]]), ends, vocabulary.pad)
     longest = min(vocabulary.max_length, 2 * ids.shape[1] + 8)
+    inputs = as_tensors(input_ids=ids, attention_mask=mask)
     written = model.generate(
-        **as_tensors(input_ids=ids, attention_mask=mask),
+        **{name: values.to(model.device) for name, values in inputs.items()},
         max_new_tokens=longest,
         num_beams=beams,
         do_sample=False,
