@@ -47,7 +47,11 @@ WorkersOption = Annotated[int | None, typer.Option(min=0, help="worker processes
 FederationFile = Annotated[Path, typer.Argument(metavar="FED.yaml", help="the federation file")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="override a setting")]
 LINKS = ("pool", "ray")
-UNUSABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)  # a disk that takes nothing
+# A disk that takes nothing, or a path that leads to something else or nowhere.
+UNUSABLE = (
+    *(errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT),
+    *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOENT, errno.ELOOP, errno.ENAMETOOLONG),
+)
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="a run directory")]
 
 
@@ -397,9 +401,13 @@ def evaluate(
         if checkpoint is not None:
             raise UserError("--checkpoint is one model, and --silo all asks for all final ones: leave one of them out")
         found = every_model(run, scores)
+        if not any(found.values()):
+            raise UserError(f"{data or run}: there is nothing in it that could be scored")
         finish(format, found, lambda: show_models(found, f"{run} on {data or 'the silos'}"))
     else:
         metrics = scores(*load(run, silo, checkpoint))
+        if not metrics:
+            raise UserError(f"{data or run}: there is nothing in it that could be scored")
         finish(format, metrics, lambda: show_metrics(metrics, f"{run} on {data or 'the silos'}"))
 
 

@@ -53,6 +53,8 @@ def show_logs(
     from hansa.privacy.audit import entries
 
     found = {str(log): list(entries(log))[-last if last else 0 :] for log in _logs(path)}
+    if not any(found.values()):
+        raise UserError(f"{path}: there is no entry of an audit log in it; 'hansa audit verify' says what is wrong")
 
     def show() -> None:
         for log, told in found.items():

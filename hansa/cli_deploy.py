@@ -102,8 +102,8 @@ def revoke(kits: Kits, node: Name, format: FormatOption = Format.text) -> None:
 
     authority.revoke(kits, node)
     text = (
-        f"'{node}' is revoked; put members.json into the kits of the coordinator and the regions (one that runs from "
-        f"here cuts it off now){reload_broker(kits)}"
+        f"'{node}' is revoked; put members.json into the kit of every other member: whoever serves '{node}' cuts it "
+        f"off, whoever it serves obeys it no more (those that run from here do so now){reload_broker(kits)}"
     )
     finish(format, {"revoked": node}, lambda: output.print(text, highlight=False))
 
@@ -189,7 +189,8 @@ def serve(
         signal.signal(which, end_coordinator)
     progress = Logged() if log_format is LogFormat.json else Progress(errors, settings.name)
     assert own.card.serves is not None
-    broker = parse_url(nats) if nats is not None else own.card.serves.letters
+    letters = own.card.serves.letters
+    broker = parse_url(nats) if nats is not None else letters if own.card.serves.broker else ("127.0.0.1", letters[1])
     with probes(health, lambda: unreachable(broker)):
         try:
             outcome = serve_federation(settings, own, out or Path("runs") / settings.name, nats, progress)
@@ -231,7 +232,7 @@ def serve_region(
             on_stop(agent.stop)
             stack.enter_context(probes(health, agent.waits))
 
-        serve_it(own, out, nats, held, paths(uses), log.info, ready, law, through)
+        serve_it(own, out, nats, held, paths(uses), log.info, ready, law, through, log.warning)
     leave()
 
 
@@ -240,6 +241,7 @@ def join(
     data: Annotated[list[Path], typer.Option(help="the file or folder with this silo's data; one per source")],
     home: Annotated[Path | None, typer.Option(help="where this silo keeps its own; default KIT/home")] = None,
     policy: Annotated[Path | None, typer.Option(help="what may leave; default KIT/policy.yaml")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="cores to train on; 1 gives the same bits as 'hansa run'")] = 1,
     uses: UsesOption = None,
     proxy: ProxyOption = None,
     health: HealthOption = None,
@@ -255,6 +257,7 @@ def join(
     if own.card.kind != "silo":
         raise UserError(f"{kit} is the kit of a {own.card.kind}: it has no data of its own; use 'hansa serve'")
     from hansa.deploy.agent import Agent
+    from hansa.deploy.alone import alone
     from hansa.deploy.health import probes
     from hansa.deploy.join import SiloTrade, sources
     from hansa.deploy.law import Law
@@ -265,11 +268,12 @@ def join(
     law = Law.of(own, policy, place)
     if law.flaw:
         log.warning("nothing may leave: %s", law.flaw)
-    trade = SiloTrade(own, sources(own, data), paths(uses or []), law)
-    agent = Agent(own, place, trade, log.info, through)
-    on_stop(agent.stop)
-    with probes(health, agent.waits):
-        agent.run()
+    trade = SiloTrade(own, sources(own, data), paths(uses or []), law, threads)
+    with alone(place, "hansa join"):
+        agent = Agent(own, place, trade, log.info, through, log.warning)
+        on_stop(agent.stop)
+        with probes(health, agent.waits):
+            agent.run()
     leave()
 
 

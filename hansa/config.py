@@ -186,6 +186,9 @@ class Server(Section):
     schedule: Schedule = Schedule()
 
 
+STEEPEST = 50.0  # temperature of a softmax over losses
+
+
 class Weights(Section):
     by: Literal["samples", "uniform", "loss"] = "samples"
     temperature: float = 1.0  # samples: N^temperature; loss: softmax(−temperature·loss), negative favours bad fits
@@ -199,6 +202,8 @@ class Weights(Section):
     def _sign(self) -> "Weights":
         if self.by == "samples" and self.temperature < 0:
             raise ValueError(f"temperature is {self.temperature}: below 0, large silos would count least")
+        if self.by == "loss" and abs(self.temperature) > STEEPEST:
+            raise ValueError(f"temperature is {self.temperature}: beyond {STEEPEST:g} a single silo would count")
         return self
 
 
@@ -244,6 +249,12 @@ class Participation(Section):
     count: Count | None = None
     quorum: Share = 0.5  # a round counts only if this share of those asked answered
     deadline: Positive | None = None  # seconds
+
+    @model_validator(mode="after")
+    def _one_size(self) -> "Participation":
+        if self.count is not None and self.share < 1.0:
+            raise ValueError(f"count is {self.count} and share {self.share:g}: both say how many take part; keep one")
+        return self
 
 
 class Poison(Section):

@@ -12,6 +12,8 @@ A silo that drops out is not an error but a value: `messages.Lost`.
 import json
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 
@@ -33,6 +35,14 @@ class DataError(UserError):
 
 class RunFailed(HansaError):
     pass
+
+
+def place(error: BaseException) -> str:
+    """Where an error arose, as FILE:LINE; unlike a traceback it quotes nothing."""
+    if isinstance(error, SyntaxError):
+        return f"{Path(error.filename or '').name}:{error.lineno}"
+    frames = extract_tb(error.__traceback__)
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "nowhere"
 
 
 def did_you_mean(seen: str, known: Iterable[str]) -> str:

@@ -29,7 +29,7 @@ from hansa.method import Layers, Method, Residual, Tree, Weights
 from hansa.methods.fedbuff import VERSION, keep_versions
 from hansa.methods.fedopt import scale
 from hansa.pace import Arrivals, Member, Moving, choose, together, until
-from hansa.round import Record, admit, opened, too_few
+from hansa.round import Record, admit, astray, opened, too_few
 from hansa.runs.memory import Memory
 from hansa.tensors import Layout, Tensors, is_finite
 
@@ -250,7 +250,7 @@ class Region:
         heard = Heard(self, {**sent, self.name: Sent(model)}, record)
         gradient = self.method.aggregate.combine(keys.backbone, heard.updates(answers))  # 9, 10
         record.seconds["work"] = perf_counter() - began
-        record.failed = too_few(record, settings.participation)
+        record.failed = too_few(record, settings.participation) or astray(record, gradient)
         if record.failed:
             moving.clock, moving.flights, moving.state = before
             return record, []

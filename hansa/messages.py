@@ -239,6 +239,9 @@ class Revealed:
     shares: dict[NodeId, tuple[str, ...]]
 
 
+NO_ANSWER = "it did not answer before the deadline"
+
+
 @dataclass(frozen=True)
 class Lost:
     """No reply, and why. A drop-out is a value, not an exception."""

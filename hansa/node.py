@@ -19,6 +19,7 @@ from hansa.coded import Coded
 from hansa.data import examples, sampling
 from hansa.data.readers import Problems, rows
 from hansa.device import CPU
+from hansa.errors import DataError
 from hansa.evaluate import evaluate
 from hansa.exchange import Indices, Samples
 from hansa.fit import MODEL, fit_leaf
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from hansa.site import Site
 
 PERSONAL = "personal"
+LABELS = 50  # so many different ones are believed, however few rows there are
 PROBES = 1_000_000  # batches of rounds that never come: a probe must not go over what was just learned
 WATCHED = "validation"  # what a silo remembers of its validation loss
 
@@ -108,14 +110,20 @@ class Silo:
     def _survey(self, request: Survey) -> Findings:
         problems, data, task = Problems(), self.site.federation.data, self.site.task
         texts_in, texts = texts_of(task), list[str]()
-        labels: set[str] = set()
+        labels, seen = set[str](), 0
         for source in self.node.sources:
             for row in rows(source, "train", data, problems):
+                seen += 1
                 if request.pieces:
                     texts.extend(texts_in(row, source))
                 if request.labels:
                     labels.update(cast(Labelled, task).labels_in(row, source))
             problems.check(data.broken, source.train)
+        if len(labels) > max(LABELS, seen // 2):
+            raise DataError(
+                f"silos.{self.name}: {len(labels)} different labels in {seen} rows are text, which does not leave; "
+                "name the right field with 'label:', or list the labels in task.labels"
+            )
         pieces, withheld = count_pieces(texts, request.pieces) if request.pieces else ({}, 0)
         return Findings(pieces, tuple(sorted(labels)), withheld)
 

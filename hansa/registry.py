@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from hansa.config import Named
-from hansa.errors import ConfigError, did_you_mean
+from hansa.errors import ConfigError, did_you_mean, place
 
 T = TypeVar("T")
 C = TypeVar("C", bound=type[BaseModel])
@@ -64,4 +64,8 @@ def load_plugins(files: Iterable[str]) -> None:
             raise ConfigError(f"uses: {file}: there is no such Python file")
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
-        spec.loader.exec_module(module)
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            del sys.modules[name]
+            raise ConfigError(f"uses: {file} cannot be run: {type(error).__name__}: {error} ({place(error)})") from None

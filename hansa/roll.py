@@ -2,16 +2,19 @@
 
 In one organisation nobody may be missing. Between several, a silo whose data cannot be read, whose policy forbids it,
 or which answers nonsense must not stop the others: it is left out with the reason, and the quorum decides whether the
-run begins. When the coordinator is started again, it is asked again.
+run begins. When the coordinator is started again, those who answered are not asked again, so that none of them can
+keep the others waiting; the rest is, until a round's deadline.
 """
 
 from collections.abc import Callable, Mapping
 from math import ceil
 from typing import TypeVar
 
+from hansa.config import Participation
 from hansa.errors import DataError, RunFailed
 from hansa.links import Link
 from hansa.messages import Card, Describe, Findings, Lost, NodeId, Survey
+from hansa.pace import until
 from hansa.round import LARGEST
 from hansa.runs.ledger import Ledger
 from hansa.watch import Watcher
@@ -28,9 +31,16 @@ def surveyed(
 
 
 def described(
-    link: Link, names: list[NodeId], watched: str, quorum: float, ledger: Ledger, watcher: Watcher
+    link: Link,
+    names: list[NodeId],
+    watched: str,
+    participation: Participation,
+    ledger: Ledger,
+    watcher: Watcher,
+    known: Mapping[NodeId, Card],
 ) -> dict[NodeId, Card]:
-    """Cards of those who can take part; ``watched``: the setting that goes by validation data, if one does."""
+    """Cards of those who can take part; ``watched``: the setting that goes by validation data, if one does;
+    ``known``: cards from when the run was begun."""
     far = getattr(link, "far", False)
 
     def odd(name: NodeId, card: Card) -> str:
@@ -39,9 +49,12 @@ def described(
             raise DataError(wrong)
         return wrong
 
-    found, lost = _gather(link, names, Describe(), Card, odd, quorum)
+    before = {name: known[name] for name in names if name in known}
+    deadline = until(participation) if before else None
+    rest = [name for name in names if name not in before]
+    found, lost = _gather(link, rest, Describe(), Card, odd, participation.quorum, deadline, before)
     _note(lost, ledger, watcher)
-    return found
+    return {name: found[name] for name in names if name in found}
 
 
 def _gather(
@@ -51,11 +64,14 @@ def _gather(
     kind: type[T],
     flaw: Callable[[NodeId, T], str],
     quorum: float,
+    deadline: float | None = None,
+    known: Mapping[NodeId, T] | None = None,
 ) -> tuple[dict[NodeId, T], dict[NodeId, str]]:
-    """Replies that can be used, and why the others gave none."""
-    found: dict[NodeId, T] = {}
+    """Replies that can be used, with those ``known`` before, and why others gave none."""
+    found: dict[NodeId, T] = dict(known or {})
     lost: dict[NodeId, str] = {}
-    for answer in link.ask(dict.fromkeys(names, request), None):
+    everybody = len(found) + len(names)
+    for answer in link.ask(dict.fromkeys(names, request), deadline):
         reply = answer.reply
         if not isinstance(reply, kind):
             lost[answer.node] = reply.reason if isinstance(reply, Lost) else f"it sent a {type(reply).__name__}"
@@ -63,7 +79,7 @@ def _gather(
             lost[answer.node] = wrong
         else:
             found[answer.node] = reply
-    needed = ceil(quorum * len(names)) if getattr(link, "far", False) else len(names)
+    needed = ceil(quorum * everybody) if getattr(link, "far", False) else everybody
     if lost and len(found) < max(1, needed):
         name, reason = next(iter(lost.items()))
         raise RunFailed(f"silo '{name}' could not answer a {type(request).__name__} request: {reason}")

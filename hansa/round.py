@@ -26,7 +26,7 @@ from hansa.messages import Lost, NodeId, Reply, Train, Update, nothing
 from hansa.method import Method
 from hansa.methods.fedopt import scale
 from hansa.pace import Arrivals, Asker, Member, Moving
-from hansa.tensors import Layout, is_finite
+from hansa.tensors import Layout, Tensors, is_finite
 from hansa.veil import Veil
 
 LARGEST = 1e12  # no silo has more samples than this: a larger figure is a lie or a bug
@@ -97,7 +97,7 @@ def federated_round(
     else:
         gradient = method.aggregate.combine(moving.model.layout, ((u, method.weigh.weight(u)) for u in accepted))
     record.seconds["work"] = perf_counter() - began
-    record.failed = record.failed or too_few(record, settings.participation)
+    record.failed = record.failed or too_few(record, settings.participation) or astray(record, gradient)
     if record.failed:
         moving.clock, moving.flights, moving.state = before
         return record
@@ -141,6 +141,13 @@ def too_few(record: Record, participation: Participation) -> str:
         return ""
     reasons = "; ".join(f"{node}: {reason}" for node, reason in record.lost.items())
     return f"round {record.round}: {len(record.updates)} of {asked} answered, {needed} needed ({reasons})"
+
+
+def astray(record: Record, gradient: Tensors) -> str:
+    """Why the model must not take this step; empty if it may. Updates were finite: how they were combined was not."""
+    if is_finite(gradient.flat):
+        return ""
+    return f"round {record.round}: the combined update has values that are not finite (look at 'method', 'aggregate')"
 
 
 def screen(

@@ -90,7 +90,7 @@ def run(
             cards = describe(arranged, directory, link, ledger, watcher)
             return Run(arranged, directory, link, cards, ledger, watcher).go()
     except UserError:
-        if not directory.start.exists():  # found wrong before anything was agreed: leave nothing behind
+        if not resume and directory.newest() is None:  # found wrong before anything was learned: leave nothing behind
             shutil.rmtree(directory.path)
         raise
     finally:
@@ -166,7 +166,7 @@ def begin(federation: Federation, directory: RunDirectory, link: Link, ledger: L
     with atomically(directory.start) as draft:
         words.save_pretrained(draft)
         model.save_pretrained(draft)
-        (draft / "labels.json").write_text(json.dumps(labels, ensure_ascii=False))
+        (draft / "labels.json").write_text(json.dumps(labels, ensure_ascii=False), encoding="utf-8")
     facts = {name: version(name) for name in VERSIONS} | {"python": platform.python_version()}
     ledger.fact("versions", facts)
     ledger.fact("vocabulary", len(words))
@@ -185,19 +185,31 @@ def describe(
 ) -> dict[NodeId, Card]:
     watcher.say("silos prepare their data")
     watched = "personal" if federation.personal else "train.samples.adapt" if federation.train.samples.adapt else ""
-    names, quorum = list(holders(federation)), federation.participation.quorum
-    told, times = described(link, names, watched, quorum, ledger, watcher), repeats(federation.silos) | {ROOT: 1}
-    cards = {name: replace(card, per_round=times[name] * card.per_round) for name, card in told.items()}
+    fact = f"cards:{federation.kind}" if federation.kind != "federated" else "cards"
+    noted = ledger.facts().get(fact, {})
+    before = {name: Card(**card | {"problems": tuple(card["problems"])}) for name, card in noted.items()}
+    known = before if getattr(link, "far", False) else {}
+    told = described(link, list(holders(federation)), watched, federation.participation, ledger, watcher, known)
+    times = repeats(federation.silos) | {ROOT: 1}
+    new = {name: replace(card, per_round=times[name] * card.per_round) for name, card in told.items()}
+    cards = {name: known.get(name, card) for name, card in new.items()}
+    for name, card in cards.items():
+        if name in before and card.groups != before[name].groups:
+            raise DataError(
+                f"silos.{name}: its data has changed since the run began ({_counts(before[name])} samples then, "
+                f"{_counts(card)} now); put it back, or begin anew without --resume"
+            )
     for name, card in cards.items():
         for problem in card.problems:
             watcher.say(f"{name}: {problem}")
             if not ledger.select("select 1 from events where node=? and kind='data' and text=?", name, problem):
                 ledger.event(0, name, "data", problem)
-    ledger.fact(
-        f"cards:{federation.kind}" if federation.kind != "federated" else "cards",
-        {n: vars(c) for n, c in cards.items()},
-    )
+    ledger.fact(fact, {n: vars(c) for n, c in cards.items()})
     return cards
+
+
+def _counts(card: Card) -> str:
+    return " + ".join(f"{card.samples(split):,}" for split in ("train", "valid", "test"))
 
 
 # ── rounds ────────────────────────────────────────────────────────────────────────────────────────────────────────

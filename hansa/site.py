@@ -58,7 +58,7 @@ class Site:
     @cached_property
     def vocabulary(self) -> Vocabulary:
         start = self.folder / "start"
-        labels = json.loads((start / "labels.json").read_text())
+        labels = json.loads((start / "labels.json").read_text(encoding="utf-8"))
         types = json.loads((start / "config.json").read_text()).get("type_vocab_size", 0)
         return Vocabulary(tokenizer.load(str(start)), self.federation.data.max_length, tuple(labels), types)
 

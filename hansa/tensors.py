@@ -97,6 +97,7 @@ class Tensors:
         return self.layout == other.layout and torch.equal(self.flat.view(torch.int32), other.flat.view(torch.int32))
 
 
+WIDE = 1e18  # of two weights this far apart the smaller one counts for nothing
 NOTHING = Tensors.zeros(Layout((), ()))
 
 
@@ -111,13 +112,14 @@ class WeightedMean:
     layout: Layout
     _sum: Tensor = field(init=False)
     _weights: list[float] = field(init=False)
+    _unit: float = 1.0
 
     def __post_init__(self) -> None:
         self._sum = torch.zeros(self.layout.size)
         self._weights = [0.0] * len(self.layout.names)
 
     def add(self, update: Tensors, weight: float, share: float | None = None) -> None:
-        share = weight if share is None else share
+        weight, share = self._in_units(weight, weight if share is None else share)
         if update.layout == self.layout:
             self._sum.add_(update.flat, alpha=weight)
             self._weights = [total + share for total in self._weights]
@@ -126,6 +128,16 @@ class WeightedMean:
         for name, span in update.layout.spans.items():
             self._sum[self.layout.spans[name]].add_(update.flat[span], alpha=weight)
             self._weights[position[name]] += share
+
+    def _in_units(self, weight: float, share: float) -> tuple[float, float]:
+        """Only ratios of weights count. Where they leave float32's range (a softmax may), the largest is the unit."""
+        begun = any(self._weights)
+        if weight > WIDE * self._unit or (not begun and 0 < weight * WIDE < self._unit):
+            if begun:
+                self._sum.mul_(self._unit / weight)
+                self._weights = [total * (self._unit / weight) for total in self._weights]
+            self._unit = weight
+        return weight / self._unit, share / self._unit
 
     def mean(self) -> Tensors:
         """The mean so far; it takes over the sum's buffer, so ask once."""

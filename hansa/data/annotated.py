@@ -19,6 +19,7 @@ from typing import Any
 WORD = re.compile(r"\w+|[^\w\s]")
 OUTSIDE = "O"
 NO_RELATION = "NONE"
+LONGEST_LABEL = 64  # characters: the names of labels leave their silo, so text must not pass for one
 
 
 class BadRow(Exception):
@@ -160,7 +161,12 @@ def _relations(given: Any, entities: int) -> dict[tuple[int, int], str]:
 def label_of(row: Mapping[str, Any], field: str) -> str:
     if row.get(field) is None:
         raise BadRow(f"no field '{field}'")
-    return str(row[field])
+    if not isinstance(row[field], str | int):
+        raise BadRow(f"field '{field}' holds no label but a {type(row[field]).__name__}")
+    label = str(row[field])
+    if len(label) > LONGEST_LABEL or not label.isprintable():
+        raise BadRow(f"field '{field}' holds no label but text of {len(label)} characters")
+    return label
 
 
 def mark(text: str, head: Entity, tail: Entity | None = None) -> tuple[str, tuple[int, int]]:

@@ -59,7 +59,7 @@ class Problems:
                 f"mend them, or raise data.broken above {self.broken / max(1, self.lines):.3g} to go on without them"
             )
             if self.broken >= self.lines:
-                remedy = "look at the file, and name the field that holds the text with 'text:' (or --text)"
+                remedy = "look at the file, and name its fields with 'text:', 'label:' … (or --text, --label …)"
             raise DataError(
                 f"{what}: {self.broken} of {self.lines} lines cannot be used, first {self.first[0]}; {remedy}"
             )

@@ -65,8 +65,12 @@ class Opened:
 
 
 class Agent:
-    def __init__(self, kit: Kit, home: Path, trade: Trade, say: Say, proxy: Proxy | None = None) -> None:
-        self._kit, self._home, self._trade, self._say, self._proxy = kit, home, trade, say, proxy
+    def __init__(
+        self, kit: Kit, home: Path, trade: Trade, say: Say, proxy: Proxy | None = None, warn: Say | None = None
+    ) -> None:
+        """``say`` hears what happens, ``warn`` what should not."""
+        self._kit, self._home, self._trade, self._proxy = kit, home, trade, proxy
+        self._say, self._warn = say, warn or say
         self._subjects = kit.above
         kit.key.public_key()  # if it is damaged, this is said before anything begins
         assert kit.card.parent is not None
@@ -84,7 +88,7 @@ class Agent:
         self._refusals: dict[str, int] = {}
         self._listening: Session | None = None
         home.mkdir(parents=True, exist_ok=True)
-        self._known = _Known(home / "state.json", say)
+        self._known = _Known(home / "state.json", self._warn)
 
     def waits(self) -> str:
         """What keeps it from working, if anything."""
@@ -156,6 +160,8 @@ class Agent:
     def _hear(self, letter: bytes) -> None:
         """Take up a letter that is from our parent, to us, and not older than what we have seen."""
         try:
+            if not self._kit.trusts(self._parent.node):
+                raise Unsealed("whoever asks was revoked")
             public = self._kit.public(self._parent.node)
             envelope = unseal(letter, self._parent.node, self._kit.name, public)
             self._known.check(envelope)
@@ -176,7 +182,7 @@ class Agent:
             reason = "more reasons than are kept"
         self._refusals[reason] = self._refusals.get(reason, 0) + 1
         if self._refusals[reason] == 1:
-            self._say(f"a letter was refused: {reason}")
+            self._warn(f"a letter was refused: {reason}")
 
     # ── working ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -197,10 +203,10 @@ class Agent:
             except GaveUp:
                 self._say(f"{letter.kind} of round {letter.round} is overtaken by a newer letter")
             except Refusal as refusal:
-                self._say(f"{letter.kind} of round {letter.round} is dropped: {refusal}")
+                self._warn(f"{letter.kind} of round {letter.round} is dropped: {refusal}")
             except Exception as error:
                 # Whatever happens here must not end the agent: the letter stays in its box and is looked at again.
-                self._say(f"{letter.kind} of round {letter.round} failed: {type(error).__name__}: {error}")
+                self._warn(f"{letter.kind} of round {letter.round} failed: {type(error).__name__}: {error}")
                 failed = (letter.mark, failed[1] + 1 if failed[0] == letter.mark else 1)
                 self._fail(letter, error, failed[1], session, porter)
             self.phase = "idle"
@@ -217,7 +223,7 @@ class Agent:
         try:
             self._send(letter, loose(Lost.__name__, wire.split(Lost(reason))[0]), session, porter)
         except Exception as why:  # nor must this end the agent
-            self._say(f"{letter.kind} of round {letter.round}: nobody could be told ({type(why).__name__}: {why})")
+            self._warn(f"{letter.kind} of round {letter.round}: nobody could be told ({type(why).__name__}: {why})")
 
     @property
     def _unread(self) -> bool:
@@ -257,7 +263,7 @@ class Agent:
         try:
             answer, request = self._fetched(letter, porter)
         except (Unusable, wire.BadMessage, UserError) as why:
-            self._say(f"{letter.kind} of round {letter.round} cannot be used: {why}")
+            self._warn(f"{letter.kind} of round {letter.round} cannot be used: {why}")
             self._trade.refuse(letter.kind, letter.round, str(why))
             return loose(Lost.__name__, wire.split(Lost(f"the request cannot be used: {why}"))[0])
         spool.forget(getattr(request, "durable", 0))
@@ -266,11 +272,11 @@ class Agent:
         try:
             reply = attempt(answer, request)
         except UserError as error:  # it may name files, fields or labels of ours: that is for our operator alone
-            self._say(f"{letter.kind} of round {letter.round}: {error}")
+            self._warn(f"{letter.kind} of round {letter.round}: {error}")
             reply = Lost(f"its data or settings cannot be used ({type(error).__name__}): its own log says why")
         text, vectors = wire.split(reply)
         if isinstance(reply, Lost):
-            self._say(f"{letter.kind} of round {letter.round}: {reply.reason}")
+            self._warn(f"{letter.kind} of round {letter.round}: {reply.reason}")
             return loose(Lost.__name__, text)
         return spool.keep(letter.request, letter.round, type(reply).__name__, text, vectors)
 

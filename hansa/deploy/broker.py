@@ -39,6 +39,8 @@ class Broker:
     def __init__(self, kit: Kit, folder: Path, say: Callable[[str], None]) -> None:
         self._kit, self._folder, self._say = kit, folder, say
         folder.mkdir(parents=True, exist_ok=True)
+        self._end_leftover()
+        self._check_port()
         self._process = self._start()
 
     @property
@@ -57,6 +59,17 @@ class Broker:
                 raise RunFailed(f"nats-server does not start: {self._last_words()}")
             sleep(0.2)
         return process
+
+    def _check_port(self) -> None:
+        """Said at once, where only somebody else can free it."""
+        assert self._kit.card.serves is not None
+        port = self._kit.card.serves.port
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("", port))
+            except OSError as error:
+                raise UserError(f"port {port}, for letters, cannot be opened ({error.strerror}); free it") from None
 
     def _launch(self) -> "subprocess.Popen[bytes]":
         log = (self._folder / "nats.log").open("ab")
@@ -78,7 +91,7 @@ class Broker:
         while monotonic() < until:
             if process.poll() is not None:
                 return False
-            with suppress(OSError), socket.create_connection((place.host, place.port), timeout=1.0):
+            with suppress(OSError), socket.create_connection(("127.0.0.1", place.port), timeout=1.0):
                 sleep(0.05)  # whoever answered may be another, and ours about to end because of it
                 return process.poll() is None
             sleep(0.02)

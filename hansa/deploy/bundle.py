@@ -12,7 +12,7 @@ from hansa.runs.directory import atomically
 
 LARGEST_LINE = 1 << 20
 SAFE = (".json", ".safetensors", ".txt", ".model", ".spm")  # how their names end; .model, .spm: of SentencePiece
-CODE = re.compile(rb'"(auto_map|custom_pipelines|trust_remote_code)"')
+CODE = {"auto_map", "custom_pipelines", "trust_remote_code"}
 
 
 def pack(folder: Path, file: Path) -> memoryview:
@@ -51,7 +51,20 @@ def _parts(bundle: memoryview) -> Iterator[tuple[str, memoryview]]:
         if not re.fullmatch(r"\w[\w.-]{0,99}", name, re.ASCII) or ".." in name or not name.endswith(SAFE):
             raise Unusable(f"the common start has a file called {name[:100]!r}")
         part = bundle[at : at + size]
-        if name.endswith(".json") and CODE.search(part):
-            raise Unusable(f"the common start names code to be loaded, in {name}")
+        if name.endswith(".json"):
+            _check_settings(name, bytes(part))
         yield name, part
         at += size
+
+
+def _check_settings(name: str, text: bytes) -> None:
+    """Whatever the key is written like, it is the same key."""
+
+    def check(pairs: list[tuple[str, object]]) -> None:
+        if any(key in CODE for key, _ in pairs):
+            raise Unusable(f"the common start names code to be loaded, in {name}")
+
+    try:
+        json.loads(text, object_pairs_hook=check)
+    except (ValueError, RecursionError):
+        raise Unusable(f"the common start has a file {name} that is not JSON") from None

@@ -35,15 +35,19 @@ def sources(kit: Kit, data: Sequence[Path]) -> tuple[Source, ...]:
 class SiloTrade:
     """Answers from this silo's own data."""
 
-    def __init__(self, kit: Kit, sources: tuple[Source, ...], uses: tuple[str, ...], law: Law | None = None) -> None:
+    def __init__(
+        self, kit: Kit, sources: tuple[Source, ...], uses: tuple[str, ...], law: Law | None = None, threads: int = 1
+    ) -> None:
+        """With one thread it gives the same bits as a simulation; with more it is faster, where it has the cores."""
         self._kit, self._name, self._sources, self._uses, self._law = kit, kit.name, sources, uses, law
+        self._threads = threads
 
     def refuse(self, message: str, round: int, reason: str) -> None:
         if self._law is not None:
             self._law.refuse(message, round, reason)
 
     def open(self, folder: Path, settings: bytes) -> Callable[[Request], Reply]:
-        torch.set_num_threads(1)
+        torch.set_num_threads(self._threads)
         told = own_settings(settings, self._name, self._sources, self._uses)
         site = Site(told, folder, Vouch(self._kit, folder, settings), device.choose())
         answer = site.silo(self._name).answer

@@ -127,6 +127,11 @@ class Kit:
     def public(self, node: str) -> Ed25519PublicKey:
         return Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.members()[node].key))
 
+    def trusts(self, node: str) -> bool:
+        """Whether it is a member, and not revoked."""
+        member = self.members().get(node)
+        return member is not None and bool(member.generations)
+
     @property
     def above(self) -> Subjects:
         """The subjects between this node and its parent."""

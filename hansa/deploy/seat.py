@@ -1,13 +1,12 @@
 """The place from which a coordinator or a region asks: broker, depot, journal, and the link that uses them."""
 
-import fcntl
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import time
 
+from hansa.deploy.alone import alone
 from hansa.deploy.broker import Broker
 from hansa.deploy.kit import Kit
 from hansa.deploy.status import Awaited, Roster
@@ -15,6 +14,7 @@ from hansa.errors import HansaError, UserError, printable
 from hansa.links.depot import Depot
 from hansa.links.journal import Journal
 from hansa.links.nats import NatsLink
+from hansa.links.route import Here
 from hansa.links.session import Session, unsaid
 
 TEND_SECONDS = 0.25
@@ -29,7 +29,7 @@ def seat(kit: Kit, folder: Path, nats: str | None, say: Say) -> Iterator[NatsLin
     if place is None:
         raise UserError(f"{kit.folder} is a silo's kit: it serves nobody; use 'hansa join'")
     with ExitStack() as stack:
-        stack.enter_context(_alone(folder))
+        stack.enter_context(alone(folder, "hansa serve"))
         journal = Journal(folder / "journal.sqlite")
         stack.callback(journal.close)
 
@@ -43,21 +43,21 @@ def seat(kit: Kit, folder: Path, nats: str | None, say: Say) -> Iterator[NatsLin
         except OSError as error:
             raise UserError(f"port {place.bulk}, for weights, cannot be opened ({error.strerror}); free it") from None
         stack.callback(depot.close)
-        broker, address = None, parse_url(nats) if nats is not None else place.letters
+        broker, address, through = None, parse_url(nats) if nats is not None else place.letters, None
         if nats is None and not place.broker:
             broker = Broker(kit, folder / "broker", say)
             stack.callback(broker.close)
+            through = Here()
         stack.callback(_caretaker(kit, depot, broker, journal, say))
         subjects = kit.below
         listen = [f"{subjects.root}.rep.*"]
-        session = Session(address, kit.client_tls(), subjects.inbox(kit.name), listen, say)
+        session = Session(address, kit.client_tls(), subjects.inbox(kit.name), listen, say, proxy=through)
         stack.callback(session.close)
         link = NatsLink(kit, session, depot, journal, refused)
 
         def listening(stop: Callable[[], bool]) -> Session:
-            return Session(
-                address, kit.client_tls(), subjects.inbox(kit.name), [f"{subjects.root}.life.*"], unsaid, stop
-            )
+            lives = [f"{subjects.root}.life.*"]
+            return Session(address, kit.client_tls(), subjects.inbox(kit.name), lives, unsaid, stop, through)
 
         roster = Roster(listening, {subjects.life(name): name for name in kit.card.children}, journal)
         stack.callback(roster.close)
@@ -69,21 +69,6 @@ def parse_url(url: str) -> tuple[str, int]:
     if not host or not (port or "4222").isdigit():
         raise UserError(f"--nats {url!r}: write it as tls://HOST:PORT")
     return host, int(port or 4222)
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Two coordinators in one seat would ask everything twice."""
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"{folder} is in use by another 'hansa serve'; stop that one first") from None
-        yield
-    finally:
-        os.close(handle)
 
 
 def _caretaker(kit: Kit, depot: Depot, broker: Broker | None, journal: Journal, say: Say) -> Callable[[], None]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from hansa import device
 from hansa.checks import check_settings
 from hansa.config import ROOT, Checkpointing, Federation, Node, Source, walk
 from hansa.deploy.agent import Agent, Say
@@ -129,7 +130,7 @@ class Region:
 
     def open(self, folder: Path, settings: bytes) -> Callable[[Request], Reply]:
         name = self._kit.name
-        site = Site(own_settings(settings, name, self._own, self._uses), folder)
+        site = Site(own_settings(settings, name, self._own, self._uses), folder, device=device.choose())
         self._link.share_settings(settings)
         if (folder / "start").exists():
             self._link.share_start(pack(folder / "start", self._seat / "start.bundle"))
@@ -177,11 +178,12 @@ def serve_region(
     ready: Callable[[Agent], None],
     law: Law | None = None,
     proxy: Proxy | None = None,
+    warn: Say | None = None,
 ) -> None:
     """A region, until it is stopped: ``ready`` is handed the agent, to stop it by."""
     with seat(kit, out / "seat", nats, say) as link:
         region = Region(kit, link, out / "seat", own, uses, law)
-        agent = Agent(kit, out / "home", region, say, proxy)
+        agent = Agent(kit, out / "home", region, say, proxy, warn)
         region.due = lambda: agent.due
         ready(agent)
         agent.run()

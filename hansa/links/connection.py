@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-from hansa.links.route import CONNECT_SECONDS, Address, Proxy, reach
+from hansa.links.route import CONNECT_SECONDS, Address, Here, Proxy, reach
 from hansa.links.tls import Tls
 
 QUIET_SECONDS = 10.0  # after so much silence ask whether the server is there …
@@ -47,7 +47,7 @@ class Message:
 
 class Connection:
     def __init__(
-        self, address: Address, tls: Tls | None, inbox: str, name: str = "hansa", proxy: Proxy | None = None
+        self, address: Address, tls: Tls | None, inbox: str, name: str = "hansa", proxy: Proxy | Here | None = None
     ) -> None:
         self._inbox = f"{inbox}.{secrets.token_hex(6)}"
         self._buffer = memoryview(bytearray(BUFFER))
@@ -61,7 +61,7 @@ class Connection:
 
     # ── connecting ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _open(self, address: Address, tls: Tls | None, name: str, proxy: Proxy | None) -> socket.socket:
+    def _open(self, address: Address, tls: Tls | None, name: str, proxy: Proxy | Here | None) -> socket.socket:
         try:
             self._socket = reach(address, proxy)
         except OSError as error:
@@ -86,7 +86,7 @@ class Connection:
             self._sids += 1
             self._await_pong(monotonic() + CONNECT_SECONDS)
             self._send(f"SUB {self._inbox}.* {self._sids}\r\n".encode())
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             self._socket.close()
             raise Broken(f"no connection to {address[0]}:{address[1]} ({_short(error)})") from None
         return self._socket
@@ -148,10 +148,12 @@ class Connection:
             raise Refused(answer.status, answer.headers.get("Description", "nobody answers"))
         try:
             found: dict[str, Any] = json.loads(answer.payload)
-        except ValueError:
-            raise Broken("JetStream's answer is not JSON") from None
-        if "error" in found:
-            raise Refused(int(found["error"].get("err_code", 0)), str(found["error"].get("description", "")))
+            error = found.get("error")
+            refusal = Refused(int(error.get("err_code", 0)), str(error.get("description", ""))) if error else None
+        except (ValueError, TypeError, AttributeError):
+            raise Broken("JetStream's answer makes no sense") from None
+        if refusal is not None:
+            raise refusal
         return found
 
     # ── receiving ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -185,16 +187,19 @@ class Connection:
                     raise Broken(f"the server said {self.errors[-1]}")
 
     def _message(self, rest: bytes, with_headers: bool) -> Message:
-        parts = rest.decode().split()
-        total = int(parts[-1])
-        size = int(parts[-2]) if with_headers else 0
+        try:
+            parts = rest.decode().split()
+            subject, total = parts[0], int(parts[-1])
+            size = int(parts[-2]) if with_headers else 0
+        except (ValueError, IndexError):
+            raise Broken("the server announced a message in words that nobody knows") from None
         if size > LARGEST_HEADERS or not 0 <= size <= total <= self.largest + LARGEST_HEADERS:
             raise Broken(f"a message of {total} bytes with {size} of headers came, more than was agreed")
         reply = parts[2] if len(parts) == (5 if with_headers else 4) else ""
         status, headers = _headers(bytes(self._exactly(memoryview(bytearray(size))))) if size else (0, {})
         payload = bytes(self._exactly(memoryview(bytearray(total - size))))
         self._exactly(memoryview(bytearray(2)))
-        return Message(parts[0], reply, payload, headers, status)
+        return Message(subject, reply, payload, headers, status)
 
     def _line(self, until: float) -> bytes:
         """The next line of the protocol; `TimeoutError` if none has come ``until`` then."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 from threading import Lock
 from time import monotonic
 
-from hansa.errors import UserError
+from hansa.errors import UserError, place
 from hansa.links import Answer, wire
 from hansa.messages import Lost, NodeId, Reply, Request, Update
 
@@ -54,6 +54,6 @@ def attempt(answer: Callable[[Request], Reply], request: Request) -> Reply:
 
 
 def reason(error: BaseException) -> str:
-    """An error as a short reason. Never its traceback, which may quote data."""
+    """An error as a short reason, and where it arose. Never its traceback, which may quote data."""
     text = str(error).strip().splitlines()
-    return f"it failed twice: {type(error).__name__}" + (f": {text[0][:200]}" if text else "")
+    return f"it failed twice: {type(error).__name__}" + (f": {text[0][:200]}" if text else "") + f" ({place(error)})"

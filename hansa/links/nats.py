@@ -26,7 +26,7 @@ from hansa.links.journal import Journal
 from hansa.links.patience import GaveUp
 from hansa.links.seal import Envelope, Ref, Unsealed, seal, unseal
 from hansa.links.session import Session
-from hansa.messages import Lost, NodeId, Request
+from hansa.messages import NO_ANSWER, Lost, NodeId, Request
 
 LOOK_SECONDS = 2.0  # between looks into the letter box, when nothing is heard
 LONGEST_WAIT = 7 * 86400.0  # where the federation sets no deadline
@@ -207,7 +207,7 @@ class NatsLink:
         while True:
             envelope = self._wait(node, until)
             if envelope is None:
-                reason = "it was revoked" if self._revoked(node) else "it did not answer before the deadline"
+                reason = "it was revoked" if self._revoked(node) else NO_ANSWER
                 self._journal.lost(pending.envelope.request, reason)
                 return Answer(node, Lost(reason), pending.sent)
             try:
@@ -248,7 +248,7 @@ class NatsLink:
                 self._look(node, until)
                 looked = max(looked, self._session.connections)
                 continue
-            message = self._session.next(min(LOOK_SECONDS, max(0.01, until - monotonic())))
+            message = self._session.next(min(LOOK_SECONDS, max(0.01, until - monotonic())), until)
             if message is None:
                 looked = -1
             elif message.subject in self._children:
@@ -289,8 +289,7 @@ class NatsLink:
             self._refuse(node, TWICE)
 
     def _revoked(self, node: NodeId) -> bool:
-        member = self._kit.members().get(node)
-        return member is None or not member.generations
+        return not self._kit.trusts(node)
 
     def _let_go(self, node: NodeId) -> None:
         self._pending.pop(node, None)

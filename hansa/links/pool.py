@@ -19,12 +19,13 @@ from selectors import EVENT_READ, DefaultSelector
 from time import monotonic
 from typing import Any
 
+from hansa import device
 from hansa.config import Federation
 from hansa.errors import DataError
 from hansa.links import Answer, wire
 from hansa.links.blocks import Block, Blocks, Place, Views, look
 from hansa.links.worker import pack, unpack, work
-from hansa.messages import Lost, NodeId, Request, Trade, Train
+from hansa.messages import NO_ANSWER, Lost, NodeId, Request, Trade, Train
 from hansa.warm import warm_up
 
 TRIES = 2
@@ -100,7 +101,7 @@ class PoolLink:
         self._wake_out, self._wake_in = os.pipe()
         self._closing = False
         self._brief = False
-        self._workers = [self._start() for _ in range(workers or os.cpu_count() or 1)]
+        self._workers = [self._start(number) for number in range(workers or device.workers())]
         self._dispatcher = threading.Thread(target=self._dispatch, name="hansa-pool", daemon=True)
         self._dispatcher.start()
 
@@ -205,9 +206,9 @@ class PoolLink:
 
     # ── the dispatcher's side ─────────────────────────────────────────────────────────────────────────────────────
 
-    def _start(self) -> Worker:
+    def _start(self, number: int) -> Worker:
         ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=work, args=(theirs, *self._arguments), daemon=True)
+        process = self._context.Process(target=work, args=(theirs, number, *self._arguments), daemon=True)
         with _without_main():
             process.start()
         theirs.close()
@@ -295,7 +296,8 @@ class PoolLink:
                     self._queue.appendleft(job)
             self._selector.unregister(worker.connection)
             worker.connection.close()
-            self._workers[self._workers.index(worker)] = self._start()
+            number = self._workers.index(worker)
+            self._workers[number] = self._start(number)
 
     def _lose(self, job: Job, reason: str) -> None:
         job.answer = Answer(job.node, Lost(reason))
@@ -319,7 +321,7 @@ class PoolLink:
                 self._lose(job, "the deadline passed before a worker was free")
             stuck = [worker for worker in self._workers if worker.jobs and id(worker.jobs[0].call) in late]
             for worker in stuck:
-                self._lose(worker.jobs[0], "it did not answer before the deadline")
+                self._lose(worker.jobs[0], NO_ANSWER)
             for call in [call for call in self._calls if id(call) in late]:
                 call.until = None  # everything of it is answered now
         for worker in stuck:

@@ -38,8 +38,16 @@ class Proxy:
         return Proxy(parts.hostname, port, credentials)
 
 
-def reach(address: Address, proxy: Proxy | None = None) -> socket.socket:
+@dataclass(frozen=True)
+class Here:
+    """No way at all: the port is this machine's own, whatever name others reach it by. That name may lead nowhere from
+    here, behind a router or before it is in the DNS."""
+
+
+def reach(address: Address, proxy: Proxy | Here | None = None) -> socket.socket:
     """A plain connection; `OSError` with a reason if there is none."""
+    if isinstance(proxy, Here):
+        address, proxy = ("127.0.0.1", address[1]), None
     if proxy is None:
         return socket.create_connection(address, timeout=CONNECT_SECONDS)
     try:

@@ -1,11 +1,12 @@
 """A connection to the broker that comes back: whatever breaks, it connects again, for ever, and says so."""
 
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from typing import TypeVar
 
 from hansa.links.connection import Broken, Connection, Message
-from hansa.links.patience import Patience
-from hansa.links.route import Address, Proxy
+from hansa.links.patience import GaveUp, Patience
+from hansa.links.route import Address, Here, Proxy
 from hansa.links.tls import Tls
 
 T = TypeVar("T")
@@ -26,7 +27,7 @@ class Session:
         listen: list[str],
         say: Callable[[str], None],
         stop: Callable[[], bool] = lambda: False,
-        proxy: Proxy | None = None,
+        proxy: Proxy | Here | None = None,
     ) -> None:
         self._address, self._tls, self._inbox, self._listen = address, tls, inbox, listen
         self._say, self._stop, self._proxy = say, stop, proxy
@@ -41,14 +42,16 @@ class Session:
         """Work that may be repeated, on a connection; again on a new one until it succeeds."""
         return Patience(self._say, self._stop, until).keep_trying(lambda: self._attempt(work))
 
-    def next(self, seconds: float) -> Message | None:
-        """The next message of a subscription. A broken connection is nothing heard."""
+    def next(self, seconds: float, until: float | None = None) -> Message | None:
+        """The next message of a subscription. A broken connection is nothing heard; it is made again ``until`` then,
+        or for ever."""
         try:
             return self._attempt(lambda connection: connection.next(seconds))
         except Broken as error:
             self._say(str(error))
-            self.do(lambda connection: None)
-            return None
+        with suppress(GaveUp) if until is not None else nullcontext():
+            self.do(lambda connection: None, until)
+        return None
 
     def _attempt(self, work: Callable[[Connection], T]) -> T:
         if self._connection is None:

@@ -12,11 +12,13 @@ from typing import Annotated
 
 from pydantic import Field
 
-from hansa.config import Section
+from hansa.config import STEEPEST, Section
 from hansa.messages import Update
 from hansa.method import Method
 from hansa.methods import METHODS
 from hansa.methods.fedavg import fedavg
+
+LARGEST = 700.0  # e to this is about the largest number there is
 
 
 @dataclass(frozen=True)
@@ -24,12 +26,12 @@ class ByLoss:
     temperature: float = 1.0
 
     def weight(self, update: Update) -> float:
-        return exp(-self.temperature * update.loss)
+        return exp(max(-LARGEST, min(LARGEST, -self.temperature * update.loss)))
 
 
 @METHODS.register("dga")
 class Dga(Section):
-    temperature: Annotated[float, Field(ge=0.0)] = 1.0
+    temperature: Annotated[float, Field(ge=0.0, le=STEEPEST)] = 1.0
 
     def build(self) -> Method:
         return replace(fedavg(), name="dga", weigh=ByLoss(self.temperature))

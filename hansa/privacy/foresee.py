@@ -13,7 +13,7 @@ from hansa.models import build
 from hansa.models.adapt import adapt
 from hansa.models.parts import parts
 from hansa.models.tokenizer import byte_tokenizer
-from hansa.privacy.guard import asked_for
+from hansa.privacy.guard import asked_for, met
 from hansa.privacy.policy import Policy, Purpose, Verdict, Wanted
 from hansa.releases import federated_vocabulary
 from hansa.tasks import TASKS
@@ -66,7 +66,8 @@ def decide(policy: Policy, federation: Federation, node: str | None = None) -> l
         for wanted in [*(asked_for(request) or []), *residuals]:
             if wanted.kind == "tensors":
                 wanted = Wanted("tensors", travels)
-            found.append(Decision(type(request).__name__, policy.judge(wanted, purpose)))
+            masked = federation.secure is not None and isinstance(request, Train)
+            found.append(Decision(type(request).__name__, policy.judge(wanted, met(purpose, request, masked))))
     return found
 
 

@@ -153,7 +153,7 @@ class Guard:
         policy, wanted = Policy.read(self.policy), asked_for(request)
         self.log.add("request", **about, bytes=wire.size(request) if wanted is not None else 0)
         masked = bool(getattr(request, "roster", {}))
-        purpose = self._met(request, masked)
+        purpose = met(self.purpose, request, masked)
         refusal, _ = _judge(policy, purpose, wanted, type(request).__name__)
         if refusal:
             return self._refuse(about, refusal)
@@ -162,7 +162,7 @@ class Guard:
             self.log.add("failed", **about, reason=reply.reason)
             return reply
         about["message"] = type(reply).__name__
-        purpose = self._met(request, masked and getattr(reply, "masked", True))
+        purpose = met(self.purpose, request, masked and getattr(reply, "masked", True))
         held = held_by(reply, request, self.part_of)
         refusal, verdicts = _judge(policy, purpose, held, type(reply).__name__)
         if refusal:
@@ -182,19 +182,20 @@ class Guard:
             self.log.add("failed", **about, reason=type(error).__name__)
             raise RunFailed(f"{type(error).__name__} (what it says stays at the silo)") from None
 
-    def _met(self, request: Request, masked: bool) -> Purpose:
-        """What the file promises, as far as this request keeps it: an update in the clear is not aggregated securely,
-        and under masks the silo sees how many it will be summed with."""
-        purpose, roster = self.purpose, getattr(request, "roster", {})
-        if isinstance(request, Train | Fit | Personalise) and not masked:
-            purpose = replace(purpose, secure_aggregation=False)
-        return replace(purpose, cohort=min(purpose.cohort, len(roster))) if roster else purpose
-
     def _refuse(self, about: dict[str, Any], reason: str) -> Lost:
         """Tell the node's own operator, in the log it reads and the one it cannot change, and whoever asked."""
         log.warning("%s refused a %s of %s: %s", self.log.node, about["message"], self.to, reason)
         self.log.add("refusal", **about, reason=reason)
         return Lost(f"its policy refuses: {reason}")
+
+
+def met(purpose: Purpose, request: Request, masked: bool) -> Purpose:
+    """What the file promises, as far as this request keeps it: an update in the clear is not aggregated securely, and
+    under masks the silo sees how many it will be summed with."""
+    roster = getattr(request, "roster", {})
+    if isinstance(request, Train | Fit | Personalise) and not masked:
+        purpose = replace(purpose, secure_aggregation=False)
+    return replace(purpose, cohort=min(purpose.cohort, len(roster))) if roster else purpose
 
 
 def _judge(policy: Policy, purpose: Purpose, wanted: list[Wanted] | None, message: str) -> tuple[str, list[Verdict]]:

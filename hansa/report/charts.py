@@ -49,13 +49,17 @@ def lines(title: str, series: Sequence[Series], x_label: str, log_y: bool = Fals
     return "".join(parts) + "</svg>"
 
 
+LONGEST_LABEL = 220  # of a bar chart's 560: longer names are cut, and told in full when pointed at
+
+
 def bars(title: str, rows: Sequence[tuple[str, Sequence[float]]], names: Sequence[str], unit: str) -> str:
     """Horizontal bars, one group per row, one bar per name."""
     largest = max((v for _, values in rows for v in values), default=0) or 1
     thick, gap = 11, 7
     step = thick * len(names) + gap
     height = TOP + step * len(rows) + 8
-    left, wide = 96, 560
+    longest = max((len(label) for label, _ in rows), default=0)
+    left, wide = min(LONGEST_LABEL, max(96, 6.5 * longest + 10)), 560
     parts = [
         f'<svg viewBox="0 0 {wide} {height}" role="img" aria-label="{escape(title, quote=True)}">',
         f'<text class="title" x="0" y="15">{escape(title)}</text>',
@@ -63,7 +67,10 @@ def bars(title: str, rows: Sequence[tuple[str, Sequence[float]]], names: Sequenc
     for i, (label, values) in enumerate(rows):
         top = TOP + i * step
         middle = top + thick * len(names) / 2 + 4
-        parts.append(f'<text class="tick" x="{left - 6}" y="{middle:.1f}" text-anchor="end">{escape(label)}</text>')
+        fits = int((LONGEST_LABEL - 10) / 6.5)
+        said = label if len(label) <= fits else label[: fits - 1] + "…"
+        name = f"{escape(said)}<title>{escape(label)}</title>"
+        parts.append(f'<text class="tick" x="{left - 6}" y="{middle:.1f}" text-anchor="end">{name}</text>')
         for j, value in enumerate(values):
             length = (wide - left - 90) * value / largest
             y = top + j * thick

@@ -204,7 +204,7 @@ def headline(runs: list[Seen], metric: str) -> dict[str, Any]:
 
     def row(name: str, values: list[float | None], total: bool) -> dict[str, Any]:
         known = [v for v in values if v is not None]
-        best = (min if lower else max)(known) if len(known) > 1 else None
+        best = (min if lower else max)(known) if len(set(known)) > 1 else None
         spread = [run.facts.get("deviations", {}).get(name, {}).get(metric) for run in runs]
         cells = [
             {"text": _figure(v, metric), "best": v is not None and v == best, "spread": _spread(s, metric)}

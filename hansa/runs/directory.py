@@ -54,7 +54,7 @@ class RunDirectory:
         if resume:
             if not written.is_file():
                 raise UserError(f"--resume: {out} holds no run (no federation.yaml); start it without --resume")
-            if written.read_text() != dump(federation):
+            if written.read_text(encoding="utf-8") != dump(federation):
                 raise UserError(
                     f"--resume: the federation file differs from the one {out} was started with; "
                     f"resume with {written} (or with the same --set), or start anew without --resume"
@@ -63,7 +63,7 @@ class RunDirectory:
             if out.exists() and any(out.iterdir()):
                 raise UserError(f"{out} is not empty; choose another --out, or continue the run there with --resume")
             out.mkdir(parents=True, exist_ok=True)
-            written.write_text(dump(federation))
+            written.write_text(dump(federation), encoding="utf-8")
         return directory
 
     @property

@@ -6,7 +6,7 @@ from time import time
 
 import pytest
 
-from hansa.deploy.seat import _alone
+from hansa.deploy.alone import alone
 from hansa.deploy.status import LIFE, heard, read
 from hansa.errors import UserError
 from hansa.links.journal import Journal
@@ -44,7 +44,7 @@ def test_the_journal_tells_who_is_there_and_who_is_awaited(tmp_path):
     assert "Train of round 7 until" in shown
     assert "never seen" in shown
     assert "nobody serves it now" in shown
-    with _alone(tmp_path / "seat"):
+    with alone(tmp_path / "seat", "hansa serve"):
         assert "is being served" in ok("status", str(tmp_path))
     assert "-400.0 s !" in shown
     assert "a clock that is more than 30 s off: south" in shown

@@ -1,0 +1,112 @@
+"""Where a coordinator and an agent sit: alone, on ports that are free, under a name that may lead nowhere from here;
+and what they do when whoever they wait for, or listen to, is gone for good."""
+
+import shutil
+import socket
+from contextlib import closing
+from time import monotonic
+
+import pytest
+
+from hansa.deploy import authority
+from hansa.deploy.alone import alone
+from hansa.deploy.kit import COORDINATOR, Kit
+from hansa.deploy.seat import seat
+from hansa.deploy.serve import serve
+from hansa.errors import UserError
+from hansa.links.connection import Broken, Connection, Message, Refused
+from hansa.links.session import Session
+from hansa.messages import Describe
+from hansa.runs.ledger import Ledger
+from tests.deploy.conftest import Log, free_ports, joined, make_kits
+from tests.deploy.test_routes import running, silo, until
+from tests.ui.test_cli import ok
+
+
+def silent(text: str) -> None:
+    pass
+
+
+def test_the_coordinator_needs_not_reach_itself_by_its_public_name(federation, tmp_path):
+    settings, [letters, weights] = federation(), free_ports(2)
+    kits = tmp_path / "kits"
+    authority.create(settings, kits, {COORDINATOR: f"hansa.example.invalid:{letters}+{weights}"}, 30)
+    with seat(Kit(kits / COORDINATOR), tmp_path / "seat", None, silent) as link:
+        assert link.size == 3
+
+
+def test_a_port_that_somebody_else_holds_is_one_sentence_at_once(federation, tmp_path):
+    kits = make_kits(federation(), tmp_path / "kits")
+    place = Kit(kits / COORDINATOR).card.serves
+    with closing(socket.create_server(("127.0.0.1", place.port))):
+        began = monotonic()
+        with pytest.raises(UserError, match=f"port {place.port}, for letters, cannot be opened"):
+            seat(Kit(kits / COORDINATOR), tmp_path / "seat", None, silent).__enter__()
+        assert monotonic() - began < 20
+
+
+def test_two_agents_in_one_home_would_answer_twice(federation, tmp_path):
+    settings = federation()
+    kits = make_kits(settings, tmp_path / "kits")
+    with alone(kits / "north" / "home", "hansa join"), pytest.raises(UserError, match="in use by another 'hansa join'"):
+        ok("join", str(kits / "north"), "--data", settings.silos["north"].sources[0].train)
+
+
+def test_silos_do_not_obey_a_coordinator_that_was_revoked(federation, tmp_path, log):
+    settings = federation(rounds=1, participation={"deadline": 6})
+    kits = make_kits(settings, tmp_path / "kits")
+    stolen = shutil.copytree(kits / COORDINATOR, tmp_path / "stolen")
+    authority.revoke(kits, COORDINATOR)
+    agent = silo(settings, kits, tmp_path / "silos", "north", log.say)
+    with running(agent), seat(Kit(stolen), tmp_path / "seat", None, silent) as link:
+        link.share_settings(b"{}")
+        [answer] = link.ask({"north": Describe()}, monotonic() + 6)
+        until(lambda: any("whoever asks was revoked" in line for line in log.lines), "the refusal")
+    assert not any("is answered" in line for line in log.lines)
+    assert "did not answer" in answer.reply.reason
+
+
+class StopAfter(Log):
+    def round(self, record, seconds):
+        raise KeyboardInterrupt
+
+
+def test_a_coordinator_that_starts_again_does_not_wait_for_one_that_is_gone(federation, tmp_path, log):
+    settings = federation(rounds=3, participation={"deadline": 20, "quorum": 0.5})
+    kits = make_kits(settings, tmp_path / "kits")
+    homes = tmp_path / "silos"
+    with joined(settings, kits, homes, log.say), pytest.raises(KeyboardInterrupt):
+        serve(settings, Kit(kits / COORDINATOR), tmp_path / "run", None, StopAfter())
+    rest = settings.model_copy(update={"silos": {n: s for n, s in settings.silos.items() if n != "south"}})
+    began = monotonic()
+    with joined(rest, kits, homes, log.say):
+        serve(settings, Kit(kits / COORDINATOR), tmp_path / "run", None, log)
+    assert monotonic() - began < 200, "rounds wait until their deadline, nothing waits longer"
+    ledger = Ledger(tmp_path / "run")
+    lost = ledger.select("select round, text from events where node='south' and kind='lost'")
+    ledger.close()
+    assert {round for round, _ in lost} >= {2, 3}
+
+
+def test_a_wait_ends_at_its_deadline_also_without_a_broker():
+    [nobody] = free_ports(1)
+    session = Session(("127.0.0.1", nobody), None, "inbox", [], silent)
+    began = monotonic()
+    assert session.next(0.1, monotonic() + 0.5) is None
+    assert monotonic() - began < 10
+
+
+@pytest.mark.parametrize("words", [b"", b"a b xyz", b"\xff\xfe 1 1", b"a 1 -5"])
+def test_a_broker_that_speaks_nonsense_is_connected_to_again(words):
+    connection = Connection.__new__(Connection)
+    connection.largest = 100
+    with pytest.raises(Broken):
+        connection._message(words, False)
+
+
+@pytest.mark.parametrize("payload", [b"3", b"[]", b"not JSON", b'{"error": 3}', b'{"error": {"err_code": "x"}}'])
+def test_an_answer_of_jetstream_that_makes_no_sense_is_a_broken_connection(payload):
+    with pytest.raises(Broken):
+        Connection.checked(Message("", "", payload))
+    with pytest.raises(Refused):
+        Connection.checked(Message("", "", b'{"error": {"err_code": 7, "description": "no"}}'))
