@@ -250,6 +250,7 @@ def run(
 
     def show() -> None:
         show_metrics(outcome.metrics, f"{settings.name} on the test set")
+        show_signatures(settings)
         if outcome.own:
             show_metrics(outcome.own, "every node's own model on its own test set")
             output.print(own_line(outcome.own), highlight=False)
@@ -405,10 +406,26 @@ def evaluate(
             raise UserError(f"{data or run}: there is nothing in it that could be scored")
         finish(format, found, lambda: show_models(found, f"{run} on {data or 'the silos'}"))
     else:
-        metrics = scores(*load(run, silo, checkpoint))
+        site, model = load(run, silo, checkpoint)
+        metrics = scores(site, model)
         if not metrics:
             raise UserError(f"{data or run}: there is nothing in it that could be scored")
-        finish(format, metrics, lambda: show_metrics(metrics, f"{run} on {data or 'the silos'}"))
+
+        def show() -> None:
+            show_metrics(metrics, f"{run} on {data or 'the silos'}")
+            show_signatures(site.federation)
+
+        finish(format, metrics, show)
+
+
+def show_signatures(federation: Any) -> None:
+    """How exactly the figures were computed, where a library of metrics did."""
+    from hansa.tasks import TASKS
+    from hansa.tasks.base import Writing
+
+    task = TASKS.build(federation.task)
+    for line in task.signatures if isinstance(task, Writing) else ():
+        output.print(line, highlight=False)
 
 
 @app.command()

@@ -21,6 +21,8 @@ from hansa.pace import Asker, Moving, until
 from hansa.tasks.base import Batch
 from hansa.tensors import is_finite
 
+FARTHEST = 1e4  # what embedded texts and predictions never come to: one silo's offer must not end the others' training
+
 Indices = NDArray[np.int64]
 
 
@@ -106,4 +108,6 @@ def flaw(offer: object, exchange: Exchange, sizes: Sizes | None) -> str:
         return "its offer has a row that stands for no sample"
     if not is_finite(offer.knowledge.flat):
         return "its offer has values that are not finite (NaN or Inf)"
+    if float(offer.knowledge.flat.abs().max()) > FARTHEST:
+        return f"its offer has values beyond {FARTHEST:g}, which no text has"
     return exchange.flaw(offer, sizes) if sizes is not None else ""

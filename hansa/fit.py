@@ -29,7 +29,7 @@ from hansa.method import Layers, Method, Residual, Tree, Weights
 from hansa.methods.fedbuff import VERSION, keep_versions
 from hansa.methods.fedopt import scale
 from hansa.pace import Arrivals, Member, Moving, choose, together, until
-from hansa.round import Record, admit, astray, opened, too_few
+from hansa.round import Record, admit, astray, opened, summed, too_few
 from hansa.runs.memory import Memory
 from hansa.tensors import Layout, Tensors, is_finite
 
@@ -416,6 +416,8 @@ class Region:
             loss=sum(u.loss * u.samples for u in given) / max(1, sum(u.samples for u in given)),
             seconds=sum(u.seconds for u in given),
             lost=lost,
+            sent=summed(*(record.bytes("sent", self.name) for record in records)),
+            received=summed(*(record.bytes("received", self.name) for record in records)),
             residuals=pack(upwards),
             attention=attention,
             refused=refused,

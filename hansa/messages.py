@@ -177,6 +177,8 @@ class Update:
     loss: float
     seconds: float  # in training steps alone
     lost: dict[str, str] = field(default_factory=dict)  # below a federation: who gave no update, and why
+    sent: dict[str, int] = field(default_factory=dict)  # below a federation: bytes down to each node, and up from it
+    received: dict[str, int] = field(default_factory=dict)
     stale: int = 0  # versions of the model since the silo began; noted by whoever waited (fedbuff)
     coded: Coded | None = None  # the gradient in fewer bytes; then ``gradient`` is empty until it is opened
     moved: tuple[float, ...] = ()  # how far each tensor moved since the silo's last round, where that decides (pulling)

@@ -53,7 +53,7 @@ from hansa.pace import Member, Moving
 from hansa.personal import overall, personalise
 from hansa.privacy.secagg import Refused
 from hansa.privacy.update import NORM, protect
-from hansa.round import federated_round
+from hansa.round import federated_round, summed
 from hansa.runs.directory import atomically
 from hansa.runs.memory import Memory
 from hansa.seeds import stream, torch_seeded
@@ -389,6 +389,8 @@ class Federation:
             loss=sum(u.loss * u.samples for u in answered) / max(1, sum(u.samples for u in answered)),
             seconds=sum(u.seconds for u in answered),
             lost={name: reason for record in records for name, reason in record.lost.items()},
+            sent=summed(*(record.bytes("sent", self.name) for record in records)),
+            received=summed(*(record.bytes("received", self.name) for record in records)),
         )
 
     def _gather(self, request: Request) -> Reply:
@@ -409,19 +411,15 @@ def merge(replies: Sequence[Reply]) -> Reply:
             case Scores(), Scores():
                 first = first + other
             case Findings(), Findings():
-                pieces = _sum(first.pieces, other.pieces)
+                pieces = summed(first.pieces, other.pieces)
                 labels = tuple(sorted({*first.labels, *other.labels}))
                 first = Findings(pieces, labels, first.withheld + other.withheld)
             case Card(), Card():
                 groups = {
-                    split: _sum(first.groups.get(split, {}), other.groups.get(split, {}))
+                    split: summed(first.groups.get(split, {}), other.groups.get(split, {}))
                     for split in ("train", "valid", "test")
                 }
                 first = Card(groups, first.per_round + other.per_round, first.problems + other.problems)
             case _:
                 raise TypeError(f"cannot merge {type(first).__name__} with {type(other).__name__}")
     return first
-
-
-def _sum(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, int]:
-    return {key: a.get(key, 0) + b.get(key, 0) for key in {**a, **b}}

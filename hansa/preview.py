@@ -78,14 +78,14 @@ class Preview:
 def preview(federation: Federation) -> Preview:
     check(federation)
     silos, times, reading = [], repeats(federation.silos) | {ROOT: 1}, Reading(federation)
-    languages: list[str] = []
+    warned: list[str] = []
     for name, node in holders(federation).items():
         problems, sources = list[str](), dict[str, int]()
         for source in node.sources:
             (found, said, foreign), group = reading.source(source), source.group(name)
             sources[group] = sources.get(group, 0) + found
             problems += said
-            languages.append(language_warning(name, source, found, foreign))
+            warned += [language_warning(name, language, found, seen) for language, seen in foreign.items()]
         count = sum(sources.values())
         if not count:
             raise DataError(f"silos.{name}: no training samples are left after reading and splitting its data")
@@ -93,7 +93,7 @@ def preview(federation: Federation) -> Preview:
         silos.append(SiloPreview(name, count, amount, None, tuple(problems), sources))
     silos = [replace(s, weight=w) for s, w in zip(silos, _weights(federation, silos), strict=True)]
     parameters, traffic = _model(federation, reading.labels)
-    warnings = [*filter(None, languages), *_warnings(federation, silos)]
+    warnings = [*filter(None, warned), *_warnings(federation, silos)]
     return Preview(federation, silos, parameters, traffic, warnings)
 
 
@@ -115,19 +115,29 @@ def _weighing(federation: Federation) -> Callable[[int], float]:
     return lambda samples: weigh.weight(Update(NOTHING, samples, 0, 0, 0.0, 0.0))
 
 
+def languages(silos: list[SiloPreview], share: Callable[[SiloPreview], float]) -> dict[str, float]:
+    """What every language has of a share, over all silos; a silo that nobody gave a language stands for its own."""
+    found: dict[str, float] = {}
+    for silo in silos:
+        for name, count in silo.sources.items():
+            found[name] = found.get(name, 0.0) + share(silo) * count / silo.samples
+    return found
+
+
 def _warnings(federation: Federation, silos: list[SiloPreview]) -> list[str]:
     found = []
     total = sum(s.per_round for s in silos)
-    for silo in silos:
-        share = silo.per_round / total
-        if len(silos) > 2 and share > DOMINANT:
+    rounds = languages(silos, lambda silo: silo.per_round / total)
+    weights = languages(silos, lambda silo: silo.weight or 0.0)
+    for name, share in rounds.items() if len(silos) > 2 else ():
+        if share > DOMINANT:
             found.append(
-                f"{silo.name} is {share:.0%} of what a round trains on: the others may drown; "
+                f"{name} is {share:.0%} of what a round trains on: the others may drown; "
                 "lower train.samples.fraction, raise train.samples.floor, or weigh silos with aggregate.weights"
             )
-        if len(silos) > 2 and silo.weight is not None and silo.weight > DOMINANT:
+        if weights[name] > DOMINANT:
             found.append(
-                f"{silo.name} is {silo.weight:.0%} of the aggregate: with aggregate.weights.temperature 0.5 silos "
+                f"{name} is {weights[name]:.0%} of the aggregate: with aggregate.weights.temperature 0.5 silos "
                 "count by the square root of their size, with 'uniform' all the same"
             )
     small = [s.name for s in silos if s.samples < federation.train.batch]

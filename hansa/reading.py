@@ -14,7 +14,7 @@ from hansa.errors import UserError
 from hansa.models import tokenizer
 from hansa.releases import federated_vocabulary
 from hansa.tasks import TASKS
-from hansa.tasks.base import Labelled, Task, Vocabulary
+from hansa.tasks.base import Labelled, Task, Vocabulary, Writing
 
 LOOKED_AT = 200  # texts of a source, for their language
 FOREIGN = 0.1  # of them in another language: the silo is told
@@ -29,16 +29,27 @@ class Reading:
     def task(self) -> Task:
         return TASKS.build(self.federation.task)
 
-    def source(self, source: Source) -> tuple[int, list[str], Counter[str]]:
-        """Its training texts, what a run would say about its data, and the languages of texts in other ones."""
-        count, foreign, said = 0, Counter[str](), list[str]()
-        for split in ("train", "valid", "test") if self.task.needs_labels else ("train",):
+    @property
+    def _looks_closer(self) -> bool:
+        """Whether rows have something beside a text that can be wrong."""
+        return self.task.needs_labels or isinstance(self.task, Writing)
+
+    def source(self, source: Source) -> tuple[int, list[str], dict[str, Counter[str]]]:
+        """Its training texts, what a run would say about its data, and by the language that texts should be in, the
+        languages of those that are not."""
+        count, said = 0, list[str]()
+        sides = {source.text: source.language or ""}
+        if isinstance(self.task, Writing):
+            sides[source.target] = source.target_language or ""
+        foreign = {language: Counter[str]() for language in sides.values()}
+        for split in ("train", "valid", "test") if self._looks_closer else ("train",):
             problems = Problems()
             for some in in_batches(rows(source, split, self.federation.data, problems), 2000):
                 if split == "train":
-                    foreign.update(other_languages(some[: max(0, LOOKED_AT - count)], source))
+                    for field, language in sides.items():
+                        foreign[language].update(other_languages(some[: max(0, LOOKED_AT - count)], field, language))
                     count += len(some)
-                if self.task.needs_labels:
+                if self._looks_closer:
                     self._annotation(some, source, problems)
             problems.check(self.federation.data.broken, source.files().get(split, source.train))
             said += [f"{split}: {line}" for line in problems.summary()]
@@ -76,25 +87,25 @@ class Reading:
                     yield from task.labels_in(row, source)
 
 
-def other_languages(some: list[Row], source: Source) -> Iterator[str]:
-    """Of each text that is surely not in the source's language, the one it is in."""
+def other_languages(some: list[Row], field: str, language: str) -> Iterator[str]:
+    """Of each text that is surely not in this language, the one it is in."""
     from hansa.data.importing.sentences import other_language
 
     for row in some:
         try:
-            seen = other_language(row[source.text], source.language or "")
+            seen = other_language(str(row.get(field, "")), language)
         except UserError:  # the detector is not installed: an extra
             return
         if seen:
             yield seen.partition(",")[0]
 
 
-def language_warning(silo: str, source: Source, count: int, foreign: Counter[str]) -> str:
+def language_warning(silo: str, language: str, count: int, foreign: Counter[str]) -> str:
     looked_at = min(count, LOOKED_AT)
     if foreign.total() <= FOREIGN * looked_at:
         return ""
     most = foreign.most_common(1)[0][0]
     return (
-        f"{silo} says that its language is {source.language}, but {foreign.total()} of the {looked_at} texts looked at "
+        f"{silo} says that its language is {language}, but {foreign.total()} of the {looked_at} texts looked at "
         f"are in another, most in {most}: correct 'language:', or leave them out ('hansa data import' does)"
     )

@@ -13,8 +13,9 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from math import ceil, isfinite
+from math import ceil
 from time import perf_counter
+from typing import Literal
 
 from hansa.coded import BadCode
 from hansa.config import Federation, Participation
@@ -29,6 +30,7 @@ from hansa.pace import Arrivals, Asker, Member, Moving
 from hansa.tensors import Layout, Tensors, is_finite
 from hansa.veil import Veil
 
+HIGHEST = 1e4  # no loss of a model that learns anything: weights that follow from losses must stay numbers
 LARGEST = 1e12  # no silo has more samples than this: a larger figure is a lie or a bug
 
 
@@ -49,6 +51,11 @@ class Record:
     attention: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)  # on a tree: see `Update`
     refused: dict[NodeId, str] = field(default_factory=dict)
     traded: Traded = field(default_factory=Traded)  # in its exchange, if it had one
+
+    def bytes(self, way: Literal["sent", "received"], own: NodeId) -> dict[NodeId, int]:
+        """What went to, or came from, every node below; ``own`` work stays where it is."""
+        here = {node: count for node, count in getattr(self, way).items() if node != own}
+        return summed(here, *(getattr(update, way) for update in self.updates.values()))
 
     @property
     def loss(self) -> float:
@@ -192,8 +199,17 @@ def _note(record: Record, node: NodeId, update: Update) -> None:
     before = record.updates.get(node)
     if before is not None:
         both = {key: getattr(before, key) + getattr(noted, key) for key in ("seen", "steps", "seconds")}
+        both |= {way: summed(getattr(before, way), getattr(noted, way)) for way in ("sent", "received")}
         noted = replace(noted, **both)
     record.updates[node] = noted
+
+
+def summed(*counts: Mapping[str, int]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for one in counts:
+        for key, count in one.items():
+            total[key] = total.get(key, 0) + count
+    return total
 
 
 def flaw(reply: object, layout: Layout, partial: bool = False, masked: bool = False) -> str:
@@ -213,8 +229,8 @@ def flaw(reply: object, layout: Layout, partial: bool = False, masked: bool = Fa
             return f"its update lacks {missing[0]}, and the federation's 'upload' leaves no tensors out"
     if not 0 < reply.samples <= LARGEST:
         return f"it claims {reply.samples} samples"
-    if not isfinite(reply.loss):
-        return f"its training loss is {reply.loss}"
+    if not abs(reply.loss) <= HIGHEST:  # nor is it NaN
+        return f"its training loss is {reply.loss:g}"
     if reply.masked != masked:
         return (
             "its update is under a mask, and none was asked for" if reply.masked else "its update is not under a mask"

@@ -48,6 +48,27 @@ class Analyzer:
         return [Finding(r.start, r.end, KINDS.get(r.entity_type, r.entity_type)) for r in results]
 
 
+@dataclass(frozen=True)
+class Checked:
+    """Somebody else's finder: what it returns is looked at before anything relies on it."""
+
+    spec: str
+    finder: Any
+
+    def find(self, text: str, language: str) -> list[Finding]:
+        try:
+            found = [Finding(*one) if isinstance(one, tuple) else one for one in self.finder.find(text, language)]
+            inside = all(isinstance(f, Finding) and 0 <= f.start <= f.end <= len(text) for f in found)
+        except TypeError:
+            inside = False
+        if not inside:
+            raise UserError(
+                f"de-identifier '{self.spec}': find(text, language) must return a list of (start, end, type), with "
+                "places inside the text; mend it"
+            )
+        return found
+
+
 def load(spec: str) -> Deidentifier:
     """``rules``, ``package.module:Class`` or ``path/to/file.py:Class``; the class is instantiated without arguments."""
     if spec == "rules":
@@ -59,9 +80,9 @@ def load(spec: str) -> Deidentifier:
         )
     made = _instance(spec, place, name)
     if hasattr(made, "find"):
-        return made  # type: ignore[no-any-return]
+        return Checked(spec, made)
     if hasattr(made, "analyze"):
-        return Analyzer(made)
+        return Checked(spec, Analyzer(made))
     raise UserError(
         f"de-identifier '{spec}' has neither find(text, language) nor analyze(text=, language=); give it one"
     )

@@ -224,7 +224,7 @@ def _any_anchor(words: Vocabulary) -> str:
     months = [form for table in (words.full_months, words.short_months) for month in table for form in month]
     address = [w for key in ("streets", "streets_after") for w in words.words("address", key)]
     whole_suffixes = [] if "{compound}" in str(words.raw["address"]["patterns"]) else words.words("address", "suffixes")
-    keys = ("phone_labels", "id_labels", "id_prefixes", "name_labels", "roles")
+    keys = ("phone_labels", "id_labels", "id_prefixes", "name_labels", "person_labels", "roles")
     labels = [w for key in keys for w in words.words(key)]
     everything = [*months, *address, *whole_suffixes, *labels, *words.titles]
     return rf"(?<![^\W\d]){words.prefixes}(?={one_of([*everything, *map(str.lower, months)])})\w"

@@ -22,6 +22,7 @@ from hansa.data.rulebook import (
 Span = tuple[int, int]
 WORD = re.compile(rf"{LETTER}[\w'’׳״\u064b-\u0652]*")
 AFTER_TITLE = r"(?:(?<=[.ªº/׳'״]) ?| +)"
+NAME_ENDS = re.compile(r" *(?:[,;(/\n]|$| - | – |\d| geb| DOB| born| aged)")  # after the name that follows a label
 
 
 class Names:
@@ -30,6 +31,8 @@ class Names:
         self.title = re.compile(rf"{words.prefixes}(?P<title>(?:{titles(words)}{AFTER_TITLE})+)")
         self.one_title = re.compile(titles(words) + AFTER_TITLE)
         self.label = re.compile(rf"{words.prefixes}{one_of(words.words('name_labels'))} ?: *")
+        people = words.words("person_labels")
+        self.person = re.compile(rf"{words.prefixes}{one_of(people)} ?: *") if people else None
         roles = words.words("roles")
         self.role = re.compile(rf"{one_of(roles, cases=not words.raw.get('roles_lower_only'))}(?: ?:)? (?={CAPITAL})")
         self.particles = rf"(?:{one_of(words.particles)} )*"
@@ -69,10 +72,20 @@ class Names:
             end, count = self._sequence(text, m.end())
             if count:
                 spans.append((m.end(), end))
+        spans += self._by_person(text, anchors)
         if self.words.cased:
             spans += self._by_role(text, anchors)
         spans += self._by_patronymic(text) + self._by_initials(text) + self._before_title(text)
         return _outermost(spans)
+
+    def _by_person(self, text: str, anchors: list[int]) -> list[Span]:
+        """«Patient: John Smith», as notes begin: complaints may stand there, too, so it is two words and no more."""
+        spans = []
+        for m in matches(self.person, text, anchors) if self.person else ():
+            end, count = self._sequence(text, m.end())
+            if count > 1 and NAME_ENDS.match(text, end):
+                spans.append((m.end(), end))
+        return spans
 
     def _by_role(self, text: str, anchors: list[int]) -> list[Span]:
         """«il paziente Mario Rossi»: two words, for one capitalised word may begin anything."""

@@ -34,23 +34,34 @@ class Row(dict[str, Any]):
     place: str = ""
 
 
+NUMBER = re.compile(r"\d+")
+MOST_REASONS = 4  # said of a file; more are counted
+
+
 @dataclass
 class Problems:
     """What could not be read: how many lines, and the first few with place and reason."""
 
     lines: int = 0
     broken: int = 0
-    first: list[str] = field(default_factory=list)
+    kinds: Counter[str] = field(default_factory=Counter)  # reasons, alike but for their numbers
+    met: dict[str, str] = field(default_factory=dict)  # kind → where it was met first, and the reason
     implied: Counter[str] = field(default_factory=Counter)  # samples nobody annotated that were left out, by reason
 
     def note(self, place: str, reason: str) -> None:
         self.broken += 1
-        if len(self.first) < 5:
-            self.first.append(f"{place}: {reason}")
+        kind = NUMBER.sub("0", reason)
+        self.met.setdefault(kind, f"{place}: {reason}")
+        self.kinds[kind] += 1
+
+    @property
+    def first(self) -> list[str]:
+        """Of each kind, where it was met first."""
+        return list(self.met.values())[:MOST_REASONS]
 
     def summary(self) -> list[str]:
         """What a silo says about it."""
-        said = [f"{self.broken} of {self.lines} lines left out, first {self.first[0]}"] if self.broken else []
+        said = [f"{self.broken} of {self.lines} lines left out, {self._why}"] if self.broken else []
         return said + [f"{count} samples that nobody annotated left out: {why}" for why, count in self.implied.items()]
 
     def check(self, allowed: float, what: str) -> None:
@@ -60,9 +71,17 @@ class Problems:
             )
             if self.broken >= self.lines:
                 remedy = "look at the file, and name its fields with 'text:', 'label:' … (or --text, --label …)"
-            raise DataError(
-                f"{what}: {self.broken} of {self.lines} lines cannot be used, first {self.first[0]}; {remedy}"
-            )
+            raise DataError(f"{what}: {self.broken} of {self.lines} lines cannot be used, {self._why}; {remedy}")
+
+    @property
+    def _why(self) -> str:
+        """The commonest reasons, each with how often and where first."""
+        told = [
+            f"{f'{count} of them ' if len(self.kinds) > 1 else ''}first {self.met[kind]}"
+            for kind, count in self.kinds.most_common(MOST_REASONS)
+        ]
+        rest = len(self.kinds) - len(told)
+        return "; ".join(told) + (f"; and {rest} other reasons" if rest else "")
 
 
 def rows(source: Source, split: str, data: Data, problems: Problems) -> Iterator[Row]:

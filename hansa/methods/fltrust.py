@@ -10,8 +10,9 @@ themselves are all alike (cosines of 0.7 to 0.99), poisoned or not; and movement
 last steps are partly undone by whoever comes next, honest or not (cosines of -0.1).
 Without data of its own a node goes by its children: the median of their lengths and, of three or more, the
 coordinate-wise median of their directions.
-With ``by: keys`` it looks at key layers alone, as attention and the choice of residuals do: a child's coefficient is
-small, and its layers are residuals, when they moved another way than the node's own.
+With ``by: keys`` it looks at key layers alone, as attention and the choice of residuals do, and at their lengths only:
+a child's key layers carry its own past beside what it learned (AggParent), so among honest children their directions
+differ from the node's, too. It finds updates that are scaled up, not those that are turned round.
 Deviations: FLTrust weighs by ReLU(cos) and cuts to the length of g_q; here a child is in or out, so that among honest
 children nothing changes. A child with strong noise (`privacy`) looks like a liar: no filter where leaves are private.
 """
@@ -52,6 +53,8 @@ class Trust(Section):
         move = moves[child]
         direction = _direction(child, moves, own)
         usual = float(direction.norm()) if own is not None and direction is not None else _middle(moves)
+        if self.by == "keys":
+            direction, usual = None, max(usual, min(float(one.flat.norm()) for one in moves.values()))
         length = float(move.flat.norm())
         if length > self.bound * usual:
             return f"its update is {length / max(usual, 1e-30):.3g} times as long as usual here; at most {self.bound:g}"

@@ -32,7 +32,7 @@ from hansa.messages import Lost, Train
 from hansa.models.parts import block_lists
 from hansa.node import Silo
 from hansa.privacy.accounting import epsilon
-from hansa.privacy.hits import Frequencies
+from hansa.privacy.hits import CLEARLY, Frequencies
 from hansa.privacy.update import protect
 from hansa.privacy.victim import kinds_in, ways
 from hansa.record import releases
@@ -238,7 +238,9 @@ def reading(found: dict[str, Any]) -> list[str]:
         f"From an update of {found['silo']} trained on one text, {best['none']:.1%} of its {first['tokens']} different "
         f"tokens can be read; knowing only which tokens are frequent names {first['frequent']:.1%}."
     ]
-    weak = [name for name, share in reversed(best.items()) if name != "none" and share > 1.5 * first["frequent"]]
+    if first["frequent"] > 1 - 2 * CLEARLY:
+        return [*lines, "So few different tokens are in it that this says nothing about defences: attack longer texts."]
+    weak = [name for name, share in reversed(best.items()) if name != "none" and share > first["frequent"] + CLEARLY]
     strong = [name for name in reversed(best) if name != "none" and name not in weak]
     if weak:
         lines.append(f"Not enough against that: {'; '.join(weak)}.")

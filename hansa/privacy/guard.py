@@ -57,6 +57,8 @@ CONTENTS: Mapping[type, Mapping[str, Kind]] = {
         "loss": "metrics",
         "seconds": "metrics",
         "lost": "metrics",
+        "sent": "metrics",
+        "received": "metrics",
         "stale": "metrics",
         "coded": "tensors",
         "moved": "metrics",

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+CLEARLY = 0.05  # by so much more than frequent tokens name, an attack has read something
 N = 90  # guesses per position, at most
 RARE = 5  # a token that a silo's texts have at most so often says most about them
 BINS = ((1, 1), (2, 5), (6, 10), (11, 20), (21, 50), (51, 10**9))  # members of a cluster

@@ -18,7 +18,19 @@ import torch
 from torch import Tensor, nn
 
 from hansa.errors import UserError
-from hansa.privacy.hits import RARE, Frequencies, Score, Truth, Where, bin_of, chance, frequent, score, together
+from hansa.privacy.hits import (
+    CLEARLY,
+    RARE,
+    Frequencies,
+    Score,
+    Truth,
+    Where,
+    bin_of,
+    chance,
+    frequent,
+    score,
+    together,
+)
 from hansa.privacy.invert import frozen, invert, nearest
 from hansa.privacy.victim import Victim, as_ways, kinds_in
 from hansa.record import Released, releases
@@ -30,7 +42,6 @@ from hansa.use import open_run
 Kind = Literal["embedding-inversion", "nearest-token"]
 WHERE: tuple[Where, ...] = ("any", "same")
 LARGEST = 4_000_000  # numbers in one batch of soft choices: memory stays below some hundred megabytes
-CLEARLY = 0.05  # by so much more than frequent tokens name, an attack has read something
 FAILED = 0.5  # a control that names fewer tokens than this share says nothing
 
 

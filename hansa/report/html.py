@@ -222,7 +222,9 @@ def headline(runs: list[Seen], metric: str) -> dict[str, Any]:
         "title": f"{metric.replace('_', ' ').capitalize()} on the test set",
         "columns": [run.name for run in runs],
         "rows": rows,
-        "note": f"{better.capitalize()}." + (" The best of each row is marked." if len(runs) > 1 else ""),
+        "note": f"{better.capitalize()}."
+        + (" The best of each row is marked." if len(runs) > 1 else "")
+        + "".join(f" {s}." for s in runs[0].facts.get("signatures", ()) if s.lower().startswith(metric)),
     }
 
 

@@ -111,6 +111,10 @@ class Ledger:
                     record.traded.up.get(node, 0),
                 )
                 self._db.execute("insert into traffic values (?,?,?,?,?,?,?,?)", entry)
+            for update in updates:  # of those below a region
+                for node in update.sent.keys() | update.received.keys():
+                    counts = (update.sent.get(node, 0), update.received.get(node, 0))
+                    self._db.execute("insert into traffic values (?,?,?,?,0,null,0,0)", (record.round, node, *counts))
             self._db.executemany("insert into attention values (?,?,?,?,?,?)", _heard(record))
             self._line({"event": "round", **row})
         for kind, reasons in {

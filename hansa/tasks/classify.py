@@ -27,6 +27,9 @@ Sample = tuple[str, str, Focus]  # text, label, focus
 Placed = tuple[str, Sample, bool]  # where the row stands, and whether the sample only follows from others
 
 
+AT_ONCE = 1000  # samples tokenised together: a text with many entities has many times as many pairs
+
+
 def whole_texts(row: Row, source: Source) -> Iterator[Sample]:
     yield row[source.text], label_of(row, source.label), (0, 0)
 
@@ -77,6 +80,9 @@ class Classify:
                 continue
             # Of a text with entities, every pair that nobody annotated is a sample of the negative class too.
             samples += [(row.place, sample, len(found) > 1 and sample[1] == self.negative) for sample in found]
+            if len(samples) >= AT_ONCE:
+                yield from _encoded(samples, known, vocabulary)
+                samples = []
         if samples:
             yield from _encoded(samples, known, vocabulary)
 
