@@ -1,0 +1,158 @@
+"""Numbers that would spoil a model, and rows that would spoil a silo: each is stopped where it arises."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from hansa.data.readers import Problems
+from hansa.errors import ConfigError, UserError
+from hansa.exchange import flaw as offer_flaw
+from hansa.messages import Offer, Update
+from hansa.methods.dga import ByLoss
+from hansa.methods.fedavg import Mean
+from hansa.round import Record, astray, flaw
+from hansa.run import run
+from hansa.runs.ledger import Ledger
+from hansa.tensors import Layout, Tensors, WeightedMean
+from hansa.watch import Quiet
+from tests.conftest import weights
+from tests.ui.test_cli import ok
+
+LAYOUT = Layout(("w",), ((2,),))
+
+
+def update(values, loss: float = 1.0, samples: int = 5) -> Update:
+    return Update(Tensors(LAYOUT, torch.tensor(values)), samples, 5, 1, loss, 0.1)
+
+
+@pytest.mark.parametrize("unit", [1e-300, 1e-60, 1.0, 1e60, 1e300])
+def test_only_ratios_of_weights_count_whatever_their_size(unit):
+    mean = WeightedMean(LAYOUT)
+    mean.add(Tensors(LAYOUT, torch.tensor([1.0, 0.0])), unit)
+    mean.add(Tensors(LAYOUT, torch.tensor([0.0, 1.0])), 3 * unit)
+    assert mean.mean().flat.tolist() == pytest.approx([0.25, 0.75])
+
+
+@pytest.mark.parametrize(("first", "second"), [(1e-40, 1e40), (1e40, 1e-40)])
+def test_of_weights_far_apart_the_larger_counts(first, second):
+    mean = WeightedMean(LAYOUT)
+    mean.add(Tensors(LAYOUT, torch.tensor([1.0, 0.0])), first)
+    mean.add(Tensors(LAYOUT, torch.tensor([0.0, 1.0])), second)
+    assert mean.mean().flat.tolist() == pytest.approx([0.0, 1.0] if second > first else [1.0, 0.0])
+
+
+@pytest.mark.parametrize("temperature", [-50.0, 15.0, 50.0])
+def test_a_softmax_over_losses_moves_the_model_at_every_temperature(temperature):
+    weigh, updates = ByLoss(temperature), [update([1.0, 0.0], 8.0), update([0.0, 1.0], 9.0)]
+    combined = Mean().combine(LAYOUT, ((u, weigh.weight(u)) for u in updates))
+    assert combined.flat.sum() == pytest.approx(1.0)
+
+
+def test_a_temperature_beyond_all_measure_is_refused(federation):
+    with pytest.raises(ConfigError, match="a single silo would count"):
+        federation(aggregate={"weights": {"by": "loss", "temperature": -1000}})
+
+
+@pytest.mark.parametrize("loss", [1e30, float("nan"), float("inf")])
+def test_a_loss_that_nobody_has_costs_its_silo_the_round(loss):
+    assert flaw(update([1.0, 1.0]), LAYOUT) == ""
+    assert "its training loss is" in flaw(update([1.0, 1.0], loss), LAYOUT)
+
+
+def test_a_step_that_is_not_finite_is_not_taken():
+    record = Record(3, ["a"])
+    assert astray(record, Tensors(LAYOUT, torch.tensor([1.0, 2.0]))) == ""
+    assert "not finite" in astray(record, Tensors(LAYOUT, torch.tensor([1.0, float("nan")])))
+
+
+def test_an_offer_that_would_end_the_others_training_goes_no_further():
+    offer = Offer(Tensors(Layout(("centroids",), ((1, 2),)), torch.tensor([0.5, 1e25])), (20,))
+    assert "which no text has" in offer_flaw(offer, None, None)
+    good = replace(offer, knowledge=Tensors(offer.knowledge.layout, torch.tensor([0.5, 3.0])))
+    assert offer_flaw(good, None, None) == ""
+
+
+def test_data_that_changed_while_a_run_stood_still_is_refused(federation, tmp_path):
+    settings = federation(rounds=3)
+
+    class Stop(Quiet):
+        def round(self, record, seconds):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(settings, tmp_path / "run", workers=0, watcher=Stop())
+    file = Path(settings.silos["north"].sources[0].train)
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join(lines[:40]) + "\n")
+    with pytest.raises(UserError, match=r"silos\.north: its data has changed since the run began"):
+        run(settings, tmp_path / "run", resume=True, workers=0)
+    file.write_text("\n".join(lines) + "\n")
+    run(settings, tmp_path / "run", resume=True, workers=0)
+
+
+def test_a_mistake_found_late_leaves_nothing_in_the_way(federation, tmp_path):
+    settings = federation(task="classify")
+    source = Path(settings.silos["north"].sources[0].train)
+    rows = [json.loads(line) for line in source.read_text().splitlines()]
+    source.write_text("".join(json.dumps({"text": row["text"]}) + "\n" for row in rows))
+    with pytest.raises(UserError):
+        run(settings, tmp_path / "run", workers=0)
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert weights(run(settings, tmp_path / "run", workers=0).folder / "model")
+
+
+def test_text_does_not_pass_for_labels(federation, tmp_path):
+    settings = federation(task="classify")
+    source = Path(settings.silos["north"].sources[0].train)
+    rows = [
+        json.loads(line) | {"label": f"a secret of patient {i}"}
+        for i, line in enumerate(source.read_text().splitlines())
+    ]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(UserError, match="different labels in 100 rows are text, which does not leave") as error:
+        run(settings, tmp_path / "run", workers=0)
+    assert "secret" not in str(error.value)
+
+
+def test_every_reason_is_told_with_how_often_and_where():
+    problems = Problems(lines=10)
+    for line, reason in ((4, "it has 38 tokens"), (5, "it is empty"), (9, "it has 99 tokens")):
+        problems.note(f"file:{line}", reason)
+    [said] = problems.summary()
+    assert (
+        "3 of 10 lines left out, 2 of them first file:4: it has 38 tokens; 1 of them first file:5: it is empty" in said
+    )
+
+
+def test_a_plug_in_that_cannot_be_run_is_one_sentence_with_its_place(federation, tmp_path):
+    (tmp_path / "mine.py").write_text("def broken(:\n")
+    with pytest.raises(ConfigError, match=r"mine.py cannot be run: SyntaxError.*\(mine.py:1\)"):
+        run(federation(uses=[str(tmp_path / "mine.py")]), tmp_path / "run", workers=0)
+
+
+def test_how_many_take_part_is_said_once(federation):
+    with pytest.raises(ConfigError, match="both say how many take part; keep one"):
+        federation(participation={"count": 2, "share": 0.1})
+
+
+def test_bytes_are_counted_on_every_edge_of_a_tree(federation, tmp_path):
+    flat = federation(rounds=1)
+    silos = dict(flat.silos)
+    tree = flat.model_dump(mode="json")["silos"]
+    west = {"silos": {name: tree[name] for name in ("north", "south")}}
+    settings = federation(rounds=1, silos={"west": west, "east": tree["east"]})
+    ledger = Ledger(run(settings, tmp_path / "run", workers=0).folder)
+    received = dict(ledger.select("select node, sum(received) from traffic group by node"))
+    ledger.close()
+    assert received.keys() == {"west", "east", *silos}
+    assert max(received.values()) < 1.1 * min(received.values())
+
+
+def test_nothing_to_score_is_said(federation, tmp_path):
+    folder = run(federation(rounds=1), tmp_path / "run", workers=0).folder
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(UserError, match="nothing in it that could be scored"):
+        ok("evaluate", str(folder), "--data", str(tmp_path / "empty.jsonl"))
