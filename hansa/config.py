@@ -15,6 +15,8 @@ from hansa.section import Named as Named
 from hansa.section import Positive as Positive
 from hansa.section import Section as Section
 from hansa.section import Share as Share
+from hansa.simulation import Poison as Poison
+from hansa.simulation import Simulation as Simulation
 
 ROOT = "root"  # the name of the root of the tree, where it holds data of its own
 NO_DATA = "a node needs data of its own ('train: FILE'), silos below it ('silos:'), or both"
@@ -255,26 +257,6 @@ class Participation(Section):
         if self.count is not None and self.share < 1.0:
             raise ValueError(f"count is {self.count} and share {self.share:g}: both say how many take part; keep one")
         return self
-
-
-class Poison(Section):
-    """A silo that lies: its update is turned round (``sign-flip``), or not, and multiplied by ``factor``."""
-
-    kind: Literal["sign-flip", "scale"]
-    factor: Positive = 1.0
-
-    @property
-    def times(self) -> float:
-        return -self.factor if self.kind == "sign-flip" else self.factor
-
-
-class Simulation(Section):
-    """What is only played: slow silos, by virtual seconds of work in one round (nobody sleeps), and lying ones."""
-
-    poison: dict[str, Poison] = {}  # by silo, at any level
-    delay: dict[str, Annotated[float, Field(ge=0.0)]] = {}  # by node, at any level; of a region: of its whole answer
-    usual: Annotated[float, Field(ge=0.0)] = 1.0  # of silos not named in delay
-    jitter: Share = 0.0  # how far a delay may differ, as a share of it; from the seed
 
 
 class Evaluation(Section):

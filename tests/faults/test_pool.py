@@ -93,7 +93,7 @@ def test_a_silo_that_raises_twice_is_left_out_and_comes_back(unruly, tmp_path):
     outcome = run(unruly("raise", 2), tmp_path / "run", workers=0)
     [(round, node, _, text)] = events(outcome.folder)
     assert (round, node) == (1, "south")
-    assert text == "it failed twice: RuntimeError: the disk of this silo is gone"
+    assert text == "it failed twice: RuntimeError: the disk of this silo is gone (unruly.py:29)"
 
 
 def test_a_silo_that_never_answers_costs_one_deadline(unruly, tmp_path):
