@@ -254,7 +254,11 @@ def test_delays_of_leaves_are_felt_at_the_root(tree, tmp_path):
 def test_with_a_buffer_the_region_of_a_slow_leaf_comes_late_and_the_other_does_not_wait(tree, tmp_path):
     settings = tree(rounds=3, method={"name": "worldlm", "buffer": 1}, simulate={"delay": {"south": 2.5}})
     folder = run(settings, tmp_path / "run", workers=0).folder
-    assert select(folder, "select round, node from traffic") == [(1, "west"), (2, "west"), (3, "east")]
+    assert select(folder, "select round, node from traffic where node in ('west', 'east')") == [
+        (1, "west"),
+        (2, "west"),
+        (3, "east"),
+    ]
     assert select(folder, "select clock from rounds") == [(1.0,), (2.0,), (2.5,)]
 
 
