@@ -83,7 +83,7 @@ def test_a_brat_document_with_a_bad_line_is_left_out_whole(tmp_path):
     found = list(rows_of(tmp_path, problems))
     assert [row.place for row in found] == [str(good)]
     assert (problems.lines, problems.broken) == (2, 1)
-    assert f"{bad}:3: not a BRAT annotation, so its document is left out" in problems.first[0]
+    assert f"{bad}:3: not a BRAT annotation of this text, so its document is left out" in problems.first[0]
 
 
 BAD = {

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hansa.data.importing.clean import clean
 from hansa.data.readers import Problems
 from hansa.errors import ConfigError, UserError
 from hansa.exchange import flaw as offer_flaw
@@ -156,3 +157,16 @@ def test_nothing_to_score_is_said(federation, tmp_path):
     (tmp_path / "empty.jsonl").write_text("")
     with pytest.raises(UserError, match="nothing in it that could be scored"):
         ok("evaluate", str(folder), "--data", str(tmp_path / "empty.jsonl"))
+
+
+def test_items_of_a_list_are_lines_of_their_own():
+    criteria = "\n".join(
+        f"* Age above {age} years and able to give informed consent to the study in writing and orally"
+        for age in (18, 65)
+    )
+    assert [
+        line for line in clean(f"Inclusion Criteria:\n\n{criteria}", "text", False).split("\n") if line.strip()
+    ] == [
+        "Inclusion Criteria:",
+        *(line.removeprefix("* ") for line in criteria.split("\n")),
+    ]

@@ -23,6 +23,7 @@ from hansa.data.parallel import aligned, catalogue, tmx
 from hansa.data.standoff import Parsed, brat, columns
 from hansa.errors import DataError
 
+ANNOTATION = ".ann"  # BRAT's, beside a text
 COLUMNS = (".conll", ".iob", ".bio")  # one token and its tag per line
 MEMORIES = (".tmx", ".po")  # translations, whose fields are named by their languages
 SUFFIXES = (".jsonl", ".json", ".ndjson", ".parquet", ".arrow", ".csv", ".tsv", ".txt", *COLUMNS, *MEMORIES)
@@ -158,12 +159,16 @@ def files(path: Path) -> list[Path]:
         return [path]
     if not path.exists():
         raise DataError(f"{path}: there is no such file or folder")
-    found = sorted(p for p in path.rglob("*") if p.is_file() and _suffix(p) in SUFFIXES)
+    found = sorted(p for p in path.rglob("*") if p.is_file() and (_suffix(p) in SUFFIXES or _orphan(p)))
     if (path / "dataset_info.json").exists():  # a Hugging Face dataset on disk keeps its rows in Arrow files
         found = [p for p in found if p.suffix == ".arrow"]
     if not found:
         raise DataError(f"{path}: no data files in this folder; readable are {', '.join(SUFFIXES)}, also with .gz")
     return found
+
+
+def _orphan(file: Path) -> bool:
+    return file.suffix == ANNOTATION and not file.with_suffix(".txt").is_file()
 
 
 def origins(source: Source, split: str) -> list[Path]:
@@ -183,7 +188,9 @@ def _numbered(split: str, source: Source) -> Numbered:
         return
     for file in files(path):
         suffix = _suffix(file)
-        if suffix in (".parquet", ".arrow"):
+        if suffix == ANNOTATION:
+            yield str(file), None, "it annotates a text that is not beside it"
+        elif suffix in (".parquet", ".arrow"):
             yield from _arrow(file)
         elif file.with_suffix(".ann").is_file():
             yield from brat(file)

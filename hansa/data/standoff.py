@@ -50,20 +50,24 @@ def brat(file: Path) -> Placed:
     relations: list[tuple[str, str, str]] = []
     for number, line in enumerate(lines, 1):
         try:
-            _note(line, found, relations)
+            _note(line, text, found, relations)
         except (ValueError, KeyError, IndexError):
-            yield f"{annotation}:{number}", None, "not a BRAT annotation, so its document is left out"
+            yield f"{annotation}:{number}", None, "not a BRAT annotation of this text, so its document is left out"
             return
     order = {name: i for i, name in enumerate(found)}
     joined = [{"head": order.get(h), "tail": order.get(t), "type": kind} for h, t, kind in relations]
     yield str(file), {"text": text, "entities": list(found.values()), "relations": joined}, ""
 
 
-def _note(line: str, found: dict[str, dict[str, Any]], relations: list[tuple[str, str, str]]) -> None:
+def _note(line: str, text: str, found: dict[str, dict[str, Any]], relations: list[tuple[str, str, str]]) -> None:
     name, _, rest = line.partition("\t")
     if name.startswith("T"):
-        kind, _, places = rest.split("\t")[0].partition(" ")
-        offsets = [int(x) for piece in places.split(";") for x in piece.split()]
+        place, _, covered = rest.partition("\t")
+        kind, _, places = place.partition(" ")
+        pieces = [[int(x) for x in piece.split()] for piece in places.split(";")]
+        if covered.split() != " ".join(text[start:end] for start, end in pieces).split():
+            raise ValueError("it does not cover what it says")
+        offsets = [x for piece in pieces for x in piece]
         found[name] = {"span": [min(offsets), max(offsets)], "type": kind}
     elif name.startswith(("A", "M")):
         kind, target, *value = rest.split()

@@ -108,14 +108,17 @@ def _separated(lines: Iterator[Line], place: str, each_line: bool) -> Iterator[t
 
 def _wiki(lines: Iterator[Line], place: str) -> Iterator[tuple[str, str]]:
     """Lines of wikiextractor's <doc …> … </doc>; each is a paragraph, and the first only repeats the title."""
-    inside, title = "", ""
+    inside, title, empty = "", "", False
     for number, line in lines:
         if line.startswith("<doc id="):
             named = re.search(r'title="([^"]*)"', line)
-            inside, title = f"{place}:{number}", named.group(1) if named else ""
+            inside, title, empty = f"{place}:{number}", named.group(1) if named else "", True
         elif line.startswith("</doc>"):
-            inside = ""
+            if empty:  # it is counted as one that says nothing
+                yield inside, ""
+            inside, empty = "", False
         elif inside and line.strip() != title:
+            empty = False
             yield inside, line + "\n"
 
 
