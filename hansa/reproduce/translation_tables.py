@@ -302,6 +302,19 @@ def _paper(published: Sequence[float]) -> str:
     return f"{fmean(published):.2f}"
 
 
+def _but(found: Found, rival: str) -> str:
+    """Measures by which the server is not ahead of a rival."""
+    names = {"bleu": "BLEU", "chrf": "chrF"}
+    behind = [n for m, n in names.items() if found.mean(SERVER, metric=m, like=rival) < found.mean(rival, metric=m)]
+    return f"; behind by {' and '.join(behind)}" if behind else ""
+
+
+def _clear(found: Found, better: str, worse: str, model: str) -> bool:
+    """Whether a difference in cross-entropy is larger than what single seeds differ by."""
+    spread = max(pstdev(found.values(name, model, "loss")) for name in (better, worse))
+    return found.mean(worse, model) - found.mean(better, model) > spread
+
+
 def against_baselines(found: Found) -> list[Claim]:
     """By cross-entropy; the line gives BLEU, chrF and cross-entropy."""
     made = []
@@ -314,9 +327,9 @@ def against_baselines(found: Found) -> list[Claim]:
             made.append(
                 Claim(
                     f"the server is ahead of {'data combination' if name == 'combination' else 'chained fine-tuning'} "
-                    f"at {label}",
+                    f"at {label}, by cross-entropy",
                     found.mean(SERVER, like=rival) < found.mean(rival),
-                    f"{_three(found, SERVER, rival)} against {_three(found, rival, rival)}",
+                    f"{_three(found, SERVER, rival)} against {_three(found, rival, rival)}{_but(found, rival)}",
                     f"BLEU {_paper(FEDERATED)} against {_paper(TABLE_3[name])}" if not work else "not shown",
                 )
             )
@@ -327,11 +340,10 @@ def pulling_claims(found: Found) -> list[Claim]:
     made = []
     order = ("DP_l", "random", "DP_g")
     for model, label in MODELS.items():
-        losses = [found.mean(name, model) for name in order]
         made.append(
             Claim(
-                f"dynamic pulling, {label}: DP_l above random above DP_g, by cross-entropy",
-                losses[0] < losses[1] < losses[2],
+                f"dynamic pulling, {label}: DP_l above random above DP_g, by cross-entropy and more than seeds differ",
+                _clear(found, *order[:2], model) and _clear(found, *order[1:], model),
                 ", ".join(f"{name} {_spread(found, name, model)}" for name in order),
                 "BLEU " + ", ".join(f"{name} {_paper(TABLE_6[name])}" for name in order),
             )
@@ -340,7 +352,8 @@ def pulling_claims(found: Found) -> list[Claim]:
     best = max(parts, key=lambda name: found.retained(name, "server"), default="")
     made.append(
         Claim(
-            f"some dynamic pulling keeps {RETAINED:.0%} of the server's gain for {SPENT:.0%} of the uplink bytes",
+            f"some dynamic pulling keeps {RETAINED:.0%} of the server's gain in cross-entropy for {SPENT:.0%} of the "
+            "uplink bytes",
             bool(best) and found.retained(best, "server") >= RETAINED,
             f"{best}: {found.retained(best, 'server'):.0%} for {found.spent(best):.0%}" if best else "none so small",
             "95% of BLEU for 50%",

@@ -134,7 +134,10 @@ def _layouts() -> dict[str, Job]:
 
 
 def _lies() -> dict[str, Job]:
-    found = {}
+    found = {
+        "WorldLM, filter": Job(worldlm(filter={}), once=True),
+        "WorldLM, filter by keys": Job(worldlm(filter={"by": "keys"}), once=True),
+    }
     for kind, poison in POISONS.items():
         lie: dict[str, Any] = {"simulate": {"poison": {LIAR: poison}}}
         found[f"WorldLM, {kind}, filter"] = Job(worldlm(filter={}) | lie, once=kind == "flipped ×3")

@@ -234,11 +234,18 @@ def lies(found: Found, once: str) -> Table:
     forms = ("WorldLM, {}, filter", "WorldLM, {}, filter by keys", "WorldLM, {}, median", "WorldLM, {}", "HierFAVG, {}")
 
     def cell(name: str) -> str:
-        return (
-            f"{named(found, name, found[name].brief('own'))} / {found[name].brief('shared')}" if name in found else "–"
-        )
+        if name not in found:
+            return "–"
+        if inf in found[name].own[0].values():
+            return named(found, name, "no model left")
+        return f"{named(found, name, found[name].brief('own'))} / {found[name].brief('shared')}"
 
-    honest = [cell("WorldLM"), "–", "–", cell("WorldLM"), cell("HierFAVG")]
+    honest = [
+        *(cell(f"WorldLM, {how}") for how in ("filter", "filter by keys")),
+        "–",
+        cell("WorldLM"),
+        cell("HierFAVG"),
+    ]
     rows = [["clean", *honest], *([kind, *(cell(form.format(kind)) for form in forms)] for kind in LIES)]
     columns = ["", "WorldLM, filter", "filter by keys", "median", "WorldLM", "HierFAVG"]
     return Table("One liar of four (uk): own / global perplexity", columns, rows, once)
