@@ -109,7 +109,7 @@ def show_demo(result: Any) -> None:
 
 @app.command()
 def new(
-    template: Annotated[str, typer.Argument(help="medical · ner · classify · pairs · translation")],
+    template: Annotated[str, typer.Argument(help="medical · ner · classify · pairs · translation · worldlm · lora")],
     folder: Annotated[Path, typer.Argument(metavar="DIR")],
     seed: int = 0,
     format: FormatOption = Format.text,

@@ -30,4 +30,9 @@ def choose(number: int = 0) -> torch.device:
 
 def workers() -> int:
     """How many processes a machine has use for: one for each accelerator, or for each core."""
-    return (os.cpu_count() or 1) if choose().type == "cpu" else torch.accelerator.device_count()
+    return cores() if choose().type == "cpu" else torch.accelerator.device_count()
+
+
+def cores() -> int:
+    """Those that this process may use: a container, or `taskset`, may give it fewer than there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

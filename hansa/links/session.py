@@ -17,7 +17,7 @@ def unsaid(text: str) -> None:
 
 
 class Session:
-    """``listen`` are the subjects to be subscribed on every connection; ``greet`` is done after each connecting."""
+    """``listen`` are the subjects to be subscribed on every connection."""
 
     def __init__(
         self,

@@ -1,7 +1,6 @@
 """Runs of an experiment: small ones here, one after another; long ones in other processes, as many side by side as
 there are cores. Runs without workers share these processes, because starting one takes as long as many steps."""
 
-import os
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -11,6 +10,7 @@ from types import TracebackType
 import torch
 
 from hansa.config import Federation
+from hansa.device import cores
 from hansa.processes import in_a_process
 from hansa.reproduce import Say
 from hansa.run import Outcome, run
@@ -23,8 +23,8 @@ class Jobs:
     def __init__(self, folder: Path, say: Say, side_by_side: bool) -> None:
         self._folder, self._say, self.side_by_side = folder, say, side_by_side
         # Loading models is not safe in several threads of one process.
-        self._threads = ThreadPoolExecutor((os.cpu_count() or 1) if side_by_side else 1)
-        self._processes = ProcessPoolExecutor(os.cpu_count() or 1, get_context("spawn"), torch.set_num_threads, (1,))
+        self._threads = ThreadPoolExecutor(cores() if side_by_side else 1)
+        self._processes = ProcessPoolExecutor(cores(), get_context("spawn"), torch.set_num_threads, (1,))
         self._futures: dict[str, Future[Outcome]] = {}
         self._matrices: dict[str, dict[str, Scored]] = {}
 

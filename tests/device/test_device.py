@@ -17,7 +17,7 @@ def test_a_machine_without_an_accelerator_computes_on_its_cores(monkeypatch):
     monkeypatch.delenv("HANSA_DEVICE", raising=False)
     if not torch.accelerator.is_available():
         assert device.choose() == device.CPU
-        assert device.workers() == os.cpu_count()
+        assert device.workers() == len(os.sched_getaffinity(0))
 
 
 @pytest.mark.parametrize("named", ["cuda:7", "fpga", ""])
