@@ -1,7 +1,9 @@
 """`hansa check`: what a federation file would do. It reads the data and counts; it trains and writes nothing."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ from hansa import methods
 from hansa.checks import check
 from hansa.config import ROOT, Federation, holders, repeats, walk
 from hansa.errors import DataError
+from hansa.grow import check_models
 from hansa.messages import Update
 from hansa.methods.fedavg import BySamples, Mean
 from hansa.models import build
@@ -155,16 +158,22 @@ def _warnings(federation: Federation, silos: list[SiloPreview]) -> list[str]:
 
 def _model(federation: Federation, labels: tuple[str, ...]) -> tuple[int | None, Traffic | None]:
     """The size of the model, and what of it a round sends; its values are not needed."""
-    method = methods.build(federation)
-    if federation.model.preset is None:
-        return None, None
+    method, settings = methods.build(federation), federation.model
+    if settings.preset is None and not Path(str(settings.path)).is_dir():
+        return None, None  # it would have to be fetched
     task = TASKS.build(federation.task)
     size = 0 if federation.tokenizer.kind == "bytes" else federation.tokenizer.size
     with torch.device("meta"):
         words, length = byte_tokenizer(), federation.data.max_length
-        model: Any = build.preset(federation.model.preset, task.auto, words, length, labels=labels, entries=size)
+        model: Any
+        if settings.preset is not None:
+            model = build.preset(settings.preset, task.auto, words, length, labels=labels, entries=size)
+        else:
+            model = build.load(str(settings.path), task.auto, labels, fresh=True)
         if method.tree is not None:
             method.tree.keys(parts(model))  # refuses key layers that do not exist
+            if settings.preset is None:
+                check_models(federation, method.tree, task.auto, deepcopy(model))
         parameters = sum(p.numel() for p in model.parameters())
         adapt(model, federation.model, federation.seed)
     if federation.kind != "federated":
