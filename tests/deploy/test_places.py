@@ -71,6 +71,7 @@ class StopAfter(Log):
         raise KeyboardInterrupt
 
 
+@pytest.mark.slow_fault
 def test_a_coordinator_that_starts_again_does_not_wait_for_one_that_is_gone(federation, tmp_path, log):
     settings = federation(rounds=3, participation={"deadline": 20, "quorum": 0.5})
     kits = make_kits(settings, tmp_path / "kits")

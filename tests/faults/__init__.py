@@ -20,6 +20,7 @@ CASES: dict[int, tuple[str, tuple[str, ...]]] = {
             "deploy/test_strangers.py::test_a_certificate_of_another_authority_is_refused",
             "deploy/test_strangers.py::test_an_expired_certificate_is_refused",
             "deploy/test_strangers.py::test_whoever_is_revoked_is_cut_off_at_once",
+            "deploy/test_places.py::test_silos_do_not_obey_a_coordinator_that_was_revoked",
             "deploy/test_strangers.py::test_a_silo_speaks_and_listens_only_where_it_may",
             "deploy/test_liars.py::test_whoever_is_revoked_in_the_middle_of_a_round_is_lost_at_once",
             "faults/test_lies.py::test_strangers_replays_and_a_siege_while_silos_work",  # S
@@ -123,6 +124,8 @@ CASES: dict[int, tuple[str, tuple[str, ...]]] = {
     21: (
         "stragglers, and silos that never return",
         (
+            "deploy/test_places.py::test_a_coordinator_that_starts_again_does_not_wait_for_one_that_is_gone",  # S
+            "deploy/test_places.py::test_a_wait_ends_at_its_deadline_also_without_a_broker",
             "faults/test_pool.py::test_a_silo_that_never_answers_costs_one_deadline",
             "faults/test_far.py::test_a_silo_that_does_not_come_back_costs_one_deadline_and_its_late_answer_does_not_"
             "count",  # S
