@@ -69,14 +69,16 @@ def personalise(silo: "Silo", request: Personalise, settings: Settings) -> Perso
         alpha = min(ALPHAS, key=lambda a: looks[ALPHAS.index(a)]["loss"])
         plain, mixed = (_look(silo, own, shared, a, settings.draws) for a in (0.0, alpha))
         alpha = alpha if ahead(silo.site.task, plain, mixed) else 0.0
-    models = {FEDERATED: 0.0, request.label: 1.0}
+    models = ({FEDERATED: 0.0} if request.label == OWN else {}) | {request.label: 1.0}
     if settings.mix != "none":
         models[MIXED if request.label == OWN else f"{request.label}, {MIXED}"] = alpha
-    sums, losses = {}, {}
-    for name, share in models.items():
-        losses[name] = overall(silo.site.task, _look(silo, own, shared, share))["loss"]
+    scored: dict[float, tuple[float, dict[str, dict[str, float]]]] = {}
+    for share in sorted({*models.values()}):  # at 0 and at 1 a mixture is one of the others
+        loss = overall(silo.site.task, _look(silo, own, shared, share))["loss"]
         # The first draw asks the questions of the final evaluation.
-        sums[name] = whole(silo.score("test", 1.0, PARTS, decode=True, draws=settings.draws)).sums
+        scored[share] = loss, whole(silo.score("test", 1.0, PARTS, decode=True, draws=settings.draws)).sums
+    losses = {name: scored[share][0] for name, share in models.items()}
+    sums = {name: scored[share][1] for name, share in models.items()}
     best = min(losses, key=lambda name: losses[name])
     _keep(silo, own, shared, models[best], best, losses[best])
     return Personal(Tensors(Layout((), ()), torch.zeros(0)), sums, losses, curves, alpha)
