@@ -293,9 +293,9 @@ def table_6(personal: dict[str, Any], languages: list[str]) -> Table:
         rows.append([corpora.NAMES[code], *ours, f"{personal[code]['alpha']:.2f}", *paper])
     columns = ["", *kinds, "α", "paper federated", "paper personalised", "paper interpolated"]
     note = (
-        "Interpolated: the α that validation data choose of 21, or 0, the shared model, where it is not ahead of that by "
-        "a standard error in loss and accuracy; so it is seldom worse. Nearby: personalised from a mixture with the two "
-        "most similar silos; the others' local work is the same."
+        "Interpolated: the α of 21 that validation data choose, or 0, the shared model, where it is not ahead of that "
+        "by a standard error in loss and accuracy; so it is seldom worse. Nearby: personalised from a mixture with "
+        "the two most similar silos; the others' local work is the same."
     )
     return Table("Table 6: masked-token accuracy of shared and personal models", columns, rows, note)
 
