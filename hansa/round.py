@@ -179,6 +179,8 @@ def admit(answer: Answer, layout: Layout, record: Record, partial: bool = False,
         return None
     assert isinstance(reply, Update)
     record.tensors.setdefault(answer.node, {}).update(dict.fromkeys(reply.gradient.layout.names))
+    if layout.names and not reply.gradient.layout.names:
+        record.refused[answer.node] = "no tensor is small enough for what 'upload' lets it send: raise upload.keep"
     _note(record, answer.node, reply)
     return reply
 

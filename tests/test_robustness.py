@@ -170,3 +170,12 @@ def test_items_of_a_list_are_lines_of_their_own():
         "Inclusion Criteria:",
         *(line.removeprefix("* ") for line in criteria.split("\n")),
     ]
+
+
+def test_an_upload_that_lets_nothing_through_is_noted(federation, tmp_path):
+    ledger = Ledger(
+        run(federation(rounds=2, upload={"name": "calm", "keep": 1e-6}), tmp_path / "run", workers=0).folder
+    )
+    noted = ledger.select("select distinct round, text from events where kind='refused'")
+    ledger.close()
+    assert [(round, "raise upload.keep" in text) for round, text in noted] == [(2, True)]
