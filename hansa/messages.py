@@ -177,8 +177,6 @@ class Update:
     loss: float
     seconds: float  # in training steps alone
     lost: dict[str, str] = field(default_factory=dict)  # below a federation: who gave no update, and why
-    sent: dict[str, int] = field(default_factory=dict)  # below a federation: bytes down to each node, and up from it
-    received: dict[str, int] = field(default_factory=dict)
     stale: int = 0  # versions of the model since the silo began; noted by whoever waited (fedbuff)
     coded: Coded | None = None  # the gradient in fewer bytes; then ``gradient`` is empty until it is opened
     moved: tuple[float, ...] = ()  # how far each tensor moved since the silo's last round, where that decides (pulling)
@@ -187,6 +185,8 @@ class Update:
     refused: dict[str, str] = field(default_factory=dict)  # by node: which layer it would not take, and why
     masked: bool = False  # the gradient is fixed-point numbers under masks, in the bits of its tensors: see veil.py
     cut: int = 0  # under a mask: how many values were beyond the bound
+    sent: dict[str, int] = field(default_factory=dict)  # below a federation: bytes down to each node, and up from it
+    received: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

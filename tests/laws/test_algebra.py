@@ -77,6 +77,8 @@ MESSAGES = st.one_of(
         st.floats(0, 1e6),
         st.dictionaries(NAMES, NAMES, max_size=2),
         st.integers(0, 10**6),
+        sent=COUNTS,
+        received=COUNTS,
     ),
     st.builds(Scores, st.dictionaries(NAMES, SUMS, max_size=3)),
     st.builds(Personalise, st.integers(0, 10**6), tensors(), tensors(), NAMES, st.integers(0, 9), st.booleans()),

@@ -35,15 +35,16 @@ def sift(given, own=None, counts=False, keys=(), **settings) -> dict[str, str]:
     return {a.node: a.reply.reason for a in sifted if isinstance(a.reply, Lost)}
 
 
-def test_by_keys_only_key_layers_are_looked_at():
+def test_by_keys_only_the_lengths_of_key_layers_are_looked_at():
     name = LAYOUT.names[-1]
-    lying = move(seed=2)
-    lying[name].neg_()
-    others = move(-1.0, seed=2)
-    others[name].neg_()
-    assert list(sift(answers(a=move(seed=1), b=lying), move(seed=3), keys=[name], by="keys")) == ["b"]
+    long, others, turned = move(seed=2), move(100.0, seed=2), move(-1.0, seed=2)
+    long[name].mul_(100.0)
+    others[name].div_(100.0)
+    assert list(sift(answers(a=move(seed=1), b=long), move(seed=3), keys=[name], by="keys")) == ["b"]
     assert not sift(answers(a=move(seed=1), b=others), move(seed=3), keys=[name], by="keys")
     assert list(sift(answers(a=move(seed=1), b=others), move(seed=3), keys=[name])) == ["b"]
+    assert not sift(answers(a=move(seed=1), b=turned), move(seed=3), keys=[name], by="keys"), "it may be its own past"
+    assert list(sift(answers(a=move(seed=1), b=turned), move(seed=3), keys=[name])) == ["b"]
 
 
 def test_honest_children_pass_untouched():
