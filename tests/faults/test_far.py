@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hansa.config import Node
+from hansa.config import Named, Node
 from hansa.deploy.kit import COORDINATOR
 from hansa.run import run
 from hansa.runs.ledger import Ledger
@@ -106,10 +106,13 @@ def test_a_silo_and_then_the_broker_are_killed_at_work(gated, tmp_path, secure):
         assert "it is started again" in cast.log(COORDINATOR)
 
 
-def test_a_region_is_killed_while_its_silos_work(gated, tmp_path):
+@pytest.mark.parametrize("method", ["fedavg", "worldlm"])
+def test_a_region_is_killed_while_its_silos_work(gated, tmp_path, method):
+    """Seven processes of ours and three brokers."""
     flat = gated(sizes={"north": 60, "south": 50, "east": 40, "north-2": 30}, rounds=2)
     region = lambda rounds, *names: Node(silos={n: flat.silos[n] for n in names}, rounds=rounds)  # noqa: E731
-    tree = flat.model_copy(update={"silos": {"west": region(2, "north", "south"), "far": region(1, "east", "north-2")}})
+    silos = {"west": region(2, "north", "south"), "far": region(1, "east", "north-2")}
+    tree = flat.model_copy(update={"silos": silos, "method": Named(name=method)})
     gate = Gate(tmp_path / "marks", "south")
     with Cast(tree, tmp_path / "cast") as cast:
         gate.shut()
