@@ -33,8 +33,8 @@ def bare_steps(folder: Path, names: list[str]) -> None:
     torch.set_num_threads(1)
     site = Site(read(folder / "federation.yaml"), folder)
     learner, task = site.learner, site.task
-    batches = [batch for name in names for batch in site.silo(name).batches(1, site.federation.train)]
-    optimiser = Optimiser(learner, site.federation.train, 1.0)
+    batches = [b for name in names for parts in site.silo(name).batches(1, site.federation.train) for b in parts]
+    optimiser = Optimiser(learner, site.federation.train)
     learner.model.train()
     print("ready", flush=True)
     for _ in sys.stdin:

@@ -7,8 +7,9 @@
     base       the starting model, untouched
 
 All train with the ``baseline`` section (AdamW, its state kept), every sample once per pass, on as many samples as the
-federation sees in all. Their rounds are the federation's evaluation periods: nothing happens in between. A chained
-run's rounds are its silos' turns.
+federation sees in all: a silo that is asked in every tenth round trains alone on a tenth. Their rounds are the
+federation's evaluation periods, of equal length: nothing happens in between, and a schedule goes by steps. A chained
+run's rounds are its silos' turns, and its schedule goes by these.
 """
 
 from collections.abc import Mapping
@@ -26,11 +27,10 @@ def arrange(federation: Federation, cards: Mapping[NodeId, Card]) -> Federation:
     if federation.kind == "federated":
         return federation
     asked = min(1.0, cohort_size(federation.participation, len(federation.silos)) / len(federation.silos))
-    per_round = max(1, round(asked * sum(card.per_round for card in cards.values())))
-    every = federation.evaluate.every
-    rounds = 0 if federation.kind == "base" else ceil(federation.rounds / every)
+    periods = 0 if federation.kind == "base" else ceil(federation.rounds / federation.evaluate.every)
+    often = asked * federation.rounds / max(1, periods)  # in a period, a silo of the federation trains so often
     changes = {
-        "rounds": rounds,
+        "rounds": periods,
         "method": Named(name="fedavg"),
         "server": None,
         "aggregate": None,
@@ -49,18 +49,19 @@ def arrange(federation: Federation, cards: Mapping[NodeId, Card]) -> Federation:
             only = dominant(cards)
             sources = tuple(s if s.group(POOL) == only else s.model_copy(update={"limit": 0}) for s in sources)
         changes["silos"] = {POOL: Node(sources=sources)}
-        changes["train"] = _training(federation, Samples(floor=per_round * every, replace=False))
+        amount = max(1, round(often * sum(card.per_round for card in cards.values())))
+        changes["train"] = _training(federation, Samples(floor=amount, replace=False), None)
     elif federation.kind == "per-silo":
         changes["method"] = Named(name="alone")
         changes["silos"] = {name: Node(sources=node.sources) for name, node in holders(federation).items()}
-        changes["train"] = _training(federation, _times(federation.train.samples, every))
+        changes["train"] = _as_often(federation, often)
     elif federation.kind == "chained":
         holding = {name: Node(sources=node.sources) for name, node in holders(federation).items()}
         order = federation.order or tuple(holding)
         changes["method"] = Named.model_validate({"name": "chained", "order": order})
         changes["silos"] = holding
         changes["rounds"] = len(order)
-        changes["train"] = _training(federation, _times(federation.train.samples, federation.rounds))
+        changes["train"] = _as_often(federation, asked * federation.rounds)
     return federation.model_copy(update=changes)
 
 
@@ -79,11 +80,12 @@ def _pooled(federation: Federation) -> tuple[Source, ...]:
     return (*own, *pooled(federation.silos))
 
 
-def _training(federation: Federation, samples: Samples) -> Training:
-    return federation.baseline.model_copy(update={"samples": samples, "max_batches": None})
+def _training(federation: Federation, samples: Samples, max_batches: int | None) -> Training:
+    return federation.baseline.model_copy(update={"samples": samples, "max_batches": max_batches})
 
 
-def _times(rule: Samples, times: int) -> Samples:
-    if rule.epochs is not None:
-        return Samples(epochs=rule.epochs * times)
-    return Samples(floor=(rule.floor or 1) * times, fraction=min(1.0, rule.fraction * times), replace=False)
+def _as_often(federation: Federation, times: float) -> Training:
+    """What a silo does in so many rounds of the federation."""
+    train, samples = federation.train, federation.train.samples.scaled(times, replace=False)
+    most = train.max_batches and ceil(times * train.max_batches * train.batch / federation.baseline.batch)
+    return _training(federation, samples, most)

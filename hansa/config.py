@@ -96,13 +96,14 @@ class Samples(Section):
     """How much a silo trains on in one round: ``max(floor, fraction·N)`` samples, or whole passes (``epochs``).
 
     ``replace``: draw them with replacement (the Medical paper's rule); otherwise take the next ones of an endless
-    series of passes, so that every sample comes once per pass.
+    series of passes, so that every sample comes once per pass. ``times``: of all that, so many times as much.
     """
 
     floor: Count | None = None
     fraction: Share = 0.0
     epochs: Count | None = None
     replace: bool = True
+    times: Positive = 1.0
     adapt: Adaptation | None = None
 
     @field_validator("adapt", mode="before")
@@ -117,14 +118,12 @@ class Samples(Section):
         return self
 
     def amount(self, size: int) -> int:
-        if self.epochs is not None:
-            return self.epochs * size
-        return max(self.floor or 1, int(self.fraction * size))
+        amount = self.epochs * size if self.epochs is not None else max(self.floor or 1, int(self.fraction * size))
+        return amount if self.times == 1.0 else max(1, round(amount * self.times))
 
-    def times(self, size: int, factor: float) -> "Samples":
-        """The same rule for ``factor`` times as many samples of a silo with ``size``."""
-        amount = max(1, round(self.amount(size) * factor))
-        return Samples(floor=amount, replace=self.replace and self.epochs is None, adapt=self.adapt)
+    def scaled(self, factor: float, **changes: Any) -> "Samples":
+        """The same rule for ``factor`` times as many samples."""
+        return self.model_copy(update={"times": self.times * factor} | changes)
 
 
 class Schedule(Section):
@@ -153,6 +152,7 @@ class Training(Section):
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
     clip: Positive | None = None  # bound on the norm of a batch's gradient
     batch: Count = 16
+    at_once: Count | None = None  # of a batch, samples that go through the model together; default all: memory
     samples: Samples = Samples(epochs=1)
     steps: Count | None = None  # instead of ``samples``: local steps of a silo, spread evenly over the rounds
     max_batches: Count | None = None
@@ -364,6 +364,11 @@ class Federation(Section):
     evaluate: Evaluation = Evaluation()
     checkpoint: Checkpointing = Checkpointing()
     record: Recording = Recording()
+
+    @property
+    def without_rounds(self) -> bool:
+        """A baseline that trains on and on, and is looked at from time to time: its schedule goes by steps."""
+        return self.kind in ("central", "dominant", "per-silo")
 
     @field_validator("secure", mode="before")
     @classmethod

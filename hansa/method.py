@@ -7,7 +7,7 @@
 `round.py` shows when each slot is asked.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -48,11 +48,15 @@ class Exchange(Protocol):
         """At the federation: why the others must not get this offer; empty if they may."""
 
 
+TaskLoss = Callable[[], Tensor]
+
+
 class Objective(Protocol):
     """What a silo minimises."""
 
-    def loss(self, work: "Work", task_loss: Tensor) -> Tensor:
-        """What to differentiate: the task's loss, with a term beside it or something in its place."""
+    def loss(self, work: "Work", task_loss: TaskLoss) -> Tensor:
+        """What to differentiate: the task's loss, with a term beside it or something in its place. Calling
+        ``task_loss`` runs the model on ``work.batch``; who puts something else in its place does not call it."""
 
     def gradient(self, work: "Work") -> None:
         """A term whose gradient is known in closed form: add it to ``work.learner.grad``."""

@@ -7,7 +7,7 @@ children. So flat federated learning and federations of federations are one recu
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import inf, isfinite
+from math import ceil, inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -60,7 +60,7 @@ from hansa.seeds import stream, torch_seeded
 from hansa.stability import next_factor
 from hansa.tasks.base import Batch, Labelled, texts_of
 from hansa.tensors import NOTHING, Tensors
-from hansa.train import Work, train
+from hansa.train import Parts, Work, train
 from hansa.upload import Leaving, restore_local
 from hansa.veil import Wearer
 
@@ -247,10 +247,14 @@ class Silo:
 
     def _rate(self, request: Train) -> float | Callable[[int], float]:
         """How the learning rate goes: by rounds, or on a tree by the sequential steps of all of it."""
-        schedule = self.site.federation.train.schedule
-        if not request.total:
-            return scale(schedule, request.round, self.site.federation.rounds)
-        return lambda step: scale(schedule, request.begin + step + 1, request.total)
+        federation, begin, total = self.site.federation, request.begin, request.total
+        schedule = federation.train.schedule
+        if federation.without_rounds:
+            steps = ceil(federation.train.per_round(len(self.examples("train"))) / federation.train.batch)
+            begin, total = (request.round - 1) * steps, federation.rounds * steps
+        if not total:
+            return scale(schedule, request.round, federation.rounds)
+        return lambda step: scale(schedule, begin + step + 1, total)
 
     def _evaluate(self, request: Evaluate) -> Scores:
         if not request.by_node:
@@ -278,7 +282,7 @@ class Silo:
             now = overall(self.site.task, self.score("valid", 1.0))["loss"]
             factor = next_factor(factor, before, now, settings) if isfinite(before) else factor
             before, last = now, float(round)
-        samples = training.samples.times(len(self.examples("train")), factor)
+        samples = training.samples.scaled(factor)
         return training.model_copy(update={"samples": samples}), {WATCHED: torch.tensor([factor, before, last])}
 
     def score(self, split: str, share: float, parts: int = 1, decode: bool = False, draws: int = 1) -> Scores:
@@ -333,12 +337,13 @@ class Silo:
         shared = set(self.method.scope.shared(layout, self.site.parts))
         return [name for name in layout.names if name not in shared]
 
-    def batches(self, round: int, training: config.Training) -> Iterator[Batch]:
+    def batches(self, round: int, training: config.Training) -> Iterator[Parts]:
         site, held = self.site, self.examples("train")
         rng = stream(site.federation.seed, round, self.name, "batches")
         chosen = self._drawn(round, training, rng)
         for indices in sampling.batches(chosen, held.lengths, training.batch, rng):
-            yield site.task.batch(held, indices, rng, site.vocabulary)
+            cuts = range(0, len(indices), training.at_once or len(indices))
+            yield [site.task.batch(held, indices[i : i + cuts.step], rng, site.vocabulary) for i in cuts]
 
     def _drawn(self, round: int, training: config.Training, rng: np.random.Generator | None = None) -> Indices:
         """The training samples of a round."""

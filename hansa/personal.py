@@ -19,7 +19,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from math import inf, sqrt
+from math import ceil, inf, sqrt
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
@@ -32,10 +32,11 @@ from hansa.device import CPU
 from hansa.evaluate import PART, PARTS, whole
 from hansa.links import Link
 from hansa.messages import Lost, NodeId, Personal, Personalise, Scores
+from hansa.methods.fedopt import scale
 from hansa.seeds import torch_seeded
-from hansa.tasks.base import Batch, Task
+from hansa.tasks.base import Task
 from hansa.tensors import Layout, Tensors, is_finite
-from hansa.train import Learner, Optimiser, Work, train
+from hansa.train import Learner, Optimiser, Parts, Work, train
 
 if TYPE_CHECKING:
     from hansa.node import Silo
@@ -92,13 +93,23 @@ def _train(silo: "Silo", request: Personalise, settings: Settings, shared: Tenso
     training = training.model_copy(update=amount | {"keep_optimizer": False})
     rounds = settings.rounds if not settings.nearby else max(1, settings.rounds // 2)  # half of them in each leg
     first = request.round + 1 + request.leg * rounds
-    batches: Iterator[Batch] = chain.from_iterable(silo.batches(r, training) for r in range(first, first + rounds))
+    batches: Iterator[Parts] = chain.from_iterable(silo.batches(r, training) for r in range(first, first + rounds))
     mixing = None
     if settings.mix == "adaptive":
         mixing = Mixing(learner, shared, training, settings.alpha, settings.alpha_lr)
     work = Work(learner, request.start, first, {})
+    steps = rounds * ceil(training.per_round(len(silo.examples("train"))) / training.batch)
+    before, total = request.leg * steps, steps * (2 if settings.nearby else 1)
     with torch_seeded(federation.seed, first, silo.name, "personal"):
-        train(work, site.task, site.method.objective, training, batches, 1.0, mixing)
+        train(
+            work,
+            site.task,
+            silo.method.objective,
+            training,
+            batches,
+            lambda step: scale(training.schedule, before + step + 1, total),
+            mixing,
+        )
     if mixing is None:
         return 1.0
     learner.flat.copy_(mixing.own)
@@ -122,8 +133,11 @@ class Mixing:
         self.own = self.flat = self.learner.flat.clone()
         self.grad = torch.zeros_like(self.own)
         self.matrices = self.learner.matrices
-        self.inner = Optimiser(self, self.training, 1.0)
+        self.inner = Optimiser(self, self.training)
         self._mix()
+
+    def rate(self, lr: float) -> None:
+        self.inner.rate(lr)
 
     def step(self) -> None:
         gradient = self.learner.grad

@@ -1,6 +1,6 @@
 """The only local training loop, and the model it works on."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, Protocol
@@ -94,8 +94,13 @@ class Parameters(Protocol):
     matrices: int
 
 
+Parts = Sequence[Batch]  # of one step: samples that go through the model together
+
+
 class Stepping(Protocol):
     """Moves the parameters once per batch, after the gradient is there."""
+
+    def rate(self, lr: float) -> None: ...
 
     def step(self) -> None: ...
 
@@ -105,40 +110,54 @@ def train(
     task: Task,
     objective: Objective,
     settings: Training,
-    batches: Iterator[Batch],
+    batches: Iterator[Parts],
     scale: float | Callable[[int], float],
     stepping: Stepping | None = None,
 ) -> Trained:
-    """Take one step per batch; return what a silo reports about it. ``scale`` of the learning rate may depend on the
-    step, counted from 0."""
+    """Take one step per batch; return what a silo reports about it. A batch that does not fit into memory comes in
+    parts, whose gradients add up to its own. ``scale`` of the learning rate may depend on the step, counted from 0."""
     learner, done = work.learner, Trained()
-    optimiser = Optimiser(learner, settings, scale if isinstance(scale, float) else 1.0)
+    optimiser = Optimiser(learner, settings)
     if settings.keep_optimizer:
         optimiser.restore(work.memory)
     stepping = stepping or optimiser
     if not learner.model.training:  # walking over all modules costs as much as a small step
         learner.model.train()
-    for drawn in batches:
+    for parts in batches:
         began = perf_counter()
-        work.batch = batch = drawn.to(learner.device)
         learner.grad.zero_()
-        loss = task.loss(learner.model, batch)
-        objective.loss(work, loss).backward()  # type: ignore[no-untyped-call]
+        targets = sum(len(part.targets) for part in parts)
+        for part in parts:
+            work.batch = part.to(learner.device)
+            done.loss += _backward(work, task, objective, len(part.targets) / max(1, targets))
+            done.seen += len(next(iter(part.inputs.values())))
         objective.gradient(work)
         if settings.clip is not None:
             _clip(learner.grad, settings.clip)
-        if not isinstance(scale, float):
-            optimiser.rate(settings.lr * scale(done.steps))
+        stepping.rate(settings.lr * (scale if isinstance(scale, float) else scale(done.steps)))
         stepping.step()
-        done.loss += float(loss.detach())
         done.steps += 1
-        done.seen += len(next(iter(batch.inputs.values())))
         done.seconds += perf_counter() - began
     done.loss /= max(1, done.steps)
     done.memory = objective.keep(work)
     if settings.keep_optimizer:
         done.memory = done.memory | optimiser.state()
     return done
+
+
+def _backward(work: Work, task: Task, objective: Objective, share: float) -> float:
+    """Add a part's share of the step's gradient; return its share of the loss: the task's, or the objective's where
+    that has something in its place."""
+    told: list[Tensor] = []
+
+    def task_loss() -> Tensor:
+        assert work.batch is not None
+        told.append(task.loss(work.learner.model, work.batch))
+        return told[-1]
+
+    loss = objective.loss(work, task_loss)
+    (loss if share == 1.0 else share * loss).backward()  # type: ignore[no-untyped-call]
+    return share * float((told[0] if told else loss).detach())
 
 
 def _clip(gradient: Tensor, bound: float) -> None:
@@ -148,8 +167,8 @@ def _clip(gradient: Tensor, bound: float) -> None:
 class Optimiser:
     """SGD or Adam(W) over the flat buffers, from torch; plain SGD is a single addition."""
 
-    def __init__(self, learner: Parameters, settings: Training, scale: float) -> None:
-        self.learner, self.lr = learner, settings.lr * scale
+    def __init__(self, learner: Parameters, settings: Training) -> None:
+        self.learner, self.lr = learner, settings.lr
         self.inner: torch.optim.Optimizer | None = None
         if settings.optimizer == "sgd" and not settings.momentum and not settings.weight_decay:
             return

@@ -10,7 +10,7 @@ from hansa.config import Training
 from hansa.errors import DataError
 from hansa.evaluate import evaluate
 from hansa.messages import Scores
-from hansa.methods.fedavg import TaskLoss
+from hansa.methods.fedavg import Plain
 from hansa.personal import ALPHAS, Mixing, ahead, mixture, similarity
 from hansa.run import run
 from hansa.runs.ledger import Ledger
@@ -40,7 +40,7 @@ def test_adaptive_mixing_is_apfl_written_out():
     training = Training(optimizer="sgd", lr=lr)
     mixing = Mixing(learner, torch.tensor(shared, dtype=torch.float32), training, alpha, alpha_lr)
     work = Work(learner, learner.state.copy(), 1, {})
-    train(work, Pull(), TaskLoss(), training, batches(targets), 1.0, mixing)
+    train(work, Pull(), Plain(), training, batches(targets), 1.0, mixing)
     for target in targets:
         gradient = alpha * own + (1 - alpha) * shared - np.array(target)
         slope = gradient @ (own - shared)
@@ -54,7 +54,7 @@ def test_alpha_stays_between_zero_and_one():
     learner = Learner(Point([5.0, 5.0]))
     mixing = Mixing(learner, torch.zeros(2), Training(lr=0.01), 0.5, 100.0)
     work = Work(learner, learner.state.copy(), 1, {})
-    train(work, Pull(), TaskLoss(), Training(lr=0.01), batches([[0.0, 0.0]]), 1.0, mixing)
+    train(work, Pull(), Plain(), Training(lr=0.01), batches([[0.0, 0.0]]), 1.0, mixing)
     assert mixing.alpha == 0.0
 
 

@@ -33,8 +33,8 @@ def test_it_stays_within_its_bounds_whatever_happens(losses):
 
 
 def test_the_rule_times_a_factor():
-    assert Samples(floor=100, fraction=0.1).times(5000, 0.5).amount(5000) == 250
-    assert Samples(epochs=2).times(30, 1.5).amount(30) == 90
+    assert Samples(floor=100, fraction=0.1).scaled(0.5).amount(5000) == 250
+    assert Samples(epochs=2).scaled(1.5).amount(30) == 90
 
 
 def seen_by_round(folder, node):

@@ -10,7 +10,7 @@ from hansa.messages import Update
 from hansa.method import Objective
 from hansa.tasks.base import Batch
 from hansa.tensors import Layout, Tensors
-from hansa.train import Learner, Trained, Work, train
+from hansa.train import Learner, Parts, Trained, Work, train
 
 
 class Point(nn.Module):
@@ -26,9 +26,9 @@ class Pull:
         return 0.5 * (model.theta - batch.targets).square().sum()
 
 
-def batches(targets: list[list[float]]) -> Iterator[Batch]:
+def batches(targets: list[list[float]]) -> Iterator[Parts]:
     for target in targets:
-        yield Batch({"x": torch.zeros(1)}, None, torch.tensor(target))
+        yield [Batch({"x": torch.zeros(1)}, None, torch.tensor(target))]
 
 
 def local_training(

@@ -14,9 +14,9 @@ Indices = NDArray[np.int64]
 def draw(training: Training, size: int, rng: np.random.Generator, seed: int, round: int, node: str) -> Indices:
     """The samples of one round, by the rule of the federation file (see `config.Samples`)."""
     rule = training.samples
-    if rule.epochs is not None:
+    if rule.epochs is not None and rule.times == 1.0:
         chosen = np.concatenate([rng.permutation(size) for _ in range(rule.epochs)])
-    elif rule.replace:
+    elif rule.replace and rule.epochs is None:
         chosen = rng.integers(0, size, rule.amount(size))
     else:
         chosen = _slice(size, rule.amount(size), seed, round, node)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hansa.config import Section
 from hansa.messages import Update
-from hansa.method import Method
+from hansa.method import Method, TaskLoss
 from hansa.methods import METHODS
 from hansa.pace import Together
 from hansa.tensors import Layout, Tensors, WeightedMean
@@ -34,11 +34,11 @@ class Everything:
 
 
 @dataclass(frozen=True)
-class TaskLoss:
+class Plain:
     """Nothing beside the task's own loss, and nothing kept."""
 
-    def loss(self, work: "Work", task_loss: Tensor) -> Tensor:
-        return task_loss
+    def loss(self, work: "Work", task_loss: TaskLoss) -> Tensor:
+        return task_loss()
 
     def gradient(self, work: "Work") -> None:
         return None
@@ -92,7 +92,7 @@ def fedavg() -> Method:
         pace=Together(),
         exchange=None,
         scope=Everything(),
-        objective=TaskLoss(),
+        objective=Plain(),
         upload=Whole(),
         weigh=BySamples(),
         aggregate=Mean(),

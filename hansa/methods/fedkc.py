@@ -30,7 +30,7 @@ from hansa.config import Count, Named, Section
 from hansa.errors import ConfigError
 from hansa.exchange import Samples, Sizes, Told
 from hansa.messages import Offer
-from hansa.method import Method, Objective
+from hansa.method import Method, Objective, TaskLoss
 from hansa.methods import METHODS
 from hansa.methods.alone import Nothing
 from hansa.models import inside
@@ -130,7 +130,7 @@ class Consistent:
     alpha: float
     layer: Layer
 
-    def loss(self, work: "Work", task_loss: Tensor) -> Tensor:
+    def loss(self, work: "Work", task_loss: TaskLoss) -> Tensor:
         loss = self.local.loss(work, task_loss)
         if not work.offers or not self.alpha:
             return loss

@@ -26,7 +26,7 @@ from hansa import knowledge
 from hansa.config import Count, Section, Share
 from hansa.exchange import Samples, Sizes, Told
 from hansa.messages import Offer
-from hansa.method import Method
+from hansa.method import Method, TaskLoss
 from hansa.methods import METHODS
 from hansa.methods.fedavg import fedavg
 from hansa.methods.fedkc import distribution_flaw, text_fits
@@ -92,9 +92,9 @@ class Mixed:
     mix: float
     naive: bool = False
 
-    def loss(self, work: "Work", task_loss: Tensor) -> Tensor:
+    def loss(self, work: "Work", task_loss: TaskLoss) -> Tensor:
         if not work.offers or work.batch is None:
-            return task_loss
+            return task_loss()
         if "means" not in work.prepared:
             pairs = [zip(*(o.knowledge[name] for name in MEAN), strict=True) for o in work.offers]
             work.prepared["means"] = [mean for several in pairs for mean in several]

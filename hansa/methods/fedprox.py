@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from hansa.config import Section
-from hansa.method import Method
+from hansa.method import Method, TaskLoss
 from hansa.methods import METHODS
 from hansa.methods.fedavg import fedavg
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class Proximal:
     mu: float
 
-    def loss(self, work: "Work", task_loss: Tensor) -> Tensor:
-        return task_loss  # the gradient of the other term is known in closed form
+    def loss(self, work: "Work", task_loss: TaskLoss) -> Tensor:
+        return task_loss()  # the gradient of the other term is known in closed form
 
     def gradient(self, work: "Work") -> None:
         learner, start = work.learner, work.received

@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from hansa.config import Positive, Section
-from hansa.method import Method
+from hansa.method import Method, TaskLoss
 from hansa.methods import METHODS
 from hansa.methods.fedavg import fedavg
 from hansa.models import inside
@@ -36,15 +36,15 @@ class Contrastive:
     mu: float
     temperature: float
 
-    def loss(self, work: "Work", task_loss: Tensor) -> Tensor:
+    def loss(self, work: "Work", task_loss: TaskLoss) -> Tensor:
         if PREVIOUS not in work.memory or work.batch is None:
-            return task_loss
+            return task_loss()
         model, inputs = work.learner.model, work.batch.inputs
-        z, _ = inside.represent(model, inputs)
+        z, loss = inside.watched(model, inputs, task_loss)
         with torch.no_grad():
             z_glob = inside.represent_with(model, work.received.named(), inputs)
             z_prev = inside.represent_with(model, self._previous(work), inputs)
-        return task_loss + self.mu * contrast(z, z_glob, z_prev, self.temperature)
+        return loss + self.mu * contrast(z, z_glob, z_prev, self.temperature)
 
     def _previous(self, work: "Work") -> dict[str, Tensor]:
         if PREVIOUS not in work.prepared:

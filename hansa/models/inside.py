@@ -7,7 +7,7 @@
 a text: one vector). Both are found by structure, not by one architecture's names: hooks read or replace what passes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -55,28 +55,29 @@ def embed(model: Any, inputs: dict[str, Tensor]) -> Tensor:
     return embedded[0]
 
 
-def represent(model: Any, inputs: dict[str, Tensor], call: Any = None) -> tuple[Tensor, Tensor]:
+def represent(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """The pooled representation of each text, and its logits."""
+    return watched(model, inputs, lambda: model(**inputs).logits)
+
+
+def watched(model: Any, inputs: dict[str, Tensor], run: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+    """The pooled representation of each text while something runs the model on these inputs, and what that gives."""
     passed: list[Tensor] = []
     hook = last_linear(model).register_forward_pre_hook(lambda _module, args: passed.append(args[0]))
     try:
-        logits = (call or model)(**inputs).logits
+        given = run()
     finally:
         hook.remove()
     pooled = passed[0]
     if pooled.ndim == 3:  # a decoder classifies at every position, and the last real one counts
         last = inputs["attention_mask"].sum(dim=1) - 1
         pooled = pooled[torch.arange(len(pooled), device=last.device), last]
-    return pooled, logits
+    return pooled, given
 
 
 def represent_with(model: Any, parameters: dict[str, Tensor], inputs: dict[str, Tensor]) -> Tensor:
     """The pooled representation that the model would give with other parameters."""
-
-    def call(**given: Tensor) -> Any:
-        return functional_call(model, parameters, kwargs=given)
-
-    return represent(model, inputs, call)[0]
+    return watched(model, inputs, lambda: functional_call(model, parameters, kwargs=inputs).logits)[0]
 
 
 def scaled(model: Any, inputs: dict[str, Tensor], factor: float, shift: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -72,6 +72,7 @@ def reproduce(asked: Asked) -> Reproduction:
         asked.out / "report.html",
         "What the Medical paper leaves open",
         [claim.line for claim in found],
+        tables,
     )
     return Reproduction("open-problems", asked.scale, tables, found, report, perf_counter() - began)
 

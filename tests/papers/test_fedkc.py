@@ -11,7 +11,7 @@ from hansa.federation_file import parse
 from hansa.links import wire
 from hansa.messages import Offer
 from hansa.methods import build
-from hansa.methods.fedavg import TaskLoss
+from hansa.methods.fedavg import Plain
 from hansa.methods.fedkc import Composition, Consistent
 from hansa.methods.fedprox import Proximal
 from hansa.methods.moon import Contrastive
@@ -102,7 +102,7 @@ def test_the_loss_is_the_cross_entropy_of_mean_prediction_and_ours_on_the_last_l
     ours = (centroids @ head.weight.T + head.bias).softmax(-1).detach()
     expected = -sum(float((y * p.log()).sum()) for y, p in zip(told, ours, strict=True)) / 5
     task_loss = torch.tensor(0.25)
-    loss = Consistent(TaskLoss(), 2.0, "last").loss(work, task_loss).detach()
+    loss = Consistent(Plain(), 2.0, "last").loss(work, lambda: task_loss).detach()
     assert float(loss) == pytest.approx(0.25 + 2.0 * expected)
 
 
@@ -111,7 +111,7 @@ def test_a_centroid_of_one_text_goes_through_every_block_as_the_text_itself():
     learner, (texts, labels) = classifier(), texts_of(6)
     told = Composition("all", 6, 1).offer(work_of(learner), samples_of(texts, labels))
     with torch.inference_mode():
-        loss = Consistent(TaskLoss(), 1.0, "all").consistency(work_of(learner, told.offer))
+        loss = Consistent(Plain(), 1.0, "all").consistency(work_of(learner, told.offer))
     entropies = [-(y * y.log()).sum() for *_, y in (by_hand(learner, text) for text in texts)]
     assert float(loss) == pytest.approx(float(torch.stack(entropies).mean()), rel=1e-4)
 
@@ -120,7 +120,7 @@ def moved_by(layer, offer):
     """Which parameters the consistency loss alone moves."""
     learner = classifier(seed=1)
     learner.grad.zero_()
-    Consistent(TaskLoss(), 1.0, layer).consistency(work_of(learner, offer)).backward()
+    Consistent(Plain(), 1.0, layer).consistency(work_of(learner, offer)).backward()
     return {name for name, span in learner.layout.spans.items() if learner.grad[span].abs().sum() > 0}
 
 
@@ -139,14 +139,14 @@ def test_last_moves_the_head_and_all_moves_every_block_but_no_embedding():
 def test_without_offers_or_weight_it_is_the_local_objective():
     learner, task_loss = classifier(), torch.tensor(1.0, requires_grad=True)
     offer = Composition("last", 2, 1).offer(work_of(learner), samples_of(*texts_of(8))).offer
-    assert Consistent(TaskLoss(), 3.0, "last").loss(work_of(learner), task_loss) is task_loss
-    assert Consistent(TaskLoss(), 0.0, "last").loss(work_of(learner, offer), task_loss) is task_loss
+    assert Consistent(Plain(), 3.0, "last").loss(work_of(learner), lambda: task_loss) is task_loss
+    assert Consistent(Plain(), 0.0, "last").loss(work_of(learner, offer), lambda: task_loss) is task_loss
 
 
 def test_the_loss_pulls_towards_the_sender():
     """Steps on the consistency loss bring our predictions on the centroids to those of the sender; α < 0 would not."""
     offer = Composition("all", 3, 1).offer(work_of(classifier()), samples_of(*texts_of(12))).offer
-    learner, objective = classifier(seed=1), Consistent(TaskLoss(), 1.0, "all")
+    learner, objective = classifier(seed=1), Consistent(Plain(), 1.0, "all")
     work = work_of(learner, offer)
     losses = []
     for _ in range(30):
@@ -254,7 +254,7 @@ def test_dropping_the_mask_would_show():
     padded = torch.cat([embedded, torch.ones(4, WIDTH)])
     with torch.inference_mode():
         losses = [
-            float(Consistent(TaskLoss(), 1.0, "all").consistency(work_of(learner, pairs(e[None], y[None], (n,)))))
+            float(Consistent(Plain(), 1.0, "all").consistency(work_of(learner, pairs(e[None], y[None], (n,)))))
             for e, n in ((embedded, 3), (padded, 3), (padded, 7))
         ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)

@@ -29,6 +29,11 @@ def test_the_term_is_equation_3(tau):
     assert float(contrast(z, g, p, tau)) == pytest.approx(reference(z, g, p, tau), rel=1e-5)
 
 
+def task_loss_of(work, extra=0.0):
+    """The model runs once, as in training: its representations come from that."""
+    return lambda: 0.0 * work.learner.model(**work.batch.inputs).logits.sum() + extra
+
+
 def prepared(memory=True):
     learner, other, previous = classifier(), classifier(seed=1), classifier(seed=2)
     work = work_of(learner)
@@ -42,7 +47,7 @@ def test_the_three_representations_are_those_of_the_three_models():
     work, other, previous = prepared()
     learners = (work.learner, other, previous)
     seen = [inside.represent(learner.model, work.batch.inputs)[0].detach() for learner in learners]
-    loss = Contrastive(3.0, 0.5).loss(work, torch.tensor(0.5)).detach()
+    loss = Contrastive(3.0, 0.5).loss(work, task_loss_of(work, 0.5)).detach()
     assert float(loss) == pytest.approx(0.5 + 3.0 * reference(*seen, 0.5), rel=1e-4)
 
 
@@ -50,7 +55,7 @@ def test_gradients_reach_the_model_in_training_alone():
     work, other, _ = prepared()
     work.learner.grad.zero_()
     before = work.received.flat.clone()
-    Contrastive(1.0, 0.5).loss(work, torch.zeros(())).backward()
+    Contrastive(1.0, 0.5).loss(work, task_loss_of(work)).backward()
     assert work.learner.grad.abs().sum() > 0
     assert torch.equal(work.received.flat, before)
     assert not other.grad.any()
@@ -59,12 +64,12 @@ def test_gradients_reach_the_model_in_training_alone():
 def test_in_the_first_round_there_is_no_term():
     work, *_ = prepared(memory=False)
     task_loss = torch.tensor(0.5)
-    assert Contrastive(1.0, 0.5).loss(work, task_loss) is task_loss
+    assert Contrastive(1.0, 0.5).loss(work, lambda: task_loss) is task_loss
 
 
 def test_without_weight_it_is_the_task_loss():
     work, *_ = prepared()
-    assert float(Contrastive(0.0, 0.5).loss(work, torch.tensor(0.5)).detach()) == 0.5
+    assert float(Contrastive(0.0, 0.5).loss(work, task_loss_of(work, 0.5)).detach()) == 0.5
 
 
 def test_a_step_moves_towards_the_global_and_away_from_the_previous():
@@ -79,7 +84,7 @@ def test_a_step_moves_towards_the_global_and_away_from_the_previous():
 
     before = pull(work.learner.model)
     work.learner.grad.zero_()
-    Contrastive(1.0, 0.5).loss(work, torch.zeros(())).backward()
+    Contrastive(1.0, 0.5).loss(work, task_loss_of(work)).backward()
     work.learner.flat.sub_(work.learner.grad, alpha=0.05)
     assert pull(work.learner.model) > before
 
