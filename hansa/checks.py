@@ -3,14 +3,15 @@
 from pathlib import Path
 
 from hansa import methods
-from hansa.config import ROOT, Federation, holders, walk
+from hansa.config import ROOT, Federation, Node, holders, walk
 from hansa.errors import ConfigError, DataError
 from hansa.method import Method
 from hansa.methods.fltrust import Trust
 from hansa.pace import Arrivals
+from hansa.refusals import refuse_node
 from hansa.registry import load_plugins
 from hansa.tasks import TASKS
-from hansa.tasks.base import Worded
+from hansa.tasks.base import Task, Worded
 
 CLASSIFIER = "AutoModelForSequenceClassification"
 
@@ -31,17 +32,16 @@ def check(federation: Federation) -> None:
 def check_settings(federation: Federation) -> None:
     """What can be checked without the data, which may lie in other organisations."""
     load_plugins(federation.uses)
-    _check_tree(federation)
     task = TASKS.build(federation.task)
+    method = methods.build(federation)
+    _check_texts(federation, method, task)
+    _check_tree(federation, method)
+    for name, node in walk(federation.silos):
+        _check_node(federation, name, node, method, task)
     guarded = next((name for name, node in walk(federation.silos) if node.policy is not None), None)
     if federation.kind in ("central", "dominant") and guarded is not None:
         raise ConfigError(
             f"a central run pools the silos' data, and no policy can allow that: leave out silos.{guarded}.policy"
-        )
-    if methods.METHODS.entries[federation.method.name] in methods.CLASSIFIERS and task.auto != CLASSIFIER:
-        raise ConfigError(
-            f"method '{federation.method.name}' looks at the representation of a whole text, which task "
-            f"'{federation.task.name}' does not have: use it with 'classify' or 'pairs'"
         )
     if federation.data.deidentify is not None:
         if isinstance(task, Worded):
@@ -60,28 +60,40 @@ def check_settings(federation: Federation) -> None:
         )
 
 
-def _check_tree(federation: Federation) -> None:
-    method = methods.build(federation)
-    for name, node in walk(federation.silos):
-        own = methods.build(federation, node)
-        if method.tree is None and own.tree is not None:
-            raise ConfigError(f"silos.{name}.method is '{own.name}': one for whole trees, which the root must have too")
-        if own.tree != method.tree:
+def _check_texts(federation: Federation, method: Method, task: Task) -> None:
+    if method.whole_texts and task.auto != CLASSIFIER:
+        raise ConfigError(
+            f"method '{method.name}' looks at the representation of a whole text, which task "
+            f"'{federation.task.name}' does not have: use it with 'classify' or 'pairs'"
+        )
+
+
+def _check_node(federation: Federation, name: str, node: Node, method: Method, task: Task) -> None:
+    """A node's own settings; ``method``: the root's."""
+    own = methods.build(federation, node)
+    _check_texts(federation, own, task)
+    if method.tree is None and own.tree is not None:
+        raise ConfigError(f"silos.{name}.method is '{own.name}': one for whole trees, which the root must have too")
+    if own.tree != method.tree:
+        raise ConfigError(
+            f"silos.{name}.method is '{own.name}' with a tree of its own, but models meet by one rule on the whole "
+            f"tree ('{method.name}' at the root): give a node a method for its own steps (fedprox), or the same one"
+        )
+    refuse_node(name, own, method)
+    if node.model is not None and not (Path(str(node.model.path)) / "config.json").is_file():
+        raise ConfigError(
+            f"silos.{name}.model: {node.model.path or node.model.preset} is not a Hugging Face model folder; "
+            "a node's own model is a folder with weights to start from"
+        )
+    for setting in ("server", "model") if method.tree is None else ():
+        if getattr(node, setting) is not None:
             raise ConfigError(
-                f"silos.{name}.method is '{own.name}' with a tree of its own, but models meet by one rule on the whole "
-                f"tree ('{method.name}' at the root): give a node a method for its own steps (fedprox), or the same one"
+                f"silos.{name}.{setting}: with method '{method.name}' the root alone has one; "
+                "use a method for trees (worldlm), or leave it out"
             )
-        if node.model is not None and not (Path(str(node.model.path)) / "config.json").is_file():
-            raise ConfigError(
-                f"silos.{name}.model: {node.model.path or node.model.preset} is not a Hugging Face model folder; "
-                "a node's own model is a folder with weights to start from"
-            )
-        for setting in ("server", "model") if method.tree is None else ():
-            if getattr(node, setting) is not None:
-                raise ConfigError(
-                    f"silos.{name}.{setting}: with method '{method.name}' the root alone has one; "
-                    "use a method for trees (worldlm), or leave it out"
-                )
+
+
+def _check_tree(federation: Federation, method: Method) -> None:
     _check_filter(method)
     inner = [ROOT] * (federation.root is not None) + [
         n for n, node in walk(federation.silos) if node.silos and node.holds
@@ -95,15 +107,6 @@ def _check_tree(federation: Federation) -> None:
         raise ConfigError(
             f"method.buffer is {method.pace.size}, but {len(federation.silos)} nodes stand below the root"
         )
-    if isinstance(method.pace, Arrivals) and not all((federation.simulate.usual, *federation.simulate.delay.values())):
-        raise ConfigError("method.buffer goes by the clock: simulate.delay and simulate.usual must be above 0")
-    if method.tree is not None and method.upload.selects:
-        raise ConfigError(
-            f"method '{method.name}' compares whole layers, but upload.steps leave tensors out: "
-            "use steps that only write numbers in fewer bits, or leave 'upload' out"
-        )
-    if method.tree is not None and federation.personal is not None:
-        raise ConfigError(f"method '{method.name}' gives every node a model of its own: leave 'personal' out")
 
 
 def _check_filter(method: Method) -> None:

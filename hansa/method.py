@@ -141,6 +141,10 @@ class Tree(Protocol):
         """Whether key layers leave their node at all."""
 
     @property
+    def hands_on(self) -> bool:
+        """Whether layers of one node may reach others, and nodes tell whom they listen to."""
+
+    @property
     def compares_moves(self) -> bool:
         """Whether layers are compared by what they moved: then a node remembers what its parent's were."""
 
@@ -174,3 +178,4 @@ class Method:
     aggregate: Aggregate
     server: ServerOptimiser
     tree: Tree | None = None  # none: inner federations average what their silos send
+    whole_texts: bool = False  # it looks at the representation of a whole text: of classifiers alone

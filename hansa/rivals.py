@@ -15,6 +15,7 @@ from hansa import methods
 from hansa.config import ROOT, Federation, Named, Node, Server, holders, pooled, walk
 from hansa.errors import ConfigError
 from hansa.method import Tree
+from hansa.outline import is_tree
 
 POOL = "all"
 MOMENTUM = Server(optimizer="momentum", lr=0.2, momentum=0.9)
@@ -66,7 +67,7 @@ RIVALS: dict[str, Callable[[Federation], Federation]] = {"flat": flat, "pooled":
 
 def _arranged(federation: Federation, silos: dict[str, Node], server: Server | None) -> Federation:
     tree = methods.build(federation).tree
-    if tree is None or not any(node.silos for node in federation.silos.values()):
+    if tree is None or not is_tree(federation):
         raise ConfigError(
             "--methods: 'flat' and 'pooled' are rivals of a tree of models: the file needs regions and a method for "
             "trees (worldlm, hierfavg, fedper)"

@@ -36,7 +36,7 @@ def refused(tmp_path: Path, text: str, *overrides: str) -> str:
         (GOOD + "task: mln\n", "task 'mln' is not known; did you mean 'mlm'?"),
         (GOOD + "data: {valid: 0.5, test: 0.5}\n", "leave nothing to train on"),
         (GOOD + "participation: {count: 3}\n", "participation.count is 3, but there are 2 silos"),
-        (GOOD + "aggregate: krum\n", "krum with 1 bad silos needs at least 5 silos, and there are 2"),
+        (GOOD + "aggregate: krum\n", "krum with 1 bad silos needs at least 5 silos, and 2 take part"),
         (GOOD + "train: {samples: {floor: 5, epochs: 1}}\n", "choose one rule"),
         (GOOD + "model: {preset: tiny, path: x}\n", "a model is either a 'preset'"),
         (GOOD + "method: dga\naggregate: {weights: uniform}\n", "weighs silos by their loss"),

@@ -20,8 +20,7 @@ from cryptography.exceptions import InvalidSignature
 from hansa.deploy.kit import Kit
 from hansa.links import Answer, Link
 from hansa.messages import Advertise, Advertised, Lost, NodeId, Request
-from hansa.methods import SAFE_COHORT
-from hansa.privacy.secagg import Refused
+from hansa.privacy.secagg import SAFE_COHORT, Refused
 from hansa.veil import Said
 
 PURPOSE = "hansa secure aggregation 1"  # a signature for this is good for nothing else

@@ -15,7 +15,9 @@ FedProx, MOON or a server Adam. Clusters of fewer than ``floor`` members are not
 reach; ``noise`` blurs what is told (privacy/release.py).
 
 Deviations: L is one mean over all pairs heard, where Equation 2 sums over silos: α does not depend on how many take
-part. A position of e is the mean over the members that have a real token there. The floor and the noise are ours.
+part. A position of e is the mean over the members that have a real token there. The floor, the noise and ``sample`` are
+ours: through all layers the pairs cost several times a batch, and some of them, drawn anew at each step, are Equation 8
+on average.
 """
 
 from dataclasses import dataclass, replace
@@ -129,6 +131,7 @@ class Consistent:
     local: Objective
     alpha: float
     layer: Layer
+    sample: int | None = None  # so many pairs at every step; none: all
 
     def loss(self, work: "Work", task_loss: TaskLoss) -> Tensor:
         loss = self.local.loss(work, task_loss)
@@ -140,7 +143,7 @@ class Consistent:
         """Equation 8, over all pairs heard."""
         if "pairs" not in work.prepared:
             work.prepared["pairs"] = self._pairs(work.offers)
-        centroids, mask, predictions = work.prepared["pairs"]
+        centroids, mask, predictions = self._some(*work.prepared["pairs"])
         model = work.learner.model
         if self.layer == "last":
             logits = inside.from_pooled(model, centroids)
@@ -148,12 +151,20 @@ class Consistent:
             logits = inside.from_embedded(model, centroids, mask)
         return nn.functional.cross_entropy(logits, predictions)
 
+    def _some(self, centroids: Tensor, mask: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The pairs of this step: all, or as many as wanted, drawn anew. Their mean is Equation 8's on average."""
+        if self.sample is None or self.sample >= len(predictions):
+            return centroids, mask, predictions
+        # torch's generator is seeded for this silo and round, so the draw is the same wherever the silo runs.
+        drawn = torch.randperm(len(predictions))[: self.sample].to(predictions.device)
+        return centroids[drawn], mask[drawn], predictions[drawn]
+
     def _pairs(self, offers: tuple[Offer, ...]) -> tuple[Tensor, Tensor, Tensor]:
         """All centroids one below the other, the mask of their real positions, all predictions."""
         predictions = torch.cat([offer.knowledge["predictions"] for offer in offers])
         centroids = [offer.knowledge["centroids"] for offer in offers]
         if self.layer == "last":
-            return torch.cat(centroids), torch.zeros(0), predictions
+            return torch.cat(centroids), torch.zeros(len(predictions), 0), predictions
         longest = max(c.shape[1] for c in centroids)
         padded = [nn.functional.pad(c, (0, 0, 0, longest - c.shape[1])) for c in centroids]
         masks = [knowledge.real_positions(offer.lengths, longest) for offer in offers]
@@ -166,11 +177,19 @@ class Consistent:
         return self.local.keep(work)
 
 
-def fedkc(local: Method, layer: Layer, clusters: int, alpha: float, floor: int, noise: Noise | None = None) -> Method:
+def fedkc(
+    local: Method,
+    layer: Layer,
+    clusters: int,
+    alpha: float,
+    floor: int,
+    noise: Noise | None = None,
+    sample: int | None = None,
+) -> Method:
     if reason := cannot_compose(local):
         raise ConfigError(f"method.local is '{local.name}', which {reason}: choose another, for example 'fedprox'")
-    exchange, objective = Composition(layer, clusters, floor, noise), Consistent(local.objective, alpha, layer)
-    return replace(local, name="fedkc", exchange=exchange, objective=objective)
+    exchange, objective = Composition(layer, clusters, floor, noise), Consistent(local.objective, alpha, layer, sample)
+    return replace(local, name="fedkc", exchange=exchange, objective=objective, whole_texts=True)
 
 
 def cannot_compose(local: Method) -> str:
@@ -194,6 +213,7 @@ class FedKC(Section):
     kmeans: bool = True
     floor: Count | None = None  # default: 2 for the last layer (never a single sample), 20 for all layers
     noise: Noise | None = None  # none: centroids are told as they are
+    sample: Count | None = None  # pairs that a step looks at, drawn anew each time; none: all, as published, and slower
     local: Named = Named(name="fedavg")
 
     @field_validator("local", mode="before")
@@ -207,4 +227,5 @@ class FedKC(Section):
         if self.noise is not None:
             accounting.library()  # said before a run begins
         floor = FLOORS[self.layer] if self.floor is None else self.floor
-        return fedkc(METHODS.build(self.local), self.layer, self.q if self.kmeans else 1, self.alpha, floor, self.noise)
+        clusters = self.q if self.kmeans else 1
+        return fedkc(METHODS.build(self.local), self.layer, clusters, self.alpha, floor, self.noise, self.sample)

@@ -138,5 +138,9 @@ class FedMix(Section):
 
     def build(self) -> Method:
         return replace(
-            fedavg(), name="fedmix", exchange=Means(self.average, self.means), objective=Mixed(self.mix, self.naive)
+            fedavg(),
+            name="fedmix",
+            exchange=Means(self.average, self.means),
+            objective=Mixed(self.mix, self.naive),
+            whole_texts=True,
         )

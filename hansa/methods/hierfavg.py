@@ -31,6 +31,7 @@ class Averaged:
     order: Literal["sequential", "parallel"] = "sequential"
     filter: Filter | None = None
     keys_travel: ClassVar[bool] = False
+    hands_on: ClassVar[bool] = False
     compares_moves: ClassVar[bool] = False
 
     def keys(self, parts: Mapping[str, str]) -> dict[str, tuple[str, ...]]:

@@ -72,4 +72,4 @@ class Moon(Section):
     temperature: Positive = 0.5
 
     def build(self) -> Method:
-        return replace(fedavg(), name="moon", objective=Contrastive(self.mu, self.temperature))
+        return replace(fedavg(), name="moon", objective=Contrastive(self.mu, self.temperature), whole_texts=True)

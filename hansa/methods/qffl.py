@@ -46,7 +46,7 @@ class FairMean:
 
 @METHODS.register("qffl")
 class QFfl(Section):
-    q: Annotated[float, Field(ge=0.0)] = 1.0
+    q: Annotated[float, Field(ge=0.0, le=20.0)] = 1.0  # beyond it one silo alone counts, and numbers overflow
     lr: Positive = 0.1  # give it train.lr: its inverse bounds the curvature. A server Adam does not mind the scale.
 
     def build(self) -> Method:

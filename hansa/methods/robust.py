@@ -19,7 +19,6 @@ from pydantic import Field
 from torch import Tensor
 
 from hansa.config import Aggregation, Positive, Section
-from hansa.errors import ConfigError
 from hansa.messages import Update
 from hansa.method import Aggregate, Method, Weighing
 from hansa.methods import METHODS
@@ -96,7 +95,7 @@ class NormBound:
         return mean.mean()
 
 
-def aggregation(settings: Aggregation, silos: int) -> tuple[Weighing, Aggregate]:
+def aggregation(settings: Aggregation) -> tuple[Weighing, Aggregate]:
     weights = settings.weights
     weigh: Weighing
     if weights.by == "loss":
@@ -111,11 +110,6 @@ def aggregation(settings: Aggregation, silos: int) -> tuple[Weighing, Aggregate]
         case "trimmed-mean":
             return weigh, TrimmedMean(settings.trim)
         case "krum":
-            if silos < 2 * settings.bad + 3:
-                raise ConfigError(
-                    f"krum with {settings.bad} bad silos needs at least {2 * settings.bad + 3} silos, and there are "
-                    f"{silos}: lower aggregate.bad or use rule 'median'"
-                )
             return weigh, Krum(settings.bad)
         case "norm-bound":
             return weigh, NormBound(settings.bound)

@@ -86,6 +86,7 @@ class Attention:
     back: bool = True
     filter: Filter | None = None
     keys_travel: ClassVar[bool] = True
+    hands_on: ClassVar[bool] = True
 
     @property
     def compares_moves(self) -> bool:

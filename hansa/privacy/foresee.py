@@ -59,11 +59,11 @@ def decide(policy: Policy, federation: Federation, node: str | None = None) -> l
     """The policy's verdict on everything a silo would be asked for; without a node, where the cohort is smallest."""
     nodes = [node] if node is not None else list(leaves(federation.silos))
     purpose = min((Purpose.of(federation, name) for name in nodes), key=lambda found: found.cohort)
-    travels = travelling(federation)
+    travels, tree = travelling(federation), methods.build(federation).tree
+    handed_on = [Wanted("residuals")] if tree is not None and tree.hands_on else []
     found = []
     for request in foreseen(federation):
-        residuals = [Wanted("residuals")] if isinstance(request, Fit) and federation.method.name == "worldlm" else []
-        for wanted in [*(asked_for(request) or []), *residuals]:
+        for wanted in [*(asked_for(request) or []), *(handed_on if isinstance(request, Fit) else [])]:
             if wanted.kind == "tensors":
                 wanted = Wanted("tensors", travels)
             masked = federation.secure is not None and isinstance(request, Train)

@@ -29,13 +29,12 @@ def propose(federation: Federation) -> dict[str, Any]:
     also = {
         "labels": task.needs_labels and not getattr(task, "labels", ()),
         "offers": method.exchange is not None,
-        "residuals": method.name == "worldlm",
+        "residuals": method.tree is not None and method.tree.hands_on,
         "personal": federation.personal is not None,
     }
     release |= {kind: True for kind, asked in also.items() if asked}
     whom = {"federations": [federation.name], "methods": [federation.method.name]}
-    personal = federation.personal
-    if federation.secure is None or (personal is not None and personal.nearby):  # near silos learn updates in the clear
+    if federation.secure is None:
         return {"rules": {federation.name: {**whom, "release": release}}}
     # An update leaves under masks or not at all, whatever a coordinator writes into its settings later.
     own = {kind: release.pop(kind) for kind in ("personal",) if kind in release}

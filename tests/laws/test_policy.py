@@ -276,6 +276,18 @@ def test_a_run_under_a_policy_gives_the_same_bits_and_a_sound_log(federation, tm
     assert "fever" not in log.read_text(), "no word of the silo's text"
 
 
+@pytest.mark.parametrize("method", ["hierfavg", "fedper", "worldlm"])
+def test_the_policy_of_a_kit_lets_its_own_federation_work(federation, tmp_path, method):
+    """Whoever hands nothing on to other nodes is not asked whether it may."""
+    settings = federation(rounds=1, task="causal-lm", method=method)
+    (tmp_path / "policy.yaml").write_text(yaml.safe_dump(propose(settings)))
+    assert ("residuals" in propose(settings)["rules"]["small"]["release"]) == (method == "worldlm")
+    held = run(with_policy(settings, tmp_path / "policy.yaml"), tmp_path / "held", workers=0).folder
+    log = held / "silos" / "north" / "audit.jsonl"
+    assert not [e for e in entries(log) if e["event"] == "refusal"]
+    assert [e for e in entries(log) if e["message"] == "Update"]
+
+
 def test_a_silo_that_refuses_to_train_is_left_out_and_the_round_completes(federation, tmp_path):
     settings = federation(rounds=1)
     proposed = propose(settings)

@@ -1,5 +1,7 @@
 """Wang et al. (2022): clusters become pairs, pairs become a consistency loss."""
 
+from statistics import stdev
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,7 @@ from hansa.methods.fedavg import Plain
 from hansa.methods.fedkc import Composition, Consistent
 from hansa.methods.fedprox import Proximal
 from hansa.methods.moon import Contrastive
+from hansa.seeds import torch_seeded
 from tests.classifiers import CLASSES, WIDTH, batch_of, classifier, pairs, samples_of, texts_of, work_of
 
 SIZES = Sizes(WIDTH, WIDTH, CLASSES, 12)
@@ -268,3 +271,18 @@ def test_task_loss_is_not_changed_by_looking():
     Composition("all", 2, 1).offer(work_of(learner), samples_of(texts, labels))
     after = nn.functional.cross_entropy(learner.model(**batch.inputs).logits, batch.targets)
     assert torch.equal(before, after), "no hook is left behind"
+
+
+@pytest.mark.parametrize("layer", ["last", "all"])
+def test_some_of_the_pairs_are_all_of_them_on_average(layer):
+    learner, (texts, labels) = classifier(), texts_of(24)
+    offer = Composition(layer, 6, 1).offer(work_of(learner), samples_of(texts, labels)).offer
+    whole = float(Consistent(Plain(), 1.0, layer).consistency(work_of(learner, offer)).detach())
+    assert float(Consistent(Plain(), 1.0, layer, 6).consistency(work_of(learner, offer)).detach()) == whole
+    some, work = Consistent(Plain(), 1.0, layer, 2), work_of(learner, offer)
+    with torch_seeded(0, "pairs"):
+        drawn = [float(some.consistency(work).detach()) for _ in range(300)]
+    assert len(set(drawn)) > 5, "others at every step"
+    assert sum(drawn) / 300 == pytest.approx(whole, abs=4 * stdev(drawn) / 300**0.5)
+    with torch_seeded(0, "pairs"):
+        assert [float(some.consistency(work).detach()) for _ in range(3)] == drawn[:3], "the same wherever it runs"

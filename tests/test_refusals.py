@@ -1,0 +1,79 @@
+"""Combinations that make no sense are refused by what a method is, whoever asks for them and under whatever name."""
+
+import pytest
+
+from hansa import methods
+from hansa.checks import check_settings
+from hansa.config import Node, Participation, Privacy
+from hansa.errors import ConfigError
+
+NEARBY = {"rounds": 2, "nearby": 1}
+MANY = {"north": 30, "south": 30, "east": 30, "north-2": 30, "south-2": 30}
+
+
+def private(settings):
+    silo = settings.silos["south"].model_copy(update={"privacy": Privacy(sigma=1.0)})
+    return settings.model_copy(update={"silos": settings.silos | {"south": silo}})
+
+
+def test_an_update_that_no_noise_covers_does_not_leave_a_private_silo(federation):
+    with pytest.raises(ConfigError, match="noise of silo 'south' does not cover"):
+        methods.build(private(federation(personal=NEARBY)))
+    methods.build(private(federation(personal=NEARBY | {"nearby": 0})))
+
+
+def test_an_update_in_the_clear_does_not_leave_under_secure_aggregation(federation):
+    with pytest.raises(ConfigError, match="'secure' hides them"):
+        methods.build(federation(personal=NEARBY, secure=True))
+
+
+@pytest.mark.parametrize("settings", [{"method": "krum"}, {"aggregate": "krum"}])
+def test_krum_needs_enough_silos_in_a_round_however_it_is_asked_for(federation, settings):
+    methods.build(federation(sizes=MANY, **settings))
+    for fewer in ({}, {"sizes": MANY, "participation": {"count": 4}}):
+        with pytest.raises(ConfigError, match=r"needs at least 5 silos, and [34] take part"):
+            methods.build(federation(**settings, **fewer))
+
+
+@pytest.mark.parametrize("method", ["norm-bound", "median", "qffl", "fedbuff"])
+def test_an_aggregation_of_ones_own_is_not_replaced_in_silence(federation, method):
+    with pytest.raises(ConfigError, match="an aggregation of its own"):
+        methods.build(federation(method=method, aggregate={"weights": "uniform"}))
+
+
+@pytest.mark.parametrize(
+    ("method", "task", "sentence"),
+    [
+        ("moon", "mlm", "use it with 'classify'"),
+        ("fedbuff", "mlm", "that is the root's business"),
+        ("fedkc", "classify", "the same for all"),
+        ("worldlm", "mlm", "which the root must have too"),
+    ],
+)
+def test_a_nodes_own_method_is_looked_at_too(federation, method, task, sentence):
+    settings = federation(task=task)
+    node = Node.model_validate(settings.silos["north"].model_dump() | {"method": method})
+    with pytest.raises(ConfigError, match=sentence):
+        check_settings(settings.model_copy(update={"silos": settings.silos | {"north": node}}))
+
+
+def test_a_method_of_ones_own_is_held_to_the_same_rules(federation, tmp_path):
+    """Not by its name."""
+    code = """
+from dataclasses import replace
+from hansa.config import Section
+from hansa.methods import METHODS
+from hansa.methods.fedavg import fedavg
+from hansa.methods.fedbuff import Buffered
+
+@METHODS.register("impatient")
+class Settings(Section):
+    def build(self):
+        return replace(fedavg(), name="impatient", pace=Buffered(2))
+"""
+    (tmp_path / "impatient.py").write_text(code)
+    settings = federation(method="impatient", uses=[str(tmp_path / "impatient.py")], secure=True)
+    with pytest.raises(ConfigError, match="method 'impatient' has not"):
+        check_settings(settings)
+    with pytest.raises(ConfigError, match="'impatient' has every silo at work"):
+        check_settings(settings.model_copy(update={"secure": None, "participation": Participation(count=1)}))
