@@ -63,6 +63,8 @@ class Model(Section):
             raise ValueError(
                 "a model is either a 'preset' (mini, tiny, small, base) or a 'path' to a Hugging Face folder"
             )
+        if self.path is not None and self.dropout:
+            raise ValueError(f"dropout is {self.dropout:g}: a folder brings its own, in its config.json; leave it out")
         if len(set(self.added)) < len(self.added):
             raise ValueError(f"added is {list(self.added)}: a place can have one layer")
         return self
@@ -264,7 +266,7 @@ class Evaluation(Section):
     target: float | None = None  # the report says when the mean of the headline metric got there
     share: Share = 0.1  # of the test data, while running; the final figures use all of it
     batch: Count = 64
-    decode: Annotated[int, Field(ge=0)] = 0  # translate at every so-manieth look (0: at the end alone); it takes long
+    decode: Annotated[int, Field(ge=0)] = 0  # translate at every n-th look (0: at the end alone); it takes long
 
 
 class Checkpointing(Section):
@@ -456,13 +458,11 @@ def walk(silos: dict[str, Node]) -> Iterator[tuple[str, Node]]:
 
 
 def repeats(silos: dict[str, Node], times: int = 1) -> dict[str, int]:
-    """How often each node with data trains in one round of the root: inner federations may have several rounds of
-    their own."""
+    """How many rounds each node has in one round of the root: inner federations may have several of their own."""
     found: dict[str, int] = {}
     for name, node in silos.items():
-        often = times * node.rounds if node.silos else times
-        found |= {name: often} if node.holds else {}
-        found |= repeats(node.silos, often)
+        found[name] = times * node.rounds if node.silos else times
+        found |= repeats(node.silos, found[name])
     return found
 
 

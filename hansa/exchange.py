@@ -106,6 +106,8 @@ def flaw(offer: object, exchange: Exchange, sizes: Sizes | None) -> str:
         return "the tensors of its offer differ in their number of rows"
     if any(count < 1 for count in offer.members):
         return "its offer has a row that stands for no sample"
+    if not offer.knowledge.flat.numel():
+        return "its offer has no numbers"
     if not is_finite(offer.knowledge.flat):
         return "its offer has values that are not finite (NaN or Inf)"
     if float(offer.knowledge.flat.abs().max()) > FARTHEST:

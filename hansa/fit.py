@@ -153,7 +153,8 @@ def fit_leaf(silo: "Silo", request: Fit) -> Reply:
         return reply
     refused = {silo.name: loaded.refused} if loaded.refused else {}
     # Whom it listens to follows from its own layers, which no noise covers: a private leaf tells nobody.
-    told = {} if silo.name in protected(silo.site.federation) else {f"down {silo.name}": loaded.weights}
+    private = silo.name in protected(silo.site.federation)
+    told = {} if private or not loaded.weights else {f"down {silo.name}": loaded.weights}
     return replace(reply, attention=told, refused=refused)
 
 
@@ -260,7 +261,8 @@ class Region:
         members = {self.name: keys.read(model)} | heard.keys  # 12, 13; beside its children, its own was trained too
         new, weights = self.tree.meet(self.name, members, base)  # 14
         keys.write(model, new)
-        record.attention[f"up {self.name}"] = weights
+        if weights:
+            record.attention[f"up {self.name}"] = weights
         children = {name: layers for name, layers in heard.keys.items() if name != self.name}
         upwards = self.tree.part(new, children, base) + heard.residuals  # 15
         for name, layers in children.items():
@@ -399,7 +401,7 @@ class Region:
         self, request: Fit, model: Tensors, records: list[Record], upwards: list[Residual], loaded: Loaded
     ) -> Update:
         given, sent = [u for record in records for u in record.updates.values()], request.model.layout
-        attention = {f"down {self.name}": loaded.weights}
+        attention = {f"down {self.name}": loaded.weights} if loaded.weights else {}
         refused = {self.name: loaded.refused} if loaded.refused else {}
         lost: dict[str, str] = {}
         for record in records:

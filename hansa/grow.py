@@ -74,8 +74,8 @@ class _Seed:
         self, name: NodeId, node: Node, below: Mapping[NodeId, Member], link: Link
     ) -> tuple[Callable[[Request], Reply], Member]:
         """How an inner node answers, and what its parent knows of it."""
-        settings = _settings(self.site.federation, node)
         method = self.site.method_of(name)
+        settings = _settings(self.site.federation, name, node, method.tree is not None)
         held = self.member(name) if node.holds else Member(0, 0)
         answer, steps = Inner(name, below, link, method, settings, node.rounds).answer, 0
         if method.tree is not None:
@@ -131,11 +131,13 @@ def own_models(site: Site, silos: Mapping[NodeId, Node], round: int) -> Iterator
             yield name, site.silo(name).model(round)
 
 
-def _settings(federation: Federation, node: Node) -> Federation:
-    """The federation's settings as they are in a region."""
+def _settings(federation: Federation, name: NodeId, node: Node, tree: bool) -> Federation:
+    """The federation's settings as they are in a region: a schedule goes by its own rounds, and unless it has a model
+    of its own it averages, whatever the root does with the result."""
     given = {
         "participation": node.participation or federation.participation,
-        "server": node.server or federation.server,
+        "server": (node.server or federation.server) if tree else None,
+        "rounds": federation.rounds * repeats(federation.silos)[name],
     }
     return federation.model_copy(update=given)
 

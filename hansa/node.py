@@ -59,7 +59,7 @@ from hansa.runs.memory import Memory
 from hansa.seeds import stream, torch_seeded
 from hansa.stability import next_factor
 from hansa.tasks.base import Batch, Labelled, texts_of
-from hansa.tensors import NOTHING, Tensors
+from hansa.tensors import NOTHING, Tensors, is_finite
 from hansa.train import Parts, Work, train
 from hansa.upload import Leaving, restore_local
 from hansa.veil import Wearer
@@ -109,22 +109,26 @@ class Silo:
 
     def _survey(self, request: Survey) -> Findings:
         problems, data, task = Problems(), self.site.federation.data, self.site.task
-        texts_in, texts = texts_of(task), list[str]()
-        labels, seen = set[str](), 0
-        for source in self.node.sources:
-            for row in rows(source, "train", data, problems):
-                seen += 1
-                if request.pieces:
-                    texts.extend(texts_in(row, source))
-                if request.labels:
-                    labels.update(cast(Labelled, task).labels_in(row, source))
-            problems.check(data.broken, source.train)
+        texts_in, labels, seen = texts_of(task), set[str](), 0
+
+        def texts() -> Iterator[str]:
+            """One by one: all of a silo's text may be more than its memory."""
+            nonlocal seen
+            for source in self.node.sources:
+                for row in rows(source, "train", data, problems):
+                    seen += 1
+                    if request.labels:
+                        labels.update(cast(Labelled, task).labels_in(row, source))
+                    if request.pieces:
+                        yield from texts_in(row, source)
+                problems.check(data.broken, source.train)
+
+        pieces, withheld = count_pieces(texts(), request.pieces)
         if len(labels) > max(LABELS, seen // 2):
             raise DataError(
                 f"silos.{self.name}: {len(labels)} different labels in {seen} rows are text, which does not leave; "
                 "name the right field with 'label:', or list the labels in task.labels"
             )
-        pieces, withheld = count_pieces(texts, request.pieces) if request.pieces else ({}, 0)
         return Findings(pieces, tuple(sorted(labels)), withheld)
 
     def _describe(self) -> Card:
@@ -137,7 +141,7 @@ class Silo:
         """A model that stayed behind on the wire is the one that this round's trade brought."""
         if not request.held or request.model.layout.names:
             return request
-        held, self._held = self._held, None
+        held = self._held
         if held is None or held.round != request.round:
             return Lost(f"it no longer holds the model that came with the trade of round {request.round}")
         return replace(request, model=held.model)
@@ -211,6 +215,8 @@ class Silo:
     def _masked(self, request: Train, update: Update, sent: Tensors) -> Reply:
         """Where the federation says that updates meet under masks, none leaves without."""
         assert self.site.federation.secure is not None
+        if not is_finite(sent.flat):  # under a mask nobody could see it
+            return Lost("its update has values that are not finite (NaN or Inf)")
         try:
             masked, cut = self._veil.cover(request, sent, self.site.method.weigh, self.site.federation.secure.bound)
         except Refused as why:
@@ -253,7 +259,8 @@ class Silo:
             steps = ceil(federation.train.per_round(len(self.examples("train"))) / federation.train.batch)
             begin, total = (request.round - 1) * steps, federation.rounds * steps
         if not total:
-            return scale(schedule, request.round, federation.rounds)
+            often = config.repeats(federation.silos).get(self.name, 1)  # below a region with rounds of its own
+            return scale(schedule, request.round, federation.rounds * often)
         return lambda step: scale(schedule, begin + step + 1, total)
 
     def _evaluate(self, request: Evaluate) -> Scores:
@@ -379,7 +386,9 @@ class Federation:
         records = []
         for k in range(self.rounds):
             moving.round = (request.round - 1) * self.rounds + k
-            record = federated_round(self.name, self.members, self.link, method, self.settings, moving, request.durable)
+            record = federated_round(
+                self.name, self.members, self.link, method, self.settings, moving, request.durable * self.rounds
+            )
             if record.failed:
                 return Lost(f"federation '{self.name}': {record.failed}")
             records.append(record)

@@ -23,7 +23,7 @@ class Member:
     work: int  # samples per round: who has most is asked first, so that workers end together
     steps: int = 0  # on a tree: sequential steps of one answer
     leaf: bool = True
-    lasts: Callable[[int], float] | None = None  # of a federation: virtual seconds of its so-manieth answer
+    lasts: Callable[[int], float] | None = None  # of a federation: virtual seconds of its n-th answer
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ def train(
 ) -> Trained:
     """Take one step per batch; return what a silo reports about it. A batch that does not fit into memory comes in
     parts, whose gradients add up to its own. ``scale`` of the learning rate may depend on the step, counted from 0."""
-    learner, done = work.learner, Trained()
+    learner, done, losses = work.learner, Trained(), list[Tensor]()
     optimiser = Optimiser(learner, settings)
     if settings.keep_optimizer:
         optimiser.restore(work.memory)
@@ -129,7 +129,7 @@ def train(
         targets = sum(len(part.targets) for part in parts)
         for part in parts:
             work.batch = part.to(learner.device)
-            done.loss += _backward(work, task, objective, len(part.targets) / max(1, targets))
+            losses.append(_backward(work, task, objective, len(part.targets) / max(1, targets)))
             done.seen += len(next(iter(part.inputs.values())))
         objective.gradient(work)
         if settings.clip is not None:
@@ -138,14 +138,14 @@ def train(
         stepping.step()
         done.steps += 1
         done.seconds += perf_counter() - began
-    done.loss /= max(1, done.steps)
+    done.loss = sum(map(float, losses)) / max(1, done.steps)  # read in the end: an accelerator need not wait for us
     done.memory = objective.keep(work)
     if settings.keep_optimizer:
         done.memory = done.memory | optimiser.state()
     return done
 
 
-def _backward(work: Work, task: Task, objective: Objective, share: float) -> float:
+def _backward(work: Work, task: Task, objective: Objective, share: float) -> Tensor:
     """Add a part's share of the step's gradient; return its share of the loss: the task's, or the objective's where
     that has something in its place."""
     told: list[Tensor] = []
@@ -157,7 +157,7 @@ def _backward(work: Work, task: Task, objective: Objective, share: float) -> flo
 
     loss = objective.loss(work, task_loss)
     (loss if share == 1.0 else share * loss).backward()  # type: ignore[no-untyped-call]
-    return share * float((told[0] if told else loss).detach())
+    return share * (told[0] if told else loss).detach()
 
 
 def _clip(gradient: Tensor, bound: float) -> None:

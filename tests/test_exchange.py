@@ -13,7 +13,7 @@ from hansa.exchange import Sizes
 from hansa.federation_file import parse
 from hansa.links import wire
 from hansa.links.local import LocalLink
-from hansa.messages import Lost, Offer, Scores, Trade, Train
+from hansa.messages import Lost, Offer, Scores, Trade, Train, Update
 from hansa.methods.fedavg import fedavg
 from hansa.methods.fedkc import fedkc
 from hansa.pace import Member, Moving
@@ -21,6 +21,7 @@ from hansa.preview import preview
 from hansa.round import federated_round
 from hansa.run import run
 from hansa.runs.ledger import Ledger
+from hansa.site import Site
 from hansa.tensors import Layout, Tensors
 from tests.classifiers import CLASSES, WIDTH, pairs
 from tests.conftest import same, weights
@@ -55,6 +56,8 @@ BAD = {
     "not finite": pairs(torch.full((2, WIDTH), float("nan")), torch.full((2, CLASSES), 1 / CLASSES)),
     "number of rows": replace(GOOD, members=(1,)),
     "no sample": replace(GOOD, members=(3, 0)),
+    "no numbers": Offer(Tensors.zeros(Layout((), ())), members=(1,)),
+    "has no numbers": pairs(torch.ones(2, 0), torch.ones(2, 0)),
     "4 groups of its samples are too small": Offer(Tensors.zeros(Layout((), ())), withheld=4),
     "it told nothing": Offer(Tensors.zeros(Layout((), ()))),
     "a Scores instead": Scores({}),
@@ -191,6 +194,18 @@ def test_what_left_can_be_recorded_with_the_samples_behind_it(classify, tmp_path
 def test_rivals_and_compositions_run(classify, tmp_path, method):
     outcome = run(classify(method=method), tmp_path / "run", workers=0)
     assert all(0 <= metrics["accuracy"] <= 1 for metrics in outcome.metrics.values())
+
+
+def test_a_silo_that_is_asked_again_still_holds_the_model(classify, tmp_path):
+    """A first try that failed must not hide its own reason behind another."""
+    settings = classify(method={"name": "fedkc", "floor": 1, "q": 2})
+    outcome = run(settings, tmp_path / "run", workers=0)
+    site = Site(settings, outcome.folder)
+    silo, model = site.silo("north"), site.start.copy()
+    assert isinstance(silo.answer(Trade(1, model)), Offer)
+    held = Train(1, Tensors.zeros(Layout((), ())), held=True)
+    assert [type(silo.answer(held)) for _ in range(2)] == [Update, Update]
+    assert isinstance(silo.answer(replace(held, round=2)), Lost), "but not one of another round"
 
 
 # ── refused before anything is loaded ─────────────────────────────────────────────────────────────────────────────

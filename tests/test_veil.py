@@ -192,3 +192,15 @@ def test_a_silo_opens_what_it_holds_for_one_list_only(tmp_path):
 def test_what_makes_no_sense_with_it_is_refused(federation, tmp_path, change, says):
     with pytest.raises(ConfigError, match=says):
         run(federation(rounds=1, **({"secure": True} | change)), tmp_path / "r", workers=0)
+
+
+def test_an_update_that_is_not_finite_is_not_hidden_under_a_mask(federation, tmp_path):
+    """The sum would be spoilt, and nobody could see by whom."""
+    poison = {"poison": {"east": {"kind": "scale", "factor": 1e39}}}
+    sizes = {"north": 40, "south": 30, "east": 20, "north-2": 30}
+    settings = federation(rounds=1, sizes=sizes, secure={"threshold": 0.5}, simulate=poison)
+    folder = run(federation(rounds=1, sizes=sizes), tmp_path / "r", workers=0).folder
+    record, moving, _ = one_round(settings, folder, set(), Train)
+    assert "not finite" in record.lost["east"]
+    assert not record.failed
+    assert moving.model.flat.isfinite().all()

@@ -310,7 +310,8 @@ class PoolLink:
         return max(0.0, min(deadlines) - monotonic()) if deadlines else None
 
     def _expire(self) -> None:
-        """At its deadline a queued job is lost; a running one too, and its worker is stopped so that nothing waits."""
+        """At its deadline a queued job is lost; one that a worker has, too, and the worker is stopped so that nothing
+        waits, before anybody hears of it: it must not write where another answer will lie."""
         now = monotonic()
         late = {id(call) for call in self._calls if call.until is not None and call.until <= now}
         if not late:
@@ -319,11 +320,14 @@ class PoolLink:
             for job in [job for job in self._queue if id(job.call) in late]:
                 self._queue.remove(job)
                 self._lose(job, "the deadline passed before a worker was free")
-            stuck = [worker for worker in self._workers if worker.jobs and id(worker.jobs[0].call) in late]
+            stuck = [worker for worker in self._workers if any(id(job.call) in late for job in worker.jobs)]
             for worker in stuck:
-                self._lose(worker.jobs[0], NO_ANSWER)
+                worker.process.kill()
+                worker.process.join()
+                for job in worker.jobs:
+                    if id(job.call) in late:
+                        self._lose(job, NO_ANSWER)
             for call in [call for call in self._calls if id(call) in late]:
                 call.until = None  # everything of it is answered now
         for worker in stuck:
-            worker.process.kill()
             self._replace(worker, "stopped at the deadline")

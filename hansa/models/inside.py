@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -123,8 +124,24 @@ def widths(model: Any) -> tuple[int, int]:
     return seen.embedded.shape[-1], seen.pooled.shape[-1]
 
 
+_LAST: WeakKeyDictionary[nn.Module, nn.Linear] = WeakKeyDictionary()  # looking takes as long as a small step,
+_FIRST: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()  # and steps ask for both
+
+
 def last_linear(model: Any) -> nn.Linear:
     """The layer that gives the logits: the last linear one outside the base with as many outputs as classes."""
+    if model not in _LAST:
+        _LAST[model] = _last_linear(model)
+    return _LAST[model]
+
+
+def first_block(model: Any) -> nn.Module:
+    if model not in _FIRST:
+        _FIRST[model] = model.get_submodule(block_lists(model)[0])[0]
+    return _FIRST[model]
+
+
+def _last_linear(model: Any) -> nn.Linear:
     inside = {id(module) for module in model.base_model.modules()}
     found = [
         m
@@ -141,7 +158,6 @@ def last_linear(model: Any) -> nn.Linear:
 @contextmanager
 def _first_block(model: Any, change: Any) -> Iterator[None]:
     """While it lasts, ``change`` sees what the first block gets and may give something else instead."""
-    block = model.get_submodule(block_lists(model)[0])[0]
     calls = 0
 
     def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -155,7 +171,7 @@ def _first_block(model: Any, change: Any) -> Iterator[None]:
             return None
         return ((given, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": given})
 
-    handle = block.register_forward_pre_hook(hook, with_kwargs=True)
+    handle = first_block(model).register_forward_pre_hook(hook, with_kwargs=True)
     try:
         yield
     finally:

@@ -115,6 +115,7 @@ def _updates(site: Site, name: str, adapt: str) -> list[Sent]:
         "silos": silos | {name: silos[name].model_copy(update={"privacy": None})},
         "upload": Upload(),
         "aggregate": None,
+        "secure": None,
     }
     found = []
     for amount, less in amounts.items():

@@ -1,0 +1,84 @@
+"""Baselines see as much as the federation they are compared with, and their schedules go by steps."""
+
+import pytest
+
+from hansa.baselines import arrange
+from hansa.config import Training
+from hansa.messages import Card, Train
+from hansa.run import run
+from hansa.runs.ledger import Ledger
+from hansa.site import Site
+from hansa.tensors import NOTHING
+
+SIZES = {"north": 1000, "south": 200, "east": 50}
+
+
+def cards(settings):
+    return {n: Card({"train": {n: size}}, settings.train.per_round(size)) for n, size in SIZES.items()}
+
+
+def seen(settings, size):
+    """Samples that a silo of so many trains on in the whole run."""
+    return settings.rounds * settings.train.per_round(size)
+
+
+@pytest.mark.parametrize(("rounds", "every"), [(12, 5), (11, 4), (7, 7), (3, 10), (20, 1)])
+@pytest.mark.parametrize("kind", ["central", "per-silo"])
+def test_as_many_samples_as_the_federation(federation, kind, rounds, every):
+    settings = federation(rounds=rounds, evaluate={"every": every}, train={"samples": {"floor": 100, "fraction": 0.3}})
+    arranged = arrange(settings.model_copy(update={"kind": kind}), cards(settings))
+    if kind == "central":
+        whole = sum(seen(settings, size) for size in SIZES.values())
+        assert seen(arranged, sum(SIZES.values())) == pytest.approx(whole, abs=arranged.rounds)
+    else:
+        for size in SIZES.values():
+            assert seen(arranged, size) == pytest.approx(seen(settings, size), abs=arranged.rounds)
+
+
+def test_a_silo_that_is_asked_in_every_third_round_trains_alone_on_a_third(federation):
+    settings = federation(
+        kind="per-silo",
+        rounds=30,
+        evaluate={"every": 10},
+        participation={"count": 1},
+        train={"samples": {"epochs": 2}, "batch": 8, "max_batches": 6},
+    )
+    arranged = arrange(settings, cards(settings))
+    for size in SIZES.values():
+        alone = settings.rounds * min(2 * size, 6 * 8) / 3
+        assert seen(arranged, size) == pytest.approx(alone, abs=arranged.rounds * arranged.train.batch)
+
+
+def test_samples_of_a_part_of_a_pass_come_once_per_pass(federation, tmp_path):
+    settings = federation(
+        kind="per-silo", rounds=2, evaluate={"every": 1}, train={"samples": {"epochs": 1, "times": 0.5}}
+    )
+    outcome = run(settings, tmp_path / "run", workers=0)
+    ledger = Ledger(outcome.folder)
+    held = ledger.facts()["cards:per-silo"]["north"]["groups"]["train"]["north"]
+    assert [n for (n,) in ledger.select("select seen from traffic where node='north' order by round")] == [
+        round(held / 2)
+    ] * 2
+    ledger.close()
+
+
+@pytest.mark.parametrize("periods", [1, 4])
+def test_a_schedule_falls_to_nothing_however_often_one_looks(federation, tmp_path, periods):
+    baseline = {"lr": 1.0, "batch": 8, "schedule": "linear"}
+    settings = federation(kind="central", rounds=4, evaluate={"every": 4 // periods}, baseline=baseline)
+    arranged = arrange(settings, {n: Card({"train": {n: 80}}, 16) for n in settings.silos})
+    run(settings, tmp_path / "run", workers=0)
+    silo = Site(arranged, tmp_path / "run").silo("all")
+    steps = 4 * 3 * 16 // 8 // periods
+    rates = [silo._rate(Train(period + 1, NOTHING))(step) for period in range(periods) for step in range(steps)]
+    assert len(rates) == 24
+    assert rates == sorted(rates, reverse=True)
+    assert rates[0] == pytest.approx(24 / 25)
+    assert rates[-1] == pytest.approx(1 / 25)
+
+
+def test_a_federation_still_goes_by_rounds(federation, tmp_path):
+    settings = federation(rounds=3, train=Training(schedule={"kind": "linear"}).model_dump())
+    run(settings, tmp_path / "run", workers=0)
+    silo = Site(settings, tmp_path / "run").silo("north")
+    assert [silo._rate(Train(r, NOTHING)) for r in (1, 2, 3)] == pytest.approx([0.75, 0.5, 0.25])

@@ -1,0 +1,50 @@
+"""Federations below a federation that only average: the root's settings count once, and silos below forget in time."""
+
+import torch
+
+from hansa.config import Node
+from hansa.run import run
+from tests.conftest import weights
+
+SERVER = {"optimizer": "sgd", "lr": 1.0, "schedule": "linear"}
+
+
+def below(settings, rounds=1):
+    """The same silos below one region."""
+    region = Node(silos=settings.silos, rounds=rounds)
+    return settings.model_copy(update={"silos": {"region": region}})
+
+
+def test_one_region_with_all_silos_is_the_flat_federation(federation, tmp_path):
+    """With a schedule at the server, which a region must not apply once more."""
+    flat = federation(rounds=3, server=SERVER)
+    run(flat, tmp_path / "flat", workers=0)
+    run(below(flat), tmp_path / "tree", workers=0)
+    plain, inner = (weights(tmp_path / name / "model") for name in ("flat", "tree"))
+    assert all(torch.allclose(plain[name], inner[name], rtol=1e-4, atol=1e-6) for name in plain)
+
+
+def test_a_regions_own_rounds_do_not_use_up_the_schedule(federation, tmp_path):
+    """Four rounds of silos in two of the root: the last two must still move the model."""
+    train = {"lr": 0.2, "batch": 8, "samples": {"floor": 16}, "schedule": "linear"}
+    settings = below(federation(rounds=2, train=train, checkpoint={"every": 1}), rounds=2)
+    run(settings, tmp_path / "run", workers=0)
+    states = sorted((tmp_path / "run" / "checkpoints").iterdir())
+    first, last = (weights(tmp_path / "run" / "start"), weights(tmp_path / "run" / "model"))
+    assert len(states) == 2
+    run(settings.model_copy(update={"rounds": 1}), tmp_path / "half", workers=0)
+    half = weights(tmp_path / "half" / "model")
+    moved = [max(float((b[n] - a[n]).abs().max()) for n in a) for a, b in ((first, half), (half, last))]
+    assert moved[1] > 0.1 * moved[0]
+
+
+def test_silos_below_a_region_forget_what_is_no_longer_needed(federation, tmp_path):
+    train = {"optimizer": "adamw", "lr": 1e-3, "batch": 8, "samples": {"floor": 16}, "keep_optimizer": True}
+    settings = federation(rounds=5, train=train, evaluate={"every": 9}, checkpoint={"every": 1, "keep": 1})
+    run(settings, tmp_path / "flat", workers=0)
+    run(below(settings, rounds=3), tmp_path / "tree", workers=0)
+
+    def kept(name):
+        return len(list((tmp_path / name / "silos" / "north" / "memory").glob("round-*")))
+
+    assert kept("tree") <= 3 * kept("flat"), "of fifteen rounds"
