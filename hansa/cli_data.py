@@ -173,6 +173,9 @@ def data_deidentify(
     def show() -> None:
         rows = [[kind, f"{count:,}"] for kind, count in report["replaced"].items()]
         output.print(table(["", "replaced"], rows, f"{report['texts']:,} texts: {out}"))
+        if report["copied_fields"]:
+            names = ", ".join(report["copied_fields"])
+            output.print(f"Copied as they are, unread: the fields {names}; give one with --text, or leave them out")
         _show_problems(report)
 
     finish(format, report, show)

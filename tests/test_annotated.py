@@ -8,14 +8,15 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hansa.config import Data, Source
+from hansa.config import Data, Named, Source
 from hansa.data import examples
-from hansa.data.annotated import BadRow, mark, pairs, spans_of, words_and_tags
+from hansa.data.annotated import BadRow, mark, mentions, pairs, spans_of, words_and_tags
 from hansa.data.examples import Unusable
 from hansa.data.readers import Problems, Row, rows
 from hansa.errors import DataError
 from hansa.models.tokenizer import byte_tokenizer
 from hansa.seeds import stream
+from hansa.tasks import TASKS
 from hansa.tasks.base import Vocabulary
 from hansa.tasks.classify import Classify, marked_mentions, marked_pairs
 from hansa.tasks.tag import NO_TAG, Tag, count
@@ -208,6 +209,36 @@ def test_pairs_are_related_or_none():
         pairs(Row({"text": "abc", "h_start": 0, "h_end": 1, "t_start": 2, "t_end": 3, "label": "x"}), "label")
     )
     assert mark("abc", head, tail)[0] == "@ a @b# c #"
+
+
+@pytest.mark.parametrize(
+    ("relation", "reason"),
+    [
+        ({"head": 0, "tail": 0, "type": "of"}, "joins entity 0 with itself"),
+        ({"head": 0, "tail": 1}, "no field 'type'"),
+        ({"head": 0, "tail": 1, "type": None}, "no field 'type'"),
+    ],
+)
+def test_a_relation_needs_two_ends_and_a_type(relation, reason):
+    row = Row({"text": "abc def", "entities": [entity(0, 3, "A"), entity(4, 7, "B")], "relations": [relation]})
+    with pytest.raises(BadRow, match=reason):
+        list(pairs(row, "label"))
+
+
+def test_an_assertion_that_is_null_is_none():
+    row = Row({"text": "abc", "entities": [entity(0, 3, "A") | {"assertion": None}]})
+    with pytest.raises(BadRow, match="has no 'assertion'"):
+        list(mentions(row, "label"))
+
+
+def test_the_class_of_unrelated_pairs_has_the_name_that_the_file_gives_it():
+    task = TASKS.build(Named.model_validate({"name": "relation", "labels": ["of"], "negative": "nothing"}))
+    row = Row({"text": "abc def", "entities": [entity(0, 3, "A"), entity(4, 7, "B")]})
+    row["relations"] = [{"head": 0, "tail": 1, "type": "of"}]
+    assert task.labels == ("of", "nothing"), "it need not be listed"
+    vocabulary = Vocabulary(byte_tokenizer(), 40, task.labels)
+    found = list(task.encode([row], Source(train="x"), vocabulary))
+    assert [task.labels[sample.label] for sample in found] == ["of", "nothing"]
 
 
 def test_f1_of_relations_leaves_out_the_negative_class():

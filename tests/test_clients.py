@@ -70,6 +70,10 @@ def test_many_clients_are_short_to_write_and_survive_the_file(file):
     assert parse(__import__("yaml").safe_load(dump(federation))) == federation
 
 
+def test_one_client_is_the_silo_itself(file):
+    assert list(parse({"silos": {"en": {"train": file, "clients": 1}, "de": file}}).silos) == ["en", "de"]
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [

@@ -357,6 +357,31 @@ def test_another_finder_is_plugged_in_by_name(tmp_path):
             load(spec)
 
 
+def test_a_finder_that_fails_is_named_with_the_language(tmp_path):
+    (tmp_path / "bad.py").write_text(
+        "class Bad:\n    def find(self, text, language):\n        raise ValueError('no model')"
+    )
+    with pytest.raises(UserError, match=r"bad.py:Bad' failed on a text in language 'it': no model"):
+        load(f"{tmp_path}/bad.py:Bad").find("Ugo", "it")
+
+
+def test_fields_that_nobody_looks_into_are_named(tmp_path):
+    file = tmp_path / "it.jsonl"
+    file.write_text(
+        json.dumps({"text": "Il paziente sta bene.", "lang": "it", "patient": "Mario Rossi", "age": 5}) + "\n"
+    )
+    report = json.loads(run(file, "--out", tmp_path / "out", "--format", "json").stdout)
+    assert report["copied_fields"] == {"patient": 1}
+    assert "unread: the fields patient" in run(file, "--out", tmp_path / "out").stdout.replace("\n", " ")
+
+
+def test_gold_of_tokens_lies_in_the_text_that_the_tokens_make(tmp_path):
+    row = {"text": "Visto dal   dott. Rossi", "tokens": ["Visto", "dal", "dott.", "Rossi"], "lang": "it"}
+    (tmp_path / "it.jsonl").write_text(json.dumps(row | {"tags": ["O", "O", "O", "B-NAME"]}) + "\n")
+    scores = json.loads(run(tmp_path / "it.jsonl", "--measure", "--format", "json").stdout)
+    assert scores["languages"]["it"]["overall"]["recall"] == 1.0
+
+
 def test_a_language_without_rules_is_refused_by_name():
     with pytest.raises(UserError, match="language 'xx' has no rules"):
         RULES.find("text", "xx")

@@ -77,9 +77,10 @@ PUBMED = f"""<PubmedArticleSet><PubmedArticle><MedlineCitation><Article><Article
 <PubmedArticle><MedlineCitation><Article><ArticleTitle>{THREE}</ArticleTitle></Article></MedlineCitation></PubmedArticle>
 </PubmedArticleSet>"""
 HTML = f"""<!DOCTYPE html><html><head><title>x</title><style>p {{}}</style></head><body>
-<nav>Vai alla pagina principale del sito.</nav><script>var a = "<p>Questo è codice e non testo.</p>";</script>
+<form><nav>Vai alla pagina principale del sito.</nav><select><option>Roma<option>Milano</select>
+<script>var a = "<p>Questo è codice e non testo.</p>";</script>
 <p>La paziente <b>lamenta</b> dolore toracico da tre giorni.</p><ul><li>{TWO}<li>{THREE}</ul>
-<footer>Tutti i diritti riservati.</footer></body></html>"""
+<footer>Tutti i diritti riservati.</footer></form></body></html>"""
 WIKI = f'<doc id="1" url="u" title="Voce">\nVoce\n\n{ONE}\n{TWO}\n</doc>\n'
 WIKI += f'<doc id="2" url="u" title="B">\n{THREE}\n</doc>\n'
 PAGES = ["La paziente lamenta dolore tora-\ncico da tre giorni. Non riferisce febbre né"]

@@ -52,7 +52,7 @@ def _entity(given: Any, text: str) -> Entity:
     kind = given.get("type", given.get("label"))
     if not isinstance(kind, str) or not kind:
         raise BadRow(f"the annotation at {list(span)} has no 'type'")
-    return Entity(*span, kind, str(given.get("assertion", "")))
+    return Entity(*span, kind, str(given.get("assertion") or ""))
 
 
 def _span(text: str, start: Any, end: Any) -> tuple[int, int]:
@@ -128,9 +128,11 @@ def mentions(row: Mapping[str, Any], label: str, field: str = "text") -> Iterato
         yield entity, entity.assertion
 
 
-def pairs(row: Mapping[str, Any], label: str, field: str = "text") -> Iterator[tuple[Entity, Entity, str]]:
-    """Pairs of mentions and their relation; of a text with entities every ordered pair, `NONE` where no relation joins
-    them in that direction."""
+def pairs(
+    row: Mapping[str, Any], label: str, field: str = "text", unrelated: str = NO_RELATION
+) -> Iterator[tuple[Entity, Entity, str]]:
+    """Pairs of mentions and their relation; of a text with entities every ordered pair, also those that no relation
+    joins in that direction."""
     if "h_start" in row:
         text = str(row[field])
         head = Entity(*_span(text, row["h_start"], row.get("h_end")), str(row.get("h_type", "")))
@@ -142,7 +144,7 @@ def pairs(row: Mapping[str, Any], label: str, field: str = "text") -> Iterator[t
     for i, head in enumerate(found):
         for j, tail in enumerate(found):
             if i != j:
-                yield head, tail, related.get((i, j), NO_RELATION)
+                yield head, tail, related.get((i, j), unrelated)
 
 
 def _relations(given: Any, entities: int) -> dict[tuple[int, int], str]:
@@ -150,9 +152,11 @@ def _relations(given: Any, entities: int) -> dict[tuple[int, int], str]:
     if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
         raise BadRow("its 'relations' are not a list of objects with head, tail and type")
     for one in given:
-        head, tail, kind = one.get("head"), one.get("tail"), str(one.get("type"))
+        head, tail, kind = one.get("head"), one.get("tail"), label_of(one, "type")
         if type(head) is not int or type(tail) is not int or not (0 <= head < entities and 0 <= tail < entities):
             raise BadRow(f"a relation joins entities that are not there: there are {entities}")
+        if head == tail:
+            raise BadRow(f"a relation joins entity {head} with itself")
         if related.setdefault((head, tail), kind) != kind:
             raise BadRow(f"entities {head} and {tail} are joined by two different relations")
     return related

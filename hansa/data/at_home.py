@@ -16,7 +16,10 @@ from hansa.errors import DataError
 def without_personal_details(rows: Iterator[Row], source: Source, spec: str, problems: Problems) -> Iterator[Row]:
     finder, key = load(spec), secret(None, cache_folder())
     for row in rows:
-        language = str(row.get("lang") or source.language)
+        language = str(row.get("lang") or source.language or "")
+        if not language:
+            problems.note(row.place, "its language is not known: say 'language:' at the silo, or 'lang' in the row")
+            continue
         if "tokens" in row:
             problems.note(row.place, "its text is cut into tokens: de-identify it before it is cut")
             continue

@@ -57,7 +57,12 @@ class Checked:
 
     def find(self, text: str, language: str) -> list[Finding]:
         try:
-            found = [Finding(*one) if isinstance(one, tuple) else one for one in self.finder.find(text, language)]
+            given = self.finder.find(text, language)
+        except Exception as error:
+            first = (str(error) or type(error).__name__).splitlines()[0]
+            raise UserError(f"de-identifier '{self.spec}' failed on a text in language '{language}': {first}") from None
+        try:
+            found = [Finding(*one) if isinstance(one, tuple) else one for one in given]
             inside = all(isinstance(f, Finding) and 0 <= f.start <= f.end <= len(text) for f in found)
         except TypeError:
             inside = False

@@ -18,6 +18,7 @@ from hansa.errors import DataError, UserError
 
 WHOLE = Data(valid=0.0, test=0.0)
 KEY_NAME = ".hansa-key"
+LANGUAGE = ("lang", "language")  # the fields that may name a row's language
 Progress = Callable[[str], None]
 
 
@@ -51,6 +52,7 @@ def write(
     """Every file again as JSON Lines with its text replaced; rows that cannot be used are left out and reported."""
     problems = Problems()
     counts: Counter[str] = Counter()
+    others: Counter[str] = Counter()
     written: dict[str, int] = {}
     for source, target in _targets(paths, out):
         unfinished = target.with_name(target.name + ".part")
@@ -59,6 +61,7 @@ def write(
                 for row in _rows(source, field, problems):
                     line = _rewritten(row, field, language, finder, key, style, counts, problems)
                     stream.write(line)
+                    others.update(_unread(row, field) if line else ())
                     written[str(target)] = written.get(str(target), 0) + bool(line)
             unfinished.replace(target)
         finally:
@@ -71,6 +74,7 @@ def write(
         "files": written,
         "texts": sum(written.values()),
         "replaced": dict(counts.most_common()),
+        "copied_fields": dict(others.most_common()),
         "broken_lines": problems.broken,
         "first_problems": problems.first,
     }
@@ -118,8 +122,13 @@ def _rows(path: Path, field: str, problems: Problems) -> Iterator[Row]:
     return rows(Source(train=str(path), text=field), "train", WHOLE, problems)
 
 
+def _unread(row: Row, field: str) -> list[str]:
+    """Fields with text of their own, which nobody looks into."""
+    return [n for n, value in row.items() if isinstance(value, str) and value.strip() and n not in (field, *LANGUAGE)]
+
+
 def _language(row: Row, default: str) -> str:
-    language = str(row.get("lang") or row.get("language") or default)
+    language = next((str(row[name]) for name in LANGUAGE if row.get(name)), default)
     if not language:
         raise UserError(f"{row.place}: the row has no 'lang'; say the language with --language")
     return language
@@ -153,7 +162,7 @@ def _gold(row: Row, field: str) -> dict[str, Any]:
     text = row[field]
     if "tokens" in row:
         words, tags = words_and_tags(row)
-        ends = _ends(words)
+        text, ends = " ".join(words), _ends(words)
         spans = [(ends[first] - len(words[first]), ends[past - 1], kind) for first, past, kind in spans_of(tags)]
     elif isinstance(row.get("personal"), list):
         spans = [(e.start, e.end, e.type) for e in entities({"text": text, "entities": row["personal"]})]

@@ -14,6 +14,9 @@ def into_clients(silos: dict[str, Any], seed: int) -> dict[str, Any]:
             clients = node.get("clients", 1)
             if type(clients) is not int or clients < 1:
                 raise ValueError(f"silos.{name}.clients is {clients!r}: give the number of clients, at least 1")
+            if clients == 1 and "skew" not in node:
+                found[name] = rest
+                continue
             if clients == 1:
                 raise ValueError(f"silos.{name}.skew spreads labels over clients: give 'clients: N', at least 2")
             for number in range(clients):

@@ -7,11 +7,13 @@ in the report).
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import partial
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 from torch import Tensor, nn
 
 from hansa.config import Section, Source
@@ -40,8 +42,8 @@ def marked_mentions(row: Row, source: Source) -> Iterator[Sample]:
         yield text, label, focus
 
 
-def marked_pairs(row: Row, source: Source) -> Iterator[Sample]:
-    for head, tail, label in pairs(row, source.label, source.text):
+def marked_pairs(row: Row, source: Source, unrelated: str = NO_RELATION) -> Iterator[Sample]:
+    for head, tail, label in pairs(row, source.label, source.text, unrelated):
         text, focus = mark(row[source.text], head, tail)
         yield text, label, focus
 
@@ -208,7 +210,9 @@ class Relation(Section):
     """How are two mentions related?"""
 
     labels: tuple[str, ...] = ()
-    negative: str = NO_RELATION
+    negative: Annotated[str, Field(min_length=1)] = NO_RELATION  # of pairs that nothing joins; it does not count for F1
 
     def build(self) -> Task:
-        return Classify(self.labels, marked_pairs, self.negative, headline="micro_f1")
+        missing = (self.negative,) if self.labels and self.negative not in self.labels else ()
+        samples = partial(marked_pairs, unrelated=self.negative)
+        return Classify(self.labels + missing, samples, self.negative, headline="micro_f1")

@@ -10,7 +10,19 @@ from hansa.errors import UserError
 
 Element = Any  # lxml's, which is imported only when there is XML to read
 # Around the text rather than of it.
-SURROUNDINGS = ["script", "style", "noscript", "template", "nav", "header", "footer", "aside", "form", "button", "svg"]
+SURROUNDINGS = [
+    "script",
+    "style",
+    "noscript",
+    "template",
+    "nav",
+    "header",
+    "footer",
+    "aside",
+    "select",
+    "button",
+    "svg",
+]
 SURROUNDINGS += ["iframe", "select", "math", "head"]
 BLOCKS = (
     "p|div|section|article|main|h[1-6]|ul|ol|li|dl|dt|dd|table|tr|td|th|caption|blockquote|pre|figure|figcaption|hr|br"
