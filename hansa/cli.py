@@ -183,6 +183,12 @@ def show_preview(seen: Any) -> None:
     f = seen.federation
     title = f"{f.name}: {f.kind}, {f.task.name}, {f.method.name}, {f.rounds} rounds"
     output.print(table(["silo", "training texts", "share", "per round", "share of a round", "weight"], rows, title))
+    if len(seen.languages) != len(seen.silos):  # else the table above says it
+        shares = [
+            [name, f"{one.samples:,}", f"{one.share:.1%}", "–" if one.weight is None else f"{one.weight:.1%}"]
+            for name, one in seen.languages.items()
+        ]
+        output.print(table(["language", "training texts", "share of a round", "weight"], shares, "By language"))
     if seen.tree is not None:
         show_tree(seen)
     if seen.parameters is not None:

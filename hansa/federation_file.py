@@ -1,7 +1,7 @@
 """federation.yaml: one file describes a federation, and every mistake in it is found before anything is loaded."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -81,7 +81,7 @@ def parse(raw: dict[str, Any], where: str = "federation", base: Path | None = No
         raise ConfigError(sentence(error, where, text)) from None
     except RecursionError:
         raise ConfigError(f"{where}: silos: a cycle, {CYCLE}") from None
-    return _absolute(federation, base) if base is not None else federation
+    return relocated(federation, *_below(base)) if base is not None else federation
 
 
 def dump(federation: Federation) -> str:
@@ -116,11 +116,24 @@ def _long_form(section: str, value: str) -> str:
     return {"schedule": "kind", "weights": "by", "aggregate": "rule"}.get(section, "name")
 
 
-def _absolute(federation: Federation, base: Path) -> Federation:
-    """Resolve data, model and plug-in paths against the federation file's folder."""
+def _below(base: Path) -> tuple[Callable[[str], str], Callable[[str], str]]:
+    """Paths against the federation file's folder. A model is a folder if there is one, else a hub id."""
 
     def path(text: str) -> str:
         return str((base / text).resolve())
+
+    return path, lambda text: path(text) if (base / text).exists() else text
+
+
+def without_folders(federation: Federation) -> Federation:
+    """For others to read: files by their names alone. Where they lie is nobody's business."""
+    return relocated(
+        federation, lambda text: Path(text).name, lambda text: Path(text).name if "/" in text[:1] else text
+    )
+
+
+def relocated(federation: Federation, path: Callable[[str], str], model: Callable[[str], str]) -> Federation:
+    """The federation with every path in it changed: of data, policies and code, and of models."""
 
     def source(s: Source) -> Source:
         given: dict[str, Any] = {k: path(v) for k, v in s.files().items()}
@@ -128,17 +141,17 @@ def _absolute(federation: Federation, base: Path) -> Federation:
             given["aligned"] = s.aligned.model_copy(update={k: path(v) for k, v in s.aligned.files().items()})
         return s.model_copy(update=given)
 
-    def local(text: str | None) -> str | None:  # a folder if there is one, else a hub id
-        return path(text) if text is not None and (base / text).exists() else text
+    def local(text: str | None) -> str | None:
+        return model(text) if text is not None else None
 
     def holder(h: H) -> H:
         return h.model_copy(update={"sources": tuple(map(source, h.sources))})
 
     def node(n: Node) -> Node:
         below = {name: node(child) for name, child in n.silos.items()}
-        model = n.model.model_copy(update={"path": local(n.model.path)}) if n.model else None
+        own = n.model.model_copy(update={"path": local(n.model.path)}) if n.model else None
         policy = path(n.policy) if n.policy is not None else None
-        return holder(n).model_copy(update={"silos": below, "model": model, "policy": policy})
+        return holder(n).model_copy(update={"silos": below, "model": own, "policy": policy})
 
     def finder(spec: str | None) -> str | None:  # file.py:Class
         return path(spec) if spec is not None and ".py:" in spec else spec

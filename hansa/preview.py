@@ -44,6 +44,15 @@ class SiloPreview:
 
 
 @dataclass(frozen=True)
+class LanguagePreview:
+    """What a language has of a round, over all silos."""
+
+    samples: int
+    share: float  # of what a round trains on
+    weight: float | None
+
+
+@dataclass(frozen=True)
 class Preview:
     federation: Federation
     silos: list[SiloPreview]
@@ -59,12 +68,25 @@ class Preview:
             "method": self.federation.method.name,
             "rounds": self.federation.rounds,
             "silos": [vars(s) for s in self.silos],
+            "languages": {name: vars(share) for name, share in self.languages.items()},
             "sampling": self.sampling,
             "parameters": self.parameters,
             "traffic_per_round": self.traffic.total if self.traffic else None,
             "traffic": vars(self.traffic) if self.traffic else None,
             "releases": releases(self.federation),
             "warnings": self.warnings,
+        }
+
+    @property
+    def languages(self) -> dict[str, "LanguagePreview"]:
+        total = sum(s.per_round for s in self.silos)
+        texts = shares(self.silos, lambda silo: silo.samples)
+        of_round = shares(self.silos, lambda silo: silo.per_round / total)
+        weights = shares(self.silos, lambda silo: silo.weight or 0.0)
+        known = all(silo.weight is not None for silo in self.silos)
+        return {
+            name: LanguagePreview(round(texts[name]), of_round[name], weights[name] if known else None)
+            for name in texts
         }
 
     @property
@@ -96,15 +118,15 @@ def preview(federation: Federation) -> Preview:
         silos.append(SiloPreview(name, count, amount, None, tuple(problems), sources))
     silos = [replace(s, weight=w) for s, w in zip(silos, _weights(federation, silos), strict=True)]
     parameters, traffic = _model(federation, reading.labels)
-    warnings = [*filter(None, warned), *_warnings(federation, silos)]
-    return Preview(federation, silos, parameters, traffic, warnings)
+    seen = Preview(federation, silos, parameters, traffic, [])
+    return replace(seen, warnings=[*filter(None, warned), *_warnings(seen)])
 
 
 def _weights(federation: Federation, silos: list[SiloPreview]) -> list[float] | list[None]:
     """Each silo's share of the aggregate; unknown in trees, and for rules that go by losses or look at each update."""
     method = methods.build(federation)
     by_samples = isinstance(method.weigh, BySamples) and isinstance(method.aggregate, Mean)
-    if federation.kind != "federated" or not by_samples or any(node.silos for node in federation.silos.values()):
+    if federation.kind != "federated" or not by_samples or is_tree(federation):
         return [None] * len(silos)
     weights = [_weighing(federation)(s.samples) for s in silos]
     return [weight / sum(weights) for weight in weights]
@@ -118,7 +140,7 @@ def _weighing(federation: Federation) -> Callable[[int], float]:
     return lambda samples: weigh.weight(Update(NOTHING, samples, 0, 0, 0.0, 0.0))
 
 
-def languages(silos: list[SiloPreview], share: Callable[[SiloPreview], float]) -> dict[str, float]:
+def shares(silos: list[SiloPreview], share: Callable[[SiloPreview], float]) -> dict[str, float]:
     """What every language has of a share, over all silos; a silo that nobody gave a language stands for its own."""
     found: dict[str, float] = {}
     for silo in silos:
@@ -127,20 +149,17 @@ def languages(silos: list[SiloPreview], share: Callable[[SiloPreview], float]) -
     return found
 
 
-def _warnings(federation: Federation, silos: list[SiloPreview]) -> list[str]:
-    found = []
-    total = sum(s.per_round for s in silos)
-    rounds = languages(silos, lambda silo: silo.per_round / total)
-    weights = languages(silos, lambda silo: silo.weight or 0.0)
-    for name, share in rounds.items() if len(silos) > 2 else ():
-        if share > DOMINANT:
+def _warnings(seen: Preview) -> list[str]:
+    federation, silos, found = seen.federation, seen.silos, list[str]()
+    for name, language in seen.languages.items() if len(silos) > 2 else ():
+        if language.share > DOMINANT:
             found.append(
-                f"{name} is {share:.0%} of what a round trains on: the others may drown; "
+                f"{name} is {language.share:.0%} of what a round trains on: the others may drown; "
                 "lower train.samples.fraction, raise train.samples.floor, or weigh silos with aggregate.weights"
             )
-        if weights[name] > DOMINANT:
+        if (language.weight or 0.0) > DOMINANT:
             found.append(
-                f"{name} is {weights[name]:.0%} of the aggregate: with aggregate.weights.temperature 0.5 silos "
+                f"{name} is {language.weight:.0%} of the aggregate: with aggregate.weights.temperature 0.5 silos "
                 "count by the square root of their size, with 'uniform' all the same"
             )
     small = [s.name for s in silos if s.samples < federation.train.batch]
@@ -178,7 +197,8 @@ def _model(federation: Federation, labels: tuple[str, ...]) -> tuple[int | None,
         adapt(model, federation.model, federation.seed)
     if federation.kind != "federated":
         return parameters, None
-    asked = sum(repeats(federation.silos).values())
+    often, inside = repeats(federation.silos), holders(federation)
+    asked = sum(often[name] for name in inside if name in often)
     if federation.participation.count is not None or federation.participation.share < 1.0:
         asked = cohort_size(federation.participation, asked)
     return parameters, foretell(model, method, asked, len(labels), length)

@@ -25,7 +25,6 @@ from hansa.links import wire
 from hansa.links.connection import Connection
 from hansa.links.depot import Refusal, Unusable
 from hansa.links.local import attempt
-from hansa.links.nats import as_bytes
 from hansa.links.patience import GaveUp, Patience
 from hansa.links.porter import Porter
 from hansa.links.route import Proxy
@@ -331,7 +330,7 @@ class Agent:
             raise Unusable(f"{ref[1]} bytes are no float32 vector")
         if name not in self._buffers or self._buffers[name].numel() != floats:
             self._buffers[name] = torch.empty(floats)
-        porter.fetch(ref, as_bytes(self._buffers[name]))
+        porter.fetch(ref, wire.as_bytes(self._buffers[name]))
         return self._buffers[name]
 
 

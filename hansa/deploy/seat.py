@@ -53,7 +53,7 @@ def seat(kit: Kit, folder: Path, nats: str | None, say: Say) -> Iterator[NatsLin
         listen = [f"{subjects.root}.rep.*"]
         session = Session(address, kit.client_tls(), subjects.inbox(kit.name), listen, say, proxy=through)
         stack.callback(session.close)
-        link = NatsLink(kit, session, depot, journal, refused)
+        link = NatsLink(kit, subjects, kit.card.children, session, depot, journal, refused)
 
         def listening(stop: Callable[[], bool]) -> Session:
             lives = [f"{subjects.root}.life.*"]

@@ -53,6 +53,12 @@ def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, watcher
     mixed = [name for name, node in walk(federation.silos) if node.mixture]
     if mixed or (federation.root is not None and federation.root.mixture):
         raise ConfigError(f"'{(mixed or [ROOT])[0]}' holds the mixture of its silos' data, which stays with them")
+    aligned = [name for name, node in walk(federation.silos) for source in node.sources if source.aligned is not None]
+    if aligned:
+        raise ConfigError(
+            f"'{aligned[0]}' has translations in two aligned files, and 'hansa join --data' takes one for each source: "
+            "put both sides into one file (JSON Lines, a table, TMX)"
+        )
     brought = [name for name, node in walk(federation.silos) if node.model is not None]
     if brought:
         raise ConfigError(f"'{brought[0]}' names a model of its own, and no member opens a folder that another names")

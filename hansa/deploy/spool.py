@@ -14,7 +14,7 @@ from pathlib import Path
 from torch import Tensor
 
 from hansa.links.depot import digest
-from hansa.links.nats import as_bytes
+from hansa.links.wire import as_bytes
 
 TEXT = ""  # the part that is not a vector
 

@@ -8,7 +8,7 @@ depends on what was heard when; notifications only make it fast.
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic, time
@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hansa.deploy.kit import Kit
 from hansa.errors import RunFailed, printable
 from hansa.links import Answer, wire
 from hansa.links.connection import Connection, Refused
 from hansa.links.depot import Depot, digest
 from hansa.links.journal import Journal
 from hansa.links.patience import GaveUp
-from hansa.links.seal import Envelope, Ref, Unsealed, seal, unseal
+from hansa.links.seal import Envelope, Identity, Ref, Unsealed, seal, unseal
 from hansa.links.session import Session
+from hansa.links.subjects import Subjects
 from hansa.messages import NO_ANSWER, Lost, NodeId, Request
 
 LOOK_SECONDS = 2.0  # between looks into the letter box, when nothing is heard
@@ -48,19 +48,26 @@ class NatsLink:
     far = True
 
     def __init__(
-        self, kit: Kit, session: Session, depot: Depot, journal: Journal, refused: Callable[[str, str], None]
+        self,
+        identity: Identity,
+        subjects: Subjects,
+        children: Sequence[NodeId],
+        session: Session,
+        depot: Depot,
+        journal: Journal,
+        refused: Callable[[str, str], None],
     ) -> None:
         """``refused`` hears whose letter was not taken, and why."""
-        self._kit, self._session, self._depot, self._journal, self._refuse = kit, session, depot, journal, refused
-        self._subjects = kit.below
-        self._children = {self._subjects.reply(name): name for name in kit.card.children}
+        self._identity, self._subjects, self._names = identity, subjects, tuple(children)
+        self._session, self._depot, self._journal, self._refuse = session, depot, journal, refused
+        self._children = {subjects.reply(name): name for name in children}
         self._one_at_a_time = threading.Lock()
         self._settings: Ref | None = None
         self._start: Ref | None = None
         self._pending: dict[NodeId, Pending] = {}
         self._answers: dict[NodeId, Envelope] = {}
         self._posted = 0  # on which connection: whoever hears there needs not look
-        journal.note("children", list(kit.card.children))
+        journal.note("children", list(children))
         session.do(self._prepare)
 
     @property
@@ -94,10 +101,10 @@ class NatsLink:
     # ── what every node must know before it can work ──────────────────────────────────────────────────────────────
 
     def share_settings(self, text: bytes) -> None:
-        self._settings = self._depot.offer(memoryview(text), self._kit.card.children)
+        self._settings = self._depot.offer(memoryview(text), self._names)
 
     def share_start(self, bundle: memoryview) -> None:
-        self._start = self._depot.offer(bundle, self._kit.card.children)
+        self._start = self._depot.offer(bundle, self._names)
 
     # ── asking ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -138,7 +145,7 @@ class NatsLink:
         text, vectors = wire.split(request)
         refs = {}
         for name, vector in vectors.items():
-            view = as_bytes(vector)
+            view = wire.as_bytes(vector)
             if vector.data_ptr() not in digests:
                 digests[vector.data_ptr()] = digest(view)
             refs[name] = self._depot.offer(view, readers, digests[vector.data_ptr()])
@@ -150,7 +157,7 @@ class NatsLink:
         name = self._question(node, request, vectors)
         self._journal.asked(name, node, round, type(request).__name__, at)
         return Envelope(
-            sender=self._kit.name,
+            sender=self._identity.name,
             receiver=node,
             run=self._journal.run,
             begun=self._journal.begun,
@@ -168,7 +175,7 @@ class NatsLink:
     def _question(self, node: NodeId, request: Request, vectors: dict[str, Ref]) -> str:
         changes = {name: 0 for name in NOT_PART_OF_THE_QUESTION if hasattr(request, name)}
         text, _ = wire.split(replace(request, **changes))  # type: ignore[arg-type]
-        parts = [self._journal.run, self._kit.name, node, text, repr(sorted(vectors.items())), repr(self._start)]
+        parts = [self._journal.run, self._identity.name, node, text, repr(sorted(vectors.items())), repr(self._start)]
         return hashlib.sha256("\x1f".join(parts).encode()).hexdigest()[:32]
 
     def _tidy(self, request: Request) -> None:
@@ -188,7 +195,7 @@ class NatsLink:
             for number, node in enumerate(left):
                 reply = connection.inbox(FIRST_INBOX + number)
                 replies[reply] = node
-                letter = seal(self._pending[node].envelope, self._kit.key)
+                letter = seal(self._pending[node].envelope, self._identity.key)
                 connection.publish(self._subjects.request(node), letter, reply)
             while replies:
                 message = connection.expect(set(replies))
@@ -271,7 +278,7 @@ class NatsLink:
         try:
             if self._revoked(node):
                 raise Unsealed("it is no member any more")
-            envelope = unseal(letter, node, self._kit.name, self._kit.public(node))
+            envelope = unseal(letter, node, self._identity.name, self._identity.public(node))
         except Unsealed as why:
             self._refuse(node, str(why))
             return
@@ -289,7 +296,7 @@ class NatsLink:
             self._refuse(node, TWICE)
 
     def _revoked(self, node: NodeId) -> bool:
-        return not self._kit.trusts(node)
+        return not self._identity.trusts(node)
 
     def _let_go(self, node: NodeId) -> None:
         self._pending.pop(node, None)
@@ -304,11 +311,6 @@ class Missing(RunFailed):
 
 NAME_IN_USE = 10058
 FIRST_INBOX = 1 << 40  # apart from those of single requests
-
-
-def as_bytes(vector: Tensor) -> memoryview:
-    array: Any = vector.contiguous().numpy()
-    return memoryview(array).cast("B") if vector.numel() else memoryview(b"")
 
 
 def _mapped(file: Path, size: int) -> Tensor:

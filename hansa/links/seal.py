@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from time import time
-from typing import Any
+from typing import Any, Protocol
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -24,6 +24,20 @@ LAST = 1e11  # seconds since 1970: no date is later, nor is it NaN
 HIGHEST = 1 << 53
 
 Ref = tuple[str, int]  # digest and size in bytes
+
+
+class Identity(Protocol):
+    """Who a node is, and whose letters it takes."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def key(self) -> Ed25519PrivateKey: ...
+
+    def public(self, node: str) -> Ed25519PublicKey: ...
+
+    def trusts(self, node: str) -> bool: ...
 
 
 class Unsealed(Exception):

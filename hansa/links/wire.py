@@ -195,3 +195,8 @@ def equal(a: Any, b: Any) -> bool:
     return header_a == header_b and all(
         torch.equal(vectors_a[n].view(torch.int32), vectors_b[n].view(torch.int32)) for n in vectors_a
     )
+
+
+def as_bytes(vector: Tensor) -> memoryview:
+    array: Any = vector.contiguous().numpy()
+    return memoryview(array).cast("B") if vector.numel() else memoryview(b"")

@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from hansa.config import Federation
 from hansa.errors import UserError
-from hansa.federation_file import parse
+from hansa.federation_file import dump, parse, without_folders
 from hansa.registry import load_plugins
 from hansa.releases import releases
 from hansa.report import audit
@@ -27,7 +27,7 @@ from hansa.tasks.base import Task
 
 NO_SURVEY: dict[str, Any] = {"minimum": 0, "silos": {}}
 LOWER = {"perplexity", "bits_per_byte"}  # metrics of which less is better
-PHASES = ("steps", "around them", "moving the model", "evaluating", "checkpoints")
+PHASES = ("exchange", "steps", "around them", "moving the model", "evaluating", "checkpoints")
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,8 @@ def see(folder: Path, name: str = "") -> Seen:
             curves=curves,
             times=[(clock.get(round) or 0.0, fmean(values)) for round, values in sorted(means.items())],
             rounds=ledger.select(
-                "select count(*), sum(seconds), sum(step_seconds), sum(work_seconds), sum(move_seconds), "
-                "sum(evaluate_seconds), sum(checkpoint_seconds) from rounds"
+                "select count(*), sum(seconds), sum(trade_seconds), sum(step_seconds), sum(work_seconds), "
+                "sum(move_seconds), sum(evaluate_seconds), sum(checkpoint_seconds) from rounds"
             ),
             exchanged=ledger.select(
                 "select count(distinct round), coalesce(sum(offered), 0), coalesce(sum(told), 0) from traffic"
@@ -97,7 +97,7 @@ def see(folder: Path, name: str = "") -> Seen:
                 "select node, count(*), sum(sent), sum(received) from traffic group by node order by node"
             ),
             events=ledger.select("select round, node, kind, text from events order by at limit 200"),
-            text=file.read_text(encoding="utf-8"),
+            text=dump(without_folders(federation)),
             own=ledger.final(f"{OWN} test"),
             heard=ledger.select("select round, node, stage, layer, member, weight from attention order by rowid"),
             audits=audit.sections(folder),
@@ -397,8 +397,8 @@ def size(count: float) -> str:
 
 
 def _phases(run: Seen) -> dict[str, Any] | None:
-    rounds, total, steps, work, move, evaluating, checkpoint = run.rounds[0]
+    rounds, total, trade, steps, work, move, evaluating, checkpoint = run.rounds[0]
     if not rounds:
         return None
-    parts = (steps, max(0.0, work - steps), move, evaluating, checkpoint)
+    parts = (trade, steps, max(0.0, work - steps), move, evaluating, checkpoint)
     return {"name": run.name, "rounds": rounds, "total": f"{total:.1f} s", "cells": [f"{p:.1f} s" for p in parts]}
