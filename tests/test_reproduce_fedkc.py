@@ -6,7 +6,7 @@ import pytest
 
 from hansa.errors import UserError
 from hansa.reproduce import Asked, fedkc, multilingual
-from hansa.reproduce.fedkc import ALL, GRID, LAST, SIZES, Tuned, federation, methods
+from hansa.reproduce.fedkc_runs import ALL, GRID, LAST, SIZES, Tuned, federation, methods
 from hansa.reproduce.published_fedkc import AVERAGES
 
 

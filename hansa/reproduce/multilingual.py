@@ -3,13 +3,13 @@
     ICD-10      20 clients, the chapter of a disease name; labels unlike inside each language: where the shape shows
     PI          22 clients, PAWS-X paraphrases          (its development set, cut in two)
     QA          20 clients, questions and sentences of XQuAD
-    NC          70 clients, headlines of MasakhaNEWS
+    NC          70 clients, articles of MasakhaNEWS, by their headline and first words
 
 Files are written for training, validation (to choose settings by) and testing; a text and its translations never stand
 on both sides. Every client is tested on its share of its language's test set.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,14 @@ class Corpus:
     active: int
     clusters: int
     length: int
+    labels: tuple[str, ...]
+    words: str = ""  # where its tokeniser is; none: its silos have yet to agree on one
+
+    @property
+    def named_task(self) -> dict[str, Any]:
+        """The task with its labels: nobody has to be asked for them."""
+        task = {"name": self.task} if isinstance(self.task, str) else self.task
+        return task | {"labels": list(self.labels)}
 
     @property
     def clients(self) -> int:
@@ -71,7 +79,7 @@ def diseases(folder: Path, per_client: int, held_out: int) -> Corpus:
             if len(splits[split]) < room[split]:
                 splits[split].append({"text": row["text"], "label": row["label"], "lang": language})
         silos[language] = _source(folder / "icd10", language, splits, clients, skew=SKEW)
-    return Corpus("classify", silos, 4, 10, 24)
+    return Corpus("classify", silos, 4, 10, 24, _labels(found))
 
 
 def paraphrases(data: Path, folder: Path, held_out: int) -> Corpus:
@@ -86,7 +94,7 @@ def paraphrases(data: Path, folder: Path, held_out: int) -> Corpus:
         fields = {"text": "sentence1", "second": "sentence2"}
         splits = {"train": train, "valid": valid, "test": test}
         silos[language] = _source(folder / "pawsx", language, splits, PAWSX[language], **fields)
-    return Corpus({"name": "pairs", "negative": "0"}, silos, 2, 10, 48)
+    return Corpus({"name": "pairs", "negative": "0"}, silos, 2, 10, 48, ("0", "1"))
 
 
 def questions(data: Path, folder: Path, held_out: int) -> Corpus:
@@ -97,18 +105,26 @@ def questions(data: Path, folder: Path, held_out: int) -> Corpus:
         parts: Splits = {"train": train[: 93 * clients], "valid": dev[:held_out], "test": dev[-held_out:]}
         fields = {"text": "sentence1", "second": "sentence2"}
         silos[language] = _source(folder / "xquad", language, parts, clients, **fields)
-    return Corpus({"name": "pairs", "negative": "0"}, silos, 2, 10, 64)
+    return Corpus({"name": "pairs", "negative": "0"}, silos, 2, 10, 64, ("0", "1"))
 
 
 def news(data: Path, folder: Path, held_out: int) -> Corpus:
     silos = {}
     splits = {split: list(lines(data / "masakhanews" / f"{split}.jsonl.gz")) for split in ("train", "dev")}
     for language, clients in MASAKHANEWS.items():
-        train, dev = ([row for row in splits[split] if row["lang"] == language] for split in ("train", "dev"))
+        train, dev = ([_article(r) for r in splits[split] if r["lang"] == language] for split in ("train", "dev"))
         half = min(held_out, len(dev) // 2)
         parts: Splits = {"train": train[: 28 * clients], "valid": dev[:half], "test": dev[half : 2 * half]}
-        silos[language] = _source(folder / "masakhanews", language, parts, clients, text="headline")
-    return Corpus("classify", silos, 7, 5, 24)
+        silos[language] = _source(folder / "masakhanews", language, parts, clients)
+    return Corpus("classify", silos, 7, 5, 64, _labels(splits))
+
+
+def _article(row: Row) -> Row:
+    return {"text": f"{row['headline']} {row['text']}", "label": row["label"], "lang": row["lang"]}
+
+
+def _labels(rows: Mapping[str, Sequence[Row]]) -> tuple[str, ...]:
+    return tuple(sorted({str(row["label"]) for some in rows.values() for row in some}))
 
 
 # ── made up, for seconds ──────────────────────────────────────────────────────────────────────────────────────────
@@ -117,28 +133,26 @@ def news(data: Path, folder: Path, held_out: int) -> Corpus:
 def made_up(folder: Path) -> dict[str, Corpus]:
     """The same layouts from generated sentences, very small: to see in seconds that everything works."""
     clients = {"en": 3, "de": 1, "fr": 1}
-    single = {
-        code: _source(folder / "single", code, _cut(templates.assertions(code, 24 * n + 16, 0)), n)
-        for code, n in clients.items()
-    }
+    sentences = {code: list(templates.assertions(code, 24 * n + 16, 0)) for code, n in clients.items()}
+    classes = _labels(sentences)
+    single = {code: _source(folder / "single", code, _cut(sentences[code]), n) for code, n in clients.items()}
     skewed = {code: source | ({"skew": SKEW} if source.get("clients") else {}) for code, source in single.items()}
     fields = {"text": "finding", "second": "sentence"}
     paired = {
-        code: _source(folder / "pairs", code, _cut(_matches(code, 24 * n + 16)), n, **fields)
+        code: _source(folder / "pairs", code, _cut(list(_matches(code, 24 * n + 16))), n, **fields)
         for code, n in clients.items()
     }
-    pairs = Corpus({"name": "pairs", "negative": "no"}, paired, 2, 3, 24)
+    pairs = Corpus({"name": "pairs", "negative": "no"}, paired, 2, 3, 24, ("no", "yes"))
     return {
-        "ICD-10": Corpus("classify", skewed, 3, 3, 24),
+        "ICD-10": Corpus("classify", skewed, 3, 3, 24, classes),
         "PI": pairs,
         "QA": pairs,
-        "NC": Corpus("classify", single, 3, 3, 24),
+        "NC": Corpus("classify", single, 3, 3, 24, classes),
     }
 
 
-def _cut(rows: Iterator[Row]) -> Splits:
-    found = list(rows)
-    return {"test": found[:8], "valid": found[8:16], "train": found[16:]}
+def _cut(rows: list[Row]) -> Splits:
+    return {"test": rows[:8], "valid": rows[8:16], "train": rows[16:]}
 
 
 def _matches(language: str, count: int) -> Iterator[Row]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hansa.reproduce.medical import Size
 
 Silos = dict[str, dict[str, str]]
-RATES = {"federated": (0.5, 1.0, 2.0), "central": (0.1, 1 / 3, 1.0, 3.0, 10.0)}  # times the rate that the scale has
+RATES = {"federated": (0.5, 1.0, 2.0), "central": (0.3, 1.0, 3.0, 10.0, 30.0)}  # times the rate that the scale has
 PART = 4  # a run to tune by has so much fewer rounds
 TEXTS = 500  # are enough to know how long samples are
 
