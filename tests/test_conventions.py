@@ -46,3 +46,12 @@ def test_every_fault_of_the_table_has_its_tests():
         for test in tests:
             file, name = test.split("::")
             assert f"def {name}(" in (ROOT / "tests" / file).read_text(encoding="utf-8"), f"{number}: {test}"
+
+
+def test_the_page_of_settings_is_what_the_code_says():
+    """`python -m hansa.reference > docs/federation-file.md` writes it anew."""
+    from hansa import reference
+
+    assert (ROOT / "docs" / "federation-file.md").read_text(encoding="utf-8") == reference.page()
+    for name in ("`at_once`", "### `fedadam`", "### `relation`", "`multiplier`"):
+        assert name in reference.page()
