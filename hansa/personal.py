@@ -65,24 +65,37 @@ def personalise(silo: "Silo", request: Personalise, settings: Settings) -> Perso
         return Personal(gradient, {}, {}, {}, alpha)
     curves: dict[str, tuple[float, ...]] = {}
     if settings.mix == "sweep":
-        looks = [overall(silo.site.task, _look(silo, own, shared, a)) for a in ALPHAS]
-        curves = {metric: tuple(look[metric] for look in looks) for metric in looks[0]}
-        alpha = min(ALPHAS, key=lambda a: looks[ALPHAS.index(a)]["loss"])
-        plain, mixed = (_look(silo, own, shared, a, settings.draws) for a in (0.0, alpha))
-        alpha = alpha if ahead(silo.site.task, plain, mixed) else 0.0
+        alpha, curves = _sweep(silo, own, shared, settings.draws)
     models = ({FEDERATED: 0.0} if request.label == OWN else {}) | {request.label: 1.0}
     if settings.mix != "none":
         models[MIXED if request.label == OWN else f"{request.label}, {MIXED}"] = alpha
-    scored: dict[float, tuple[float, dict[str, dict[str, float]]]] = {}
-    for share in sorted({*models.values()}):  # at 0 and at 1 a mixture is one of the others
-        loss = overall(silo.site.task, _look(silo, own, shared, share))["loss"]
-        # The first draw asks the questions of the final evaluation.
-        scored[share] = loss, whole(silo.score("test", 1.0, PARTS, decode=True, draws=settings.draws)).sums
+    scored = _scores(silo, own, shared, {*models.values()}, settings.draws)
     losses = {name: scored[share][0] for name, share in models.items()}
     sums = {name: scored[share][1] for name, share in models.items()}
     best = min(losses, key=lambda name: losses[name])
     _keep(silo, own, shared, models[best], best, losses[best])
     return Personal(Tensors(Layout((), ()), torch.zeros(0)), sums, losses, curves, alpha)
+
+
+def _sweep(silo: "Silo", own: Tensor, shared: Tensor, draws: int) -> tuple[float, dict[str, tuple[float, ...]]]:
+    """The α to keep, and each metric over all of them on validation data (Figure 3)."""
+    looks = {a: overall(silo.site.task, _look(silo, own, shared, a)) for a in ALPHAS}
+    curves = {metric: tuple(look[metric] for look in looks.values()) for metric in looks[0.0]}
+    alpha = min(ALPHAS, key=lambda a: looks[a]["loss"])
+    plain, mixed = (_look(silo, own, shared, a, draws) for a in (0.0, alpha))
+    return (alpha if ahead(silo.site.task, plain, mixed) else 0.0), curves
+
+
+def _scores(
+    silo: "Silo", own: Tensor, shared: Tensor, shares: set[float], draws: int
+) -> dict[float, tuple[float, dict[str, dict[str, float]]]]:
+    """Of each mixture, which at 0 and at 1 is one of the others: its validation loss, and its sums on the test set."""
+    found = {}
+    for share in sorted(shares):
+        loss = overall(silo.site.task, _look(silo, own, shared, share))["loss"]
+        # The first draw asks the questions of the final evaluation.
+        found[share] = loss, whole(silo.score("test", 1.0, PARTS, decode=True, draws=draws)).sums
+    return found
 
 
 def _train(silo: "Silo", request: Personalise, settings: Settings, shared: Tensor) -> float:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from time import monotonic, perf_counter
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 
@@ -50,7 +50,7 @@ from hansa.round import Record, federated_round
 from hansa.runs.directory import RunDirectory, atomically
 from hansa.runs.ledger import OWN, Ledger
 from hansa.site import Site
-from hansa.tasks.base import Labelled, Marking, Writing
+from hansa.tasks.base import Labelled, Marking, Task, Writing
 from hansa.upload import restore_local
 from hansa.watch import Quiet, Watcher
 
@@ -128,31 +128,10 @@ def begin(federation: Federation, directory: RunDirectory, link: Link, ledger: L
     if directory.start.exists():
         return
     task = Site(federation, directory.path).task
-    settings = federation.tokenizer
-    kind = "federated" if federated_vocabulary(federation) else settings.kind or "model"
-    named_labels: tuple[str, ...] = getattr(task, "labels", ())
-    ask_labels = task.needs_labels and not named_labels
-    found = Findings({})
-    if kind == "federated" or ask_labels:
-        watcher.say("asking the silos for word counts" if kind == "federated" else "asking the silos for labels")
-        request = Survey(settings.minimum if kind == "federated" else 0, ask_labels)
-        own = [ROOT] * bool(federation.root and federation.root.sources) + list(leaves(federation.silos))
-        quorum = federation.participation.quorum
-        replies = surveyed(link, own, request, quorum, ledger, watcher)  # a mixture would tell its silos' counts again
-        merged = merge(list(replies.values()))
-        assert isinstance(merged, Findings)
-        found = merged
-        ledger.fact("survey", _released(replies, settings.minimum, kind == "federated"))
-    if kind == "federated":
-        words = tokenizer.train_vocabulary(found.pieces, settings.size)
-    elif kind == "bytes":
-        words = tokenizer.byte_tokenizer()
-    else:
-        words = tokenizer.load(str(settings.path or federation.model.path))
-    if isinstance(task, Marking) and kind in ("federated", "bytes"):
-        sources = (source for node in holders(federation).values() for source in node.sources)
-        words.add_tokens(task.extra_tokens(sources), special_tokens=True)
-    names = named_labels or found.labels
+    named: tuple[str, ...] = getattr(task, "labels", ())
+    found = _told(federation, task.needs_labels and not named, link, ledger, watcher)
+    words = _tokeniser(federation, task, found.pieces)
+    names = named or found.labels
     labels = cast(Labelled, task).classes(names) if task.needs_labels else ()
     if task.needs_labels and len(labels) < 2:
         raise DataError(
@@ -171,6 +150,37 @@ def begin(federation: Federation, directory: RunDirectory, link: Link, ledger: L
     ledger.fact("versions", facts)
     ledger.fact("vocabulary", len(words))
     ledger.fact("parameters", sum(p.numel() for p in model.parameters()))
+
+
+def _told(federation: Federation, labels: bool, link: Link, ledger: Ledger, watcher: Watcher) -> Findings:
+    """What the silos tell for a common start: counts of word pieces, names of labels, both or nothing."""
+    pieces, minimum = federated_vocabulary(federation), federation.tokenizer.minimum
+    if not pieces and not labels:
+        return Findings({})
+    watcher.say("asking the silos for word counts" if pieces else "asking the silos for labels")
+    request = Survey(minimum if pieces else 0, labels)
+    # A mixture would tell its silos' counts again.
+    own = [ROOT] * bool(federation.root and federation.root.sources) + list(leaves(federation.silos))
+    replies = surveyed(link, own, request, federation.participation.quorum, ledger, watcher)
+    ledger.fact("survey", _released(replies, minimum, pieces))
+    merged = merge(list(replies.values()))
+    assert isinstance(merged, Findings)
+    return merged
+
+
+def _tokeniser(federation: Federation, task: Task, pieces: Mapping[str, int]) -> Any:
+    settings = federation.tokenizer
+    built = federated_vocabulary(federation) or settings.kind == "bytes"
+    if federated_vocabulary(federation):
+        words = tokenizer.train_vocabulary(pieces, settings.size)
+    elif settings.kind == "bytes":
+        words = tokenizer.byte_tokenizer()
+    else:
+        words = tokenizer.load(str(settings.path or federation.model.path))
+    if isinstance(task, Marking) and built:
+        sources = (source for node in holders(federation).values() for source in node.sources)
+        words.add_tokens(task.extra_tokens(sources), special_tokens=True)
+    return words
 
 
 def _released(told: Mapping[NodeId, Findings], minimum: int, pieces: bool) -> dict[str, object]:
