@@ -13,7 +13,7 @@ What a node keeps from one `Fit` to the next (its model, its momentum, its child
 folder, as a silo's state does, so that a run continues after a crash.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from time import monotonic, perf_counter
@@ -111,17 +111,26 @@ class Loaded:
 
 
 def agg_parent(
-    name: NodeId, tree: Tree, keys: Keys, memory: Mapping[str, Tensor], start: Tensors, request: Fit, leaf: bool
+    name: NodeId,
+    tree: Tree,
+    keys: Keys,
+    memory: Mapping[str, Tensor],
+    start: Callable[[], Tensors],
+    request: Fit,
+    leaf: bool,
 ) -> Loaded:
-    """The parent's backbone, and one's own key layers after attention to the parent's and, at a leaf, to residuals."""
+    """The parent's backbone, and one's own key layers after attention to the parent's and, at a leaf, to residuals.
+    ``start``: what it begins from, which may have to be read from a folder of its own."""
     residuals, refused = unpack(request.residuals, keys)
-    before = Tensors(keys.layout, memory[MODEL]) if MODEL in memory else start
+    before = Tensors(keys.layout, memory[MODEL]) if MODEL in memory else start()
     model, own = before.copy(), keys.read(before)
     model.write(request.model)
     if not tree.keys_travel:
         return Loaded(model, {}, [], refused)
     heard = keys.read(request.model)
-    base = Tensors(keys.flat, memory[PARENT]).named() if PARENT in memory else keys.read(start)
+    base = own  # of those who compare layers as they are, nobody looks at it
+    if tree.compares_moves:
+        base = Tensors(keys.flat, memory[PARENT]).named() if PARENT in memory else keys.read(start())
     others: dict[str, Layers] = {request.parent: heard}
     for number, residual in enumerate(residuals if leaf else ()):
         others[f"{residual.origin} (residual {number + 1})"] = {residual.layer: residual.values}
@@ -145,7 +154,7 @@ def fit_leaf(silo: "Silo", request: Fit) -> Reply:
     if tree is None:
         return Lost("its method does not work on trees")
     loaded = agg_parent(
-        silo.name, tree, keys, silo.memory.recall(request.round), silo.site.start_of(silo.name), request, True
+        silo.name, tree, keys, silo.memory.recall(request.round), lambda: silo.site.start_of(silo.name), request, True
     )
     training = Train(request.round, loaded.model, request.durable, request.begin, request.total)
     reply = silo.train(training, request.model, lambda state: kept(keys, tree, state, request))
@@ -216,7 +225,7 @@ class Region:
 
     def fit(self, request: Fit) -> Reply:
         memory = self.memory.recall(request.round)
-        loaded = agg_parent(self.name, self.tree, self.keys, memory, self.start, request, False)  # 2
+        loaded = agg_parent(self.name, self.tree, self.keys, memory, lambda: self.start, request, False)  # 2
         moving = self._revive(memory, loaded.model)
         residuals, upwards, records = loaded.residuals, list[Residual](), list[Record]()
         end = monotonic() + IN_TIME * request.within if request.within else None

@@ -309,7 +309,7 @@ def test_a_residual_for_a_layer_the_receiver_lacks_is_refused(tmp_path):
 def test_a_nodes_backbone_is_its_parents(tmp_path):
     real = Real(tmp_path)
     request = Fit(1, "west", tensors(START + 1), nothing())
-    loaded = agg_parent("a", real.method.tree, real.keys, {}, tensors(START), request, True)
+    loaded = agg_parent("a", real.method.tree, real.keys, {}, lambda: tensors(START), request, True)
     assert torch.equal(loaded.model.flat[BACKBONE], request.model.flat[BACKBONE])
     assert not torch.equal(loaded.model.flat[7:], request.model.flat[7:])
 
