@@ -55,3 +55,11 @@ def test_the_page_of_settings_is_what_the_code_says():
     assert (ROOT / "docs" / "federation-file.md").read_text(encoding="utf-8") == reference.page()
     for name in ("`at_once`", "### `fedadam`", "### `relation`", "`multiplier`"):
         assert name in reference.page()
+
+
+def test_every_module_is_on_the_map():
+    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8").partition("## A map")[2]
+    named = set(re.findall(r"`(\w+/?)`", page))
+    modules = {file.stem for file in (ROOT / "hansa").glob("*.py") if not file.stem.startswith("_")}
+    folders = {f"{folder.parent.name}/" for folder in (ROOT / "hansa").glob("*/__init__.py")} - {"templates/"}
+    assert modules | folders == named
