@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import cast
@@ -21,6 +21,19 @@ FOREIGN = 0.1  # of them in another language: the silo is told
 ANY_LENGTH = 1 << 30
 
 
+@dataclass
+class Foreign:
+    """Texts that are not in the language they should be in: in which they are, and where the first one stands."""
+
+    languages: Counter[str] = field(default_factory=Counter)
+    first: str = ""
+
+    def look(self, some: list[Row], text: str, language: str) -> None:
+        for row, seen in other_languages(some, text, language):
+            self.languages[seen] += 1
+            self.first = self.first or row.place
+
+
 @dataclass(frozen=True)
 class Reading:
     federation: Federation
@@ -34,20 +47,20 @@ class Reading:
         """Whether rows have something beside a text that can be wrong."""
         return self.task.needs_labels or isinstance(self.task, Writing)
 
-    def source(self, source: Source) -> tuple[int, list[str], dict[str, Counter[str]]]:
+    def source(self, source: Source) -> tuple[int, list[str], dict[str, Foreign]]:
         """Its training texts, what a run would say about its data, and by the language that texts should be in, the
         languages of those that are not."""
         count, said = 0, list[str]()
         sides = {source.text: source.language or ""}
         if isinstance(self.task, Writing):
             sides[source.target] = source.target_language or ""
-        foreign = {language: Counter[str]() for language in sides.values()}
+        foreign = {language: Foreign() for language in sides.values()}
         for split in ("train", "valid", "test") if self._looks_closer else ("train",):
             problems = Problems()
             for some in in_batches(rows(source, split, self.federation.data, problems), 2000):
                 if split == "train":
-                    for field, language in sides.items():
-                        foreign[language].update(other_languages(some[: max(0, LOOKED_AT - count)], field, language))
+                    for text, language in sides.items():
+                        foreign[language].look(some[: max(0, LOOKED_AT - count)], text, language)
                     count += len(some)
                 if self._looks_closer:
                     self._annotation(some, source, problems)
@@ -87,25 +100,26 @@ class Reading:
                     yield from task.labels_in(row, source)
 
 
-def other_languages(some: list[Row], field: str, language: str) -> Iterator[str]:
-    """Of each text that is surely not in this language, the one it is in."""
+def other_languages(some: list[Row], text: str, language: str) -> Iterator[tuple[Row, str]]:
+    """Each row whose text is surely not in this language, with the one it is in."""
     from hansa.data.importing.sentences import other_language
 
     for row in some:
         try:
-            seen = other_language(str(row.get(field, "")), language)
+            seen = other_language(str(row.get(text, "")), language)
         except UserError:  # the detector is not installed: an extra
             return
         if seen:
-            yield seen.partition(",")[0]
+            yield row, seen.partition(",")[0]
 
 
-def language_warning(silo: str, language: str, count: int, foreign: Counter[str]) -> str:
-    looked_at = min(count, LOOKED_AT)
-    if foreign.total() <= FOREIGN * looked_at:
+def language_warning(silo: str, language: str, count: int, foreign: Foreign) -> str:
+    looked_at, others = min(count, LOOKED_AT), foreign.languages.total()
+    if others <= FOREIGN * looked_at:
         return ""
-    most = foreign.most_common(1)[0][0]
+    most = foreign.languages.most_common(1)[0][0]
     return (
-        f"{silo} says that its language is {language}, but {foreign.total()} of the {looked_at} texts looked at "
-        f"are in another, most in {most}: correct 'language:', or leave them out ('hansa data import' does)"
+        f"{silo} says that its language is {language}, but {others} of the {looked_at} texts looked at are in another, "
+        f"most in {most}, the first at {foreign.first}: correct 'language:', or leave them out ('hansa data import' "
+        "does)"
     )

@@ -231,4 +231,7 @@ def test_check_warns_of_texts_in_another_language(tmp_path):
     file.write_text(json.dumps(raw))
     warnings = json.loads(ok("check", str(file), "--format", "json"))["warnings"]
     [warning] = [w for w in warnings if "language" in w]
-    assert "es says that its language is de, but 2 of the 2 texts looked at are in another, most in es" in warning
+    assert (
+        "es says that its language is de, but 2 of the 2 texts looked at are in another, most in es, the first at "
+        in warning
+    )
