@@ -8,6 +8,7 @@ import webbrowser
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from time import perf_counter
 from typing import Annotated, Any, cast, get_args
 
 import typer
@@ -354,8 +355,12 @@ def reproduce(
         raise UserError(f"{folder} is not empty; choose another --out, or go on there with --resume")
     say = Progress(errors, "reproduce").say
     asked = reproduction.Asked(cast(reproduction.Scale, scale), data, folder, say, encoder, model, tune)
-    found: reproduction.Reproduction = import_module(f"hansa.reproduce.{paper.replace('-', '_')}").reproduce(asked)
-    found = replace(found, resumed=resume)
+    began = perf_counter()
+    try:
+        found: reproduction.Reproduction = import_module(f"hansa.reproduce.{paper.replace('-', '_')}").reproduce(asked)
+    finally:
+        took = reproduction.clocked(folder, perf_counter() - began)
+    found = replace(found, seconds=sum(took), goes=len(took))
     if results is not None:
         reproduction.update_results(results, found)
 

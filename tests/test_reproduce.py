@@ -7,7 +7,18 @@ import pytest
 
 from hansa.errors import UserError
 from hansa.models.tokenizer import byte_tokenizer
-from hansa.reproduce import Asked, Claim, Reproduction, Table, downstream, encoder, medical, tuning, update_results
+from hansa.reproduce import (
+    Asked,
+    Claim,
+    Reproduction,
+    Table,
+    clocked,
+    downstream,
+    encoder,
+    medical,
+    tuning,
+    update_results,
+)
 from hansa.reproduce.jobs import Jobs
 from hansa.run import Outcome
 
@@ -99,6 +110,14 @@ def test_the_results_page_is_rewritten_section_by_section(tmp_path):
     assert text.count("## Medical") == 2
     assert "one" not in text.replace("one line", "")
     assert text.index("three") < text.index("two"), "a section keeps its place"
+
+
+def test_the_time_of_all_goes_is_counted(tmp_path):
+    assert clocked(tmp_path, 60.0) == [60.0]
+    took = clocked(tmp_path, 30.0)
+    found = Reproduction("medical", "smoke", [], [], tmp_path, sum(took), goes=len(took), tuning=6.0)
+    assert "1.5 minutes in all, of which 0.1 to choose settings, in 2 goes." in found.markdown()
+    assert clocked(tmp_path / "never made", 1.0) == [1.0]
 
 
 def test_real_text_must_be_given(tmp_path):

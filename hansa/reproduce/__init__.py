@@ -1,5 +1,6 @@
 """`hansa reproduce`: a paper's experiments beside ours, its tables in our figures, its claims one by one."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -75,7 +76,7 @@ class Reproduction:
     seconds: float
     facts: dict[str, Any] = field(default_factory=dict)
     tuning: float = 0.0  # of these seconds, how many went into the choice of settings
-    resumed: bool = False
+    goes: int = 1  # it was stopped and resumed in between
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -93,10 +94,19 @@ class Reproduction:
         given = ", from a snapshot made before" if self.facts.get("snapshot", "ours") != "ours" else ""
         tune, of_it = (" --tune", f", of which {self.tuning / 60:.1f} to choose settings") if self.tuning else ("", "")
         command = f"`hansa reproduce {self.paper} --scale {self.scale}{tune}`"
-        again = " to go on with runs that were made before" if self.resumed else ""
-        lines += [f"{command}{given}, {self.seconds / 60:.1f} minutes{again}{of_it}.", ""]
+        again = f", in {self.goes} goes" if self.goes > 1 else ""
+        lines += [f"{command}{given}, {self.seconds / 60:.1f} minutes in all{of_it}{again}.", ""]
         lines += [f"- {claim.line}" for claim in self.claims]
         return "\n".join([*lines, "", *(table.markdown() for table in self.tables)])
+
+
+def clocked(folder: Path, seconds: float) -> list[float]:
+    """How long each go took in this folder, the latest with them."""
+    file = folder / "seconds.json"
+    took = [*(json.loads(file.read_text()) if file.is_file() else []), round(seconds, 1)]
+    if folder.is_dir():
+        file.write_text(json.dumps(took))
+    return took
 
 
 def update_results(file: Path, found: Reproduction) -> None:
