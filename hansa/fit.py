@@ -305,7 +305,7 @@ class Region:
             asks[self.name] = replace(below, model=self.model(request.round))
         elif self.own and not self.mixture:
             asks[self.name] = below
-        replies = [answer.reply for answer in self.link.ask(asks, None)]
+        replies = [answer.reply for answer in self.link.ask(asks, until(self.settings.participation))]
         given = [reply for reply in replies if isinstance(reply, Scores)]
         if not given:
             reasons = [reply.reason for reply in replies if isinstance(reply, Lost)]

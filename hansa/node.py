@@ -49,7 +49,7 @@ from hansa.methods.fedavg import Sgd
 from hansa.methods.fedopt import scale
 from hansa.models.adapt import merged
 from hansa.models.tokenizer import count_pieces
-from hansa.pace import Member, Moving
+from hansa.pace import Member, Moving, until
 from hansa.personal import overall, personalise
 from hansa.privacy.secagg import Refused
 from hansa.privacy.update import NORM, protect
@@ -409,7 +409,8 @@ class Federation:
 
     def _gather(self, request: Request) -> Reply:
         """The children's replies as one; scores do without those who could not give any."""
-        replies = [answer.reply for answer in self.link.ask(dict.fromkeys(self.members, request), None)]
+        patience = until(self.settings.participation) if isinstance(request, Evaluate) else None
+        replies = [answer.reply for answer in self.link.ask(dict.fromkeys(self.members, request), patience)]
         given = [reply for reply in replies if not isinstance(reply, Lost)]
         reasons = [reply.reason for reply in replies if isinstance(reply, Lost)]
         if not given or (reasons and not isinstance(request, Evaluate)):

@@ -1,9 +1,18 @@
 """Federations below a federation that only average: the root's settings count once, and silos below forget in time."""
 
+from time import monotonic
+
+import pytest
 import torch
 
 from hansa.config import Node
+from hansa.links import Answer
+from hansa.messages import Card, Describe, Evaluate, Scores
+from hansa.methods.fedavg import fedavg
+from hansa.node import Federation
+from hansa.pace import Member
 from hansa.run import run
+from hansa.tensors import Tensors
 from tests.conftest import weights
 
 SERVER = {"optimizer": "sgd", "lr": 1.0, "schedule": "linear"}
@@ -48,3 +57,21 @@ def test_silos_below_a_region_forget_what_is_no_longer_needed(federation, tmp_pa
         return len(list((tmp_path / name / "silos" / "north" / "memory").glob("round-*")))
 
     assert kept("tree") <= 3 * kept("flat"), "of fifteen rounds"
+
+
+def test_evaluation_below_a_region_has_a_deadline_too(federation, tmp_path):
+    """Whoever does not answer is left out of the scores; nobody waits for ever."""
+    settings = federation(participation={"deadline": 5.0})
+    asked = []
+
+    class Noted:
+        def ask(self, asks, until):
+            asked.append(until)
+            replies = {Evaluate: Scores({"north": {"tokens": 1.0}}), Describe: Card({}, 0)}
+            return iter([Answer(node, replies[type(request)]) for node, request in asks.items()])
+
+    region = Federation("region", {"north": Member(1, 1)}, Noted(), fedavg(), settings)
+    region.answer(Evaluate(0, Tensors.of({})))
+    region.answer(Describe())
+    assert asked[0] == pytest.approx(monotonic() + 5.0, abs=1.0)
+    assert asked[1] is None, "before the first round there is time"
