@@ -96,7 +96,11 @@ class Silo:
                 return self._trade(request)
             case Train():
                 whole = self._with_model(request)
-                return whole if isinstance(whole, Lost) else self._checked(whole) or self.train(whole, whole.model)
+                if isinstance(whole, Lost):
+                    return whole
+                reply = self._checked(whole) or self.train(whole, whole.model)
+                self._held = None  # only now: what fails is tried once more
+                return reply
             case Fit():
                 return fit_leaf(self, request)
             case Advertise() | Entrust() | Reveal():

@@ -196,16 +196,21 @@ def test_rivals_and_compositions_run(classify, tmp_path, method):
     assert all(0 <= metrics["accuracy"] <= 1 for metrics in outcome.metrics.values())
 
 
-def test_a_silo_that_is_asked_again_still_holds_the_model(classify, tmp_path):
-    """A first try that failed must not hide its own reason behind another."""
+def test_a_silo_that_failed_still_holds_the_model_for_its_second_try(classify, tmp_path, monkeypatch):
+    """The first error must not hide behind another."""
     settings = classify(method={"name": "fedkc", "floor": 1, "q": 2})
     outcome = run(settings, tmp_path / "run", workers=0)
     site = Site(settings, outcome.folder)
     silo, model = site.silo("north"), site.start.copy()
     assert isinstance(silo.answer(Trade(1, model)), Offer)
     held = Train(1, Tensors.zeros(Layout((), ())), held=True)
-    assert [type(silo.answer(held)) for _ in range(2)] == [Update, Update]
-    assert isinstance(silo.answer(replace(held, round=2)), Lost), "but not one of another round"
+    assert isinstance(silo.answer(replace(held, round=2)), Lost), "not one of another round"
+    with monkeypatch.context() as broken:
+        broken.setattr(silo, "batches", lambda *_: iter([[None]]))
+        with pytest.raises(AttributeError):
+            silo.answer(held)
+    assert isinstance(silo.answer(held), Update)
+    assert isinstance(silo.answer(held), Lost), "and then lets it go"
 
 
 # ── refused before anything is loaded ─────────────────────────────────────────────────────────────────────────────
