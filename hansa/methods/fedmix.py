@@ -12,7 +12,7 @@ the two differ by terms of order λ².
 x: a text as the output of the embedding layer; (x̄, ȳ): one of the means told by others, drawn for each batch. L₃ is
 differentiated again for the step.
 Deviations: text has no input to average, so means are of embedded texts, made anew in each round with the received
-model, as many as ``means``; a position is averaged over real tokens.
+model, as many as ``means``; a position is averaged over real tokens. The loss that a silo reports is L itself.
 """
 
 from dataclasses import dataclass, replace
