@@ -6,6 +6,8 @@ import pytest
 
 from hansa.errors import UserError
 from hansa.reproduce import Asked, fedkc, multilingual
+from hansa.reproduce.encoder import model_of
+from hansa.reproduce.fedkc import clearly
 from hansa.reproduce.fedkc_runs import ALL, GRID, LAST, SIZES, Tuned, federation, methods
 from hansa.reproduce.published_fedkc import AVERAGES
 
@@ -69,3 +71,17 @@ def test_layouts_have_the_papers_numbers_of_clients():
 def test_real_text_is_needed_beyond_smoke(tmp_path):
     with pytest.raises(UserError, match="give the folder with --data"):
         fedkc.reproduce(Asked("small", None, tmp_path, lambda line: None))
+
+
+def test_somebodys_encoder_brings_its_words_and_is_moved_gently(tmp_path):
+    corpus = multilingual.made_up(tmp_path)["QA"]
+    ours, theirs = (federation(corpus, ALL, SIZES["small"], Tuned(), 2, model=m) for m in (None, "some/encoder"))
+    assert (theirs.model.path, theirs.tokenizer.path) == ("some/encoder", None)
+    assert (ours.train.lr, theirs.train.lr) == (2e-3, 1e-4)
+    assert model_of("some/encoder") == "some/encoder", "a hub id"
+
+
+def test_a_difference_that_the_seeds_could_make_is_none():
+    assert clearly([0.5, 0.6], [0.4, 0.5])
+    assert not clearly([0.5, 0.4], [0.4, 0.5])
+    assert clearly([0.5], [0.4, 0.3]), "one seed has no spread"

@@ -45,6 +45,12 @@ def folder_of(name: str) -> Path:
     return target.resolve()
 
 
+def model_of(name: str) -> str:
+    """What a federation file calls it: a folder, or else a hub id as it stands."""
+    known = Path(name, "config.json").is_file() or name == MINILM.package.partition("==")[0]
+    return str(folder_of(name)) if known else name
+
+
 def start(jobs: Jobs, name: str, task: Downstream, folder: Path) -> None:
     """Both fine-tunings, on the same sentences: pooled, and dealt out to four silos."""
     path = str(folder_of(name))

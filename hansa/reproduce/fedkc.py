@@ -16,6 +16,7 @@ from hansa.privacy import leak, price
 from hansa.privacy.leak import FAILED
 from hansa.report import audit, html
 from hansa.reproduce import Asked, Claim, Reproduction, Say, Table, multilingual
+from hansa.reproduce.encoder import model_of
 from hansa.reproduce.fedkc_runs import (
     ALL,
     CENTRAL,
@@ -54,7 +55,7 @@ def reproduce(asked: Asked) -> Reproduction:
         laid_out = perf_counter()
         tuned, tuning = tune(jobs, corpora[SHAPE], size) if asked.tune else (Tuned(), [])
         choosing = perf_counter() - laid_out if asked.tune else 0.0
-        runs = Runs(jobs, corpora, size, tuned, asked.model)
+        runs = Runs(jobs, corpora, size, tuned, model_of(asked.model) if asked.model else None)
         runs.start()
         leaks = {layer: attacked(runs, layer, asked.say) for layer in LAYERS}  # while others still run
         tables = [shape_table(runs), *(task_table(runs, task) for task in TASKS), k_means_table(runs)]

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -30,6 +31,7 @@ DEFENCES: dict[str, dict[str, Any]] = {  # of FedKC on all layers: each adds to 
     "floor 20, noise 1": {"floor": 20, "noise": {"multiplier": 1.0}},
 }
 EPOCHS, ACTIVE = (1, 2, 4), (2, 5, 7)
+PRETRAINED = 1e-4  # the largest learning rate for an encoder that has learnt before
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,8 @@ def federation(
     model: str | None = None,
     batch: int | None = None,
 ) -> Federation:
-    training = {"optimizer": "adamw", "lr": tuned.lr or size.lr, "batch": batch or size.batch}
+    lr = min(tuned.lr or size.lr, PRETRAINED if model else inf)
+    training = {"optimizer": "adamw", "lr": lr, "batch": batch or size.batch}
     words: dict[str, Any] = {"path": corpus.words} if corpus.words else {"size": size.vocabulary, "minimum": 2}
     return parse(
         {
