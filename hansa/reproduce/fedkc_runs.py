@@ -53,7 +53,7 @@ class Size:
     preset: str = "mini"
     vocabulary: int = 2500
     batch: int = 16
-    lr: float = 2e-3
+    lr: float = 1e-3
     attacked: int = 16  # centroids of each layer
     pairs: int | None = None  # that a step looks at where they go through all layers; none: all
 
@@ -72,10 +72,10 @@ class Tuned:
 
     lr: float | None = None  # of all methods; default the scale's
     prox: float = 1e-4
-    moon: float = 5.0
-    mix: float = 0.1
-    last: float = 10.0
-    all: float = 3.0
+    moon: float = 0.1
+    mix: float = 0.05
+    last: float = 3.0
+    all: float = 1.0
 
 
 GRID: dict[str, tuple[str, tuple[float, ...]]] = {  # what each method's one setting may be: as many values for each
