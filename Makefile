@@ -13,7 +13,7 @@ demo: $(READY)            ## the main job on real data; ends with a table and a 
 	$(BIN)/hansa demo
 
 test: $(READY)            ## the fast tests, two processes
-	$(BIN)/python -m pytest -n 2 || $(AGAIN)
+	$(BIN)/python -m pytest -n 2 --dist loadfile || $(AGAIN)
 
 test-faults: $(READY)     ## real processes on loopback, killed and cut off
 	$(BIN)/python -m pytest -m slow_fault tests || $(AGAIN) -m slow_fault tests

@@ -168,7 +168,7 @@ def test_rates_are_tuned_apart_on_validation_data(federation, tmp_path):
     usual = replace(medical.SIZES["smoke"], rounds=8, server_lr=1e-2, central_lr=1e-3)
     with Jobs(tmp_path / "tuned", lambda line: None, False) as jobs:
         size, [table] = tuning.tune(jobs, usual, build)
-    assert len(table.rows) == 7
+    assert len(table.rows) == 8
     for label, chosen in (("FL, server", size.server_lr), ("CL", size.central_lr)):
         rows = [row for row in table.rows if row[0] == label]
         [best] = [row for row in rows if row[3]]
