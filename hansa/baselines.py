@@ -28,7 +28,8 @@ def arrange(federation: Federation, cards: Mapping[NodeId, Card]) -> Federation:
         return federation
     asked = min(1.0, cohort_size(federation.participation, len(federation.silos)) / len(federation.silos))
     periods = 0 if federation.kind == "base" else ceil(federation.rounds / federation.evaluate.every)
-    often = asked * federation.rounds / max(1, periods)  # in a period, a silo of the federation trains so often
+    # In a period, a silo of the federation trains so often; where there are none, nobody asks.
+    often = asked * federation.rounds / periods if periods else 1.0
     changes = {
         "rounds": periods,
         "method": Named(name="fedavg"),
@@ -61,7 +62,7 @@ def arrange(federation: Federation, cards: Mapping[NodeId, Card]) -> Federation:
         changes["method"] = Named.model_validate({"name": "chained", "order": order})
         changes["silos"] = holding
         changes["rounds"] = len(order)
-        changes["train"] = _as_often(federation, asked * federation.rounds)
+        changes["train"] = _as_often(federation, asked * max(1, federation.rounds))
     return federation.model_copy(update=changes)
 
 
@@ -86,6 +87,6 @@ def _training(federation: Federation, samples: Samples, max_batches: int | None)
 
 def _as_often(federation: Federation, times: float) -> Training:
     """What a silo does in so many rounds of the federation."""
-    train, samples = federation.train, federation.train.samples.scaled(times, replace=False)
+    train, samples = federation.train, federation.train.samples.scaled(times, replace=False, adapt=None)
     most = train.max_batches and ceil(times * train.max_batches * train.batch / federation.baseline.batch)
     return _training(federation, samples, most)

@@ -184,7 +184,7 @@ def show_preview(seen: Any) -> None:
     f = seen.federation
     title = f"{f.name}: {f.kind}, {f.task.name}, {f.method.name}, {f.rounds} rounds"
     output.print(table(["silo", "training texts", "share", "per round", "share of a round", "weight"], rows, title))
-    if len(seen.languages) != len(seen.silos):  # else the table above says it
+    if len(seen.languages) != len(seen.silos) or any(len(s.sources) > 1 for s in seen.silos):  # else it stands above
         shares = [
             [name, f"{one.samples:,}", f"{one.share:.1%}", "–" if one.weight is None else f"{one.weight:.1%}"]
             for name, one in seen.languages.items()

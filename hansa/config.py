@@ -130,10 +130,10 @@ class Samples(Section):
 
 class Schedule(Section):
     """lr(r)/lr₀ over rounds: ``constant``; ``linear``: 1 − decay·r; ``cosine`` to ``final`` at the last round;
-    ``inverse-sqrt``: √((warmup + 1)/r)."""
+    ``inverse-sqrt``: √((warmup + 1)/r). Of baselines (but chained ones) and personal models, over steps."""
 
     kind: Literal["constant", "linear", "cosine", "inverse-sqrt"] = "constant"
-    decay: Share | None = None  # linear: per round; default reaches zero after the last round
+    decay: Share | None = None  # linear: per round (or step); default reaches zero after the last one
     final: Share = 0.0
     warmup: Annotated[int, Field(ge=0)] = 0
 

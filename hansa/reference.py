@@ -11,7 +11,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 TOP = "Federation"
-FILES = ("config.py", "data/source.py", "simulation.py", "privacy/release.py")
+REGISTERED = re.compile(r"(?:METHODS|TASKS)\.register\('([\w-]+)'\)")
+FILES = ("config.py", "data/source.py", "simulation.py", "privacy/release.py", "methods/fltrust.py")
 # Where each section stands in a file, in the order of reading.
 PLACES = {
     "Federation": "at the top",
@@ -25,7 +26,7 @@ PLACES = {
     "Training": "`train`, `baseline`, `personal.train`",
     "Samples": "`train.samples`",
     "Adaptation": "`train.samples.adapt`",
-    "Schedule": "`train.schedule`, `server.schedule`",
+    "Schedule": "`train.schedule`, `server.schedule`, `baseline.schedule`, `personal.train.schedule`",
     "Participation": "`participation`, at the top or at a region",
     "Server": "`server`, at the top or at a region",
     "Aggregation": "`aggregate`",
@@ -40,13 +41,14 @@ PLACES = {
     "Simulation": "`simulate`",
     "Poison": "`simulate.poison.NAME`",
     "Noise": "`method.noise` of fedkc",
+    "Trust": "`method.filter` of worldlm, hierfavg and fedper",
 }
 PREFACE = """\
 # Every setting of a federation file
 
-Written by `python -m hansa.reference` from the code; a setting that is missing here does not exist. Sections may be
-left out: what has a default need not be said. `hansa check FED.yaml` says what follows from a file, `--set a.b=c`
-changes one setting for one command.
+Written by `python -m hansa.reference` from the code. Sections may be left out: what has a default need not be said.
+`hansa check FED.yaml` says what follows from a file, `--set a.b=c` changes one setting for one command. A silo may also
+say `clients: N` and `skew: a`, which deal its rows out to N silos (docs/exchange.md).
 """
 
 
@@ -114,9 +116,12 @@ def described(file: Path) -> Iterator[Described]:
         bases = [ast.unparse(base) for base in node.bases] if isinstance(node, ast.ClassDef) else []
         if not isinstance(node, ast.ClassDef) or not any(base in inherited for base in bases):
             continue
-        found = [re.fullmatch(r"\w+\.register\('([\w-]+)'\)", ast.unparse(d)) for d in node.decorator_list]
+        found = [
+            re.fullmatch(r"(?:METHODS|TASKS)\.register\('([\w-]+)'\)", ast.unparse(d)) for d in node.decorator_list
+        ]
         name = next((match[1] for match in found if match), "")
-        fields = inherited[bases[0]] + tuple(_setting(item, comments) for item in node.body if _is_setting(item))
+        own = [_setting(item, comments) for item in node.body if _is_setting(item)]
+        fields = tuple({setting.name: setting for setting in (*inherited[bases[0]], *own)}.values())
         inherited[node.name] = fields
         yield Described(node.name, _line(ast.get_docstring(node) or ""), fields, name)
 

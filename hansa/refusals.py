@@ -4,7 +4,7 @@ They are judged by what a method *is*, slot by slot, never by its name, so that 
 rules. `methods.build` asks here whoever builds a method: the command line, a coordinator, and every silo for itself.
 """
 
-from hansa.config import Federation, protected
+from hansa.config import Federation, Node, protected
 from hansa.errors import ConfigError
 from hansa.method import Method
 from hansa.methods.alone import Nothing
@@ -17,8 +17,8 @@ from hansa.pace import Arrivals, Together, cohort_size
 from hansa.privacy.secagg import SAFE_COHORT
 
 
-def refuse(federation: Federation, method: Method) -> None:
-    """``method``: the root's, or that of one of the nodes."""
+def refuse(federation: Federation, method: Method, node: Node | None = None) -> None:
+    """``method``: the root's, or that of a ``node``."""
     if isinstance(method.pace, Buffered | Arrivals):
         _by_the_clock(federation, method)
     if federation.upload.steps:
@@ -26,7 +26,7 @@ def refuse(federation: Federation, method: Method) -> None:
     if method.exchange is not None:
         _exchange(federation, method)
     if isinstance(method.aggregate, Krum):
-        _krum(federation, method.aggregate)
+        _krum(federation, method.aggregate, node)
     if federation.secure is not None:
         _secure(federation, method)
     if federation.personal is not None:
@@ -132,9 +132,12 @@ def _uploads(federation: Federation, method: Method) -> None:
         )
 
 
-def _krum(federation: Federation, krum: Krum) -> None:
-    needed, cohort = 2 * krum.bad + 3, cohort_size(federation.participation, len(federation.silos))
-    if cohort < needed and federation.kind == "federated":
+def _krum(federation: Federation, krum: Krum, node: Node | None) -> None:
+    """Wherever updates meet: at the root, and in every region."""
+    below = federation.silos if node is None else node.silos
+    rules = federation.participation if node is None else node.participation or federation.participation
+    needed, cohort = 2 * krum.bad + 3, cohort_size(rules, len(below))
+    if below and cohort < needed and federation.kind == "federated":
         raise ConfigError(
             f"krum with {krum.bad} bad silos needs at least {needed} silos, and {cohort} take part in a round: lower "
             "'bad', or use 'median'"

@@ -129,8 +129,10 @@ def train(
         targets = sum(len(part.targets) for part in parts)
         for part in parts:
             work.batch = part.to(learner.device)
-            losses.append(_backward(work, task, objective, len(part.targets) / max(1, targets)))
             done.seen += len(next(iter(part.inputs.values())))
+            if targets and not len(part.targets):
+                continue  # nothing to learn from, such as texts of one token that nothing follows
+            losses.append(_backward(work, task, objective, len(part.targets) / max(1, targets)))
         objective.gradient(work)
         if settings.clip is not None:
             _clip(learner.grad, settings.clip)

@@ -4,9 +4,10 @@ import pytest
 
 from hansa.baselines import arrange
 from hansa.config import Training
+from hansa.data.sampling import draw
 from hansa.messages import Card, Train
 from hansa.run import run
-from hansa.runs.ledger import Ledger
+from hansa.seeds import stream
 from hansa.site import Site
 from hansa.tensors import NOTHING
 
@@ -49,17 +50,25 @@ def test_a_silo_that_is_asked_in_every_third_round_trains_alone_on_a_third(feder
         assert seen(arranged, size) == pytest.approx(alone, abs=arranged.rounds * arranged.train.batch)
 
 
-def test_samples_of_a_part_of_a_pass_come_once_per_pass(federation, tmp_path):
-    settings = federation(
-        kind="per-silo", rounds=2, evaluate={"every": 1}, train={"samples": {"epochs": 1, "times": 0.5}}
-    )
-    outcome = run(settings, tmp_path / "run", workers=0)
-    ledger = Ledger(outcome.folder)
-    held = ledger.facts()["cards:per-silo"]["north"]["groups"]["train"]["north"]
-    assert [n for (n,) in ledger.select("select seen from traffic where node='north' order by round")] == [
-        round(held / 2)
-    ] * 2
-    ledger.close()
+@pytest.mark.parametrize("most", [None, 3])
+def test_samples_of_a_part_of_a_pass_come_once_per_pass(most):
+    """Also where a cap cuts the rule short."""
+    training = Training(batch=10, max_batches=most, samples={"epochs": 1, "times": 0.5, "replace": False})
+    drawn = [draw(training, 120, stream(0, r), 0, r, "north") for r in range(1, 9)]
+    assert all(len(some) == (30 if most else 60) for some in drawn)
+    per_pass = 4 if most else 2
+    for first in range(0, 8, per_pass):
+        together = [int(i) for some in drawn[first : first + per_pass] for i in some]
+        assert sorted(together) == list(range(120))
+
+
+def test_a_baseline_does_not_adapt_and_needs_no_rounds(federation):
+    train = {"batch": 8, "max_batches": 4, "samples": {"floor": 16, "adapt": True}}
+    for kind in ("per-silo", "chained"):
+        settings = federation(kind=kind, rounds=0, train=train)
+        arranged = arrange(settings, cards(settings))
+        assert arranged.train.samples.adapt is None
+        Training.model_validate(arranged.train.model_dump())  # as workers read it
 
 
 @pytest.mark.parametrize("periods", [1, 4])

@@ -35,6 +35,19 @@ def test_krum_needs_enough_silos_in_a_round_however_it_is_asked_for(federation, 
             methods.build(federation(**settings, **fewer))
 
 
+def test_krum_counts_those_who_meet_in_a_region(federation):
+    settings = federation(sizes=MANY)
+    large, small = (dict(list(settings.silos.items())[:n]) for n in (5, 2))
+    for below, fits in ((large, True), (small, False)):
+        region = Node(silos=below, method={"name": "krum"})
+        tree = settings.model_copy(update={"silos": {"region": region}})
+        if fits:
+            methods.build(tree, region)
+        else:
+            with pytest.raises(ConfigError, match="needs at least 5 silos, and 2 take part"):
+                methods.build(tree, region)
+
+
 @pytest.mark.parametrize("method", ["norm-bound", "median", "qffl", "fedbuff"])
 def test_an_aggregation_of_ones_own_is_not_replaced_in_silence(federation, method):
     with pytest.raises(ConfigError, match="an aggregation of its own"):

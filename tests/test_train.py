@@ -1,5 +1,6 @@
 """A batch in parts takes the same step as in one piece."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -30,6 +31,17 @@ def test_parts_add_up_to_the_batch(cuts):
     torch.testing.assert_close(parts[0], whole[0], rtol=1e-5, atol=1e-6)
     assert parts[1] == pytest.approx(whole[1], rel=1e-5)
     assert parts[2:] == whole[2:] == (1, 7)
+
+
+def test_a_part_without_a_target_teaches_nothing_and_spoils_nothing():
+    texts, labels = texts_of(4)
+    full, empty = batch_of(texts, labels), replace(batch_of(texts[:1], labels[:1]), targets=torch.zeros(0, dtype=int))
+    learner = classifier()
+    done = train(work_of(learner), Classify(), Plain(), Training(lr=0.5), iter([[full, empty]]), 1.0)
+    alone = classifier()
+    train(work_of(alone), Classify(), Plain(), Training(lr=0.5), iter([[full]]), 1.0)
+    assert torch.equal(learner.flat, alone.flat)
+    assert done.loss == done.loss, "a number"
 
 
 def test_the_file_says_how_many_samples_go_through_the_model_together(federation, tmp_path):

@@ -19,7 +19,7 @@ def draw(training: Training, size: int, rng: np.random.Generator, seed: int, rou
     elif rule.replace and rule.epochs is None:
         chosen = rng.integers(0, size, rule.amount(size))
     else:
-        chosen = _slice(size, rule.amount(size), seed, round, node)
+        chosen = _slice(size, training.per_round(size), seed, round, node)
     if training.max_batches is not None:
         chosen = chosen[: training.max_batches * training.batch]
     return chosen

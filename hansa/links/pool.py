@@ -278,7 +278,7 @@ class PoolLink:
             self._watch(job.node, "done")
             self._changed.notify_all()
 
-    def _replace(self, worker: Worker, why: str) -> None:
+    def _replace(self, worker: Worker, why: str, by_itself: bool = True) -> None:
         """Start a new worker in the place of a dead one; its jobs are tried again, the running one at most once."""
         worker.process.join(timeout=5)
         why = f"{why} (exit code {worker.process.exitcode})"
@@ -289,7 +289,7 @@ class PoolLink:
                     job.block = None
                 if job.done:
                     continue
-                job.tries += position == 0
+                job.tries += by_itself and position == 0
                 if job.tries >= TRIES:
                     self._lose(job, f"{why}, twice")
                 else:
@@ -330,4 +330,4 @@ class PoolLink:
             for call in [call for call in self._calls if id(call) in late]:
                 call.until = None  # everything of it is answered now
         for worker in stuck:
-            self._replace(worker, "stopped at the deadline")
+            self._replace(worker, "stopped at the deadline", by_itself=False)

@@ -17,12 +17,13 @@ for _module in iter_modules(__path__):  # every module registers itself above
 from hansa.methods.controllers import Layers, of_added  # noqa: E402
 from hansa.methods.fedopt import server_optimiser  # noqa: E402
 from hansa.methods.robust import aggregation  # noqa: E402
-from hansa.refusals import refuse, refuse_aggregation  # noqa: E402
 
 
 def build(federation: Federation, node: Node | None = None) -> Method:
     """The method a federation file asks for: the named paper, then the slots the file fills itself. A ``node`` may have
     a method and a server of its own; how models meet on the tree is the whole federation's."""
+    from hansa.refusals import refuse, refuse_aggregation  # it looks at methods, which must be there first
+
     method = METHODS.build(federation.method)
     if node is not None and node.method is not None:
         own = METHODS.build(node.method)
@@ -38,5 +39,5 @@ def build(federation: Federation, node: Node | None = None) -> Method:
         method = replace(method, weigh=weigh, aggregate=aggregate)
     if federation.upload.steps:
         method = replace(method, upload=upload.build(federation.upload))
-    refuse(federation, method)
+    refuse(federation, method, node)
     return method

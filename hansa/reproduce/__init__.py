@@ -104,7 +104,7 @@ def clocked(folder: Path, seconds: float) -> list[float]:
     """How long each go took in this folder, the latest with them."""
     file = folder / "seconds.json"
     took = [*(json.loads(file.read_text()) if file.is_file() else []), round(seconds, 1)]
-    if folder.is_dir():
+    if folder.is_dir() and any(folder.iterdir()):  # else nothing was begun
         file.write_text(json.dumps(took))
     return took
 
