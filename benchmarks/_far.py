@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
+from hansa.config.file import parse
+from hansa.core.messages import Reply, Request, Train, Update
+from hansa.core.tensors import Layout, Tensors
 from hansa.deploy import authority
 from hansa.deploy.agent import Agent
 from hansa.deploy.kit import COORDINATOR, Kit
-from hansa.deploy.seat import seat
-from hansa.federation_file import parse
-from hansa.links.nats import NatsLink
-from hansa.messages import Reply, Request, Train, Update
-from hansa.tensors import Layout, Tensors
+from hansa.deploy.network.link import NatsLink
+from hansa.deploy.server_session import seat
 
 
 @dataclass(frozen=True)

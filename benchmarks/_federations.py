@@ -6,10 +6,10 @@ from typing import Any
 
 import transformers
 
-from hansa.config import Federation
-from hansa.federation_file import parse
+from hansa.config.federation import Federation
+from hansa.config.file import parse
+from hansa.core.seeds import stream
 from hansa.models.tokenizer import byte_tokenizer, train_vocabulary
-from hansa.seeds import stream
 
 
 def words(count: int) -> list[str]:

@@ -4,7 +4,7 @@ import psutil
 import torch
 from _figures import Figures, best_of
 
-from hansa.tensors import Layout, Tensors, WeightedMean
+from hansa.core.tensors import Layout, Tensors, WeightedMean
 
 PARAMETERS, UPDATES = 100_000_000, 10
 

@@ -11,13 +11,13 @@ import torch
 from _figures import Figures, best_of
 
 from hansa import templates
+from hansa.config.file import read
+from hansa.core.seeds import stream
 from hansa.data.examples import Examples
-from hansa.federation_file import read
-from hansa.run import run
-from hansa.seeds import stream
+from hansa.runs.inference import load
+from hansa.runs.run import run
 from hansa.tasks.base import Vocabulary, as_tensors
 from hansa.tasks.translate import rectangle, write
-from hansa.use import load
 
 SIZE = 64
 

@@ -8,8 +8,8 @@ from time import process_time
 
 from _figures import Figures
 
-from hansa.data import generator
-from hansa.data.deidentify import Rules, deidentify, measure
+from hansa.data.corpora import clinical_notes as generator
+from hansa.data.deidentification.deidentify import Rules, deidentify, measure
 
 NOTES = 1000
 

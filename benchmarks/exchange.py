@@ -8,9 +8,9 @@ from pathlib import Path
 from _federations import silos, words
 from _figures import Figures
 
-from hansa.federation_file import parse
-from hansa.run import run
+from hansa.config.file import parse
 from hansa.runs.ledger import Ledger
+from hansa.runs.run import run
 
 SILOS, ROWS, LENGTH, ROUNDS = 2, 96, 64, 2
 

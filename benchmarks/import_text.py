@@ -18,7 +18,7 @@ from time import process_time
 from _figures import Figures
 from sentencex import segment
 
-from hansa.data import generator
+from hansa.data.corpora import clinical_notes as generator
 from hansa.data.importing.clean import clean
 from hansa.data.importing.sentences import prepare
 from hansa.data.importing.tally import Piece, Settings

@@ -11,15 +11,15 @@ from _federations import federation, model_folder, silos, tokenizer_of, words
 from _figures import Figures
 from transformers import AutoModelForMaskedLM
 
+from hansa.client.runtime import Site
+from hansa.core.messages import Train
+from hansa.core.round import Record, screen
 from hansa.links.pool import PoolLink
-from hansa.messages import Train
 from hansa.methods.fedavg import Mean
-from hansa.round import Record, screen
-from hansa.run import begin, describe
+from hansa.runs.callbacks import Quiet
 from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import Ledger
-from hansa.site import Site
-from hansa.watch import Quiet
+from hansa.runs.start import begin, describe
 
 SILOS, STEPS, BATCH, LENGTH, ROUNDS = 9, 2, 16, 64, 3
 

@@ -14,7 +14,7 @@ import psutil
 from _far import federation, model
 from _figures import Figures
 
-from hansa.messages import Train, Update
+from hansa.core.messages import Train, Update
 
 MB = 1 << 20
 SETTLED = 5  # rounds after which nothing may grow

@@ -14,16 +14,16 @@ import torch
 from _federations import federation, model_folder, silos, tokenizer_of, words
 from _figures import Figures, best_of
 
-from hansa.federation_file import read
+from hansa.client.runtime import Site
+from hansa.client.training import Optimiser
+from hansa.config.file import read
+from hansa.core.round import Member, Moving, federated_round
 from hansa.links.pool import PoolLink
 from hansa.methods.fedavg import fedavg
-from hansa.round import Member, Moving, federated_round
-from hansa.run import begin, describe
+from hansa.runs.callbacks import Quiet
 from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import Ledger
-from hansa.site import Site
-from hansa.train import Optimiser
-from hansa.watch import Quiet
+from hansa.runs.start import begin, describe
 
 BATCH, LENGTH, ROUNDS = 8, 32, 5
 

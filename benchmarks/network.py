@@ -17,8 +17,8 @@ import grpc
 from _far import Memory, federation, free_ports, model
 from _figures import Figures
 
-from hansa.messages import Train, Update
-from hansa.tensors import WeightedMean
+from hansa.core.messages import Train, Update
+from hansa.core.tensors import WeightedMean
 
 MB = 1 << 20
 PIECE = MB

@@ -15,9 +15,9 @@ from _far import free_ports
 from _federations import silos, words
 from _figures import Figures
 
+from hansa.config.file import dump, parse
 from hansa.deploy import authority
 from hansa.deploy.kit import COORDINATOR
-from hansa.federation_file import dump, parse
 
 TIMES = 3
 ROUNDS = 100_000

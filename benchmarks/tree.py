@@ -13,15 +13,16 @@ from _federations import silos, words
 from _figures import Figures, best_of
 from many_silos import Bare
 
-from hansa.config import Federation, holders
-from hansa.federation_file import parse
-from hansa.grow import grow
+from hansa.client.runtime import Site
+from hansa.config.federation import Federation
+from hansa.config.file import parse
+from hansa.config.tree import holders
 from hansa.links.pool import PoolLink
-from hansa.run import begin, describe
+from hansa.runs.callbacks import Quiet
 from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import Ledger
-from hansa.site import Site
-from hansa.watch import Quiet
+from hansa.runs.start import begin, describe
+from hansa.runs.topology import grow
 
 BATCH, STEPS, LENGTH, ROUNDS, WIDTH = 8, 8, 32, 3, 4
 

@@ -1,4 +1,4 @@
-from hansa.cli import main
+from hansa.cli.main import main
 
 if __name__ == "__main__":
     main()

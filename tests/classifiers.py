@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 
-from hansa.exchange import Indices, Samples
-from hansa.messages import Offer
-from hansa.seeds import stream, torch_seeded
-from hansa.tasks.base import Batch
-from hansa.tensors import Tensors
-from hansa.train import Learner, Work
+from hansa.core.batch import Batch
+from hansa.core.exchange import Indices, Samples
+from hansa.core.learner import Learner, Work
+from hansa.core.messages import Offer
+from hansa.core.seeds import stream, torch_seeded
+from hansa.core.tensors import Tensors
 
 WIDTH, CLASSES, WORDS = 8, 3, 30
 

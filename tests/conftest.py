@@ -10,9 +10,9 @@ import hypothesis
 import pytest
 import torch
 
-from hansa.config import Federation
-from hansa.federation_file import parse
-from hansa.seeds import stream
+from hansa.config.federation import Federation
+from hansa.config.file import parse
+from hansa.core.seeds import stream
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 torch.set_num_threads(1)

@@ -4,13 +4,13 @@ import pytest
 import torch
 import transformers
 
-from hansa.config import Model
-from hansa.errors import ConfigError
+from hansa.core.errors import ConfigError
+from hansa.core.learner import Learner
 from hansa.models.adapt import adapt, merged
-from hansa.run import run
+from hansa.models.settings import Model
+from hansa.runs.inference import load
 from hansa.runs.ledger import Ledger
-from hansa.train import Learner
-from hansa.use import load
+from hansa.runs.run import run
 from tests.conftest import same, weights
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}

@@ -8,16 +8,17 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hansa.config import Data, Named, Source
+from hansa.core.errors import DataError
+from hansa.core.seeds import stream
+from hansa.core.settings import Named
 from hansa.data import examples
-from hansa.data.annotated import BadRow, mark, mentions, pairs, spans_of, words_and_tags
 from hansa.data.examples import Unusable
+from hansa.data.formats.annotated import BadRow, mark, mentions, pairs, spans_of, words_and_tags
 from hansa.data.readers import Problems, Row, rows
-from hansa.errors import DataError
+from hansa.data.settings import Data
+from hansa.data.source import Source
 from hansa.models.tokenizer import byte_tokenizer
-from hansa.seeds import stream
-from hansa.tasks import TASKS
-from hansa.tasks.base import Vocabulary
+from hansa.tasks.base import TASKS, Vocabulary
 from hansa.tasks.classify import Classify, marked_mentions, marked_pairs
 from hansa.tasks.tag import NO_TAG, Tag, count
 

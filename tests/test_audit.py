@@ -8,18 +8,19 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from hansa import federation_file
-from hansa.cli import app
-from hansa.config import Federation
-from hansa.errors import UserError
-from hansa.federation_file import parse
-from hansa.models import inside
-from hansa.privacy import gradient, leak, price
-from hansa.privacy.invert import nearest
-from hansa.privacy.victim import Victim, as_ways, kinds_in
-from hansa.record import releases
-from hansa.run import run
-from hansa.use import open_run
+from hansa.cli.main import app
+from hansa.client.release_log import releases
+from hansa.config import file as federation_file
+from hansa.config.federation import Federation
+from hansa.config.file import parse
+from hansa.core import representations as inside
+from hansa.core.errors import UserError
+from hansa.privacy.attacks import centroids as leak
+from hansa.privacy.attacks import gradient, price
+from hansa.privacy.attacks.inversion import nearest
+from hansa.privacy.attacks.victim import Victim, as_ways, kinds_in
+from hansa.runs.inference import open_run
+from hansa.runs.run import run
 from tests.conftest import WORDS, write_words
 
 runner = CliRunner()
@@ -252,8 +253,8 @@ def test_only_what_exchanges_centroids_has_a_price(tmp_path):
 
 
 def test_a_policy_is_asked_about_centroids_and_their_cost_before_anybody_works(tmp_path):
-    from hansa.privacy.foresee import decide
-    from hansa.privacy.policy import Policy
+    from hansa.privacy.policy.preview import decide
+    from hansa.privacy.policy.rules import Policy
 
     def verdicts(rule: str, **settings: object) -> dict[str, bool]:
         (tmp_path / "policy.yaml").write_text(f"rules: {{all: {{federations: any, methods: any, {rule}}}}}")

@@ -2,14 +2,14 @@
 
 import pytest
 
-from hansa.baselines import arrange
-from hansa.config import Training
-from hansa.data.sampling import draw
-from hansa.messages import Card, Train
-from hansa.run import run
-from hansa.seeds import stream
-from hansa.site import Site
-from hansa.tensors import NOTHING
+from hansa.client.runtime import Site
+from hansa.client.sampling import draw
+from hansa.config.sections import Training
+from hansa.core.messages import Card, Train
+from hansa.core.seeds import stream
+from hansa.core.tensors import NOTHING
+from hansa.runs.baselines import arrange
+from hansa.runs.run import run
 
 SIZES = {"north": 1000, "south": 200, "east": 50}
 

@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from hansa.baselines import arrange, dominant
-from hansa.config import Data
+from hansa.config.file import dump, parse
+from hansa.core.errors import ConfigError
+from hansa.core.messages import Card
 from hansa.data.readers import Problems, rows
-from hansa.errors import ConfigError
-from hansa.federation_file import dump, parse
-from hansa.messages import Card
-from hansa.run import run
+from hansa.data.settings import Data
+from hansa.runs.baselines import arrange, dominant
+from hansa.runs.run import run
 
 LABELS = ("a", "b", "c", "d")
 

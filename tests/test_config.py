@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from hansa.checks import check
-from hansa.errors import ConfigError
-from hansa.federation_file import parse, read
+from hansa.config.checks import check
+from hansa.config.file import parse, read
+from hansa.core.errors import ConfigError
 
 GOOD = "silos:\n  fr: fr.jsonl\n  it: {train: it.jsonl, language: it}\n"
 
@@ -65,7 +65,7 @@ def test_a_missing_file_is_named(tmp_path):
 
 
 def test_missing_data_is_named(tmp_path):
-    from hansa.errors import DataError
+    from hansa.core.errors import DataError
 
     (tmp_path / "f.yaml").write_text(GOOD)
     with pytest.raises(DataError, match=r"silos.fr: .*fr.jsonl does not exist"):
@@ -97,13 +97,13 @@ def test_paths_are_relative_to_the_file(tmp_path):
 def test_norway_is_not_false_and_small_numbers_are_numbers():
     import yaml
 
-    from hansa.federation_file import _StrictLoader
+    from hansa.config.file import _StrictLoader
 
     assert yaml.load("{no: a, lr: 1e-4, on: true}", Loader=_StrictLoader) == {"no": "a", "lr": 1e-4, "on": True}
 
 
 def test_what_is_written_is_read_back(tmp_path):
-    from hansa.federation_file import dump
+    from hansa.config.file import dump
 
     settings = parse({"silos": {"fr": "a"}, "method": {"name": "fedprox", "mu": 0.3}, "server": {"optimizer": "yogi"}})
     (tmp_path / "f.yaml").write_text(dump(settings))

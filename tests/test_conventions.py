@@ -26,7 +26,7 @@ def test_paths_named_in_the_readme_and_docs_exist():
 def test_the_readmes_federation_file_is_valid():
     import yaml
 
-    from hansa.federation_file import parse
+    from hansa.config.file import parse
 
     [block] = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S)
     assert parse(yaml.safe_load(block)).rounds > 0
@@ -49,8 +49,8 @@ def test_every_fault_of_the_table_has_its_tests():
 
 
 def test_the_page_of_settings_is_what_the_code_says():
-    """`python -m hansa.reference > docs/federation-file.md` writes it anew."""
-    from hansa import reference
+    """`python -m hansa.config.reference > docs/federation-file.md` writes it anew."""
+    from hansa.config import reference
 
     assert (ROOT / "docs" / "federation-file.md").read_text(encoding="utf-8") == reference.page()
     for name in ("`at_once`", "### `fedadam`", "### `relation`", "`multiplier`"):

@@ -9,13 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hansa.config import Data, Samples, Source, Training
-from hansa.data import examples, generator, icd10, sampling
+from hansa.config.sections import Samples, Training
+from hansa.core.errors import DataError, UserError
+from hansa.core.seeds import stream
+from hansa.data import batching as sampling
+from hansa.data import examples
+from hansa.data.corpora import clinical_notes as generator
+from hansa.data.corpora import icd10
 from hansa.data.describe import describe
 from hansa.data.examples import Encoded
 from hansa.data.readers import Problems, rows
-from hansa.errors import DataError, UserError
-from hansa.seeds import stream
+from hansa.data.settings import Data
+from hansa.data.source import Source
 
 WHOLE = Data(valid=0.0, test=0.0)
 TEXTS = ["one fever", "two coughs", "drei Tage", "четыре дня"]

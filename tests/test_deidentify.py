@@ -14,13 +14,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from hansa.cli_data import data as command
-from hansa.data import deidentify_files as whole
-from hansa.data import generator
-from hansa.data.deidentify import Deidentifier, Finding, Rules, deidentify, load, measure, replace, rewrite
-from hansa.data.rulebook import FOLDER, vocabulary
-from hansa.errors import DataError, UserError
-from hansa.seeds import stream
+from hansa.cli.data import data as command
+from hansa.core.errors import DataError, UserError
+from hansa.core.seeds import stream
+from hansa.data.corpora import clinical_notes as generator
+from hansa.data.deidentification import files as whole
+from hansa.data.deidentification.deidentify import (
+    Deidentifier,
+    Finding,
+    Rules,
+    deidentify,
+    load,
+    measure,
+    replace,
+    rewrite,
+)
+from hansa.data.deidentification.lexicon import FOLDER, vocabulary
 
 RULES = Rules()
 LANGUAGES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -343,7 +352,7 @@ def test_another_finder_is_plugged_in_by_name(tmp_path):
     new, _ = deidentify("Ugo 1234", "it", engine, "k", "surrogates")
     assert re.fullmatch(r"[A-Z]\w+ \d{4}", new)
     assert new != "Ugo 1234"
-    assert isinstance(load("hansa.data.details:Rules"), Deidentifier)
+    assert isinstance(load("hansa.data.deidentification.rules:Rules"), Deidentifier)
     for spec, message in {
         f"{file}:Useless": "neither find",
         f"{file}:Needy": "cannot be made without arguments",
@@ -459,8 +468,9 @@ def test_measuring_on_ones_own_annotation(tmp_path):
 
 
 def test_a_silo_replaces_personal_details_before_anything_reads_the_text(tmp_path):
-    from hansa.config import Data, Source
     from hansa.data.readers import Problems, rows
+    from hansa.data.settings import Data
+    from hansa.data.source import Source
 
     notes = list(generator.notes("it", 30, seed=5))
     file = tmp_path / "it.jsonl"
@@ -481,8 +491,9 @@ def test_a_silo_replaces_personal_details_before_anything_reads_the_text(tmp_pat
 
 
 def test_texts_cut_into_tokens_are_reported_not_let_through(tmp_path):
-    from hansa.config import Data, Source
     from hansa.data.readers import Problems, rows
+    from hansa.data.settings import Data
+    from hansa.data.source import Source
 
     file = tmp_path / "a.jsonl"
     file.write_text(json.dumps({"tokens": ["Mr", "Smith"], "tags": ["O", "O"], "lang": "en"}))

@@ -7,22 +7,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from hansa import record
-from hansa.errors import ConfigError
-from hansa.exchange import Sizes
-from hansa.federation_file import parse
-from hansa.links import wire
+from hansa.client import release_log as record
+from hansa.client.runtime import Site
+from hansa.config.file import parse
+from hansa.core import wire
+from hansa.core.errors import ConfigError
+from hansa.core.exchange import Sizes
+from hansa.core.messages import Lost, Offer, Scores, Trade, Train, Update
+from hansa.core.participation import Member, Moving
+from hansa.core.round import federated_round
+from hansa.core.tensors import Layout, Tensors
 from hansa.links.local import LocalLink
-from hansa.messages import Lost, Offer, Scores, Trade, Train, Update
 from hansa.methods.fedavg import fedavg
 from hansa.methods.fedkc import fedkc
-from hansa.pace import Member, Moving
-from hansa.preview import preview
-from hansa.round import federated_round
-from hansa.run import run
+from hansa.preview.preview import preview
 from hansa.runs.ledger import Ledger
-from hansa.site import Site
-from hansa.tensors import Layout, Tensors
+from hansa.runs.run import run
 from tests.classifiers import CLASSES, WIDTH, pairs
 from tests.conftest import same, weights
 from tests.laws.test_runs import run_over

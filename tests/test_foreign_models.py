@@ -3,9 +3,9 @@
 import pytest
 import transformers
 
-from hansa.errors import ConfigError, DataError, UserError
+from hansa.core.errors import ConfigError, DataError, UserError
 from hansa.models.tokenizer import byte_tokenizer
-from hansa.run import run
+from hansa.runs.run import run
 from tests.test_tasks import DECODERS, TINY
 
 
@@ -25,7 +25,7 @@ def test_a_folder_runs_with_its_own_tokeniser(federation, tmp_path):
 
 def test_frozen_parts_stay_and_do_not_travel(tmp_path):
     """Only what is trainable is in the flat vector; a frozen table is neither sent nor changed."""
-    from hansa.train import Learner
+    from hansa.core.learner import Learner
 
     model = transformers.AutoModelForMaskedLM.from_config(transformers.BertConfig(vocab_size=264, **TINY))
     whole = Learner(model).layout

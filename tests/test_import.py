@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hansa.data import generator
+from hansa.core.errors import DataError, UserError
+from hansa.data.corpora import clinical_notes as generator
 from hansa.data.importing import Settings, import_text, read_key
 from hansa.data.importing.clean import clean
 from hansa.data.importing.documents import documents
@@ -19,7 +20,6 @@ from hansa.data.importing.duplicates import Fingerprints, NearDuplicates, signat
 from hansa.data.importing.files import Meter
 from hansa.data.importing.sentences import WINDOW, other_language, splitter
 from hansa.data.importing.tally import Tally
-from hansa.errors import DataError, UserError
 
 ONE = "La paziente lamenta dolore toracico da tre giorni."
 TWO = "Non riferisce febbre né perdita di peso negli ultimi mesi."

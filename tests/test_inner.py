@@ -5,16 +5,16 @@ from time import monotonic
 import pytest
 import torch
 
-from hansa.config import Node
-from hansa.links import Answer
-from hansa.messages import Card, Describe, Evaluate, Scores
+from hansa.client.runtime import Site
+from hansa.config.nodes import Node
+from hansa.core.inner_node import Federation
+from hansa.core.link import Answer
+from hansa.core.messages import Card, Describe, Evaluate, Scores
+from hansa.core.participation import Member
+from hansa.core.tensors import Tensors
 from hansa.methods.fedavg import fedavg
-from hansa.node import Federation
-from hansa.pace import Member
-from hansa.run import run
 from hansa.runs.directory import RunDirectory
-from hansa.site import Site
-from hansa.tensors import Tensors
+from hansa.runs.run import run
 from tests.conftest import weights
 
 SERVER = {"optimizer": "sgd", "lr": 1.0, "schedule": "linear"}

@@ -4,9 +4,9 @@ import pytest
 import torch
 import transformers
 
-from hansa.errors import ConfigError
-from hansa.models import inside
-from hansa.seeds import torch_seeded
+from hansa.core import representations as inside
+from hansa.core.errors import ConfigError
+from hansa.core.seeds import torch_seeded
 
 SIZE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 COMMON = {"vocab_size": 40, "num_labels": 3, "pad_token_id": 0}

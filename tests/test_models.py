@@ -5,8 +5,8 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hansa.core.model_parts import matching, parts
 from hansa.models.build import preset
-from hansa.models.parts import matching, parts
 from hansa.models.tokenizer import byte_tokenizer, count_pieces, starts_word, train_vocabulary
 from tests.test_tasks import DECODERS, ENCODERS, TINY
 

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from hansa.cli import app
-from hansa.federation_file import dump
-from hansa.outline import Branch, drawn, ratios
-from hansa.preview import preview
+from hansa.cli.main import app
+from hansa.config.file import dump
+from hansa.config.outline import Branch, drawn, ratios
+from hansa.preview.preview import preview
 from hansa.report import html
 from hansa.report.charts import _rows
-from hansa.run import run
+from hansa.runs.run import run
 from tests.test_tree import tree  # noqa: F401
 
 SIZES = {"fr": 483, "it": 252, "uk": 84, "bg": 44}

@@ -6,15 +6,15 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from hansa.cli import app
-from hansa.config import Source
+from hansa.cli.main import app
+from hansa.config.file import parse, read
+from hansa.core.errors import DataError, UserError
+from hansa.core.seeds import stream
 from hansa.data.readers import Row
-from hansa.errors import DataError, UserError
-from hansa.federation_file import parse, read
+from hansa.data.source import Source
 from hansa.models.tokenizer import byte_tokenizer
-from hansa.run import run
 from hansa.runs.ledger import Ledger
-from hansa.seeds import stream
+from hansa.runs.run import run
 from hansa.tasks.base import Vocabulary
 from hansa.tasks.classify import Classify
 from hansa.tasks.pairs import Pairs
@@ -131,7 +131,7 @@ def test_models_without_token_types_are_not_given_any():
 def test_the_template_is_ready_to_run(tmp_path):
     federation = read(new("pairs", tmp_path / "pairs"))
     assert len(federation.silos) == 12
-    from hansa.preview import preview
+    from hansa.preview.preview import preview
 
     seen = preview(federation)
     assert all(silo.samples > 50 for silo in seen.silos)

@@ -5,10 +5,11 @@ import json
 
 import pytest
 
-from hansa.config import Data, Source
+from hansa.config.file import parse
+from hansa.core.errors import ConfigError, DataError
 from hansa.data.readers import Problems, rows
-from hansa.errors import ConfigError, DataError
-from hansa.federation_file import parse
+from hansa.data.settings import Data
+from hansa.data.source import Source
 
 PAIRS = [("Guten Tag", "Good day"), ("Datei öffnen", "Open file"), ('Er sagte "ja"', 'He said "yes"')]
 WHOLE = Data(valid=0.0, test=0.0)

@@ -6,18 +6,20 @@ import numpy as np
 import pytest
 import torch
 
-from hansa.config import Training
-from hansa.errors import DataError
-from hansa.evaluate import evaluate
-from hansa.messages import Scores
+from hansa.client.evaluation import evaluate
+from hansa.client.personalisation import ALPHAS, Mixing, ahead
+from hansa.client.training import train
+from hansa.config.sections import Training
+from hansa.core.errors import DataError
+from hansa.core.learner import Learner, Work
+from hansa.core.messages import Scores
+from hansa.core.tensors import Tensors
 from hansa.methods.fedavg import Plain
-from hansa.personal import ALPHAS, Mixing, ahead, mixture, similarity
-from hansa.run import run
+from hansa.runs.inference import load
 from hansa.runs.ledger import Ledger
+from hansa.runs.personalisation import mixture, similarity
+from hansa.runs.run import run
 from hansa.tasks.mlm import MaskedLM
-from hansa.tensors import Tensors
-from hansa.train import Learner, Work, train
-from hansa.use import load
 from tests.conftest import same, weights
 from tests.toys import Point, Pull, batches
 

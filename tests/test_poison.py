@@ -3,13 +3,14 @@
 import pytest
 import torch
 
-from hansa.errors import ConfigError
-from hansa.messages import Train, Update
-from hansa.run import begin, link_to
+from hansa.client.runtime import Site
+from hansa.core.errors import ConfigError
+from hansa.core.messages import Train, Update
+from hansa.runs.callbacks import Quiet
 from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import Ledger
-from hansa.site import Site
-from hansa.watch import Quiet
+from hansa.runs.run import link_to
+from hansa.runs.start import begin
 
 
 def update(settings, folder, name: str) -> torch.Tensor:

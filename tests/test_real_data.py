@@ -5,8 +5,8 @@ from statistics import fmean
 
 import pytest
 
-from hansa.federation_file import parse
-from hansa.run import Outcome, run
+from hansa.config.file import parse
+from hansa.runs.run import Outcome, run
 
 DATA = Path(__file__).parent.parent.parent / "shared" / "data"
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="no corpora in ../shared/data: real-data tests left out")

@@ -2,10 +2,12 @@
 
 import pytest
 
-from hansa import methods
-from hansa.checks import check_settings
-from hansa.config import Node, Participation, Privacy
-from hansa.errors import ConfigError
+from hansa.config.checks import check_settings
+from hansa.config.method import build_method
+from hansa.config.nodes import Node
+from hansa.config.sections import Privacy
+from hansa.core.errors import ConfigError
+from hansa.core.participation import Participation
 
 NEARBY = {"rounds": 2, "nearby": 1}
 MANY = {"north": 30, "south": 30, "east": 30, "north-2": 30, "south-2": 30}
@@ -18,21 +20,21 @@ def private(settings):
 
 def test_an_update_that_no_noise_covers_does_not_leave_a_private_silo(federation):
     with pytest.raises(ConfigError, match="noise of silo 'south' does not cover"):
-        methods.build(private(federation(personal=NEARBY)))
-    methods.build(private(federation(personal=NEARBY | {"nearby": 0})))
+        build_method(private(federation(personal=NEARBY)))
+    build_method(private(federation(personal=NEARBY | {"nearby": 0})))
 
 
 def test_an_update_in_the_clear_does_not_leave_under_secure_aggregation(federation):
     with pytest.raises(ConfigError, match="'secure' hides them"):
-        methods.build(federation(personal=NEARBY, secure=True))
+        build_method(federation(personal=NEARBY, secure=True))
 
 
 @pytest.mark.parametrize("settings", [{"method": "krum"}, {"aggregate": "krum"}])
 def test_krum_needs_enough_silos_in_a_round_however_it_is_asked_for(federation, settings):
-    methods.build(federation(sizes=MANY, **settings))
+    build_method(federation(sizes=MANY, **settings))
     for fewer in ({}, {"sizes": MANY, "participation": {"count": 4}}):
         with pytest.raises(ConfigError, match=r"needs at least 5 silos, and [34] take part"):
-            methods.build(federation(**settings, **fewer))
+            build_method(federation(**settings, **fewer))
 
 
 def test_krum_counts_those_who_meet_in_a_region(federation):
@@ -42,16 +44,16 @@ def test_krum_counts_those_who_meet_in_a_region(federation):
         region = Node(silos=below, method={"name": "krum"})
         tree = settings.model_copy(update={"silos": {"region": region}})
         if fits:
-            methods.build(tree, region)
+            build_method(tree, region)
         else:
             with pytest.raises(ConfigError, match="needs at least 5 silos, and 2 take part"):
-                methods.build(tree, region)
+                build_method(tree, region)
 
 
 @pytest.mark.parametrize("method", ["norm-bound", "median", "qffl", "fedbuff"])
 def test_an_aggregation_of_ones_own_is_not_replaced_in_silence(federation, method):
     with pytest.raises(ConfigError, match="an aggregation of its own"):
-        methods.build(federation(method=method, aggregate={"weights": "uniform"}))
+        build_method(federation(method=method, aggregate={"weights": "uniform"}))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +77,7 @@ def test_a_method_of_ones_own_is_held_to_the_same_rules(federation, tmp_path):
     code = """
 from dataclasses import replace
 from hansa.config import Section
-from hansa.methods import METHODS
+from hansa.core.method import METHODS
 from hansa.methods.fedavg import fedavg
 from hansa.methods.fedbuff import Buffered
 

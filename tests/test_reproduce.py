@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from hansa.errors import UserError
-from hansa.models.tokenizer import byte_tokenizer
-from hansa.reproduce import (
+from hansa.core.errors import UserError
+from hansa.experiments.reproduce import (
     Asked,
     Claim,
     Reproduction,
@@ -19,8 +18,9 @@ from hansa.reproduce import (
     tuning,
     update_results,
 )
-from hansa.reproduce.jobs import Jobs
-from hansa.run import Outcome
+from hansa.experiments.reproduce.jobs import Jobs
+from hansa.models.tokenizer import byte_tokenizer
+from hansa.runs.run import Outcome
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from hansa.errors import UserError
-from hansa.reproduce import Asked, fedkc, multilingual
-from hansa.reproduce.encoder import model_of
-from hansa.reproduce.fedkc import clearly
-from hansa.reproduce.fedkc_runs import ALL, GRID, LAST, SIZES, Tuned, federation, methods
-from hansa.reproduce.published_fedkc import AVERAGES
+from hansa.core.errors import UserError
+from hansa.experiments.reproduce import Asked, fedkc, multilingual
+from hansa.experiments.reproduce.encoder import model_of
+from hansa.experiments.reproduce.fedkc import clearly
+from hansa.experiments.reproduce.fedkc_runs import ALL, GRID, LAST, SIZES, Tuned, federation, methods
+from hansa.experiments.reproduce.published_fedkc import AVERAGES
 
 
 @pytest.fixture(scope="module")

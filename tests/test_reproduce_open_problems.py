@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from hansa.errors import UserError
-from hansa.reproduce import Asked, open_problems
-from hansa.reproduce.open_problems import ADAPTIVE, BUFFERED, FAIRNESS, PLAIN, USUAL
+from hansa.core.errors import UserError
+from hansa.experiments.reproduce import Asked, open_problems
+from hansa.experiments.reproduce.open_problems import ADAPTIVE, BUFFERED, FAIRNESS, PLAIN, USUAL
 
 
 def test_smoke_tries_every_answer(tmp_path):

@@ -6,11 +6,11 @@ import pytest
 import yaml
 from markupsafe import escape
 
-from hansa import methods
-from hansa.errors import DataError, UserError
-from hansa.federation_file import dump, parse
-from hansa.reproduce import Asked, domains, translation, translation_tables
-from hansa.reproduce.translation_tables import SERVER, Found, Scored
+from hansa.config.file import dump, parse
+from hansa.config.method import build_method
+from hansa.core.errors import DataError, UserError
+from hansa.experiments.reproduce import Asked, domains, translation, translation_tables
+from hansa.experiments.reproduce.translation_tables import SERVER, Found, Scored
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_every_variant_survives_its_file(tmp_path):
     for name, changes in (parts | translation.CONTROLLERS | translation.CODES).items():
         made = translation.federation(sources, size, "x", 0, **changes)
         assert parse(yaml.safe_load(dump(made))) == made, name
-        methods.build(made)
+        build_method(made)
 
 
 def test_baselines_make_as_many_steps_as_one_client(tmp_path):

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from hansa.errors import UserError
-from hansa.reproduce import Asked, worldlm
-from hansa.reproduce.trees import Layout
-from hansa.reproduce.worldlm import jobs_of
-from hansa.reproduce.worldlm_tables import Figures, claims_of, tables_of
+from hansa.core.errors import UserError
+from hansa.experiments.reproduce import Asked, worldlm
+from hansa.experiments.reproduce.trees import Layout
+from hansa.experiments.reproduce.worldlm import jobs_of
+from hansa.experiments.reproduce.worldlm_tables import Figures, claims_of, tables_of
 
 
 @pytest.fixture(scope="module")

@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from hansa.core.errors import ConfigError, UserError
+from hansa.core.exchange import flaw as offer_flaw
+from hansa.core.messages import Offer, Update
+from hansa.core.round import Record, astray, flaw
+from hansa.core.tensors import Layout, Tensors, WeightedMean
 from hansa.data.importing.clean import clean
 from hansa.data.readers import Problems
-from hansa.errors import ConfigError, UserError
-from hansa.exchange import flaw as offer_flaw
-from hansa.messages import Offer, Update
 from hansa.methods.dga import ByLoss
 from hansa.methods.fedavg import Mean
-from hansa.round import Record, astray, flaw
-from hansa.run import run
+from hansa.runs.callbacks import Quiet
 from hansa.runs.ledger import Ledger
-from hansa.tensors import Layout, Tensors, WeightedMean
-from hansa.watch import Quiet
+from hansa.runs.run import run
 from tests.conftest import weights
 from tests.ui.test_cli import ok
 

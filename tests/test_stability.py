@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hansa.config import Adaptation, Samples
-from hansa.errors import DataError
-from hansa.run import run
+from hansa.client.adaptive_sampling import next_factor
+from hansa.config.sections import Adaptation, Samples
+from hansa.core.errors import DataError
 from hansa.runs.ledger import Ledger
-from hansa.stability import next_factor
+from hansa.runs.run import run
 from tests.conftest import same, weights
 
 DATA = {"max_length": 16, "valid": 0.15, "test": 0.2}

@@ -7,10 +7,10 @@ import pytest
 import torch
 import transformers
 
-from hansa.config import Source
+from hansa.core.seeds import stream
 from hansa.data.examples import Examples
+from hansa.data.source import Source
 from hansa.models.tokenizer import byte_tokenizer, train_vocabulary
-from hansa.seeds import stream
 from hansa.tasks.base import Vocabulary
 from hansa.tasks.causal_lm import CausalLM
 from hansa.tasks.classify import Classify
@@ -170,7 +170,7 @@ def test_predictions_of_every_task(vocabulary):
     masked = transformers.AutoModelForMaskedLM.from_config(encoder).eval()
     [found] = MaskedLM().predict(masked, vocabulary, "the [MASK] lung")
     assert len(found["fillings"]) == 5
-    from hansa.errors import UserError
+    from hansa.core.errors import UserError
 
     with pytest.raises(UserError, match=r"write \[MASK\]"):
         MaskedLM().predict(masked, vocabulary, "no mask")

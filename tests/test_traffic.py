@@ -2,12 +2,12 @@
 
 import pytest
 
-from hansa.errors import ConfigError
-from hansa.federation_file import parse
+from hansa.config.file import parse
+from hansa.core.errors import ConfigError
 from hansa.methods import build
-from hansa.preview import preview
-from hansa.run import run
+from hansa.preview.preview import preview
 from hansa.runs.ledger import Ledger
+from hansa.runs.run import run
 
 KC = {"name": "fedkc", "q": 3, "floor": 1}
 

@@ -6,11 +6,11 @@ from itertools import pairwise
 import pytest
 import torch
 
-from hansa.config import Training
+from hansa.client.training import train
+from hansa.config.sections import Training
 from hansa.methods.fedavg import Plain
-from hansa.run import run
+from hansa.runs.run import run
 from hansa.tasks.classify import Classify
-from hansa.train import train
 from tests.classifiers import batch_of, classifier, texts_of, work_of
 from tests.conftest import same, weights
 

@@ -12,22 +12,22 @@ from hypothesis import strategies as st
 from sacrebleu.metrics import BLEU, CHRF
 
 from hansa import templates
-from hansa.config import Source
-from hansa.data import phrases
+from hansa.client.runtime import Site
+from hansa.config.file import parse, read
+from hansa.core.errors import HansaError, UserError
+from hansa.core.seeds import stream
+from hansa.data.corpora import phrases
 from hansa.data.examples import Encoded, Examples, Texts, Unusable
 from hansa.data.readers import Row
-from hansa.errors import HansaError, UserError
-from hansa.federation_file import parse, read
+from hansa.data.source import Source
 from hansa.models.tokenizer import byte_tokenizer, train_vocabulary
-from hansa.preview import preview
-from hansa.run import run
+from hansa.preview.preview import preview
+from hansa.runs.inference import load, score
 from hansa.runs.ledger import Ledger
-from hansa.seeds import stream
-from hansa.site import Site
+from hansa.runs.run import run
 from hansa.tasks import bleu
 from hansa.tasks.base import Vocabulary
 from hansa.tasks.translate import Translate, beginning, generate, write
-from hansa.use import load, score
 
 SHARED = {"pad_token_id": 0, "eos_token_id": 3, "decoder_start_token_id": 2}
 LAYERS = {

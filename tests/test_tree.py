@@ -7,19 +7,24 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hansa.checks import check
-from hansa.compare import compare, variant
-from hansa.config import Model, Named, Participation, Privacy, Schedule, Server, holders, repeats
-from hansa.errors import ConfigError, UserError
-from hansa.federation_file import parse, read
-from hansa.grow import own_models
+from hansa.client.runtime import Site
+from hansa.config.checks import check
+from hansa.config.file import parse, read
+from hansa.config.nodes import repeats
+from hansa.config.sections import Privacy, Server
+from hansa.config.tree import holders
+from hansa.core.errors import ConfigError, UserError
+from hansa.core.messages import Fit, Train
+from hansa.core.participation import Participation
+from hansa.core.schedules import Schedule, scale
+from hansa.core.settings import Named
 from hansa.links.local import LocalLink
-from hansa.messages import Fit, Train
-from hansa.methods.fedopt import scale
-from hansa.run import run
+from hansa.models.settings import Model
+from hansa.runs.callbacks import Quiet
+from hansa.runs.compare import compare, variant
 from hansa.runs.ledger import Ledger
-from hansa.site import Site
-from hansa.watch import Quiet
+from hansa.runs.run import run
+from hansa.runs.topology import own_models
 from tests.conftest import WORDS, same, weights, write_words
 from tests.laws.test_runs import run_over
 
@@ -227,7 +232,7 @@ def test_a_region_that_is_out_of_time_answers_with_the_rounds_it_has_done(tree, 
         def ask(self, asks, until):
             yield from super().ask(asks, until)
             if "south" in asks and isinstance(asks["south"], Fit) and not monkeypatched:
-                monkeypatched.append(monkeypatch.setattr("hansa.fit.monotonic", lambda: monotonic() + 1e6))
+                monkeypatched.append(monkeypatch.setattr("hansa.core.hierarchy.monotonic", lambda: monotonic() + 1e6))
 
     monkeypatched: list = []
     settings = settings.model_copy(update={"silos": {"east": silos["east"]}})
@@ -316,7 +321,7 @@ def test_low_rank_additions_of_the_last_blocks_are_key_layers(tree, tmp_path):
 def test_the_learning_rate_follows_the_sequential_steps_of_the_whole_tree(tree, tmp_path, monkeypatch):
     """Root, regions and leaves take two steps each, one level after another: six of a round, twelve in all."""
     seen = []
-    from hansa.train import Optimiser
+    from hansa.client.training import Optimiser
 
     rate = Optimiser.rate
     monkeypatch.setattr(Optimiser, "rate", lambda self, lr: (seen.append(lr), rate(self, lr))[1])

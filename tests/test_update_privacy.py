@@ -8,14 +8,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hansa.config import Privacy
-from hansa.errors import ConfigError
-from hansa.federation_file import parse
-from hansa.privacy.update import NORM, protect, spent
-from hansa.releases import releases
-from hansa.run import run
+from hansa.client.state import Memory
+from hansa.config.file import parse
+from hansa.config.sections import Privacy
+from hansa.core.errors import ConfigError
+from hansa.privacy.dp.updates import NORM, protect, spent
+from hansa.privacy.policy.disclosures import releases
 from hansa.runs.ledger import Ledger
-from hansa.runs.memory import Memory
+from hansa.runs.run import run
 from tests.conftest import same, weights
 
 PRIVATE = {"sigma": 0.5, "among": 7}

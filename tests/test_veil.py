@@ -7,15 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from hansa.errors import ConfigError, RunFailed
+from hansa.client.runtime import Site
+from hansa.core.errors import ConfigError, RunFailed
+from hansa.core.messages import Advertise, Entrust, Lost, Reveal, Train
+from hansa.core.participation import Member, Moving
+from hansa.core.round import federated_round
 from hansa.links.local import LocalLink
-from hansa.messages import Advertise, Entrust, Lost, Reveal, Train
-from hansa.pace import Member, Moving
-from hansa.privacy.secagg import Secrets, mask, stream
-from hansa.round import federated_round
-from hansa.run import run
-from hansa.site import Site
-from hansa.veil import FILE, Wearer, label_of
+from hansa.privacy.secure_aggregation.announcement import FILE, label_of
+from hansa.privacy.secure_aggregation.client import Wearer
+from hansa.privacy.secure_aggregation.protocol import Secrets, mask, stream
+from hansa.runs.run import run
 from tests.conftest import same, weights
 
 SECURE = {"secure": True, "participation": {"quorum": 0.1}}

@@ -5,12 +5,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from hansa.config import Training
-from hansa.messages import Update
-from hansa.method import Objective
-from hansa.tasks.base import Batch
-from hansa.tensors import Layout, Tensors
-from hansa.train import Learner, Parts, Trained, Work, train
+from hansa.client.training import Parts, Trained, train
+from hansa.config.sections import Training
+from hansa.core.batch import Batch
+from hansa.core.learner import Learner, Work
+from hansa.core.messages import Update
+from hansa.core.method import Objective
+from hansa.core.tensors import Layout, Tensors
 
 
 class Point(nn.Module):

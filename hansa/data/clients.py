@@ -12,8 +12,8 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
+from hansa.core.seeds import stream
 from hansa.data.source import Part
-from hansa.seeds import stream
 
 
 def mine(part: Part, text: str, label: str, split: str) -> bool:

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from hansa.config import Data, Source
 from hansa.data.readers import Problems, rows
+from hansa.data.settings import Data
+from hansa.data.source import Source
 
 
 def describe(path: Path, text: str, label: str) -> dict[str, Any]:

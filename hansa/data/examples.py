@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hansa.config import Data, Source
 from hansa.data.readers import Problems, Row, files, origins, rows
+from hansa.data.settings import Data
+from hansa.data.source import Source
 
 FORMAT = 5  # of the cached arrays
 ARRAYS = ("ids", "offsets", "labels", "tags", "texts", "text_offsets")

@@ -17,11 +17,12 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TextIO
 
-from hansa.config import Data, Source
+from hansa.core.errors import DataError
 from hansa.data.clients import mine
-from hansa.data.parallel import aligned, catalogue, tmx
-from hansa.data.standoff import Parsed, brat, columns
-from hansa.errors import DataError
+from hansa.data.formats.parallel import aligned, catalogue, tmx
+from hansa.data.formats.standoff import Parsed, brat, columns
+from hansa.data.settings import Data
+from hansa.data.source import Source
 
 ANNOTATION = ".ann"  # BRAT's, beside a text
 COLUMNS = (".conll", ".iob", ".bio")  # one token and its tag per line
@@ -94,7 +95,7 @@ def rows(source: Source, split: str, data: Data, problems: Problems) -> Iterator
         return
     readable = _readable(split, source, problems)
     if data.deidentify is not None:
-        from hansa.data.at_home import without_personal_details
+        from hansa.data.deidentification.reading import without_personal_details
 
         readable = without_personal_details(readable, source, data.deidentify, problems)
     for row in readable:

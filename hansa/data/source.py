@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from hansa.section import Count, Positive, Section
+from hansa.core.settings import Count, Positive, Section
 
 
 class Files(Section):

@@ -16,21 +16,21 @@ from typing import Any, Protocol
 
 import torch
 
-from hansa.deploy import room
+from hansa.core import wire
+from hansa.core.errors import UserError
+from hansa.core.messages import Lost, Reply, Request
+from hansa.deploy import quota as room
 from hansa.deploy.bundle import unpack
 from hansa.deploy.kit import Kit
-from hansa.deploy.spool import TEXT, Packed, Spool, loose
-from hansa.errors import UserError
-from hansa.links import wire
-from hansa.links.connection import Connection
-from hansa.links.depot import Refusal, Unusable
+from hansa.deploy.network.address import Proxy
+from hansa.deploy.network.blob_client import Porter
+from hansa.deploy.network.blob_server import Refusal, Unusable
+from hansa.deploy.network.connection import Connection
+from hansa.deploy.network.envelope import Envelope, Ref, Unsealed, seal, unseal
+from hansa.deploy.network.retry import GaveUp, Patience
+from hansa.deploy.network.session import Session, unsaid
+from hansa.deploy.reply_store import TEXT, Packed, Spool, loose
 from hansa.links.local import attempt
-from hansa.links.patience import GaveUp, Patience
-from hansa.links.porter import Porter
-from hansa.links.route import Proxy
-from hansa.links.seal import Envelope, Ref, Unsealed, seal, unseal
-from hansa.links.session import Session, unsaid
-from hansa.messages import Lost, Reply, Request
 
 LIFE_SECONDS = 5.0
 LOOK_SECONDS = 10.0

@@ -21,13 +21,14 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from hansa.config import Federation, Node, walk
+from hansa.config.federation import Federation
+from hansa.config.nodes import Node, walk
+from hansa.core.errors import UserError, did_you_mean
 from hansa.deploy.kit import COORDINATOR, VERSION, Card, Kit, Member, Place, identity, members_text, read_members
-from hansa.deploy.nats_file import AUTHORIZATION, NATS, authorization, foreign
-from hansa.errors import UserError, did_you_mean
-from hansa.links.route import Address
-from hansa.links.subjects import token
-from hansa.privacy.proposal import POLICY, template
+from hansa.deploy.nats_config import AUTHORIZATION, NATS, authorization, foreign
+from hansa.deploy.network.address import Address
+from hansa.deploy.network.subjects import token
+from hansa.privacy.policy.proposal import POLICY, template
 
 YEARS = 10  # of the authority itself
 PORT = 4222

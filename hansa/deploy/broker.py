@@ -16,9 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep
 
+from hansa.core.errors import RunFailed, UserError
 from hansa.deploy.kit import Kit
-from hansa.deploy.nats_file import configuration
-from hansa.errors import RunFailed, UserError
+from hansa.deploy.nats_config import configuration
 
 START_SECONDS = 30.0
 PR_SET_PDEATHSIG = 1

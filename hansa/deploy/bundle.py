@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
-from hansa.links.depot import Unusable
-from hansa.runs.directory import atomically
+from hansa.deploy.network.blob_server import Unusable
+from hansa.files import atomically
 
 LARGEST_LINE = 1 << 20
 SAFE = (".json", ".safetensors", ".txt", ".model", ".spm")  # how their names end; .model, .spm: of SentencePiece

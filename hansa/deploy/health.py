@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from hansa.errors import UserError
+from hansa.core.errors import UserError
 
 Ready = Callable[[], str]  # what it still waits for; empty when it is ready
 PATIENCE = 5.0  # seconds that a visitor may take to say what it wants

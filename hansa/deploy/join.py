@@ -1,4 +1,4 @@
-"""`hansa join`: the silo's agent. The text stays in ``data``; all that leaves are the replies of `hansa.node.Silo`."""
+"""`hansa join`: the agent of a silo. The text stays in ``data``; what leaves are the replies of its `Silo`."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -6,15 +6,17 @@ from pathlib import Path
 import torch
 from pydantic import ValidationError
 
-from hansa import device
-from hansa.config import Federation, Node, Source, walk
+from hansa.client.runtime import Site
+from hansa.config.federation import Federation
+from hansa.config.nodes import Node, walk
+from hansa.core import device
+from hansa.core.errors import DataError, UserError
+from hansa.core.messages import Reply, Request
+from hansa.data.source import Source
 from hansa.deploy.kit import Kit
-from hansa.deploy.law import Law
-from hansa.deploy.vouch import Vouch
-from hansa.errors import DataError, UserError
-from hansa.links.depot import Unusable
-from hansa.messages import Reply, Request
-from hansa.site import Site
+from hansa.deploy.network.blob_server import Unusable
+from hansa.deploy.policy_enforcer import Law
+from hansa.deploy.signatures import Vouch
 
 BLANK = (Source(train=""),)
 

@@ -21,11 +21,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from pydantic import ValidationError
 
-from hansa.config import Section, Source
-from hansa.errors import UserError
-from hansa.links.route import Address
-from hansa.links.subjects import Subjects, token
-from hansa.links.tls import Tls
+from hansa.core.errors import UserError
+from hansa.core.settings import Section
+from hansa.data.source import Source
+from hansa.deploy.network.address import Address
+from hansa.deploy.network.subjects import Subjects, token
+from hansa.deploy.network.tls import Tls
 
 log = logging.getLogger("hansa.kit")
 

@@ -18,12 +18,12 @@ from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, Any
 
-from hansa.errors import UserError, parse_json, printable
-from hansa.links.patience import GaveUp
+from hansa.core.errors import UserError, parse_json, printable
+from hansa.deploy.network.retry import GaveUp
 
 if TYPE_CHECKING:
-    from hansa.links.journal import Journal
-    from hansa.links.session import Session
+    from hansa.deploy.network.journal import Journal
+    from hansa.deploy.network.session import Session
 
 SILENT = 20.0  # seconds without a word after which a node counts as away
 SKEWED = 30.0  # seconds between clocks that are worth a word

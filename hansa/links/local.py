@@ -5,9 +5,10 @@ from dataclasses import replace
 from threading import Lock
 from time import monotonic
 
-from hansa.errors import UserError, place
-from hansa.links import Answer, wire
-from hansa.messages import Lost, NodeId, Reply, Request, Update
+from hansa.core import wire
+from hansa.core.errors import UserError, place
+from hansa.core.link import Answer
+from hansa.core.messages import Lost, NodeId, Reply, Request, Update
 
 Find = Callable[[NodeId], Callable[[Request], Reply]]  # a node's `answer`, by name
 

@@ -19,14 +19,14 @@ from selectors import EVENT_READ, DefaultSelector
 from time import monotonic
 from typing import Any
 
-from hansa import device
-from hansa.config import Federation
-from hansa.errors import DataError
-from hansa.links import Answer, wire
-from hansa.links.blocks import Block, Blocks, Place, Views, look
+from hansa.config.federation import Federation
+from hansa.core import device, wire
+from hansa.core.errors import DataError
+from hansa.core.link import Answer
+from hansa.core.messages import NO_ANSWER, Lost, NodeId, Request, Trade, Train
+from hansa.links.preload import warm_up
+from hansa.links.shared_memory import Block, Blocks, Place, Views, look
 from hansa.links.worker import pack, unpack, work
-from hansa.messages import NO_ANSWER, Lost, NodeId, Request, Trade, Train
-from hansa.warm import warm_up
 
 TRIES = 2
 BRIEF = 0.05  # seconds: jobs shorter than this are handed out ahead, so that a worker never waits for the next

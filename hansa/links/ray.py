@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from hansa import device
-from hansa.config import Federation
-from hansa.errors import ConfigError, DataError, UserError
-from hansa.links import Answer, wire
+from hansa.config.federation import Federation
+from hansa.core import device, wire
+from hansa.core.errors import ConfigError, DataError, UserError
+from hansa.core.link import Answer
+from hansa.core.messages import Lost, NodeId, Request
 from hansa.links.local import attempt
-from hansa.messages import Lost, NodeId, Request
 
 TRIES = 2
 LOOK = 0.2  # seconds between looks at the clock and at who is free
@@ -51,7 +51,7 @@ class Desk:
     """The other end, in an actor: a site with one resident model that answers for any silo."""
 
     def __init__(self, federation: str, folder: str) -> None:
-        from hansa.site import Site
+        from hansa.client.runtime import Site
 
         torch.set_num_threads(1)
         self.site = Site(Federation.model_validate_json(federation), Path(folder), device=device.choose())

@@ -4,9 +4,10 @@ federations answer in threads of their own (they only wait)."""
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from hansa.links import Answer, Link, wire
+from hansa.core import wire
+from hansa.core.link import Answer, Link
+from hansa.core.messages import NodeId, Reply, Request
 from hansa.links.local import attempt
-from hansa.messages import NodeId, Reply, Request
 
 
 class TreeLink:

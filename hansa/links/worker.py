@@ -9,14 +9,13 @@ from typing import Any
 
 import torch
 
-from hansa import device
-from hansa.config import Federation
-from hansa.errors import UserError
-from hansa.links import wire
-from hansa.links.blocks import Views
+from hansa.client.runtime import Site
+from hansa.config.federation import Federation
+from hansa.core import device, wire
+from hansa.core.errors import UserError
+from hansa.core.messages import Lost
 from hansa.links.local import attempt
-from hansa.messages import Lost
-from hansa.site import Site
+from hansa.links.shared_memory import Views
 
 
 def work(connection: Connection, number: int, federation: str, folder: str) -> None:

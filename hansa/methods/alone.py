@@ -7,11 +7,10 @@ sharing: nothing is in scope, everything is personal.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hansa.config import Section
-from hansa.method import Method
-from hansa.methods import METHODS
+from hansa.core.method import METHODS, Method
+from hansa.core.settings import Section
+from hansa.core.tensors import Layout
 from hansa.methods.fedavg import fedavg
-from hansa.tensors import Layout
 
 
 @dataclass(frozen=True)

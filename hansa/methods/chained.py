@@ -7,12 +7,11 @@ Deviations: none; after the last silo the first would have its turn again.
 
 from dataclasses import dataclass, replace
 
-from hansa.config import Section
-from hansa.messages import NodeId, Train
-from hansa.method import Method
-from hansa.methods import METHODS
+from hansa.core.messages import NodeId, Train
+from hansa.core.method import METHODS, Method
+from hansa.core.participation import Ask, Asker, Moving, duration, until
+from hansa.core.settings import Section
 from hansa.methods.fedavg import fedavg
-from hansa.pace import Ask, Asker, Moving, duration, until
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from hansa.config import Model, Section
-from hansa.errors import ConfigError
-from hansa.method import Method
-from hansa.methods import METHODS
+from hansa.core.errors import ConfigError
+from hansa.core.method import METHODS, Method
+from hansa.core.settings import Section
+from hansa.core.tensors import Layout
 from hansa.methods.fedavg import fedavg
-from hansa.tensors import Layout
+from hansa.models.settings import Model
 
 
 @dataclass(frozen=True)

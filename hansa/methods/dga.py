@@ -12,10 +12,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from hansa.config import STEEPEST, Section
-from hansa.messages import Update
-from hansa.method import Method
-from hansa.methods import METHODS
+from hansa.config.sections import STEEPEST
+from hansa.core.messages import Update
+from hansa.core.method import METHODS, Method
+from hansa.core.settings import Section
 from hansa.methods.fedavg import fedavg
 
 LARGEST = 700.0  # e to this is about the largest number there is

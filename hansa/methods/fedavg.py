@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch import Tensor
 
-from hansa.config import Section
-from hansa.messages import Update
-from hansa.method import Method, TaskLoss
-from hansa.methods import METHODS
-from hansa.pace import Together
-from hansa.tensors import Layout, Tensors, WeightedMean
-from hansa.upload import Whole
+from hansa.core.compression import Whole
+from hansa.core.messages import Update
+from hansa.core.method import METHODS, Method, TaskLoss
+from hansa.core.participation import Together
+from hansa.core.settings import Section
+from hansa.core.tensors import Layout, Tensors, WeightedMean
 
 if TYPE_CHECKING:
-    from hansa.train import Work
+    from hansa.core.learner import Work
 
 
 @dataclass(frozen=True)

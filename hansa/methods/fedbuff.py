@@ -16,14 +16,14 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from hansa.config import Count, Federation, Section
-from hansa.links import Answer
-from hansa.messages import NodeId, Train, Update
-from hansa.method import Method
-from hansa.methods import METHODS
+from hansa.config.federation import Federation
+from hansa.core.link import Answer
+from hansa.core.messages import NodeId, Train, Update
+from hansa.core.method import METHODS, Method
+from hansa.core.participation import Ask, Asker, Flight, Member, Moving, duration, until
+from hansa.core.settings import Count, Section
+from hansa.core.tensors import Layout, Tensors, WeightedMean
 from hansa.methods.fedavg import fedavg
-from hansa.pace import Ask, Asker, Flight, Member, Moving, duration, until
-from hansa.tensors import Layout, Tensors, WeightedMean
 
 VERSION = "version."
 

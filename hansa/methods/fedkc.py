@@ -27,22 +27,21 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor, nn
 
-from hansa import knowledge
-from hansa.config import Count, Named, Section
-from hansa.errors import ConfigError
-from hansa.exchange import Samples, Sizes, Told
-from hansa.messages import Offer
-from hansa.method import Method, Objective, TaskLoss
-from hansa.methods import METHODS
+from hansa.core import representations as inside
+from hansa.core.errors import ConfigError
+from hansa.core.exchange import Samples, Sizes, Told
+from hansa.core.messages import Offer
+from hansa.core.method import METHODS, Method, Objective, TaskLoss
+from hansa.core.participation import Together
+from hansa.core.settings import Count, Named, Section
+from hansa.core.tensors import Layout, Tensors
+from hansa.methods import centroids as knowledge
 from hansa.methods.alone import Nothing
-from hansa.models import inside
-from hansa.pace import Together
-from hansa.privacy import accounting
-from hansa.privacy.release import Noise, blurred, blurred_predictions, bounded
-from hansa.tensors import Layout, Tensors
+from hansa.methods.centroid_noise import Noise, blurred, blurred_predictions, bounded
+from hansa.privacy.dp import accounting
 
 if TYPE_CHECKING:
-    from hansa.train import Work
+    from hansa.core.learner import Work
 
 Layer = Literal["last", "all"]
 FLOORS: dict[Layer, int] = {"last": 2, "all": 20}  # a mean of embedded texts tells their tokens: docs/privacy.md

@@ -22,19 +22,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hansa import knowledge
-from hansa.config import Count, Section, Share
-from hansa.exchange import Samples, Sizes, Told
-from hansa.messages import Offer
-from hansa.method import Method, TaskLoss
-from hansa.methods import METHODS
+from hansa.core import representations as inside
+from hansa.core.exchange import Samples, Sizes, Told
+from hansa.core.messages import Offer
+from hansa.core.method import METHODS, Method, TaskLoss
+from hansa.core.settings import Count, Section, Share
+from hansa.core.tensors import Layout, Tensors
+from hansa.methods import centroids as knowledge
 from hansa.methods.fedavg import fedavg
 from hansa.methods.fedkc import distribution_flaw, text_fits
-from hansa.models import inside
-from hansa.tensors import Layout, Tensors
 
 if TYPE_CHECKING:
-    from hansa.train import Work
+    from hansa.core.learner import Work
 
 MEAN = ("inputs", "labels")
 

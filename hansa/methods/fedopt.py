@@ -14,17 +14,16 @@ Deviations: v starts at zero (Reddi et al. allow any v₋₁ ≥ τ²).
 """
 
 from dataclasses import dataclass, replace
-from math import cos, pi, sqrt
 from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 
-from hansa.config import Positive, Schedule, Section, Server, Share
-from hansa.method import Method, ServerOptimiser
-from hansa.methods import METHODS
+from hansa.config.sections import Server
+from hansa.core.method import METHODS, Method, ServerOptimiser
+from hansa.core.settings import Positive, Section, Share
+from hansa.core.tensors import Layout, Tensors
 from hansa.methods.fedavg import Sgd, fedavg
-from hansa.tensors import Layout, Tensors
 
 
 @dataclass(frozen=True)
@@ -79,21 +78,6 @@ def server_optimiser(server: Server) -> ServerOptimiser:
     if server.optimizer == "momentum":
         return Momentum(server.lr, server.momentum)
     return Adaptive(server.optimizer, server.lr, server.betas, server.eps, server.bias_correction)
-
-
-def scale(schedule: Schedule, round: int, rounds: int) -> float:
-    """lr(r)/lr₀ for round r = 1 … rounds. ``linear`` with decay 1e-3 is the Medical paper's (1 − 1e-3·r)."""
-    if round <= schedule.warmup:
-        return round / (schedule.warmup + 1)
-    if schedule.kind == "linear":
-        decay = schedule.decay if schedule.decay is not None else 1 / (rounds + 1)
-        return max(0.0, 1 - decay * round)
-    if schedule.kind == "cosine":
-        done = (round - schedule.warmup) / max(1, rounds - schedule.warmup)
-        return schedule.final + (1 - schedule.final) * 0.5 * (1 + cos(pi * min(1.0, done)))
-    if schedule.kind == "inverse-sqrt":
-        return sqrt((schedule.warmup + 1) / round)  # Vaswani et al. (2017), Equation 3, in rounds
-    return 1.0
 
 
 class _FedOpt(Section):

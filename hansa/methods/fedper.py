@@ -10,9 +10,8 @@ Deviations: the tree (the paper has one server). The head and the final norm bel
 from dataclasses import replace
 from typing import Literal
 
-from hansa.config import Section, Share
-from hansa.method import Method
-from hansa.methods import METHODS
+from hansa.core.method import METHODS, Method
+from hansa.core.settings import Section, Share
 from hansa.methods.fedavg import fedavg
 from hansa.methods.fltrust import Trust
 from hansa.methods.hierfavg import Averaged

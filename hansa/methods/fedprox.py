@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 from torch import Tensor
 
-from hansa.config import Section
-from hansa.method import Method, TaskLoss
-from hansa.methods import METHODS
+from hansa.core.method import METHODS, Method, TaskLoss
+from hansa.core.settings import Section
 from hansa.methods.fedavg import fedavg
 
 if TYPE_CHECKING:
-    from hansa.train import Work
+    from hansa.core.learner import Work
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from hansa.config import Positive, Section
-from hansa.links import Answer
-from hansa.messages import Lost, NodeId, Update
-from hansa.tensors import Tensors
+from hansa.core.link import Answer
+from hansa.core.messages import Lost, NodeId, Update
+from hansa.core.settings import Positive, Section
+from hansa.core.tensors import Tensors
 
 
 class Trust(Section):

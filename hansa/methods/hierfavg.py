@@ -14,10 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from hansa.config import Section
-from hansa.messages import NodeId
-from hansa.method import Filter, Layers, Method, Residual, Weights
-from hansa.methods import METHODS
+from hansa.core.messages import NodeId
+from hansa.core.method import METHODS, Filter, Layers, Method, Residual, Weights
+from hansa.core.settings import Section
 from hansa.methods.fedavg import fedavg
 from hansa.methods.fltrust import Trust
 from hansa.methods.worldlm import key_tensors

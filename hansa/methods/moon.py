@@ -18,15 +18,14 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from hansa.config import Positive, Section
-from hansa.method import Method, TaskLoss
-from hansa.methods import METHODS
+from hansa.core import representations as inside
+from hansa.core.method import METHODS, Method, TaskLoss
+from hansa.core.settings import Positive, Section
+from hansa.core.tensors import Tensors
 from hansa.methods.fedavg import fedavg
-from hansa.models import inside
-from hansa.tensors import Tensors
 
 if TYPE_CHECKING:
-    from hansa.train import Work
+    from hansa.core.learner import Work
 
 PREVIOUS = "moon.previous"
 

@@ -14,12 +14,11 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from hansa.config import Positive, Section
-from hansa.messages import Update
-from hansa.method import Method
-from hansa.methods import METHODS
+from hansa.core.messages import Update
+from hansa.core.method import METHODS, Method
+from hansa.core.settings import Positive, Section
+from hansa.core.tensors import Layout, Tensors, WeightedMean
 from hansa.methods.fedavg import fedavg
-from hansa.tensors import Layout, Tensors, WeightedMean
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from hansa.config import Aggregation, Positive, Section
-from hansa.messages import Update
-from hansa.method import Aggregate, Method, Weighing
-from hansa.methods import METHODS
+from hansa.config.sections import Aggregation
+from hansa.core.messages import Update
+from hansa.core.method import METHODS, Aggregate, Method, Weighing
+from hansa.core.settings import Positive, Section
+from hansa.core.tensors import Layout, Tensors, WeightedMean, stack
 from hansa.methods.dga import ByLoss
 from hansa.methods.fedavg import BySamples, Mean, fedavg
-from hansa.tensors import Layout, Tensors, WeightedMean, stack
 
 CHUNK = 1 << 20  # coordinates at a time, so that sorting needs no second copy of all updates
 

@@ -26,16 +26,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from hansa.config import Positive, Section, Share
-from hansa.errors import ConfigError
-from hansa.messages import NodeId
-from hansa.method import Filter, Layers, Method, Residual, Weights
-from hansa.methods import METHODS
+from hansa.core.errors import ConfigError
+from hansa.core.messages import NodeId
+from hansa.core.method import METHODS, Filter, Layers, Method, Residual, Weights
+from hansa.core.participation import Arrivals, round_half_up
+from hansa.core.settings import Positive, Section, Share
 from hansa.methods.fedavg import BySamples, fedavg
 from hansa.methods.fedbuff import ByStaleness, DampedMean
 from hansa.methods.fedopt import Momentum
 from hansa.methods.fltrust import Trust
-from hansa.pace import Arrivals, round_half_up
 
 TINY = 1e-12
 PIECE = 1 << 14  # values of a layer that are compared at a time

@@ -12,10 +12,10 @@ from typing import Any
 
 from torch import nn
 
-from hansa.config import Model
-from hansa.errors import ConfigError
-from hansa.models.parts import block_lists, parts
-from hansa.seeds import torch_seeded
+from hansa.core.errors import ConfigError
+from hansa.core.model_parts import block_lists, parts
+from hansa.core.seeds import torch_seeded
+from hansa.models.settings import Model
 
 
 def adapt(model: Any, settings: Model, seed: int) -> Any:

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hansa.config import Model
-from hansa.errors import ConfigError
+from hansa.core.errors import ConfigError
+from hansa.core.seeds import torch_seeded
 from hansa.models.grow import grown
 from hansa.models.library import transformers
-from hansa.seeds import torch_seeded
+from hansa.models.settings import Model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

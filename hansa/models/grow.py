@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hansa.errors import ConfigError
-from hansa.models.parts import block_lists
+from hansa.core.errors import ConfigError
+from hansa.core.model_parts import block_lists
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

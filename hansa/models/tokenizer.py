@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from hansa.errors import ConfigError
+from hansa.core.errors import ConfigError
 from hansa.models.library import transformers
 
 if TYPE_CHECKING:

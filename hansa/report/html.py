@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from hansa.config import Federation
-from hansa.errors import UserError
-from hansa.federation_file import dump, parse, without_folders
-from hansa.registry import load_plugins
-from hansa.releases import releases
+from hansa.config.federation import Federation
+from hansa.config.file import dump, parse, without_folders
+from hansa.config.plugins import load_plugins
+from hansa.core.errors import UserError
+from hansa.privacy.policy.disclosures import releases
 from hansa.report import audit
 from hansa.report.charts import bars, lines, short
 from hansa.report.nodes import tree_of
@@ -22,8 +22,7 @@ from hansa.report.own import listening, own_table
 from hansa.report.personal import alpha_charts, neighbours, personal_tables
 from hansa.report.uploads import Cost, movements, quality_against_bytes, saved
 from hansa.runs.ledger import OWN, Ledger
-from hansa.tasks import TASKS
-from hansa.tasks.base import Task
+from hansa.tasks.base import TASKS, Task
 
 NO_SURVEY: dict[str, Any] = {"minimum": 0, "silos": {}}
 LOWER = {"perplexity", "bits_per_byte"}  # metrics of which less is better

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from hansa.outline import Branch, is_tree, outline
+from hansa.config.outline import Branch, outline
+from hansa.config.tree import is_tree
 from hansa.report.charts import short, tree
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hansa.personal import ALPHAS
+from hansa.client.personalisation import ALPHAS
 from hansa.report.charts import lines
 
 SHOWN = ("accuracy", "strict_f1", "macro_f1", "perplexity")

@@ -12,11 +12,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from hansa.config import Federation
-from hansa.errors import printable
-from hansa.messages import NodeId
+from hansa.config.federation import Federation
+from hansa.core.errors import printable
+from hansa.core.messages import NodeId
+from hansa.core.round import Record
 from hansa.report.charts import short
-from hansa.round import Record
 
 LINES_EVERY = 10.0  # seconds between plain lines
 MARKS = {"working": "●", "done": "✓", "lost": "✗", "waiting": "·"}

@@ -10,22 +10,19 @@ runs/NAME/
 """
 
 import json
-import os
 import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import astuple
 from pathlib import Path
 
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from hansa.config import Federation
-from hansa.errors import RunFailed, UserError
-from hansa.federation_file import dump
-from hansa.pace import Flight, Moving
-from hansa.tensors import Layout, Tensors
+from hansa.config.federation import Federation
+from hansa.config.file import dump
+from hansa.core.errors import UserError
+from hansa.core.participation import Flight, Moving
+from hansa.core.tensors import Layout, Tensors
+from hansa.files import atomically
 
 
 class RunDirectory:
@@ -119,43 +116,9 @@ def _layout(text: str) -> Layout:
     return Layout(tuple(names), tuple(map(tuple, shapes)))
 
 
-@contextmanager
-def atomically(folder: Path) -> Iterator[Path]:
-    """Write a folder under another name, then rename it: it is there whole, or not at all."""
-    draft: Path | None = None
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".draft-"))
-        yield draft
-        for file in draft.rglob("*"):
-            if file.is_file():
-                _sync(file)
-        if folder.exists():
-            shutil.rmtree(folder)
-        draft.chmod(0o755)
-        draft.rename(folder)
-        _sync(folder.parent)
-    except (OSError, SafetensorError) as error:
-        raise RunFailed(
-            f"{folder} could not be written ({error}); what was written before is intact: "
-            "make room, or the disk writable, then continue with --resume"
-        ) from None
-    finally:
-        if draft is not None:  # nothing is there any more if all went well
-            shutil.rmtree(draft, ignore_errors=True)
-
-
 def _numbered(name: str) -> Iterator[Path]:
     root = Path("runs")
     for path in root.glob(f"{name}*") if root.is_dir() else ():
         suffix = path.name.removeprefix(name)
         if not suffix or (suffix[0] == "-" and suffix[1:].isdigit()):
             yield path
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -8,8 +8,8 @@ from pathlib import Path
 from time import time
 from typing import Any
 
-from hansa.errors import RunFailed
-from hansa.round import Record
+from hansa.core.errors import RunFailed
+from hansa.core.round import Record
 
 OWN = "own"  # of a split: scores of every node's own model, by node; without it, of the one global model, by group
 SCHEMA = """

@@ -1,9 +1,8 @@
-"""What is learned. A task brings its encoding, batches, loss, metrics and predictions, and registers in one place."""
+"""Learning tasks, one per file: what a model learns, from which rows, and how it is scored.
 
-from hansa.registry import Registry
-from hansa.tasks.base import Task
+Every module registers its settings in `hansa.tasks.base.TASKS`; importing this package imports them all.
+"""
 
-TASKS: Registry[Task] = Registry("task")
+from hansa.tasks import causal_lm, classify, mlm, pairs, tag, translate
 
-# Each module registers itself above; the imports stand below because they need TASKS.
-from hansa.tasks import causal_lm, classify, mlm, pairs, tag, translate  # noqa: E402, F401
+__all__ = ["causal_lm", "classify", "mlm", "pairs", "tag", "translate"]

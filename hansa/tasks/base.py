@@ -11,14 +11,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hansa.config import Source
+from hansa.core.errors import UserError
+from hansa.core.registry import Registry
 from hansa.data.examples import Encoded, Examples, Unusable
 from hansa.data.readers import Row
-from hansa.errors import UserError
+from hansa.data.source import Source
 from hansa.models.tokenizer import starts_word
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+from hansa.core.batch import Batch
 
 
 @dataclass(frozen=True)
@@ -65,23 +67,6 @@ class Vocabulary:
     @cached_property
     def starts(self) -> NDArray[np.bool_]:
         return np.asarray(starts_word(self.tokenizer)) | self.special
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Model inputs; the rows (of batch × position, flattened) whose output counts; and what it should be there."""
-
-    inputs: dict[str, Tensor]
-    rows: Tensor | None
-    targets: Tensor
-    bytes: int = 0  # of text that the targets stand for, where a task counts them
-
-    def to(self, device: torch.device) -> "Batch":
-        if self.targets.device == device:
-            return self
-        inputs = {name: values.to(device) for name, values in self.inputs.items()}
-        rows = None if self.rows is None else self.rows.to(device)
-        return Batch(inputs, rows, self.targets.to(device), self.bytes)
 
 
 class Task(Protocol):
@@ -257,3 +242,6 @@ def f1_averages(sums: Mapping[str, float], hit: str = "hit") -> dict[str, float]
 
 def as_tensors(**arrays: NDArray[np.int64]) -> dict[str, Tensor]:
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+TASKS: Registry[Task] = Registry("task")

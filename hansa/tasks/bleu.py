@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from hansa.errors import UserError
+from hansa.core.errors import UserError
 
 
 @cache

@@ -14,11 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hansa.config import Section, Source
+from hansa.core.batch import Batch
+from hansa.core.settings import Section
 from hansa.data.examples import Encoded, Examples
 from hansa.data.readers import Row
-from hansa.tasks import TASKS
-from hansa.tasks.base import Batch, Task, Vocabulary, as_tensors, logits_at, pad, token_metrics, token_scores, windows
+from hansa.data.source import Source
+from hansa.tasks.base import TASKS, Task, Vocabulary, as_tensors, logits_at, pad, token_metrics, token_scores, windows
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
-from hansa.config import Section, Source
-from hansa.data.annotated import NO_RELATION, BadRow, Entity, label_of, mark, mentions, pairs
+from hansa.core.batch import Batch
+from hansa.core.errors import UserError
+from hansa.core.settings import Section
 from hansa.data.examples import Encoded, Examples, Unusable
+from hansa.data.formats.annotated import NO_RELATION, BadRow, Entity, label_of, mark, mentions, pairs
 from hansa.data.readers import Row
-from hansa.errors import UserError
-from hansa.tasks import TASKS
-from hansa.tasks.base import Batch, Task, Vocabulary, as_tensors, f1_averages, pad
+from hansa.data.source import Source
+from hansa.tasks.base import TASKS, Task, Vocabulary, as_tensors, f1_averages, pad
 
 Focus = tuple[int, int]  # the part of a text that must not be cut off
 Sample = tuple[str, str, Focus]  # text, label, focus

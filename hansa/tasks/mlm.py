@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
-from hansa.config import Section, Source
+from hansa.core.batch import Batch
+from hansa.core.errors import UserError
+from hansa.core.settings import Section
 from hansa.data.examples import Encoded, Examples
 from hansa.data.readers import Row
-from hansa.errors import UserError
-from hansa.tasks import TASKS
-from hansa.tasks.base import Batch, Task, Vocabulary, as_tensors, logits_at, pad, token_metrics, token_scores, windows
+from hansa.data.source import Source
+from hansa.tasks.base import TASKS, Task, Vocabulary, as_tensors, logits_at, pad, token_metrics, token_scores, windows
 
 
 @dataclass(frozen=True)

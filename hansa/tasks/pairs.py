@@ -13,13 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hansa.config import Section, Source
-from hansa.data.annotated import BadRow, label_of
+from hansa.core.batch import Batch
+from hansa.core.errors import UserError
+from hansa.core.settings import Section
 from hansa.data.examples import Encoded, Examples, Unusable
+from hansa.data.formats.annotated import BadRow, label_of
 from hansa.data.readers import Row
-from hansa.errors import UserError
-from hansa.tasks import TASKS
-from hansa.tasks.base import Batch, Task, Vocabulary, as_tensors, pad
+from hansa.data.source import Source
+from hansa.tasks.base import TASKS, Task, Vocabulary, as_tensors, pad
 from hansa.tasks.classify import Classify, ranked
 
 BETWEEN = "\t"  # of the two texts, where they are given as one

@@ -15,12 +15,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hansa.config import Section, Source
-from hansa.data.annotated import OUTSIDE, WORD, BadRow, spans_of, words_and_tags
+from hansa.core.batch import Batch
+from hansa.core.settings import Section
 from hansa.data.examples import Encoded, Examples, Unusable
+from hansa.data.formats.annotated import OUTSIDE, WORD, BadRow, spans_of, words_and_tags
 from hansa.data.readers import Row
-from hansa.tasks import TASKS
-from hansa.tasks.base import Batch, Task, Vocabulary, as_tensors, f1_averages, logits_at, pad
+from hansa.data.source import Source
+from hansa.tasks.base import TASKS, Task, Vocabulary, as_tensors, f1_averages, logits_at, pad
 
 NO_TAG = -1  # special tokens, and the pieces of a word after its first
 Span = tuple[int, int, str]

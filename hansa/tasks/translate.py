@@ -19,13 +19,15 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
-from hansa.config import Count, Section, Source
+from hansa.core.batch import Batch
+from hansa.core.errors import UserError
+from hansa.core.settings import Count, Section
+from hansa.data.batching import batches
 from hansa.data.examples import Encoded, Examples, Unusable
 from hansa.data.readers import Row
-from hansa.data.sampling import batches
-from hansa.errors import UserError
-from hansa.tasks import TASKS, bleu
-from hansa.tasks.base import Batch, Task, Vocabulary, as_tensors, logits_at, token_metrics, token_scores
+from hansa.data.source import Source
+from hansa.tasks import bleu
+from hansa.tasks.base import TASKS, Task, Vocabulary, as_tensors, logits_at, token_metrics, token_scores
 
 IGNORED = -100  # the library's own mark for positions without a target
 

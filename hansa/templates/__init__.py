@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hansa.data import generator, phrases
-from hansa.errors import UserError, did_you_mean
-from hansa.seeds import stream
+from hansa.core.errors import UserError, did_you_mean
+from hansa.core.seeds import stream
+from hansa.data.corpora import clinical_notes as generator
+from hansa.data.corpora import phrases
 
 FOLDER = Path(__file__).parent
 # Skewed like Table 1 of the Medical paper: one language dominates, the smallest has a hundredth of it.

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from hansa.config import Federation, walk
+from hansa.config.federation import Federation
+from hansa.config.nodes import walk
 from hansa.deploy import authority
 from hansa.deploy.agent import Agent
+from hansa.deploy.coordinator import serve, serve_region
 from hansa.deploy.join import SiloTrade
 from hansa.deploy.kit import COORDINATOR, Kit
-from hansa.deploy.serve import serve, serve_region
-from hansa.run import Outcome
-from hansa.watch import Quiet
+from hansa.runs.callbacks import Quiet
+from hansa.runs.run import Outcome
 
 NUMBERS = count()
 

@@ -9,13 +9,13 @@ import pytest
 
 from hansa.deploy import status
 from hansa.deploy.agent import Agent
+from hansa.deploy.coordinator import serve
 from hansa.deploy.join import SiloTrade
 from hansa.deploy.kit import COORDINATOR, Kit
-from hansa.deploy.law import Law
-from hansa.deploy.serve import serve
-from hansa.links.connection import Connection
-from hansa.links.depot import Depot
-from hansa.links.porter import Porter
+from hansa.deploy.network.blob_client import Porter
+from hansa.deploy.network.blob_server import Depot
+from hansa.deploy.network.connection import Connection
+from hansa.deploy.policy_enforcer import Law
 from hansa.report import html
 from hansa.runs.ledger import Ledger
 from tests.deploy.conftest import make_kits
@@ -101,7 +101,7 @@ def test_canaries_stay_in_their_silo(federation, tmp_path, log, wire, caplog):
 
 def stumbling(open):
     """North's own code stumbles over a text while it trains, and says which."""
-    from hansa.node import Silo
+    from hansa.client.silo import Silo
 
     class Stumbling(Silo):
         def train(self, *_):

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 import pytest
 
 from hansa.deploy.kit import COORDINATOR, Kit
-from hansa.links.depot import PIECE, Depot, Refusal, digest, read_line, write_line
-from hansa.links.patience import Patience
-from hansa.links.porter import Porter
+from hansa.deploy.network.blob_client import Porter
+from hansa.deploy.network.blob_server import PIECE, Depot, Refusal, digest, read_line, write_line
+from hansa.deploy.network.retry import Patience
 from tests.deploy.conftest import free_ports, make_kits
 
 REQUEST = "0" * 32

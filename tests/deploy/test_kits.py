@@ -7,15 +7,15 @@ import stat
 import pytest
 from cryptography import x509
 
-from hansa.cli import main
-from hansa.config import Node
+from hansa.cli.main import main
+from hansa.config.file import dump
+from hansa.config.nodes import Node
+from hansa.core.errors import UserError
 from hansa.deploy import authority
 from hansa.deploy.agent import Agent
 from hansa.deploy.kit import COORDINATOR, VERSION, Kit
-from hansa.deploy.nats_file import authorization
-from hansa.errors import UserError
-from hansa.federation_file import dump
-from hansa.links.subjects import Subjects, token
+from hansa.deploy.nats_config import authorization
+from hansa.deploy.network.subjects import Subjects, token
 from tests.deploy.conftest import make_kits
 
 

@@ -5,14 +5,14 @@ import threading
 import pytest
 import yaml
 
+from hansa.core.errors import RunFailed, UserError
 from hansa.deploy.agent import Agent
+from hansa.deploy.coordinator import serve
 from hansa.deploy.join import SiloTrade
 from hansa.deploy.kit import COORDINATOR, Kit
-from hansa.deploy.law import Law
-from hansa.deploy.serve import serve
-from hansa.errors import RunFailed, UserError
-from hansa.privacy.audit import entries, verify
-from hansa.privacy.proposal import POLICY
+from hansa.deploy.policy_enforcer import Law
+from hansa.privacy.policy.audit_log import entries, verify
+from hansa.privacy.policy.proposal import POLICY
 from tests.deploy.conftest import make_kits
 
 
@@ -59,7 +59,7 @@ def test_the_kits_policy_is_for_its_federation_alone(federation, tmp_path):
     kits = make_kits(federation(), tmp_path / "kits")
     [rule] = yaml.safe_load((kits / "north" / POLICY).read_text())["rules"].values()
     assert rule["federations"] == ["small"]
-    from hansa.site import Site
+    from hansa.client.runtime import Site
 
     law = Law.of(Kit(kits / "north"), None, tmp_path / "home")
     told = federation(name="other")

@@ -10,15 +10,17 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hansa.config import Model, Node, Source
+from hansa.cli.logs import Lines, Objects
+from hansa.config.nodes import Node
+from hansa.core.errors import printable
+from hansa.data.source import Source
 from hansa.deploy.agent import Agent, _Known
 from hansa.deploy.bundle import pack, unpack
 from hansa.deploy.join import own_settings
 from hansa.deploy.kit import COORDINATOR, Kit
-from hansa.errors import printable
-from hansa.links.depot import Refusal
-from hansa.links.seal import LARGEST, PROTOCOL, Envelope, Unsealed, seal, unseal
-from hansa.logs import Lines, Objects
+from hansa.deploy.network.blob_server import Refusal
+from hansa.deploy.network.envelope import LARGEST, PROTOCOL, Envelope, Unsealed, seal, unseal
+from hansa.models.settings import Model
 from tests.deploy.conftest import make_kits
 
 KEY = Ed25519PrivateKey.generate()

@@ -8,13 +8,13 @@ from time import monotonic
 import pytest
 import torch
 
+from hansa.core.errors import RunFailed
+from hansa.core.messages import Advertise, Card, Describe, Entrust, Evaluate, Findings, Lost, Scores, Survey, Train
 from hansa.deploy import authority
+from hansa.deploy.coordinator import serve
 from hansa.deploy.join import SiloTrade
 from hansa.deploy.kit import COORDINATOR, Kit
-from hansa.deploy.serve import serve
-from hansa.errors import RunFailed
-from hansa.links.nats import NatsLink
-from hansa.messages import Advertise, Card, Describe, Entrust, Evaluate, Findings, Lost, Scores, Survey, Train
+from hansa.deploy.network.link import NatsLink
 from hansa.runs.ledger import Ledger
 from tests.deploy.conftest import joined, make_kits, over_the_network
 from tests.deploy.test_strangers import bad_agent

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from hansa.config import Node
+from hansa.config.nodes import Node
 from hansa.deploy.broker import Broker
+from hansa.deploy.coordinator import serve
 from hansa.deploy.kit import COORDINATOR, Kit
-from hansa.deploy.serve import serve
-from hansa.run import run
+from hansa.runs.run import run
 from tests.conftest import same, weights
 from tests.deploy.conftest import joined, make_kits, over_the_network, regions
 

@@ -9,9 +9,9 @@ from urllib.request import urlopen
 
 import pytest
 
+from hansa.cli.logs import LogFormat, LogLevel, configure
+from hansa.core.errors import UserError
 from hansa.deploy.health import Health
-from hansa.errors import UserError
-from hansa.logs import LogFormat, LogLevel, configure
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from hansa.cli import app
-from hansa.cli_deploy import TERMINATED
+from hansa.cli.deploy import TERMINATED
+from hansa.cli.main import app
 
 ROOT = Path(__file__).parent.parent.parent
 PACKAGING = ROOT / "packaging"

@@ -8,15 +8,15 @@ from time import monotonic
 
 import pytest
 
+from hansa.core.errors import UserError
+from hansa.core.messages import Describe
 from hansa.deploy import authority
-from hansa.deploy.alone import alone
+from hansa.deploy.coordinator import serve
 from hansa.deploy.kit import COORDINATOR, Kit
-from hansa.deploy.seat import seat
-from hansa.deploy.serve import serve
-from hansa.errors import UserError
-from hansa.links.connection import Broken, Connection, Message, Refused
-from hansa.links.session import Session
-from hansa.messages import Describe
+from hansa.deploy.lock_file import alone
+from hansa.deploy.network.connection import Broken, Connection, Message, Refused
+from hansa.deploy.network.session import Session
+from hansa.deploy.server_session import seat
 from hansa.runs.ledger import Ledger
 from tests.deploy.conftest import Log, free_ports, joined, make_kits
 from tests.deploy.test_routes import running, silo, until

@@ -9,17 +9,17 @@ from time import monotonic, time
 
 import pytest
 
+from hansa.core import wire
+from hansa.core.messages import Describe, Findings, Lost, Survey
 from hansa.deploy.agent import Agent
+from hansa.deploy.coordinator import public
 from hansa.deploy.join import SiloTrade
 from hansa.deploy.kit import COORDINATOR, Kit
-from hansa.deploy.law import Law
-from hansa.deploy.seat import seat
-from hansa.deploy.serve import public
-from hansa.links import wire
-from hansa.links.nats import ROOM, Pending
-from hansa.links.seal import Envelope
-from hansa.messages import Describe, Findings, Lost, Survey
-from hansa.privacy.audit import entries, verify
+from hansa.deploy.network.envelope import Envelope
+from hansa.deploy.network.link import ROOM, Pending
+from hansa.deploy.policy_enforcer import Law
+from hansa.deploy.server_session import seat
+from hansa.privacy.policy.audit_log import entries, verify
 from tests.deploy.conftest import make_kits
 
 PATIENCE = 120.0
@@ -44,7 +44,7 @@ def module_federation(tmp_path_factory):
     from tests.conftest import WORDS, write_words
 
     folder = tmp_path_factory.mktemp("data")
-    from hansa.federation_file import parse
+    from hansa.config.file import parse
 
     files = {name: write_words(folder / f"{name}.jsonl", words, 30) for name, words in WORDS.items()}
     return parse({"name": "small", "model": "mini", "silos": {n: str(f) for n, f in files.items()}, "rounds": 1})
@@ -163,7 +163,7 @@ def test_a_damaged_state_is_survived_and_said(module_federation, tmp_path, damag
 
 def test_a_disk_that_is_full_when_a_letter_comes_is_survived(module_federation, tmp_path, monkeypatch):
     """The letter is refused for now; it lies in its box, and is taken up when there is room again."""
-    from hansa.links.seal import seal
+    from hansa.deploy.network.envelope import seal
 
     kits = make_kits(module_federation, tmp_path / "kits")
     lines: list[str] = []

@@ -2,8 +2,8 @@
 
 import pytest
 
-from hansa.deploy import room
-from hansa.links.depot import Unusable
+from hansa.deploy import quota as room
+from hansa.deploy.network.blob_server import Unusable
 
 GB = 1 << 30
 

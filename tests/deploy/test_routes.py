@@ -9,16 +9,16 @@ from time import monotonic, sleep
 
 import pytest
 
-from hansa.config import Node
+from hansa.config.nodes import Node
+from hansa.core.errors import UserError
 from hansa.deploy import authority
 from hansa.deploy.agent import Agent
 from hansa.deploy.broker import binary
+from hansa.deploy.coordinator import serve
 from hansa.deploy.join import SiloTrade
 from hansa.deploy.kit import COORDINATOR, Kit
-from hansa.deploy.serve import serve
-from hansa.errors import UserError
-from hansa.links.route import Proxy, reach
-from hansa.run import run
+from hansa.deploy.network.address import Proxy, reach
+from hansa.runs.run import run
 from tests.conftest import same, weights
 from tests.deploy.conftest import free_ports, joined, make_kits, regions
 from tests.deploy.tunnel import Tunnel

@@ -6,10 +6,10 @@ from time import time
 
 import pytest
 
-from hansa.deploy.alone import alone
+from hansa.core.errors import UserError
+from hansa.deploy.lock_file import alone
+from hansa.deploy.network.journal import Journal
 from hansa.deploy.status import LIFE, heard, read
-from hansa.errors import UserError
-from hansa.links.journal import Journal
 from tests.deploy.conftest import over_the_network
 from tests.ui.test_cli import ok
 

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from hansa.deploy.kit import COORDINATOR
-from hansa.run import run
+from hansa.runs.run import run
 from tests.conftest import same, weights
 from tests.faults.cast import GATED, PATIENCE, Cast
 

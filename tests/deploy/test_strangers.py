@@ -8,20 +8,20 @@ from time import monotonic, sleep
 
 import pytest
 
+from hansa.core import wire
+from hansa.core.messages import Describe, Lost, Train, Update
 from hansa.deploy import authority
 from hansa.deploy.agent import Agent
+from hansa.deploy.coordinator import serve
 from hansa.deploy.join import SiloTrade
 from hansa.deploy.kit import COORDINATOR, Kit
-from hansa.deploy.seat import seat
-from hansa.deploy.serve import serve
-from hansa.links import wire
-from hansa.links.connection import Broken, Connection, Refused
-from hansa.links.journal import Journal
-from hansa.links.nats import LATE, TWICE, Pending
-from hansa.links.patience import GaveUp, Patience
-from hansa.links.porter import Porter
-from hansa.links.seal import seal, unseal
-from hansa.messages import Describe, Lost, Train, Update
+from hansa.deploy.network.blob_client import Porter
+from hansa.deploy.network.connection import Broken, Connection, Refused
+from hansa.deploy.network.envelope import seal, unseal
+from hansa.deploy.network.journal import Journal
+from hansa.deploy.network.link import LATE, TWICE, Pending
+from hansa.deploy.network.retry import GaveUp, Patience
+from hansa.deploy.server_session import seat
 from hansa.runs.ledger import Ledger
 from tests.deploy.conftest import Log, joined, make_kits
 

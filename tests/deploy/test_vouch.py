@@ -10,17 +10,18 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from hansa.core.errors import ConfigError
+from hansa.core.messages import Advertise, Advertised, Entrust, Entrusted, Lost, Reveal, Revealed, Train
+from hansa.core.tensors import Layout, Tensors
 from hansa.deploy import authority
+from hansa.deploy.coordinator import serve
 from hansa.deploy.kit import Kit
-from hansa.deploy.serve import serve
-from hansa.deploy.vouch import Vouch
-from hansa.errors import ConfigError
-from hansa.messages import Advertise, Advertised, Entrust, Entrusted, Lost, Reveal, Revealed, Train
+from hansa.deploy.signatures import Vouch
 from hansa.methods.fedavg import BySamples
-from hansa.privacy import secagg
-from hansa.privacy.secagg import Refused, Secrets
-from hansa.tensors import Layout, Tensors
-from hansa.veil import FILE, Said, Wearer, digest_of, keys_of, label_of, weights_of
+from hansa.privacy.secure_aggregation import protocol as secagg
+from hansa.privacy.secure_aggregation.announcement import FILE, Said, digest_of, keys_of, label_of, weights_of
+from hansa.privacy.secure_aggregation.client import Wearer
+from hansa.privacy.secure_aggregation.protocol import Refused, Secrets
 from tests.deploy.conftest import make_kits
 
 SIZES = {"north": 60, "south": 50, "east": 40, "north-2": 30}

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from hansa.federation_file import parse
-from hansa.run import run
-from hansa.use import load
+from hansa.config.file import parse
+from hansa.runs.inference import load
+from hansa.runs.run import run
 from tests.conftest import WORDS, weights, write_words
 from tests.device import annex
 

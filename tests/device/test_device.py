@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from hansa import device
-from hansa.errors import UserError
+from hansa.core import device
+from hansa.core.errors import UserError
 from tests.device import annex
 
 

@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from hansa.config import Federation, leaves
+from hansa.config.federation import Federation
+from hansa.config.file import dump
+from hansa.config.nodes import leaves
 from hansa.deploy import authority
 from hansa.deploy.kit import COORDINATOR
-from hansa.federation_file import dump
 from tests.deploy.conftest import free_ports
 
 PATIENCE = 300.0  # seconds: a loaded machine is no fault
@@ -29,7 +30,7 @@ import os, time
 from dataclasses import dataclass
 from pathlib import Path
 from hansa.config import Section
-from hansa.tasks import TASKS
+from hansa.tasks.base import TASKS
 from hansa.tasks.mlm import MaskedLM
 
 NOW = []
@@ -77,7 +78,7 @@ def act(
     if room is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
     sys.argv = ["hansa", *arguments]
-    from hansa.cli import main
+    from hansa.cli.main import main
 
     try:
         main()
@@ -124,7 +125,7 @@ class Cast:
         places = {n: f"localhost:{ports[2 * i]}+{ports[2 * i + 1]}" for i, n in enumerate(serving)}
         authority.create(federation, self.kits, {**places, **(addresses or {})}, 30)
         self._context = get_context("forkserver")
-        imported = ["hansa.deploy.serve", "hansa.deploy.join", "hansa.report.html", "hansa.models.loaded"]
+        imported = ["hansa.deploy.coordinator", "hansa.deploy.join", "hansa.report.html", "hansa.models.preloaded"]
         self._context.set_forkserver_preload(imported)
         self.processes: dict[str, Any] = {}
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from hansa.deploy.spool import Packed, Spool
-from hansa.links.depot import Refusal, digest, write_line
-from hansa.links.porter import Porter
-from hansa.messages import Entrusted, Lost, Revealed, Train
-from hansa.node import Silo
-from hansa.pace import until
-from hansa.tensors import Layout, Tensors
-from hansa.veil import Veil
+from hansa.client.silo import Silo
+from hansa.core.messages import Entrusted, Lost, Revealed, Train
+from hansa.core.participation import until
+from hansa.core.tensors import Layout, Tensors
+from hansa.deploy.network.blob_client import Porter
+from hansa.deploy.network.blob_server import Refusal, digest, write_line
+from hansa.deploy.reply_store import Packed, Spool
+from hansa.privacy.secure_aggregation.server import Veil
 
 
 class Bomb:

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from hansa import federation_file
-from hansa.config import Holder, Named, Node
-from hansa.errors import RunFailed, UserError
-from hansa.run import run
+from hansa.config import file as federation_file
+from hansa.config.nodes import Holder, Node
+from hansa.core.errors import RunFailed, UserError
+from hansa.core.settings import Named
+from hansa.runs.callbacks import Quiet
 from hansa.runs.directory import RunDirectory
-from hansa.watch import Quiet
+from hansa.runs.run import run
 from tests.conftest import same, weights
 from tests.faults.cast import read_only
 from tests.faults.test_pool import wait_for

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from hansa.config import Named, Node
+from hansa.config.nodes import Node
+from hansa.core.settings import Named
 from hansa.deploy.kit import COORDINATOR
-from hansa.run import run
 from hansa.runs.ledger import Ledger
+from hansa.runs.run import run
 from tests.conftest import same, weights
 from tests.deploy.conftest import free_ports
 from tests.faults.cast import Cast

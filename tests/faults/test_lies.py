@@ -15,11 +15,11 @@ import torch
 
 from hansa.deploy import authority
 from hansa.deploy.kit import COORDINATOR, Kit
-from hansa.links.connection import Connection
-from hansa.links.depot import read_line, write_line
-from hansa.links.seal import seal, unseal
-from hansa.privacy.audit import entries, verify
-from hansa.privacy.proposal import POLICY
+from hansa.deploy.network.blob_server import read_line, write_line
+from hansa.deploy.network.connection import Connection
+from hansa.deploy.network.envelope import seal, unseal
+from hansa.privacy.policy.audit_log import entries, verify
+from hansa.privacy.policy.proposal import POLICY
 from tests.conftest import weights
 from tests.deploy.test_strangers import refusals, shut_out
 from tests.faults.cast import Cast, read_only

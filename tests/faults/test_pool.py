@@ -6,9 +6,9 @@ from time import monotonic
 
 import pytest
 
-from hansa.errors import RunFailed
-from hansa.run import run
+from hansa.core.errors import RunFailed
 from hansa.runs.ledger import Ledger
+from hansa.runs.run import run
 from tests.conftest import same, weights
 
 # A task of one's own, in one file, that misbehaves on request: also the test that users can add one.
@@ -17,7 +17,7 @@ import os, signal, time
 from dataclasses import dataclass
 from pathlib import Path
 from hansa.config import Section
-from hansa.tasks import TASKS
+from hansa.tasks.base import TASKS
 from hansa.tasks.mlm import MaskedLM
 
 LAST = []
@@ -118,7 +118,7 @@ def test_workers_end_with_their_parent(federation, tmp_path):
     import sys
     from time import sleep
 
-    from hansa import federation_file
+    from hansa.config import file as federation_file
 
     settings = federation(rounds=100000)
     (tmp_path / "fed.yaml").write_text(federation_file.dump(settings))

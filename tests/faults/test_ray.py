@@ -6,15 +6,16 @@ from time import monotonic
 
 import pytest
 
-from hansa import federation_file
-from hansa.errors import UserError
+from hansa.client.runtime import Site
+from hansa.config import file as federation_file
+from hansa.core.errors import UserError
+from hansa.core.messages import Lost, Train, Update
 from hansa.links.ray import RayLink
-from hansa.messages import Lost, Train, Update
-from hansa.run import Run, begin, describe, run
+from hansa.runs.callbacks import Quiet
 from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import Ledger
-from hansa.site import Site
-from hansa.watch import Quiet
+from hansa.runs.run import Run, run
+from hansa.runs.start import begin, describe
 from tests.conftest import same, weights
 from tests.ui.test_cli import ok
 

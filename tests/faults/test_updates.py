@@ -7,13 +7,14 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from hansa.federation_file import parse
-from hansa.links import Answer, wire
-from hansa.messages import Lost, Scores, Train, Update
+from hansa.config.file import parse
+from hansa.core import wire
+from hansa.core.link import Answer
+from hansa.core.messages import Lost, Scores, Train, Update
+from hansa.core.participation import Member, Moving
+from hansa.core.round import federated_round, flaw
+from hansa.core.tensors import Layout, Tensors
 from hansa.methods.fedavg import fedavg
-from hansa.pace import Member, Moving
-from hansa.round import federated_round, flaw
-from hansa.tensors import Layout, Tensors
 from tests.toys import update
 
 LAYOUT = Layout(("w",), ((2,),))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hansa.run import run
 from hansa.runs.ledger import Ledger
+from hansa.runs.run import run
 
 FILE = Path(__file__).parent / "curves.json"
 CASES = {

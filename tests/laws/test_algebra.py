@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hansa.links import wire
-from hansa.messages import (
+from hansa.core import wire
+from hansa.core.messages import (
     Card,
     Describe,
     Entrust,
@@ -24,7 +24,7 @@ from hansa.messages import (
     Train,
     Update,
 )
-from hansa.tensors import Layout, Tensors, WeightedMean, is_finite
+from hansa.core.tensors import Layout, Tensors, WeightedMean, is_finite
 
 FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=True)
 NAMES = st.text(min_size=1, max_size=12)

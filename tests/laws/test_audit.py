@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hansa.errors import RunFailed, UserError
-from hansa.privacy.audit import AuditError, AuditLog, Head, anchor_of, entries, verify
+from hansa.core.errors import RunFailed, UserError
+from hansa.privacy.policy.audit_log import AuditError, AuditLog, Head, anchor_of, entries, verify
 
 
 def written(folder: Path, count: int = 6) -> Path:

@@ -12,18 +12,20 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from hansa import federation_file, messages
-from hansa.coded import Coded, Part
-from hansa.config import Node, Privacy
-from hansa.errors import ConfigError, RunFailed
-from hansa.messages import Evaluate, Lost, Scores, Survey, Train, Update
-from hansa.privacy.audit import AuditLog, entries, verify
-from hansa.privacy.foresee import decide
-from hansa.privacy.guard import CONTENTS, Guard, asked_for, digest
-from hansa.privacy.policy import Policy, Purpose, Wanted
-from hansa.privacy.proposal import propose
-from hansa.run import run
-from hansa.tensors import Layout, Tensors
+from hansa.config import file as federation_file
+from hansa.config.nodes import Node
+from hansa.config.sections import Privacy
+from hansa.core import messages
+from hansa.core.encoding import Coded, Part
+from hansa.core.errors import ConfigError, RunFailed
+from hansa.core.messages import Evaluate, Lost, Scores, Survey, Train, Update
+from hansa.core.tensors import Layout, Tensors
+from hansa.privacy.policy.audit_log import AuditLog, entries, verify
+from hansa.privacy.policy.guard import CONTENTS, Guard, asked_for, digest
+from hansa.privacy.policy.preview import decide
+from hansa.privacy.policy.proposal import propose
+from hansa.privacy.policy.rules import Policy, Purpose, Wanted
+from hansa.runs.run import run
 from tests.conftest import same, weights
 from tests.ui.test_cli import app, ok, runner
 
@@ -329,7 +331,7 @@ def test_the_promised_epsilon_is_what_the_file_will_have_spent(federation):
     plain = federation(rounds=2)
     north = plain.silos["north"].model_copy(update={"privacy": Privacy(sigma=1.0)})
     protected = plain.model_copy(update={"silos": plain.silos | {"north": north}})
-    from hansa.privacy.update import spent
+    from hansa.privacy.dp.updates import spent
 
     assert Purpose.of(protected, "north").epsilon == spent(protected, 2)["north"].epsilon > 0
     assert Purpose.of(protected, "south").epsilon is None

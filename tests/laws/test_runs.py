@@ -5,15 +5,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from hansa import federation_file
-from hansa.config import Node
+from hansa.client.runtime import Site
+from hansa.config import file as federation_file
+from hansa.config.nodes import Node
 from hansa.links.local import LocalLink
 from hansa.links.pool import PoolLink
-from hansa.run import Run, begin, describe, run
+from hansa.runs.callbacks import Quiet
 from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import Ledger
-from hansa.site import Site
-from hansa.watch import Quiet
+from hansa.runs.run import Run, run
+from hansa.runs.start import begin, describe
 from tests.conftest import same, weights
 
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hansa.privacy import secagg
-from hansa.privacy.secagg import Refused, Secrets
+from hansa.privacy.secure_aggregation import protocol as secagg
+from hansa.privacy.secure_aggregation.protocol import Refused, Secrets
 
 NAMES = ["a", "b", "c", "d", "e"]
 LABEL = "run 1"

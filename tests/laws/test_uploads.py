@@ -9,12 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hansa.coded import BLOCK, BadCode, Coded, Part
-from hansa.codes import Bf16, Rows, Steps, TopK
-from hansa.links import wire
-from hansa.messages import Update
-from hansa.tensors import NOTHING, Layout, Tensors
-from hansa.upload import Leaving, Then
+from hansa.compressors.basic import Bf16, Rows, Steps, TopK
+from hansa.core import wire
+from hansa.core.compression import Leaving, Then
+from hansa.core.encoding import BLOCK, BadCode, Coded, Part
+from hansa.core.messages import Update
+from hansa.core.tensors import NOTHING, Layout, Tensors
 
 LAYOUT = Layout(("table", "matrix", "bias"), ((40, 16), (20, 30), (7,)))
 CHAINS = {

@@ -1,10 +1,10 @@
 """A coordinator's audit log: every question and answer, once, and nothing changes by it."""
 
+from hansa.core.messages import Describe, Lost, Scores
 from hansa.links.local import LocalLink
-from hansa.messages import Describe, Lost, Scores
-from hansa.privacy.audit import AuditLog, entries, verify
-from hansa.privacy.guard import digest
-from hansa.privacy.witness import Recorded, Witness
+from hansa.privacy.policy.audit_log import AuditLog, entries, verify
+from hansa.privacy.policy.audited_link import Recorded, Witness
+from hansa.privacy.policy.guard import digest
 
 
 def test_what_a_region_tells_its_parent_is_written_down(tmp_path):

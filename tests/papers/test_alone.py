@@ -3,12 +3,12 @@
 import torch
 
 from hansa.methods.alone import Nothing
-from hansa.run import run
+from hansa.runs.run import run
 from tests.conftest import same, weights
 
 
 def test_nothing_is_in_scope():
-    from hansa.tensors import Layout
+    from hansa.core.tensors import Layout
 
     assert list(Nothing().shared(Layout(("a",), ((1,),)), {"a": "head"})) == []
 

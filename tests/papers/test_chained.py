@@ -4,12 +4,12 @@ import pytest
 import torch
 import yaml
 
-from hansa import baselines
-from hansa.errors import ConfigError
-from hansa.federation_file import parse
-from hansa.messages import Train
-from hansa.run import run
-from hansa.site import Site
+from hansa.client.runtime import Site
+from hansa.config.file import parse
+from hansa.core.errors import ConfigError
+from hansa.core.messages import Train
+from hansa.runs import baselines
+from hansa.runs.run import run
 from tests.conftest import same, weights
 
 BASELINE = {"optimizer": "sgd", "lr": 0.2, "batch": 8}

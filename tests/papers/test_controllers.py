@@ -6,16 +6,16 @@ import pytest
 import torch
 import transformers
 
-from hansa.errors import ConfigError
-from hansa.federation_file import parse
+from hansa.config.file import parse
+from hansa.core.errors import ConfigError
+from hansa.core.model_parts import parts, sides
+from hansa.core.tensors import Layout
 from hansa.methods import build
 from hansa.methods.controllers import Layers
 from hansa.methods.fedavg import fedavg
 from hansa.models.grow import grown
-from hansa.models.parts import parts, sides
-from hansa.run import run
 from hansa.runs.ledger import Ledger
-from hansa.tensors import Layout
+from hansa.runs.run import run
 from tests.conftest import weights
 from tests.test_tasks import DECODERS, ENCODERS
 

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hansa.core.tensors import Tensors
 from hansa.methods.fedavg import BySamples, Mean, Sgd, fedavg
-from hansa.tensors import Tensors
 from tests.toys import update
 
 LAYOUT = update([0.0, 0.0, 0.0]).gradient.layout
@@ -52,12 +52,12 @@ def test_temperature_lies_between_size_and_equality():
 
 
 def test_tensors_are_averaged_over_those_that_sent_them():
-    from hansa.tensors import Layout
+    from hansa.core.tensors import Layout
 
     both = Layout(("a", "b"), ((2,), (1,)))
     all_of_it = Tensors(both, torch.tensor([2.0, 2.0, 6.0]))
     only_a = Tensors(both.only(["a"]), torch.tensor([4.0, 0.0]))
-    from hansa.messages import Update
+    from hansa.core.messages import Update
 
     updates = [Update(t, 1, 1, 1, 0.0, 0.0) for t in (all_of_it, only_a)]
     mean = Mean().combine(both, ((u, 1.0) for u in updates))

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from hansa.errors import ConfigError
+from hansa.core.errors import ConfigError
+from hansa.core.participation import Member, Moving
+from hansa.core.tensors import Tensors
 from hansa.methods.fedbuff import ByStaleness, DampedMean
-from hansa.pace import Member, Moving
-from hansa.run import run
 from hansa.runs.ledger import Ledger
-from hansa.tensors import Tensors
+from hansa.runs.run import run
 from tests.conftest import same, weights
 from tests.toys import update
 
@@ -97,20 +97,20 @@ def test_staleness_counts_versions():
 
 
 def test_what_makes_no_sense_is_refused(federation):
-    from hansa import methods
+    from hansa.config.method import build_method
 
     with pytest.raises(ConfigError, match="every silo at work"):
-        methods.build(federation(method="fedbuff", participation={"count": 1}))
+        build_method(federation(method="fedbuff", participation={"count": 1}))
     with pytest.raises(ConfigError, match="an aggregation of its own"):
-        methods.build(federation(method="fedbuff", aggregate={"weights": "uniform"}))
+        build_method(federation(method="fedbuff", aggregate={"weights": "uniform"}))
 
 
 def test_a_failed_round_leaves_everything_as_it_was(federation):
     """So that the checkpoint written then can be resumed."""
-    from hansa import methods
-    from hansa.links import Answer
-    from hansa.messages import Lost
-    from hansa.round import federated_round
+    from hansa.config.method import build_method
+    from hansa.core.link import Answer
+    from hansa.core.messages import Lost
+    from hansa.core.round import federated_round
 
     class Dead:
         def ask(self, asks, until):
@@ -120,14 +120,14 @@ def test_a_failed_round_leaves_everything_as_it_was(federation):
     moving = Moving(Tensors.of({}), {})
     members = {name: Member(1, 1) for name in settings.silos}
     for _ in range(2):
-        record = federated_round("root", members, Dead(), methods.build(settings), settings, moving, 0)
+        record = federated_round("root", members, Dead(), build_method(settings), settings, moving, 0)
         assert "0 of 3 answered" in record.failed
         assert (moving.round, moving.clock, moving.flights, moving.state) == (0, 0.0, [], {})
 
 
 def test_a_clock_that_stands_still_is_refused(federation):
-    from hansa import methods
+    from hansa.config.method import build_method
 
     settings = federation(method="fedbuff", simulate={"usual": 0.0})
     with pytest.raises(ConfigError, match="must be above 0"):
-        methods.build(settings)
+        build_method(settings)

@@ -7,17 +7,17 @@ import pytest
 import torch
 from torch import nn
 
-from hansa.errors import ConfigError
-from hansa.exchange import Sizes
-from hansa.federation_file import parse
-from hansa.links import wire
-from hansa.messages import Offer
+from hansa.config.file import parse
+from hansa.core import wire
+from hansa.core.errors import ConfigError
+from hansa.core.exchange import Sizes
+from hansa.core.messages import Offer
+from hansa.core.seeds import torch_seeded
 from hansa.methods import build
 from hansa.methods.fedavg import Plain
 from hansa.methods.fedkc import Composition, Consistent
 from hansa.methods.fedprox import Proximal
 from hansa.methods.moon import Contrastive
-from hansa.seeds import torch_seeded
 from tests.classifiers import CLASSES, WIDTH, batch_of, classifier, pairs, samples_of, texts_of, work_of
 
 SIZES = Sizes(WIDTH, WIDTH, CLASSES, 12)

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from hansa.exchange import Sizes
+from hansa.core import representations as inside
+from hansa.core.exchange import Sizes
 from hansa.methods.fedmix import Means, Mixed, mixed_loss, naive_loss
-from hansa.models import inside
 from tests.classifiers import CLASSES, WIDTH, batch_of, classifier, samples_of, texts_of, work_of
 
 SIZES = Sizes(WIDTH, WIDTH, CLASSES, 12)

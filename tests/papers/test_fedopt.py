@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from hansa.config import Schedule, Server
+from hansa.config.sections import Server
+from hansa.core.schedules import Schedule, scale
+from hansa.core.tensors import Layout, Tensors
 from hansa.methods.fedavg import Sgd
-from hansa.methods.fedopt import Adaptive, Momentum, scale, server_optimiser
-from hansa.tensors import Layout, Tensors
+from hansa.methods.fedopt import Adaptive, Momentum, server_optimiser
 
 LAYOUT = Layout(("w",), ((4,),))
 START = np.array([1.0, -1.0, 0.5, 2.0])

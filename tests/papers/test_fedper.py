@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hansa.messages import Fit
+from hansa.core.messages import Fit
 from hansa.methods.fedper import FedPer
 from hansa.methods.hierfavg import HierFAVG
 from tests.papers.test_worldlm import BACKBONE, START, TREE, Real, pushed

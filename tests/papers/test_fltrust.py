@@ -6,11 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hansa.links import Answer
-from hansa.messages import Lost, Update
+from hansa.core.link import Answer
+from hansa.core.messages import Lost, Update
+from hansa.core.tensors import Tensors
 from hansa.methods.fltrust import Trust
-from hansa.run import run
-from hansa.tensors import Tensors
+from hansa.runs.run import run
 from tests.papers.test_worldlm import LAYOUT
 from tests.test_tree import select, tree  # noqa: F401
 

@@ -7,7 +7,7 @@ import pytest
 
 from hansa.methods.fedopt import Momentum
 from hansa.methods.hierfavg import HierFAVG
-from hansa.run import run
+from hansa.runs.run import run
 from tests.conftest import same, weights
 from tests.papers.test_worldlm import START, TREE, Real, pushed
 

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from hansa.core import representations as inside
 from hansa.methods.moon import PREVIOUS, Contrastive, contrast
-from hansa.models import inside
 from tests.classifiers import batch_of, classifier, texts_of, work_of
 
 

@@ -8,21 +8,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hansa.errors import ConfigError
-from hansa.federation_file import parse
-from hansa.links import Answer
+from hansa.client.runtime import Site
+from hansa.client.silo import Silo
+from hansa.compressors.dynamic_pulling import Pulling, movement
+from hansa.config.file import parse
+from hansa.core.compression import Leaving, Then, Whole
+from hansa.core.errors import ConfigError
+from hansa.core.link import Answer
+from hansa.core.participation import Member, Moving
+from hansa.core.round import federated_round
+from hansa.core.tensors import Layout, Tensors
 from hansa.methods import build
 from hansa.methods.fedavg import Mean, fedavg
-from hansa.methods.pulling import Pulling, movement
 from hansa.methods.robust import TrimmedMean
-from hansa.node import Silo
-from hansa.pace import Member, Moving
-from hansa.round import federated_round
-from hansa.run import run
 from hansa.runs.ledger import Ledger
-from hansa.site import Site
-from hansa.tensors import Layout, Tensors
-from hansa.upload import Leaving, Then, Whole
+from hansa.runs.run import run
 from tests.conftest import same, weights
 from tests.toys import update
 
@@ -278,7 +278,7 @@ def test_a_silo_without_its_memory_says_so(federation, tmp_path):
     outcome = run(settings, tmp_path / "run", workers=0)
     site = Site(settings, outcome.folder)
     silo: Silo = site.silo("north")
-    from hansa.messages import Train
+    from hansa.core.messages import Train
 
     reply = silo.answer(Train(1, site.start.only(site.shared.names[:3])))
     assert "does not remember" in reply.reason

@@ -9,21 +9,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hansa.config import Federation, Node
-from hansa.errors import ConfigError
-from hansa.fit import Heard, Keys, Region, Sent, agg_parent, fit_leaf, pack, unpack
-from hansa.links import Answer
+from hansa.client.state import Memory
+from hansa.config.federation import Federation
+from hansa.config.nodes import Node
+from hansa.core.errors import ConfigError
+from hansa.core.hierarchy import Heard, Keys, Region, Sent, agg_parent, fit_leaf, pack, unpack
+from hansa.core.link import Answer
+from hansa.core.messages import Fit, Train, Update, nothing
+from hansa.core.method import Residual
+from hansa.core.participation import Member
+from hansa.core.round import Record
+from hansa.core.seeds import stream
+from hansa.core.tensors import Layout, Tensors
 from hansa.links.local import LocalLink
 from hansa.links.tree import TreeLink
-from hansa.messages import Fit, Train, Update, nothing
-from hansa.method import Residual
 from hansa.methods.fedavg import Sgd
 from hansa.methods.worldlm import PIECE, Attention, Cosine, WorldLM, last_blocks
-from hansa.pace import Member
-from hansa.round import Record
-from hansa.runs.memory import Memory
-from hansa.seeds import stream
-from hansa.tensors import Layout, Tensors
 
 PARTS = {"emb": "embeddings", "h0": "block.0", "h1.w": "block.1", "h1.b": "block.1", "h2": "block.2"}
 LAYOUT = Layout(tuple(PARTS), ((3,), (4,), (2, 2), (3,), (5,)))

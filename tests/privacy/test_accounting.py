@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from hansa.errors import ConfigError
-from hansa.privacy.accounting import epsilon
+from hansa.core.errors import ConfigError
+from hansa.privacy.dp.accounting import epsilon
 
 
 def delta_of(noise: float, eps: float) -> float:

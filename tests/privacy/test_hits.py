@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from hansa.privacy.hits import Frequencies, N, Truth, bin_of, chance, frequent, score, together
+from hansa.privacy.attacks.hits import Frequencies, N, Truth, bin_of, chance, frequent, score, together
 
 SPECIAL = np.array([True, True, False, False, False, False, False, False])  # [CLS], [SEP], six words
 

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from hansa.privacy.accounting import epsilon
-from hansa.privacy.release import Noise, blurred, blurred_predictions, bounded, spent
+from hansa.methods.centroid_noise import Noise, blurred, blurred_predictions, bounded, spent
+from hansa.privacy.dp.accounting import epsilon
 
 NOISE = Noise(multiplier=0.5, clip=2.0)
 

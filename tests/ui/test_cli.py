@@ -9,8 +9,8 @@ import pytest
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from hansa import federation_file
-from hansa.cli import app
+from hansa.cli.main import app
+from hansa.config import file as federation_file
 from tests.conftest import write_words
 from tests.faults.cast import read_only
 
@@ -93,7 +93,7 @@ def test_run_then_everything_one_does_with_a_run(file, tmp_path):
     filled = json.loads(ok("predict", out, "fever [MASK] chill", "--format", "json"))
     assert len(filled["predictions"][0]["answers"][0]["fillings"]) == 5
     assert "report.html" in ok("report", out)
-    from hansa.errors import UserError
+    from hansa.core.errors import UserError
 
     for arguments, reason in [
         (["predict", out, "x", "--silo", "north"], "no personal models"),
@@ -199,7 +199,7 @@ def test_help_names_every_command():
 
 
 def test_check_reads_annotation_as_a_run_would(tmp_path):
-    from hansa.errors import UserError
+    from hansa.core.errors import UserError
 
     good = {"text": "no fever today", "entities": [{"span": [3, 8], "type": "Sign"}]}
     torn = {"text": "no fever", "entities": [{"span": [3, 99], "type": "Sign"}]}

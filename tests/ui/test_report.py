@@ -6,7 +6,7 @@ from contextlib import closing
 
 from hansa.report import html
 from hansa.report.charts import linear_ticks, log_ticks, short
-from hansa.run import run
+from hansa.runs.run import run
 
 
 def test_the_page_is_self_contained_and_escaped(federation, tmp_path):

@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from hansa.compare import compare, variant
-from hansa.errors import ConfigError
-from hansa.releases import releases
+from hansa.core.errors import ConfigError
+from hansa.privacy.policy.disclosures import releases
 from hansa.report import html
 from hansa.report.charts import histogram, scatter
 from hansa.report.uploads import Cost, quality_against_bytes, saved
-from hansa.use import every_model, on_silos
-from hansa.watch import Quiet
+from hansa.runs.callbacks import Quiet
+from hansa.runs.compare import compare, variant
+from hansa.runs.inference import every_model, on_silos
 
 
 def test_uploads_are_variants_beside_methods(federation):

@@ -20,12 +20,12 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from hansa.core.errors import DataError, UserError, did_you_mean
 from hansa.data.importing.documents import documents
 from hansa.data.importing.files import KINDS, Meter, size_of, walk
 from hansa.data.importing.sentences import RULES, Ready, knows, prepare
 from hansa.data.importing.tally import Piece, Settings, Tally, base
 from hansa.data.importing.writing import Drafts, Keeper, refuse_filled
-from hansa.errors import DataError, UserError, did_you_mean
 
 __all__ = ["Settings", "import_text", "read_key"]
 
@@ -86,7 +86,7 @@ def _check(settings: Settings) -> None:
     if settings.deidentify and not settings.key:
         raise UserError("--deidentify needs a secret for its surrogates; name a file that holds one with --key-file")
     if settings.deidentify:  # a wrong name is said before anything is read
-        from hansa.data.deidentify import load
+        from hansa.data.deidentification.deidentify import load
 
         load(settings.deidentify)
 

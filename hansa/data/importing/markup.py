@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from hansa.core.errors import UserError
 from hansa.data.importing.tally import Tally
-from hansa.errors import UserError
 
 Element = Any  # lxml's, which is imported only when there is XML to read
 # Around the text rather than of it.

@@ -229,7 +229,7 @@ def _detector() -> Any:
 def _deidentified(text: str, settings: Settings, tally: Tally) -> str:
     if not settings.deidentify:
         return text
-    from hansa.data.deidentify import deidentify
+    from hansa.data.deidentification.deidentify import deidentify
 
     text, findings = deidentify(
         text, settings.language, _deidentifier(settings.deidentify), settings.key, settings.style
@@ -240,6 +240,6 @@ def _deidentified(text: str, settings: Settings, tally: Tally) -> str:
 
 @cache
 def _deidentifier(spec: str) -> Any:
-    from hansa.data.deidentify import load
+    from hansa.data.deidentification.deidentify import load
 
     return load(spec)

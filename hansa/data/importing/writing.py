@@ -11,10 +11,10 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
+from hansa.core.errors import UserError
 from hansa.data.importing.duplicates import Fingerprints, NearDuplicates
 from hansa.data.importing.sentences import Ready
 from hansa.data.importing.tally import PLACES, Settings, Tally
-from hansa.errors import UserError
 
 SIDES = ("train", "valid", "test")
 DRAFT = ".draft"

@@ -1,0 +1,23 @@
+"""How much a silo trains on adapts, so that no language over- or under-fits (`train.samples.adapt`; off by default).
+
+The Medical paper names it as open: results are sensitive to the amount of data per silo and round. Here each silo
+watches the shared model on its own validation data, every few rounds:
+
+    the loss rose by more than the tolerance     over-fitting: half as many samples
+    the loss fell by more than the tolerance     still learning: a quarter more
+    in between                                   as before
+
+always between `least` and `most` times the rule's amount. Only the silo sees these losses; the number of samples it
+used goes with its update, as ever.
+"""
+
+from hansa.config.sections import Adaptation
+
+
+def next_factor(factor: float, before: float, now: float, settings: Adaptation) -> float:
+    """The factor on the rule's amount of samples, after a look at the validation loss."""
+    if now > before + settings.tolerance:
+        factor *= 0.5
+    elif now < before - settings.tolerance:
+        factor *= 1.25
+    return min(settings.most, max(settings.least, factor))

@@ -1,0 +1,70 @@
+"""Score a model on samples, language by language. The questions (masks, subset) come from the seed, so that every model
+and every round is asked the same."""
+
+from itertools import product
+from statistics import stdev
+
+import numpy as np
+import torch
+from torch import nn
+
+from hansa.core.messages import Scores
+from hansa.core.seeds import stream
+from hansa.data.batching import batches
+from hansa.data.examples import Examples
+from hansa.tasks.base import Task, Vocabulary, Writing
+
+PARTS = 4  # of the test set, for the spread that the report shows
+PART = "|"
+
+
+def evaluate(
+    model: nn.Module,
+    task: Task,
+    examples: Examples,
+    vocabulary: Vocabulary,
+    seed: int,
+    share: float = 1.0,
+    batch_size: int = 64,
+    parts: int = 1,
+    decode: bool = False,
+    draws: int = 1,
+) -> Scores:
+    """Sums over each group's samples; with ``decode``, also of what a task that writes text writes. Several ``draws``
+    ask every sample so often, each time with other masks."""
+    if model.training:
+        model.eval()
+    total, device = Scores({}), next(model.parameters()).device
+    with torch.inference_mode():
+        for number, group in enumerate(examples.groups):
+            mine = np.flatnonzero(examples.group == number)
+            if share < 1.0 and len(mine):
+                keep = max(1, round(share * len(mine)))
+                mine = np.sort(stream(seed, group, "share").permutation(mine)[:keep])
+            rng = stream(seed, group, "questions")
+            for draw, part in product(range(draws), range(parts)):
+                name = group if parts == 1 else f"{group}{PART}{part}"
+                for indices in batches(mine[part::parts], examples.lengths, batch_size, None):
+                    sums = task.score(model, task.batch(examples, indices, rng, vocabulary).to(device))
+                    total = total + Scores({name: sums})
+                if decode and draw == 0 and isinstance(task, Writing):
+                    chosen = mine[part::parts]
+                    total = total + Scores({name: task.compare(model, examples, chosen, vocabulary, batch_size)})
+    return total
+
+
+def whole(scores: Scores) -> Scores:
+    """The parts of every group put together again."""
+    total = Scores({})
+    for name, sums in scores.sums.items():
+        total = total + Scores({name.rpartition(PART)[0]: sums})
+    return total
+
+
+def deviations(task: Task, scores: Scores) -> dict[str, dict[str, float]]:
+    """Group → metric → standard deviation over its parts (Manoel et al., 2023, Table 7)."""
+    values: dict[str, dict[str, list[float]]] = {}
+    for name, sums in scores.sums.items():
+        for metric, value in task.metrics(sums).items():
+            values.setdefault(name.rpartition(PART)[0], {}).setdefault(metric, []).append(value)
+    return {g: {m: stdev(v) for m, v in found.items() if len(v) > 1} for g, found in values.items()}

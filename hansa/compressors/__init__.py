@@ -1,0 +1,8 @@
+"""Compressors of model updates, which an ``upload`` setting chains together.
+
+Every module registers its settings in `hansa.core.compression.UPLOADS`; importing this package imports them all.
+"""
+
+from hansa.compressors import basic, dynamic_pulling
+
+__all__ = ["basic", "dynamic_pulling"]

@@ -1,0 +1,124 @@
+"""Passban et al. (2022), Training Mixed-Domain Translation Models via Federated Learning, Section 4.
+
+    d_t = ‖w_t(r) − w_t(r−1)‖        how far a silo's tensor t moved between the ends of its last two rounds of work
+    DP_g: send t where d_t ≥ θ       (Equation 2: `active`)
+    DP_l: send t where d_t < θ       (Equation 3: `calm`)
+    θ = median of d                  for the encoder's and the decoder's tensors apart
+
+A silo's first round has no earlier state and sends everything. Tensors that did not leave keep their local value in the
+silo ("protected from external updates"); the federation averages every tensor over those who sent it. `random` sends as
+many parameters as the rule it is compared with (``like``), chosen at random.
+
+``keep`` other than ½ puts θ at another quantile. The raw norm mostly ranks tensors by their size, and half of the
+tensors may be nearly none of the parameters, or nearly all; so the share may be counted ``by`` parameters, and the norm
+taken ``relative`` (‖Δ‖/‖w‖) or per value (``rms``); `raw` by `tensors` is the paper's text. With ``both`` a silo is
+also sent only the tensors that it sent last (Section 5.5): it learns the same, for fewer bytes.
+Deviations: equal d are told apart by their place in the model, so that exactly the share ``keep`` is sent.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from math import ceil, prod, sqrt
+from typing import ClassVar, Literal
+
+from pydantic import model_validator
+from torch import Tensor
+
+from hansa.compressors.basic import Kept
+from hansa.core.compression import UPLOADS, Kind, Leaving, Parcel, Step, last_state
+from hansa.core.seeds import stream
+from hansa.core.settings import Section
+
+Norm = Literal["raw", "relative", "rms"]
+Unit = Literal["tensors", "parameters"]
+
+
+@dataclass(frozen=True)
+class Pulling:
+    choose: Literal["active", "calm", "random"]
+    keep: float = 0.5
+    by: Unit = "tensors"
+    norm: Norm = "raw"
+    embeddings: bool = True  # whether tables of embeddings take part, or stay home after the first round
+    local: bool = True
+    both: bool = False
+    like: Literal["active", "calm"] = "calm"
+    kind: ClassVar[Kind] = "tensors"
+
+    def code(self, parcel: Parcel, leaving: Leaving) -> Parcel:
+        before = last_state(leaving.memory)
+        if not before:
+            return parcel
+        moved = {name: movement(t, before[name], self.norm) for name, t in leaving.state.named().items()}
+        leaving.moved = tuple(float(f"{d:.4g}") for d in moved.values())
+        sizes = {name: prod(part.shape) for name, part in parcel.items()}
+        chosen: set[str] = set()
+        for side in sorted(set(leaving.sides.values())):
+            names = [n for n in parcel if leaving.sides[n] == side and (self.embeddings or n not in leaving.embeddings)]
+            chosen.update(self._choose(names, moved, sizes, leaving))
+        return {name: part for name, part in parcel.items() if name in chosen}
+
+    def _choose(
+        self, names: list[str], moved: Mapping[str, float], sizes: Mapping[str, int], leaving: Leaving
+    ) -> Collection[str]:
+        rule = self.like if self.choose == "random" else self.choose
+        order = sorted(names, key=lambda name: moved[name], reverse=rule == "active")
+        if self.by == "tensors":
+            count = round(self.keep * len(order), 6)  # 0.07·100 is 7
+            chosen = order[: ceil(count) if rule == "active" else int(count)]
+        else:
+            chosen = list(_filling(order, sizes, self.keep * sum(sizes[n] for n in order)))
+        if self.choose != "random":
+            return chosen
+        shuffled = stream(leaving.seed, leaving.round, leaving.node, "random tensors").permutation(len(names))
+        return list(_filling([names[i] for i in shuffled], sizes, sum(sizes[n] for n in chosen)))
+
+
+def movement(now: Tensor, before: Tensor, norm: Norm) -> float:
+    distance = float((now - before).norm())
+    if norm == "relative":
+        return distance / max(float(before.norm()), 1e-12)
+    return distance / sqrt(max(1, now.numel())) if norm == "rms" else distance
+
+
+def _filling(order: list[str], sizes: Mapping[str, int], budget: float) -> Iterator[str]:
+    """The tensors, in this order, that still fit into so many parameters."""
+    for name in order:
+        if sizes[name] <= budget:
+            budget -= sizes[name]
+            yield name
+
+
+class Settings(Section):
+    keep: Kept = 0.5
+    by: Unit = "tensors"
+    norm: Norm = "raw"
+    embeddings: bool = True
+    local: bool = True  # tensors that were not sent keep the silo's own value; false: they take the federation's
+    both: bool = False  # the silo is also sent only what it sent last
+
+    @model_validator(mode="after")
+    def _both_needs_local(self) -> "Settings":
+        if self.both and not self.local:
+            raise ValueError("with 'both: true' a silo is not sent the other tensors: they can only be its own")
+        return self
+
+
+@UPLOADS.register("active")
+class Active(Settings):
+    def build(self) -> Step:
+        return Pulling("active", **dict(self))
+
+
+@UPLOADS.register("calm")
+class Calm(Settings):
+    def build(self) -> Step:
+        return Pulling("calm", **dict(self))
+
+
+@UPLOADS.register("random")
+class Random(Settings):
+    like: Literal["active", "calm"] = "calm"  # whose number of parameters is matched
+
+    def build(self) -> Step:
+        return Pulling("random", **dict(self))

@@ -1,0 +1,121 @@
+"""What is refused before anything is loaded or written. It needs no model, so that a mistake is answered at once."""
+
+from pathlib import Path
+
+from hansa.config.compatibility import refuse_node
+from hansa.config.federation import Federation
+from hansa.config.method import build_method
+from hansa.config.nodes import ROOT, Node, walk
+from hansa.config.plugins import load_plugins
+from hansa.config.tree import holders
+from hansa.core.errors import ConfigError, DataError
+from hansa.core.method import Method
+from hansa.core.participation import Arrivals
+from hansa.methods.fltrust import Trust
+from hansa.tasks.base import TASKS, Task, Worded
+
+CLASSIFIER = "AutoModelForSequenceClassification"
+
+
+def check(federation: Federation) -> None:
+    """Refuse unknown methods and tasks, combinations that make no sense, and data that is not there."""
+    check_settings(federation)
+    for name, node in holders(federation).items():
+        for source in node.sources:
+            beside = source.aligned.files().values() if source.aligned is not None else ()
+            for file in (*source.files().values(), *beside):
+                if not Path(file).exists():
+                    raise DataError(
+                        f"silos.{name}: {file} does not exist; give the path of a file or folder with its data"
+                    )
+
+
+def check_settings(federation: Federation) -> None:
+    """What can be checked without the data, which may lie in other organisations."""
+    load_plugins(federation.uses)
+    task = TASKS.build(federation.task)
+    method = build_method(federation)
+    _check_texts(federation, method, task)
+    _check_tree(federation, method)
+    for name, node in walk(federation.silos):
+        _check_node(federation, name, node, method, task)
+    guarded = next((name for name, node in walk(federation.silos) if node.policy is not None), None)
+    if federation.kind in ("central", "dominant") and guarded is not None:
+        raise ConfigError(
+            f"a central run pools the silos' data, and no policy can allow that: leave out silos.{guarded}.policy"
+        )
+    if federation.data.deidentify is not None:
+        if isinstance(task, Worded):
+            raise ConfigError(
+                f"data.deidentify looks at one field, but a sample of task '{federation.task.name}' has two: "
+                "de-identify both before the run ('hansa data deidentify', with the same key)"
+            )
+        from hansa.data.deidentification.deidentify import load
+
+        load(federation.data.deidentify)
+    path = federation.model.path
+    if path is not None and path.startswith((".", "/", "~")) and not (Path(path) / "config.json").is_file():
+        raise ConfigError(
+            f"model: {path} is not a Hugging Face model folder (no config.json there); give such a folder, a hub id, "
+            "or a preset: mini, tiny, small, base"
+        )
+
+
+def _check_texts(federation: Federation, method: Method, task: Task) -> None:
+    if method.whole_texts and task.auto != CLASSIFIER:
+        raise ConfigError(
+            f"method '{method.name}' looks at the representation of a whole text, which task "
+            f"'{federation.task.name}' does not have: use it with 'classify' or 'pairs'"
+        )
+
+
+def _check_node(federation: Federation, name: str, node: Node, method: Method, task: Task) -> None:
+    """A node's own settings; ``method``: the root's."""
+    own = build_method(federation, node)
+    _check_texts(federation, own, task)
+    if method.tree is None and own.tree is not None:
+        raise ConfigError(f"silos.{name}.method is '{own.name}': one for whole trees, which the root must have too")
+    if own.tree != method.tree:
+        raise ConfigError(
+            f"silos.{name}.method is '{own.name}' with a tree of its own, but models meet by one rule on the whole "
+            f"tree ('{method.name}' at the root): give a node a method for its own steps (fedprox), or the same one"
+        )
+    refuse_node(name, own, method)
+    if node.model is not None and not (Path(str(node.model.path)) / "config.json").is_file():
+        raise ConfigError(
+            f"silos.{name}.model: {node.model.path or node.model.preset} is not a Hugging Face model folder; "
+            "a node's own model is a folder with weights to start from"
+        )
+    for setting in ("server", "model") if method.tree is None else ():
+        if getattr(node, setting) is not None:
+            raise ConfigError(
+                f"silos.{name}.{setting}: with method '{method.name}' the root alone has one; "
+                "use a method for trees (worldlm), or leave it out"
+            )
+
+
+def _check_tree(federation: Federation, method: Method) -> None:
+    _check_filter(method)
+    inner = [ROOT] * (federation.root is not None) + [
+        n for n, node in walk(federation.silos) if node.silos and node.holds
+    ]
+    if method.tree is None and inner and federation.kind == "federated":
+        raise ConfigError(
+            f"'{inner[0]}' has silos below it and data of its own, which method '{method.name}' does not train on: "
+            "use a method for trees (worldlm), or make the data a silo"
+        )
+    if isinstance(method.pace, Arrivals) and method.pace.size > len(federation.silos):
+        raise ConfigError(
+            f"method.buffer is {method.pace.size}, but {len(federation.silos)} nodes stand below the root"
+        )
+
+
+def _check_filter(method: Method) -> None:
+    """What key layers are filtered by must be sent."""
+    tree = method.tree
+    if tree is None or not isinstance(tree.filter, Trust) or tree.filter.by == "update":
+        return
+    if not tree.keys_travel or not tree.key_layers:
+        raise ConfigError(
+            f"method.filter.by is 'keys', but with method '{method.name}' no key layers are sent: use by: update"
+        )

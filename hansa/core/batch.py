@@ -1,0 +1,23 @@
+"""TODO docstring."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Model inputs; the rows (of batch × position, flattened) whose output counts; and what it should be there."""
+
+    inputs: dict[str, Tensor]
+    rows: Tensor | None
+    targets: Tensor
+    bytes: int = 0  # of text that the targets stand for, where a task counts them
+
+    def to(self, device: torch.device) -> "Batch":
+        if self.targets.device == device:
+            return self
+        inputs = {name: values.to(device) for name, values in self.inputs.items()}
+        rows = None if self.rows is None else self.rows.to(device)
+        return Batch(inputs, rows, self.targets.to(device), self.bytes)

@@ -1,0 +1,38 @@
+"""Learning-rate schedules: the factor on a learning rate in each round or step."""
+
+from math import cos, pi, sqrt
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from hansa.core.settings import Section, Share
+
+
+class Schedule(Section):
+    """lr(r)/lr₀ over rounds: ``constant``; ``linear``: 1 − decay·r; ``cosine`` to ``final`` at the last round;
+    ``inverse-sqrt``: √((warmup + 1)/r). Of baselines (but chained ones) and personal models, over steps."""
+
+    kind: Literal["constant", "linear", "cosine", "inverse-sqrt"] = "constant"
+    decay: Share | None = None  # linear: per round (or step); default reaches zero after the last one
+    final: Share = 0.0
+    warmup: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, value: Any) -> Any:
+        return {"kind": value} if isinstance(value, str) else value
+
+
+def scale(schedule: Schedule, round: int, rounds: int) -> float:
+    """lr(r)/lr₀ for round r = 1 … rounds. ``linear`` with decay 1e-3 is the Medical paper's (1 − 1e-3·r)."""
+    if round <= schedule.warmup:
+        return round / (schedule.warmup + 1)
+    if schedule.kind == "linear":
+        decay = schedule.decay if schedule.decay is not None else 1 / (rounds + 1)
+        return max(0.0, 1 - decay * round)
+    if schedule.kind == "cosine":
+        done = (round - schedule.warmup) / max(1, rounds - schedule.warmup)
+        return schedule.final + (1 - schedule.final) * 0.5 * (1 + cos(pi * min(1.0, done)))
+    if schedule.kind == "inverse-sqrt":
+        return sqrt((schedule.warmup + 1) / round)  # Vaswani et al. (2017), Equation 3, in rounds
+    return 1.0

@@ -1,0 +1,224 @@
+"""Names of people, found by the title before them, a label, a patronymic or initials, and then wherever they recur."""
+# ruff: noqa: RUF001 (letters of several scripts side by side are what this file is about)
+
+import re
+from collections.abc import Iterator
+
+from hansa.data.deidentification.lexicon import (
+    CAPITAL,
+    INITIAL,
+    LETTER,
+    LOWER,
+    UNCASED,
+    UPPER,
+    Vocabulary,
+    grouped,
+    in_cases,
+    literal,
+    matches,
+    one_of,
+)
+
+Span = tuple[int, int]
+WORD = re.compile(rf"{LETTER}[\w'’׳״\u064b-\u0652]*")
+AFTER_TITLE = r"(?:(?<=[.ªº/׳'״]) ?| +)"
+NAME_ENDS = re.compile(r" *(?:[,;(/\n]|$| - | – |\d| geb| DOB| born| aged)")  # after the name that follows a label
+
+
+class Names:
+    def __init__(self, words: Vocabulary) -> None:
+        self.words = words
+        self.title = re.compile(rf"{words.prefixes}(?P<title>(?:{titles(words)}{AFTER_TITLE})+)")
+        self.one_title = re.compile(titles(words) + AFTER_TITLE)
+        self.label = re.compile(rf"{words.prefixes}{one_of(words.words('name_labels'))} ?: *")
+        people = words.words("person_labels")
+        self.person = re.compile(rf"{words.prefixes}{one_of(people)} ?: *") if people else None
+        roles = words.words("roles")
+        self.role = re.compile(rf"{one_of(roles, cases=not words.raw.get('roles_lower_only'))}(?: ?:)? (?={CAPITAL})")
+        self.particles = rf"(?:{one_of(words.particles)} )*"
+        self.with_particle = re.compile(rf"(?<!\w)(?:{one_of(words.particles)} )+{CAPITAL}")  # De Luca
+        self.word = re.compile(rf"(?:{INITIAL}|{CAPITAL})" if words.cased else UNCASED)
+        self.next = re.compile(rf" {self.particles}(?P<word>{self.word.pattern})")
+        self.first = re.compile(rf"{self.particles}(?P<word>{self.word.pattern})")
+        self.not_after = re.compile(rf"(?:{one_of(words.words('not_after'))}|\d) $")
+        self.patronymic = words.raw.get("patronymic") and re.compile(
+            rf"[{UPPER}](?<!\w[{UPPER}]){LOWER}+{words.raw['patronymic']}(?!\w)"
+        )
+        self.initials = words.raw.get("initials") and re.compile(rf"[{UPPER}](?<![\w.][{UPPER}])\. ?[{UPPER}]\.")
+        after = [t for group in ("female", "male", "any") for t in words.words("titles_after", group)]
+        self.title_after = re.compile(rf" {one_of(after)}") if after else None
+        self.word_before = re.compile(rf"(?:(?:{CAPITAL}) {self.particles}){{0,2}}(?:{CAPITAL})$")
+        eponyms = words.words("eponyms", "before"), words.words("eponyms", "after")
+        self.eponym_before = re.compile(rf"(?<!\w){one_of(eponyms[0])} $")
+        self.eponym_after = re.compile(rf"(?: |(?=[-'’])){one_of(eponyms[1])}")
+
+    def find(self, text: str, anchors: list[int]) -> Iterator[Span]:
+        spans = self._introduced(text, anchors)
+        if not spans:
+            return
+        yield from _joined(text, spans + self._repeated(text, spans))
+
+    def _introduced(self, text: str, anchors: list[int]) -> list[Span]:
+        spans = []
+        for m in matches(self.title, text, anchors):
+            start = m.start("title")
+            first = self.one_title.match(text, start)
+            if first and self.not_after.search(text, max(0, m.start() - 20), m.start()):
+                start = first.end()  # "vitamin D. Dr. Reed"
+            end, count = self._sequence(text, m.end())
+            if count and start < m.end():
+                spans.append((start, end))
+        for m in matches(self.label, text, anchors):
+            end, count = self._sequence(text, m.end())
+            if count:
+                spans.append((m.end(), end))
+        spans += self._by_person(text, anchors)
+        if self.words.cased:
+            spans += self._by_role(text, anchors)
+        spans += self._by_patronymic(text) + self._by_initials(text) + self._before_title(text)
+        return _outermost(spans)
+
+    def _by_person(self, text: str, anchors: list[int]) -> list[Span]:
+        """«Patient: John Smith», as notes begin: complaints may stand there, too, so it is two words and no more."""
+        spans = []
+        for m in matches(self.person, text, anchors) if self.person else ():
+            end, count = self._sequence(text, m.end())
+            if count > 1 and NAME_ENDS.match(text, end):
+                spans.append((m.end(), end))
+        return spans
+
+    def _by_role(self, text: str, anchors: list[int]) -> list[Span]:
+        """«il paziente Mario Rossi»: two words, for one capitalised word may begin anything."""
+        spans = []
+        for m in matches(self.role, text, anchors):
+            end, count = self._sequence(text, m.end())
+            if count > 1 and not text[m.end() : end].isupper():
+                spans.append((m.end(), end))
+        return spans
+
+    def _sequence(self, text: str, position: int) -> tuple[int, int]:
+        """Where the name that begins here ends, and of how many words it consists."""
+        m = self.first.match(text, position)
+        end, count = position, 0
+        limit = 4 if self.words.cased else 2
+        last = ""
+        while m and not self._is_stop(m["word"]):
+            particle_only = not self.words.cased and m["word"].casefold() in self.words.particles
+            third_family = count == 2 and not self.words.cased and m["word"].startswith("ال") > last.startswith("ال")
+            if count >= limit and not third_family:
+                break
+            end, count, last = m.end(), count + (not particle_only), m["word"]
+            m = self.next.match(text, end)
+        return end, count
+
+    def _is_stop(self, word: str) -> bool:
+        return len(word.rstrip(".")) > 1 and word.casefold() in self.words.stop
+
+    def _by_patronymic(self, text: str) -> list[Span]:
+        spans = []
+        for m in self.patronymic.finditer(text) if self.patronymic else ():
+            before = self.word_before.search(text, max(0, m.start() - 60), max(0, m.start() - 1))
+            if before and text[m.start() - 1] == " ":
+                words = list(WORD.finditer(text, before.start(), before.end()))
+                kept = [w for w in words if not self._is_stop(w[0])][-2:]
+                if kept and kept[-1] is words[-1]:
+                    after = self.next.match(text, m.end()) if len(kept) == 1 else None
+                    end = after.end() if after and not self._is_stop(after["word"]) else m.end()
+                    spans.append((kept[0].start(), end))
+        return spans
+
+    def _by_initials(self, text: str) -> list[Span]:
+        spans = []
+        for m in self.initials.finditer(text) if self.initials else ():
+            before = self.word_before.search(text, max(0, m.start() - 40), max(0, m.start() - 1))
+            after = re.compile(rf" ?({CAPITAL})").match(text, m.end())
+            if before and (word := before[0].split()[-1]) and not self._is_stop(word):
+                spans.append((before.end() - len(word), m.end()))
+            elif after and not self._is_stop(after[1]):
+                spans.append((m.start(), after.end()))
+        return spans
+
+    def _before_title(self, text: str) -> list[Span]:
+        """Basque puts the title behind the name."""
+        spans = []
+        for m in self.title_after.finditer(text) if self.title_after else ():
+            before = self.word_before.search(text, max(0, m.start() - 60), m.start())
+            if before:
+                words = [w for w in WORD.finditer(text, before.start(), before.end()) if not self._is_stop(w[0])]
+                if words:
+                    spans.append((words[0].start(), m.end()))
+        return spans
+
+    def _repeated(self, text: str, spans: list[Span]) -> list[Span]:
+        """The same names elsewhere without title: each word where capitals tell, else the whole or the last word."""
+        title = self.title
+        wanted: set[str] = set()
+        for start, end in spans:
+            m = title.match(text, start)
+            name = text[m.end() if m and m.end() <= end else start : end]
+            parts = [w[0] for w in WORD.finditer(name) if len(w[0]) > 2 and not self._is_stop(w[0])]
+            parts = [p for p in parts if p.casefold() not in self.words.particles]
+            if self.words.cased:
+                wanted.update(p for p in parts if p[0].isupper())
+                wanted.update(m[0] for m in self.with_particle.finditer(name))
+            else:
+                wanted.update([name, *(p for p in parts[-1:] if len(parts) > 1 and len(p) > 3)])
+        return [span for word in sorted(wanted) for span in self._elsewhere(text, word)]
+
+    def _elsewhere(self, text: str, word: str) -> Iterator[Span]:
+        endings = self.words.raw.get("name_endings", 0)
+        stem = stemmed(word) if endings else word
+        position = text.find(stem)
+        while position >= 0:
+            end = position + len(stem)
+            while end < len(text) and text[end].isalpha():
+                end += 1
+            attached = not self.words.cased and re.search(
+                rf"(?<!\w){self.words.prefixes}$", text[max(0, position - 4) : position]
+            )
+            free = position == 0 or not text[position - 1].isalnum() or attached
+            length = end - position
+            fits = length <= len(word) + endings if endings else length == len(stem)
+            if free and fits and not self._eponym(text, position, end):
+                yield position, end
+            position = text.find(stem, position + 1)
+
+    def _eponym(self, text: str, start: int, end: int) -> bool:
+        return bool(self.eponym_before.search(text, max(0, start - 25), start) or self.eponym_after.match(text, end))
+
+
+def titles(words: Vocabulary) -> str:
+    """Titles as written, in lower case, capitalised and in capitals; a one-letter title needs its full stop."""
+    forms: set[str] = set()
+    for title in words.titles:
+        forms |= in_cases(title)
+    singles = [re.escape(f) for f in forms if sum(c.isalpha() for c in f) == 1]
+    several = sorted((f for f in forms if sum(c.isalpha() for c in f) > 1), key=lambda f: (-len(f), f))
+    return grouped([*map(literal, several), *singles])
+
+
+def stemmed(word: str) -> str:
+    """The part of a name that stays when it is declined."""
+    stem = word.rstrip("аяоеёийыьуюіїєαάοόςσηήυύιίaek")
+    return stem if len(stem) >= 4 else word
+
+
+def _outermost(spans: list[Span]) -> list[Span]:
+    kept: list[Span] = []
+    for start, end in sorted(set(spans), key=lambda s: (s[0], -s[1])):
+        if not kept or start >= kept[-1][1]:
+            kept.append((start, end))
+        elif end > kept[-1][1]:
+            kept[-1] = (kept[-1][0], end)
+    return kept
+
+
+def _joined(text: str, spans: list[Span]) -> list[Span]:
+    """Neighbours with only a space between them are one name."""
+    joined: list[Span] = []
+    for start, end in _outermost(spans):
+        if joined and text[joined[-1][1] : start] == " ":
+            joined[-1] = (joined[-1][0], end)
+        else:
+            joined.append((start, end))
+    return joined

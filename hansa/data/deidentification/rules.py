@@ -1,0 +1,366 @@
+"""Find personal details by rules of language: names, dates, phones, e-mail and web addresses, identifiers, addresses.
+
+Each kind is anchored on something rare (a title, a month, a street word, a digit), so that most of a text is only
+skimmed. Where two kinds claim the same characters, the earlier in `find` wins, and among numbers the longer.
+"""
+# ruff: noqa: RUF001 (letters of several scripts side by side are what this file is about)
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from hansa.data.deidentification.lexicon import (
+    CAPITAL,
+    LETTER,
+    LOWER,
+    SOFT_CAPITAL,
+    UNCASED,
+    UPPER,
+    Vocabulary,
+    matches,
+    one_of,
+    vocabulary,
+)
+from hansa.data.deidentification.names import Names
+
+
+@dataclass(frozen=True)
+class Finding:
+    start: int
+    end: int
+    type: str
+
+
+HARD_SPACES = "\u00a0\u202f\u2009\u2007"
+Spans = Iterator[tuple[int, int]]
+
+BEFORE_AT = re.compile(r"[\w.+%-]+$")
+AFTER_AT = re.compile(r"@[\w-]+(?:\.[\w-]+)+")
+URL = re.compile(r"(?<!\w)(?:https?://|ftp://|www\.)[^\s<>\"'()]*[^\s<>\"'().,;:!?،]")
+# What a number counts. A number with a unit behind it is a finding of the clinic, never an identifier or a phone.
+UNIT = (
+    r"(?:mg|mcg|µg|ug|ng|pg|kg|g|ml|dl|l|cl|mm|cm|m|mmol|µmol|nmol|mol|mEq|UI|IU|IE|U|mmHg|bpm|%|°|cc|kcal|h|min|"
+    r"мг|мкг|кг|г|мл|л|мм|см|ммоль|мкмоль|ЕД|МЕ|ОД|МО|уд|мин|хв|ч|"
+    r"ملغ|مغ|غ|كغ|مل|ملم|سم|وحدة|מ״ג|מ\"ג|מג|מ״ל|מ\"ל|ק״ג|ס״מ|יח׳)"
+)
+NOT_YEAR = UNIT.replace("|г|", "|")  # behind a date it abbreviates "year"
+NO_UNIT = rf"(?! ?{UNIT}(?!\w))(?! ?/ ?(?:{LETTER}))"
+NOT_IN_NUMBER = r"(?<![\w.,/+])(?<!\d-)(?<![\d)] )"
+NUMBER_ENDS = rf"(?!\w)(?![.,/:-]\d){NO_UNIT}"
+NUMERIC_DATE = re.compile(
+    r"(?<![\d./,:+])(?<!\d-)(?:(\d{4})([-/.])(\d{1,2})\2(\d{1,2})|(\d{1,2})([./-])( ?)(\d{1,2})\6 ?(\d{4}|\d{2}))"
+    rf"(?!\d)(?![./,-]\d)(?:(?<=\d{{4}})|(?! {NOT_YEAR}(?!\w)))"
+)
+# 16.01 and 16/1 are dates only behind a word such as "on"; 10.2 is a value and 3/10 a score
+DAY_AND_MONTH = re.compile(
+    rf"(?<![\w.,/+])(?<!\d-)(?!\d/10(?!\d))(?=\d\d\.\d\d|\d+/\d|\d+\.\d+\.)(\d{{1,2}})([./])(\d{{1,2}})(?P<stop>\2?)"
+    rf"(?!\d|[./,:-]\d| ?{UNIT}(?!\w))"
+)
+DIGITS = re.compile(r"\d+")
+CODE_BEFORE = re.compile(rf"[{UPPER}]{{2,5}}[- ]$")  # MRN-1234567
+INTERNATIONAL = r"(?:\+|00)[1-9]\d{0,2}(?: ?\(0\))?[ .\-/]?\(?\d{1,5}\)?(?:[ .\-/]?\(?\d{2,5}\)?){1,5}"
+IBAN = r"[A-Z]{2}\d{2}(?: ?[A-Z\d]{4}){3,7}(?: ?[A-Z\d]{1,4})?"
+NUMBER_SIGN = (
+    r"(?:[\s:#(\-–.]|[Nn]\.?[°ºro]?\.?(?![^\W\d])|№|Nr\.?|No\.?|num\.|número|numero|numéro|number|Nummer|номер|"
+    r"מספר|מס׳|رقم|αρ\.|zk\.)"
+)
+GROUPS = r"\d{2,4}(?: \d{2,4}){1,5}"
+VALUE = rf"(?:[{UPPER}]{{1,5}}[-/ .]?)?\d(?:[\w./-]*\w)?"
+
+
+class Rules:
+    """The built-in de-identifier: one set of compiled patterns per language."""
+
+    def find(self, text: str, language: str) -> list[Finding]:
+        return _patterns(language).find(text)
+
+
+@cache
+def _patterns(language: str) -> "Patterns":
+    return Patterns(vocabulary(language))
+
+
+class Patterns:
+    """All patterns of one language. Words are looked for in one scan, digits in another; the rest is local."""
+
+    def __init__(self, words: Vocabulary) -> None:
+        self.words = words
+        self.names = Names(words)
+        self.month, self.before_month, self.after_month = _month_patterns(words)
+        self.date_cue = re.compile(rf"(?<!\w){words.prefixes}{one_of(words.words('date', 'cues'))}[ :-]{{1,2}}$")
+        self.ordinal_stop = "." in words.words("date", "ordinals")  # am 5.3. wieder
+        self.street, self.inner_street, self.addresses, self.address_label = _address_patterns(words)
+        self.labelled, self.shapes = _number_patterns(words)
+        self.anchor = re.compile(_any_anchor(words))
+
+    def find(self, text: str) -> list[Finding]:
+        for hard in HARD_SPACES:
+            text = text.replace(hard, " ")  # one for one, so offsets stay
+        taken = bytearray(len(text))
+        found: list[Finding] = []
+
+        def add(spans: Spans, kind: str) -> None:
+            for start, end in spans:
+                if start < end and taken.find(1, start, end) < 0:
+                    taken[start:end] = b"\1" * (end - start)
+                    found.append(Finding(start, end, kind))
+
+        add(_emails(text), "EMAIL")
+        if "://" in text or "www." in text:
+            add((m.span() for m in URL.finditer(text)), "URL")
+        anchors = [m.start() for m in self.anchor.finditer(text)]
+        numbers = _number_starts(text)
+        add(self._addresses(text, anchors), "ADDRESS")
+        add(self._numeric_dates(text, numbers), "DATE")
+        add(self._written_dates(text, anchors), "DATE")
+        for start, end, kind in self._numbers(text, anchors, numbers):
+            add(iter([(start, end)]), kind)
+        add(self.names.find(text, anchors), "NAME")
+        return sorted(found, key=lambda f: f.start)
+
+    def _numeric_dates(self, text: str, numbers: list[int]) -> Spans:
+        for m in matches(NUMERIC_DATE, text, numbers):
+            if m[1]:
+                good = 1900 <= int(m[1]) <= 2099 and _day_and_month(m[4], m[3])
+            else:
+                # 1-1-1 and 10-10-10 are doses over the day, unless the year has four digits
+                dose = m[6] == "-" and len(m[9]) == 2 and len(m[5]) + len(m[8]) < 4
+                four = len(m[9]) == 2 or 1900 <= int(m[9]) <= 2099
+                good = four and not dose and _day_and_month(m[5], m[8], month_first=True)
+            if good:
+                yield m.span()
+        for m in matches(DAY_AND_MONTH, text, numbers):
+            padded = m[2] == "/" or len(m[1] + m[3]) == 4
+            good = padded or (m["stop"] != "" and self.ordinal_stop)
+            if good and _day_and_month(m[1], m[3]) and self.date_cue.search(text, max(0, m.start() - 14), m.start()):
+                yield m.start(), m.end() if self.ordinal_stop else m.start("stop")
+
+    def _written_dates(self, text: str, anchors: list[int]) -> Spans:
+        for m in matches(self.month, text, anchors):
+            start, end = m.start(), m.end()
+            before = self.before_month.search(text, max(0, start - 32), start)
+            after = self.after_month.match(text, end)
+            year = after and (after["year"] or after["year2"])
+            short = self.words.months[m["month"].casefold()].short
+            if not (year or (before and not short) or (after and after["day"])):
+                continue
+            if not before and year and len(year) < 4:
+                continue
+            yield (before.start() if before else m.start("month")), (after.end() if after else end)
+
+    def _numbers(self, text: str, anchors: list[int], numbers: list[int]) -> list[tuple[int, int, str]]:
+        claims = []
+        for shapes, places in ((self.labelled, anchors), (self.shapes, numbers)):
+            for pattern, kind, good in shapes:
+                for m in matches(pattern, text, places):
+                    if good(m["value"]):
+                        claims.append((*m.span("value"), kind))
+        return sorted(claims, key=lambda c: (c[0] - c[1], c[0]))  # longest first
+
+    def _addresses(self, text: str, anchors: list[int]) -> Spans:
+        streets = [(*m.span("word"), False) for m in matches(self.street, text, anchors)]
+        if self.inner_street:
+            streets = sorted(streets + [(*m.span(), True) for m in self.inner_street.finditer(text)])
+        past = 0
+        for start, end, inner in streets:
+            span = self._address_at(text, start, end, past, inner) if start >= past else None
+            if span:
+                past = span[1]
+                yield span
+
+    def _address_at(self, text: str, start: int, end: int, past: int, inner: bool) -> tuple[int, int] | None:
+        for pattern, begins_with_street in self.addresses:
+            if self.inner_street and inner == begins_with_street:
+                continue
+            if begins_with_street:
+                here = pattern.match(text, start)
+                found = [here] if here else []
+            else:
+                found = list(pattern.finditer(text, max(past, start - 70), end + 140))
+            for m in found:
+                if m.start() <= start and m.end() >= end and self._is_address(text, m):
+                    return m.span()
+        return None
+
+    def _is_address(self, text: str, m: re.Match[str]) -> bool:
+        stops = self.words.words("address", "stop")
+        named = [name.casefold().split()[0] for key, name in m.groupdict().items() if name]
+        if m[0].casefold().split()[0] in stops or any(name in stops for name in named):
+            return False
+        labelled = self.address_label.search(text, max(0, m.start() - 40), m.start())
+        return bool(labelled or self.words.words("address", "city_words") or any(c.isdigit() for c in m[0]))
+
+
+def _emails(text: str) -> Spans:
+    at = text.find("@")
+    while at >= 0:
+        before, after = BEFORE_AT.search(text, max(0, at - 64), at), AFTER_AT.match(text, at)
+        if before and after:
+            yield before.start(), after.end()
+        at = text.find("@", at + 1)
+
+
+def _number_starts(text: str) -> list[int]:
+    """Where something with digits may begin: at the sign before them, at them, or at the letters joined to them."""
+    places: set[int] = set()
+    for m in DIGITS.finditer(text):
+        start = m.start()
+        places.add(start)
+        if text[start - 1 : start] in ("+", "(", "*"):
+            places.add(start - 1)
+        letters = start
+        while letters and text[letters - 1].isalpha():
+            letters -= 1
+        places.add(letters)
+        code = text[start - 1 : start] in ("-", " ") and CODE_BEFORE.search(text, max(0, start - 7), start)
+        if code:
+            places.add(code.start())
+    return sorted(places)
+
+
+def _any_anchor(words: Vocabulary) -> str:
+    """The beginning of any word that can introduce a personal detail."""
+    months = [form for table in (words.full_months, words.short_months) for month in table for form in month]
+    address = [w for key in ("streets", "streets_after") for w in words.words("address", key)]
+    whole_suffixes = [] if "{compound}" in str(words.raw["address"]["patterns"]) else words.words("address", "suffixes")
+    keys = ("phone_labels", "id_labels", "id_prefixes", "name_labels", "person_labels", "roles")
+    labels = [w for key in keys for w in words.words(key)]
+    everything = [*months, *address, *whole_suffixes, *labels, *words.titles]
+    return rf"(?<![^\W\d]){words.prefixes}(?={one_of([*everything, *map(str.lower, months)])})\w"
+
+
+def _day_and_month(day: str, month: str, month_first: bool = False) -> bool:
+    d, m = int(day), int(month)
+    return (1 <= d <= 31 and 1 <= m <= 12) or (month_first and 1 <= m <= 31 and 1 <= d <= 12)
+
+
+def _month_patterns(words: Vocabulary) -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
+    forms = [form for table in (words.full_months, words.short_months) for month in table for form in month]
+    if not words.raw.get("months_capitalised"):
+        forms += [form.lower() for form in forms]
+    month = re.compile(rf"{words.prefixes}(?P<month>{one_of(forms)})(?!{LETTER})")
+    ordinal = f"(?:{one_of(words.words('date', 'ordinals'))})?"
+    joiner = f"(?:{one_of(words.words('date', 'joiners'))} ?)?"
+    ranges = f"(?: ?[-–/] ?| {one_of(words.words('date', 'ranges'))} )"
+    suffixes = words.words("date", "year_suffixes")
+    year_first = rf"(?P<year>(?:19|20)\d\d)(?:{'|'.join(map(re.escape, suffixes)) or '(?!)'}) "
+    day = rf"(?<![\d.,/'’])(?<!\d-)(?:\d{{1,2}}{ordinal}{ranges})?(?P<day>[0-3]?\d){ordinal}[ /-]?{joiner}"
+    before = re.compile(rf"(?:{day}|{year_first}){words.prefixes}$")
+    year_word = f"(?: ?{one_of(words.words('date', 'year_words'))})?"
+    year_joiner = one_of([*words.words("date", "joiners"), *words.words("date", "year_joiners")])
+    year = (
+        rf"\.?,?[ /-]?(?:{year_joiner} )?(?P<year>(?:19|20)\d\d(?!\w)|[’']?\d\d(?!\w|[.,:/]\d| ?{UNIT}(?!\w)))"
+        rf"{year_word}"
+    )
+    if words.raw["date"].get("month_first"):
+        first = rf" (?P<day>[0-3]?\d){ordinal}(?!\w|[.,:/]\d| ?{UNIT}(?!\w))"
+        year = rf"{first}(?:,? (?P<year2>(?:19|20)\d\d)(?!\d))?|{year}"
+    else:
+        year += "|(?P<day>(?!))(?P<year2>(?!))"
+    return month, before, re.compile(year)
+
+
+Good = Callable[[str], bool]
+
+
+def _digits(low: int, high: int = 99) -> Good:
+    return lambda value: low <= sum(c.isdigit() for c in value) <= high
+
+
+Shape = tuple[re.Pattern[str], str, Good]
+
+
+def _number_patterns(words: Vocabulary) -> tuple[list[Shape], list[Shape]]:
+    """Numbers known by the label before them, and numbers known by their shape."""
+
+    def shape(pattern: str, kind: str, good: Good) -> Shape:
+        return re.compile(pattern + NUMBER_ENDS), kind, good
+
+    known, phones = "|".join([*words.words("id_shapes"), IBAN]), "|".join(words.words("phones"))
+    phone_label, id_label = (f"{words.prefixes}{one_of(words.words(k))}" for k in ("phone_labels", "id_labels"))
+    prefix = one_of(words.words("id_prefixes"), cases=False)
+    labelled = [
+        shape(rf"{phone_label}\.?[\s:)\-–.]{{0,3}}(?P<value>\+?\(?\d[\d ()./-]{{3,18}}\d)", "PHONE", _digits(5, 15)),
+        shape(rf"{words.prefixes}(?P<value>{prefix}{NUMBER_SIGN}{{0,4}}(?:{known}|{VALUE}))", "ID", _numbered),
+        shape(rf"{id_label}{NUMBER_SIGN}{{1,5}}(?P<value>{GROUPS}|{VALUE})", "ID", _identifying),
+    ]
+    shapes = [
+        shape(rf"(?<![\w+])(?P<value>{INTERNATIONAL})", "PHONE", _digits(8, 15)),
+        shape(rf"{NOT_IN_NUMBER}(?P<value>{phones})", "PHONE", _digits(4, 13)),
+        shape(rf"{NOT_IN_NUMBER}(?P<value>{known})", "ID", _digits(5)),
+        shape(rf"(?<![\w-])(?P<value>[{UPPER}]{{2,5}}(?:-\d{{5,}}| ?\d{{7,}}))", "ID", _digits(5)),
+        shape(rf"{NOT_IN_NUMBER}(?P<value>\d{{8,}})", "ID", _digits(8)),
+    ]
+    return labelled, shapes
+
+
+def _numbered(value: str) -> bool:
+    """Five digits, or four behind a number sign."""
+    digits = sum(c.isdigit() for c in value)
+    return digits >= 5 or (digits == 4 and re.search(r"№|[Nn][.°ºro]", value) is not None)
+
+
+def _identifying(value: str) -> bool:
+    """Five digits, or four with a letter or a stroke among them: a bare year is no record number."""
+    digits = sum(c.isdigit() for c in value)
+    return digits >= 5 or (digits == 4 and not value.isdigit())
+
+
+# street words that begin a word, those that end one, whole addresses (and whether they begin with the street's word),
+# and what may stand before them
+AddressPatterns = tuple[re.Pattern[str], re.Pattern[str] | None, list[tuple[re.Pattern[str], bool]], re.Pattern[str]]
+
+
+def _address_patterns(words: Vocabulary) -> AddressPatterns:
+    address = words.raw["address"]
+    streets, suffixes, after = (address.get(k, []) for k in ("streets", "suffixes", "streets_after"))
+    particle = f"(?:{one_of(words.particles)} ?)*"
+    if words.cased:
+        stop = rf"(?!{one_of(words.stop)})"
+        small = f"|{LOWER}{{3,}}" if address.get("small_letters") else ""
+        soft = rf"(?:\d{{1,2}} )?(?:{INITIAL_OR_ROMAN} ?)*{particle}{SOFT_CAPITAL}"
+        name = rf"(?P<street_name>{soft}(?:[ -]{particle}{stop}(?:{CAPITAL}|{INITIAL_OR_ROMAN}{small})){{0,4}})"
+        article = f"(?:[{UPPER}]{LOWER}? )?"  # A Coruña, La Valletta
+        city = rf"{particle}{article}{stop}{SOFT_CAPITAL}(?:[ -]{particle}{stop}{SOFT_CAPITAL}){{0,2}}"
+    else:
+        name = rf"(?P<street_name>{UNCASED}(?: {UNCASED}){{0,3}})"
+        city = rf"{UNCASED}(?: {UNCASED}){{0,2}}(?=[,،]? (?:{UNCASED} )?\d{{5}}|[.,،;)\n]|$)"
+    begun = rf"[{UPPER}](?:{LETTER}|-)*"
+    compound = rf"{begun}[ -]?{one_of([s.capitalize() for s in suffixes])}|{begun}{one_of(suffixes)}"
+    house = rf"\d{{1,4}}(?!\d)(?:[ /]?{LETTER}(?!\w))?(?:[/-]\d{{1,4}}(?!\d){LETTER}?)?"
+    parts = {
+        "street": one_of(streets),
+        "street_after": one_of(after),
+        "suffix": one_of(suffixes),
+        "compound": f"(?:{compound})",
+        "name": name,
+        "any_name": rf"{particle}{LETTER}+(?:[ '’-]{particle}{LETTER}+){{0,4}}?",
+        "number": rf"(?:{one_of(address['number_words'])} ?)?{house}",
+        "unit": rf"{one_of(address['unit_words'])} ?[\w/]{{1,6}}",
+        "town": one_of(address.get("city_words", [])),
+        "region": one_of(address.get("regions", [])),
+        "postcode": f"(?:{address['postcode']})",
+        "city": city,
+    }
+    templates = address["patterns"]
+    patterns = [(_address_pattern(template, parts), template.startswith("{street}")) for template in templates]
+    joined = "{compound}" in str(address["patterns"])
+    street = re.compile(rf"{words.prefixes}(?P<word>{one_of([*streets, *after, *([] if joined else suffixes)])})")
+    inner = re.compile(one_of(suffixes)) if joined else None
+    label = re.compile(rf"{one_of(address['labels'])} ?:? ?(?:{LETTER}{{1,3}} )?$")
+    return street, inner, patterns, label
+
+
+INITIAL_OR_ROMAN = rf"(?:[{UPPER}]\.|[IVX]+(?!\w))"
+
+
+def _address_pattern(template: str, parts: dict[str, str]) -> re.Pattern[str]:
+    seen: dict[str, int] = {}
+
+    def part(m: re.Match[str]) -> str:
+        seen[m[1]] = seen.get(m[1], 0) + 1
+        return parts[m[1]].replace("<street_name>", f"<street_name{seen[m[1]]}>" if seen[m[1]] > 1 else "<street_name>")
+
+    begin = "" if template.startswith("{street}") else r"(?<!\w)"
+    return re.compile(begin + re.sub(r"{([a-z_]+)}", part, template))

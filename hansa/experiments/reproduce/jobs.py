@@ -1,0 +1,84 @@
+"""Runs of an experiment: small ones here, one after another; long ones in other processes, as many side by side as
+there are cores. Runs without workers share these processes, because starting one takes as long as many steps."""
+
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from time import sleep
+from types import TracebackType
+
+import torch
+
+from hansa.config.federation import Federation
+from hansa.core.device import cores
+from hansa.experiments.processes import in_a_process
+from hansa.experiments.reproduce import Say
+from hansa.runs.inference import Scored, every_model, on_silos
+from hansa.runs.run import Outcome, run
+
+
+class Jobs:
+    """Jobs begin in the order in which they are given."""
+
+    def __init__(self, folder: Path, say: Say, side_by_side: bool) -> None:
+        self._folder, self._say, self.side_by_side = folder, say, side_by_side
+        # Loading models is not safe in several threads of one process.
+        self._threads = ThreadPoolExecutor(cores() if side_by_side else 1)
+        self._processes = ProcessPoolExecutor(cores(), get_context("spawn"), torch.set_num_threads, (1,))
+        self._futures: dict[str, Future[Outcome]] = {}
+        self._matrices: dict[str, dict[str, Scored]] = {}
+
+    def start(self, name: str, federation: Federation, workers: int | None = 0, matrix: float = 0.0) -> None:
+        """``matrix``: afterwards, score every model of the run on this share of every silo's test data."""
+        self._futures[name] = self._threads.submit(self._run, name, federation, self._home(name), workers, matrix)
+
+    def _home(self, name: str) -> Path:
+        return self._folder / name.replace(" ", "-")
+
+    def _run(self, name: str, federation: Federation, folder: Path, workers: int | None, matrix: float) -> Outcome:
+        again = (folder / "federation.yaml").is_file()  # a run that is done is resumed to what it was
+        self._say(f"{name}: {'goes on' if again else 'begins'}")
+        if not self.side_by_side:
+            outcome = run(federation, folder, again, workers=0)
+        elif workers == 0:
+            outcome = self._processes.submit(run, federation, folder, again, workers=0).result()
+        else:
+            outcome = in_a_process(federation, folder, lambda line: self._say(f"{name}: {line}"), workers, again)
+        if matrix:
+            here = not self.side_by_side
+            self._matrices[name] = (
+                _matrix(folder, matrix) if here else self._processes.submit(_matrix, folder, matrix).result()
+            )
+        self._say(f"{name}: done")
+        return outcome
+
+    def result(self, name: str) -> Outcome:
+        """Wait for a job."""
+        return self._futures[name].result()
+
+    def matrix(self, name: str) -> dict[str, Scored]:
+        """Model → silo → metrics, of a job that was started with it."""
+        self.result(name)
+        return self._matrices[name]
+
+    def begun(self, name: str) -> Path:
+        """Wait until a job has agreed on its tokeniser and first weights; where they are."""
+        start = self._home(name) / "start"
+        while not start.exists():
+            if self._futures[name].done():
+                self.result(name)
+            sleep(0.2)
+        return start
+
+    def __enter__(self) -> "Jobs":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._threads.shutdown(wait=True, cancel_futures=kind is not None)
+        self._processes.shutdown(wait=True, cancel_futures=kind is not None)
+
+
+def _matrix(folder: Path, share: float) -> dict[str, Scored]:
+    return every_model(folder, lambda site, model: on_silos(site, model, share))

@@ -1,0 +1,367 @@
+"""The Translation paper (Passban et al., 2022): Tables 2 to 7, Figures 1 and 3, on real German–English pairs.
+
+Everything starts from one generic model, trained on the largest domain with a vocabulary that all silos helped to
+build. Then every client makes the same number of steps in each run, from several seeds: federations with all of the
+update, with parts of it (dynamic pulling, controllers), with codes of it; data combination and chained fine-tuning at
+as many steps as one client makes, and at as much work as all clients do together; and the control, in which nothing is
+exchanged after the first round.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
+from time import perf_counter
+from typing import Any
+
+from hansa.config.federation import Federation
+from hansa.config.file import parse
+from hansa.experiments.reproduce import Asked, Reproduction, Say, Table, domains, translation_tables
+from hansa.experiments.reproduce.jobs import Jobs
+from hansa.experiments.reproduce.translation_tables import SERVER, Found, Scored
+from hansa.report import html
+from hansa.runs.inference import SHARED, on_silos, open_run
+from hansa.runs.ledger import OWN, Ledger
+from hansa.runs.run import Outcome
+
+PULLED = {"by": "parameters", "norm": "relative"}  # of dynamic pulling, unless said otherwise
+CHAIN = ("WMT", "UB", "PHP", "TED", "OS")
+GENERIC, SINGLE, FINE_TUNED = "WMT", "single domain", "fine-tuned"
+RATES = (0.5, 1.0, 2.0)  # times the usual learning rate: what --tune tries
+
+
+@dataclass(frozen=True)
+class Size:
+    generic_steps: int
+    generic_lr: float
+    steps: int  # of every client, over all rounds
+    lr: dict[str, float]  # by kind of run; at small as --tune chose them on validation data
+    batch: int
+    length: int
+    vocabulary: int
+    seeds: int
+    coded: int = 1  # seeds of the full exchange and of its best code: a BLEU of two swings by more than codes cost
+    rounds: tuple[int, int, int] = (5, 10, 50)
+    single_steps: int = 0
+    turns: int = 30  # stretches of the generic training, for its schedule
+    warmup: int = 3  # of them
+    preset: str = "tiny"
+    beams: int = 1
+    others: float = 0.25  # of the test data: for the clients' own models on the domains of others
+    brief: bool = False  # fewer variants
+    everything: bool = False  # all pairs there are
+
+    def rate(self, kind: str) -> float:
+        return self.lr.get(kind, self.lr["federated"])
+
+
+SIZES = {
+    "smoke": Size(20, 2e-3, 6, {"federated": 1e-3}, 4, 24, 900, 1, 1, (2, 3, 6), 4, 2, 1, brief=True),
+    "small": Size(
+        2000, 2e-3, 50, {"federated": 2e-3, "central": 5e-4, "chained": 2.5e-4}, 16, 40, 4000, 3, 6,
+        single_steps=300, turns=20,
+    ),
+    "full": Size(
+        100_000, 7e-4, 50_000, {"federated": 1e-4}, 256, 256, 30_000, 3, 3, single_steps=100_000, turns=100, warmup=8,
+        preset="base", beams=4, everything=True,
+    ),
+}  # fmt: skip
+
+
+def pulling(choose: str, **settings: Any) -> dict[str, Any]:
+    return {"upload": {"name": choose} | PULLED | settings}
+
+
+TAKEN_OVER = ", taken over"  # ours: clients take the server's value of what they did not send, and all begin alike
+# What is tried beside the full exchange; those of TABLE_7 also send only a part back.
+PULLING = {"DP_l": pulling("calm"), "DP_g": pulling("active"), "random": pulling("random")}
+SETTINGS = {
+    "DP_l, literal": pulling("calm", by="tensors", norm="raw"),
+    "DP_g, literal": pulling("active", by="tensors", norm="raw"),
+    "DP_l, no embeddings": pulling("calm", embeddings=False),
+    f"DP_l ⅓{TAKEN_OVER}": pulling("calm", keep=1 / 3, local=False),
+    f"DP_l ¾ + bf16{TAKEN_OVER}": {"upload": [pulling("calm", keep=0.75, local=False)["upload"], "bf16"]},
+    f"DP_l 90% + bf16{TAKEN_OVER}": {"upload": [pulling("calm", keep=0.9, local=False)["upload"], "bf16"]},
+}
+PULLED_BEST = f"DP_l 90% + bf16{TAKEN_OVER}"  # of these, what is run from all seeds
+THIRD = {"keep": 1 / 3, "both": True}
+TABLE_7 = {"DP_l ⅓": pulling("calm", **THIRD), "DP_g ⅓": pulling("active", **THIRD)}
+# The first layer of either side of 2+2; and one more layer per side that alone is exchanged.
+CONTROLLERS: dict[str, dict[str, Any]] = {
+    "controllers": {"method": {"name": "controllers", "layers": [0]}},
+    "added layers": {"method": "controllers", "added": [0]},
+}
+CODES: dict[str, dict[str, Any]] = {
+    "int8": {"upload": "int8"},
+    "rows ¼ + int8": {"upload": [{"name": "rows", "keep": 0.25}, "int8"]},
+    "top-k 30% + int8": {"upload": [{"name": "top-k", "keep": 0.3}, "int8"]},
+    "top-k 10% + int8": {"upload": [{"name": "top-k", "keep": 0.1}, "int8"]},
+    "top-k ⅔ + int4": {"upload": [{"name": "top-k", "keep": 2 / 3}, "int4"]},
+}
+CODED = "top-k ⅔ + int4"
+
+
+def reproduce(asked: Asked) -> Reproduction:
+    asked.need_text()
+    asked.refuse("translation", "encoder")
+    began, size, out = perf_counter(), SIZES[asked.scale], asked.out
+    asked.say("laying out the silos' data")
+    folder = out / "data"
+    sources = domains.lay_out(asked.data, folder, size.everything) if asked.data else domains.generate(folder)
+    with Jobs(out, asked.say, asked.scale != "smoke") as jobs:
+        study = Study(jobs, sources, size, asked.say)
+        study.begin(asked.model)
+        ready = perf_counter()
+        tuning = [study.tune()] if asked.tune else []
+        choosing = perf_counter() - ready if asked.tune else 0.0
+        study.start()
+        found = study.found()
+    tables, claims = [*tuning, *translation_tables.tables(found)], translation_tables.claims(found)
+    shown = [(name, study.folder(name)) for name in study.reported]
+    reading = [claim.line for claim in claims]
+    report = html.write(
+        shown, out / "report.html", "Translation: one engine, five domains, five silos", reading, tables
+    )
+    facts = {"rates": study.size.lr, "signatures": list(found.signatures)}
+    took = perf_counter() - began
+    return Reproduction("translation", asked.scale, tables, claims, report, took, facts, choosing)
+
+
+@dataclass
+class Study:
+    """The runs, and what they show."""
+
+    jobs: Jobs
+    sources: domains.Sources
+    size: Size
+    say: Say
+    vocabulary: str = ""  # where its tokeniser and configuration lie
+    generic: str = ""
+    variants: dict[str, tuple[int, ...]] = field(default_factory=dict)  # name → seeds it is run with
+
+    # ── the runs ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def begin(self, model: str | None) -> None:
+        """The generic model: given, or trained on the largest domain. Single-domain models need its vocabulary alone,
+        and are trained beside it."""
+        size = self.size
+        self.generic = self.vocabulary = str(Path(model).resolve()) if model else ""
+        if not model:
+            self._start("vocabulary", federation(self.sources, size, "", 0, kind="base"))
+            self.vocabulary = self._trained("vocabulary")
+            self._start("generic", self._generic())
+        if not size.brief:
+            steps = size.single_steps
+            alone = federation(self.sources, size, self.vocabulary, 0, kind="per-silo", fresh=True, steps=steps)
+            self._start(SINGLE, alone, matrix=1.0)
+        if not model:
+            self.generic = self._trained("generic")
+
+    def start(self) -> None:
+        size, every, coded = self.size, tuple(range(self.size.seeds)), tuple(range(self.size.coded))
+        few, more, most = size.rounds
+        self._vary(SERVER, coded, curve=True)
+        self._vary("after 1 round", every, rounds=1, steps=size.steps // few)
+        self._vary("combination", every, kind="central", share=1 / len(self.sources))
+        self._vary("chained", every, kind="chained", share=1 / len(self.sources))
+        self._vary("combination, all work", every, kind="central")
+        self._vary("chained, all work", every[:1], kind="chained")
+        for name, changes in PULLING.items():
+            self._vary(name, every, **changes)
+        self._vary(f"{more} rounds", every[:1], rounds=more, curve=True)
+        self._vary(f"{most} rounds", every, rounds=most, curve=True)
+        codes = {CODED: CODES[CODED]} if size.brief else CODES
+        for name, changes in codes.items():
+            self._vary(name, coded if name == CODED else every[:1], **changes)
+        for name, changes in {} if size.brief else (SETTINGS | TABLE_7 | CONTROLLERS).items():
+            self._vary(name, every if name == PULLED_BEST else every[:1], **changes)
+        self._vary(FINE_TUNED, every[:1], kind="per-silo", model=SERVER)
+        rest = size.steps - size.steps // few
+        self._vary("no exchange", every, kind="per-silo", model="after 1 round", rounds=few - 1, steps=rest)
+
+    def _vary(self, name: str, seeds: tuple[int, ...], model: str = "", **changes: Any) -> None:
+        """A run of its own for every seed; it starts from the generic model, or from what another run made of it."""
+        self.variants[name] = seeds
+        for seed in seeds:
+            start = self._trained(f"{model} {seed}") if model else self.generic
+            self._start(
+                f"{name} {seed}", federation(self.sources, self.size, start, seed, **changes), self._share(name)
+            )
+
+    def _share(self, name: str) -> float:
+        """Of the test data, on which every model of a run is scored: writing translations takes long."""
+        return 1.0 if name == FINE_TUNED else self.size.others if translation_tables.pulled(name) else 0.0
+
+    def _start(self, name: str, settings: Federation, matrix: float = 0.0) -> None:
+        self.jobs.start(name, settings, workers=0, matrix=matrix)
+
+    def _trained(self, name: str) -> str:
+        return str((self.jobs.result(name).folder / "model").resolve())
+
+    def _generic(self) -> Federation:
+        """The largest domain alone, in turns of its own: the learning rate goes by turns."""
+        size, turns = self.size, self.size.turns
+        steps = size.generic_steps // turns
+        made = federation(self.sources, size, self.vocabulary, 0, kind="chained", fresh=True, rounds=1, steps=steps)
+        schedule = made.baseline.schedule.model_copy(update={"kind": "inverse-sqrt", "warmup": size.warmup})
+        baseline = made.baseline.model_copy(update={"schedule": schedule})
+        return made.model_copy(update={"order": (GENERIC,) * turns, "baseline": baseline})
+
+    def tune(self) -> Table:
+        """Every kind of run gets the learning rate that does best on validation data, from one seed."""
+        kinds: dict[str, dict[str, Any]] = {
+            "federated": {},
+            "central": {"kind": "central", "share": 1 / len(self.sources)},
+            "chained": {"kind": "chained", "share": 1 / len(self.sources)},
+        }
+        rates = {kind: [self.size.rate(kind) * factor for factor in RATES] for kind in kinds}
+        for kind, changes in kinds.items():
+            for rate in rates[kind]:
+                size = replace(self.size, lr={"federated": rate})
+                self._start(f"tune {kind} {rate:g}", federation(self.sources, size, self.generic, 0, **changes))
+        chosen, rows = {}, []
+        for kind, some in rates.items():
+            losses = {rate: validation(self.jobs.result(f"tune {kind} {rate:g}")) for rate in some}
+            chosen[kind] = min(losses, key=lambda rate: losses[rate])
+            tried = ", ".join(f"{rate:g}: {loss:.4f}" for rate, loss in losses.items())
+            rows.append([kind, tried, f"{chosen[kind]:g}"])
+        self.size = replace(self.size, lr=chosen)
+        return Table("Learning rates, by validation loss from one seed", ["", "tried", "chosen"], rows)
+
+    # ── what they show ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def folder(self, name: str, seed: int = 0) -> Path:
+        return self.jobs.result(f"{name} {seed}").folder
+
+    @property
+    def reported(self) -> list[str]:
+        """The runs that the report shows side by side."""
+        shown = [SERVER, "combination", "chained", *PULLING, *TABLE_7, *CODES]
+        return [name for name in shown if name in self.variants]
+
+    def found(self) -> Found:
+        scored = {name: [self._scored(name, seed) for seed in seeds] for name, seeds in self.variants.items()}
+        single = {} if self.size.brief else dict(self.jobs.matrix(SINGLE))
+        site = open_run(self.folder(SERVER))
+        generic = site.fresh().model  # now that all runs are done: threads must not load models at once
+        start = on_silos(site, generic)
+        return Found(
+            rounds=self.size.rounds,
+            start=Scored(start, start, on_silos(site, generic, self.size.others), 0),
+            scored=scored,
+            single=single | ({GENERIC: start} if single else {}),  # the generic model is the largest domain's own
+            fine_tuned=self.jobs.matrix(f"{FINE_TUNED} 0"),
+            curves={rounds: self._curve(rounds) for rounds in self.size.rounds},
+            movement=self._movement(),
+            signatures=site.task.signatures,  # type: ignore[attr-defined]
+        )
+
+    def _scored(self, name: str, seed: int) -> Scored:
+        job = f"{name} {seed}"
+        outcome = self.jobs.result(job)
+        own, sent = own_scores(outcome.folder) or outcome.metrics, uplink(outcome.folder)
+        if not translation_tables.pulled(name):
+            return Scored(outcome.metrics, own, outcome.metrics, sent)
+        matrix = self.jobs.matrix(job)
+        if not self.sources.keys() <= matrix.keys():  # clients without models of their own
+            return Scored(outcome.metrics, own, matrix[SHARED], sent)
+        others = {d: _mean([matrix[silo][d] for silo in self.sources if silo != d]) for d in self.sources}
+        return Scored(outcome.metrics if SHARED in matrix else {}, own, others, sent)
+
+    def _curve(self, rounds: int) -> list[float]:
+        """Figure 3: the smallest domain's validation loss, look by look."""
+        name = SERVER if rounds == self.size.rounds[0] else f"{rounds} rounds"
+        query = "select value from metrics where split='valid' and grp='UB' and metric='loss' order by round"
+        return [value for (value,) in _select(self.folder(name), query)]
+
+    def _movement(self) -> dict[str, dict[str, list[float]]]:
+        """Figure 1: how far each tensor of three clients moved between its last two rounds, by side."""
+        name = "DP_l, literal" if "DP_l, literal" in self.variants else "DP_l"
+        ledger = Ledger(self.folder(name))
+        found: dict[str, dict[str, list[float]]] = ledger.facts().get("movement", {})
+        ledger.close()
+        return {client: found[client] for client in list(self.sources)[:3] if client in found}
+
+
+def federation(
+    sources: domains.Sources,
+    size: Size,
+    path: str,
+    seed: int,
+    kind: str = "federated",
+    rounds: int | None = None,
+    steps: int | None = None,
+    share: float = 1.0,
+    fresh: bool = False,
+    curve: bool = False,
+    added: Sequence[int] = (),
+    **changes: Any,
+) -> Federation:
+    """``share``: of the clients' steps, for baselines that make as many in all as one client. ``path`` "": from
+    nothing, with a vocabulary that the silos build. ``curve``: look at validation data as often as rounds are few."""
+    rounds = size.rounds[0] if rounds is None else rounds
+    steps = size.steps if steps is None else steps
+    adam = {
+        "optimizer": "adam",
+        "lr": size.rate(kind),
+        "betas": [0.9, 0.98],
+        "batch": size.batch,
+        "keep_optimizer": True,
+    }
+    if fresh:
+        adam["lr"] = size.generic_lr
+    given = {"path": path, "fresh": fresh} | ({"added": added} if added else {})
+    samples = max(1, round(steps * size.batch * share / rounds))
+    settings: dict[str, Any] = {
+        "name": kind,
+        "kind": kind,
+        "seed": seed,
+        "task": {"name": "translate", "beams": size.beams},
+        "model": given if path else size.preset,
+        "tokenizer": {} if path else {"size": size.vocabulary, "minimum": 2},
+        "data": {"max_length": size.length, "broken": 1.0 if size.brief else 0.2},
+        "silos": sources,
+        "order": list(CHAIN),
+        "rounds": rounds,
+        "train": adam | {"samples": {"floor": samples, "replace": False}},
+        "baseline": adam,
+        "aggregate": {"weights": "uniform"},
+        "evaluate": {"every": max(1, rounds // size.rounds[0]) if curve else rounds, "share": 1.0},
+        "checkpoint": {"every": 1, "keep": 1},  # silos forget what is older: their optimisers are large
+    }
+    return parse(settings | changes)
+
+
+def own_scores(folder: Path) -> dict[str, dict[str, float]]:
+    """Of clients' own models on their own domains, where a run has noted them."""
+    ledger = Ledger(folder)
+    try:
+        return ledger.final(f"{OWN} test")
+    finally:
+        ledger.close()
+
+
+def uplink(folder: Path) -> int:
+    [(received,)] = _select(folder, "select coalesce(sum(received), 0) from traffic")
+    return int(received)
+
+
+def validation(outcome: Outcome) -> float:
+    """The mean over domains of the last validation loss."""
+    query = (
+        "select value from metrics where split='valid' and metric='loss' and round="
+        "(select max(round) from metrics where split='valid')"
+    )
+    return fmean(value for (value,) in _select(outcome.folder, query))
+
+
+def _select(folder: Path, query: str) -> list[tuple[Any, ...]]:
+    ledger = Ledger(folder)
+    try:
+        return ledger.select(query)
+    finally:
+        ledger.close()
+
+
+def _mean(several: list[Mapping[str, float]]) -> dict[str, float]:
+    return {key: fmean(one[key] for one in several) for key in several[0]}

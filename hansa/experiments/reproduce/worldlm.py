@@ -1,0 +1,237 @@
+"""WorldLM (Iacob et al., 2024): Tables 1 to 4 and Figure 4, on real text.
+
+Seven nodes, a root, two regions and four leaves, in three layouts: languages (fr + it, uk + bg), genres of English
+(general text, medical text) and equal parts of French. Every method spends the same sequential steps from the same
+start, with the same local optimiser at a constant rate and its state kept. Every method is scored twice: a node's
+*own* model after its last steps, and the one *global* model at the root; both on the leaves' test sets.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from hansa.config.federation import Federation
+from hansa.config.file import parse
+from hansa.core.errors import RunFailed
+from hansa.experiments.reproduce import Asked, Reproduction
+from hansa.experiments.reproduce.jobs import Jobs
+from hansa.experiments.reproduce.trees import Layout, lay_out, shape
+from hansa.experiments.reproduce.worldlm_tables import Figures, claims_of, curve_of, tables_of
+from hansa.privacy.dp.updates import spent
+from hansa.report import html
+from hansa.runs.run import Outcome
+
+LOOK = 0.1  # of the test data, after every pass
+NODES = 7
+STAGES = 3  # root, regions, leaves: sequential steps of one pass over the tree, in units of one node's
+
+
+@dataclass(frozen=True)
+class Size:
+    rounds: int  # passes over the tree
+    steps: int  # of each node in each
+    batch: int
+    length: int
+    vocabulary: int
+    blocks: int
+    width: int
+    lr: float
+    seeds: tuple[int, ...]
+
+
+SIZES = {
+    "smoke": Size(1, 2, 4, 24, 400, 3, 16, 2e-3, (0,)),
+    "small": Size(3, 45, 16, 48, 2500, 3, 64, 2e-3, (0, 1, 2)),
+    "full": Size(21, 500, 256, 2048, 250_000, 3, 896, 8e-4, (0, 1, 2)),
+}
+
+MOMENTUM = {"optimizer": "momentum", "lr": 0.2, "momentum": 0.9}
+PLAIN = {"optimizer": "sgd", "lr": 1.0}
+PRIVATE = {"sigma": 0.5, "among": NODES}  # noise of σ·C/7
+DP_LEAVES = ("fr", "it")
+LIAR = "uk"
+POISONS: dict[str, dict[str, Any]] = {
+    "flipped": {"kind": "sign-flip"},
+    "flipped ×3": {"kind": "sign-flip", "factor": 3},
+    "×100": {"kind": "scale", "factor": 100},
+}
+SHOWN = ("WorldLM", "FL", "HierFAVG", "WorldLM, DP", "FL, DP", "WorldLM, wrong tree")  # in the report, and Figure 4
+TREE, FLAT, POOLED, ALONE, SWAPPED = "tree", "flat", "pooled", "alone", "swapped"
+
+
+def worldlm(server: Mapping[str, Any] = MOMENTUM, **method: Any) -> dict[str, Any]:
+    return {"method": {"name": "worldlm", **method}, "server": server}
+
+
+def rival(name: str, server: Mapping[str, Any] = PLAIN, **method: Any) -> dict[str, Any]:
+    return {"method": {"name": name, **method}, "server": server}
+
+
+# Where WorldLM is strongest here: no momentum, similarity of what moved, no residual back to its sender.
+OURS = worldlm(PLAIN, similarity="moved", back=False)
+ALL_ALONE = {"method": {"name": "alone"}}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A layout, how its nodes stand, and what is set; run with every seed, or with the first ``once``."""
+
+    settings: Mapping[str, Any]
+    layout: str = "languages"
+    stand: str = TREE
+    leaves: Mapping[str, Any] | None = None
+    stages: int = STAGES  # of one pass, where nodes do not stand in a tree
+    once: bool = False
+
+
+def jobs_of() -> dict[str, Job]:
+    """Everything that is run, by name. What no claim rests on is run once."""
+    found = {
+        "WorldLM": Job(worldlm()),
+        "WorldLM, ours": Job(OURS),
+        "HierFAVG": Job(rival("hierfavg")),
+        "FL": Job(rival("hierfavg", MOMENTUM), stand=FLAT),
+        "FedPer": Job(rival("fedper")),
+        "central": Job(rival("hierfavg"), stand=POOLED),
+        "central, as many tokens": Job(rival("hierfavg"), stand=POOLED, stages=NODES),
+        "no key layers": Job(rival("hierfavg", MOMENTUM)),
+        "no residuals": Job(worldlm(residuals=0)),
+        "server lr 1": Job(worldlm(PLAIN)),
+        "local, unbounded data": Job(ALL_ALONE, "everything", ALONE, once=True),
+        "moved": Job(worldlm(similarity="moved"), once=True),
+        "no way back": Job(worldlm(back=False), once=True),
+        "server lr 1, moved": Job(worldlm(PLAIN, similarity="moved"), once=True),
+        "WorldLM, wrong tree": Job(worldlm(), stand=SWAPPED, once=True),
+    }
+    return found | _private() | _layouts() | _lies()
+
+
+def _private() -> dict[str, Job]:
+    def at(**settings: Any) -> dict[str, Any]:
+        return {leaf: {"privacy": settings} for leaf in DP_LEAVES}
+
+    flat = rival("hierfavg", MOMENTUM)
+    return {
+        "WorldLM, DP": Job(worldlm(), leaves=at(**PRIVATE)),
+        "FL, DP": Job(flat, stand=FLAT, leaves=at(**PRIVATE)),
+        "no key layers, DP": Job(flat, leaves=at(**PRIVATE)),
+        "WorldLM, DP shrunk": Job(worldlm(), leaves=at(**PRIVATE, shrink=True), once=True),
+        "WorldLM, DP to the letter": Job(worldlm(), leaves=at(sigma=PRIVATE["sigma"]), once=True),
+    }
+
+
+def _layouts() -> dict[str, Job]:
+    found = {}
+    for layout in ("genres", "iid"):
+        found[f"WorldLM, {layout}"] = Job(worldlm(), layout, once=True)
+        found[f"FL, {layout}"] = Job(rival("hierfavg", MOMENTUM), layout, FLAT, once=True)
+        found[f"central, {layout}"] = Job(rival("hierfavg"), layout, POOLED, once=True)
+    found["local, genres"] = Job(ALL_ALONE, "genres", ALONE, once=True)
+    return found
+
+
+def _lies() -> dict[str, Job]:
+    found = {
+        "WorldLM, filter": Job(worldlm(filter={}), once=True),
+        "WorldLM, filter by keys": Job(worldlm(filter={"by": "keys"}), once=True),
+    }
+    for kind, poison in POISONS.items():
+        lie: dict[str, Any] = {"simulate": {"poison": {LIAR: poison}}}
+        found[f"WorldLM, {kind}, filter"] = Job(worldlm(filter={}) | lie, once=kind == "flipped ×3")
+        found[f"HierFAVG, {kind}"] = Job(rival("hierfavg") | lie, once=kind == "flipped ×3")
+        if kind != "flipped ×3":
+            found[f"WorldLM, {kind}"] = Job(worldlm() | lie, once=True)
+    lie = {"simulate": {"poison": {LIAR: POISONS["×100"]}}}
+    found["WorldLM, ×100, filter by keys"] = Job(worldlm(filter={"by": "keys"}) | lie, once=True)
+    median = {"aggregate": {"weights": "uniform", "rule": "median"}}
+    found["WorldLM, ×100, median"] = Job(worldlm() | median | lie, once=True)
+    return found
+
+
+def federation(name: str, job: Job, layout: Layout, size: Size, path: str, seed: int) -> Federation:
+    grown = job.stand in (TREE, SWAPPED)
+    stages = 1 if grown else job.stages  # the others have one stage where a tree has three
+    rounds = size.rounds * stages
+    if grown:
+        nodes = (layout.swapped() if job.stand == SWAPPED else layout).tree(job.leaves or {})
+    else:
+        nodes = layout.flat(job.leaves or {}) if job.stand == FLAT else getattr(layout, job.stand)()
+    return parse(
+        {
+            "name": "".join(c if c.isalnum() else "-" for c in f"{name} {seed}"),
+            "seed": seed,
+            "task": "causal-lm",
+            "model": {"path": path, "fresh": True},
+            "data": {"max_length": size.length, "valid": 0.0, "test": 0.0},
+            "rounds": rounds,
+            "train": {
+                "optimizer": "adamw",
+                "lr": size.lr,
+                "betas": [0.9, 0.95],
+                "batch": size.batch,
+                "samples": {"floor": size.steps * size.batch, "replace": False},
+                "keep_optimizer": True,
+            },
+            "aggregate": {"weights": "uniform"},
+            "evaluate": {"every": stages, "share": LOOK},
+            "checkpoint": {"every": rounds},
+            **nodes,
+            **(job.settings or {}),
+        }
+    )
+
+
+def reproduce(asked: Asked) -> Reproduction:
+    asked.need_text()
+    asked.refuse("worldlm", "encoder", "model", "tune")
+    began, size = perf_counter(), SIZES[asked.scale]
+    asked.say("laying out the trees")
+    layouts = lay_out(asked.data, asked.out / "data")
+    paths = {name: start(layouts, name, asked.out / "start", size) for name in ("everything", "genres", "iid")}
+    paths["languages"] = paths["everything"]
+    planned = jobs_of()
+    seeds = {name: size.seeds[:1] if job.once else size.seeds for name, job in planned.items()}
+    with Jobs(asked.out, asked.say, asked.scale != "smoke") as jobs:
+        for seed in size.seeds:
+            for name, job in planned.items():
+                if seed in seeds[name]:
+                    file = federation(name, job, layouts[job.layout], size, paths[job.layout], seed)
+                    jobs.start(f"{name} {seed}", file, workers=0)
+        outcomes = {name: [_result(jobs, f"{name} {seed}") for seed in seeds[name]] for name in planned}
+    found = {name: Figures.of(outcome, layouts[planned[name].layout].leaves) for name, outcome in outcomes.items()}
+    first = {name: outcome[0] for name, outcome in outcomes.items() if outcome[0]}
+    private = federation("price", planned["WorldLM, DP"], layouts["languages"], size, paths["languages"], 0)
+    claims = claims_of(found, price(private))
+    curves = {name: curve_of(first[name].folder) for name in SHOWN if name in first}
+    tables = tables_of(found, curves, len(size.seeds))
+    report = html.write(
+        [(name, first[name].folder) for name in SHOWN if name in first],
+        asked.out / "report.html",
+        "WorldLM: federations of federations",
+        [claim.line for claim in claims],
+        tables,
+    )
+    return Reproduction("worldlm", asked.scale, tables, claims, report, perf_counter() - began)
+
+
+def _result(jobs: Jobs, name: str) -> Outcome | None:
+    """None of a run that a liar or noise has broken: its updates were no longer numbers."""
+    try:
+        return jobs.result(name)
+    except RunFailed:
+        return None
+
+
+def start(layouts: Mapping[str, Layout], name: str, folder: Path, size: Size) -> str:
+    """Tokeniser and shape, from the training texts of a layout."""
+    files = [Path(source["train"]) for source in layouts[name].sources.values()]
+    rows = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    return shape(folder / name, rows, size.vocabulary, size.length, size.blocks, size.width)
+
+
+def price(federation: Federation) -> str:
+    """What a private leaf's updates cost; all pay the same."""
+    return next(iter(spent(federation, federation.rounds).values())).line

@@ -1,0 +1,339 @@
+"""WorldLM's tables and claims, from the figures of `hansa reproduce worldlm`, beside the paper's."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any
+
+from hansa.experiments.reproduce import Claim, Table
+from hansa.report.charts import short
+from hansa.runs.ledger import OWN, Ledger
+from hansa.runs.run import Outcome
+
+# Tables 1 to 4 of the paper; of Table 4, the average improvement over FL.
+TABLE_1 = {
+    "WorldLM": "80.47 ± 68.53", "FL": "153.27 ± 95.47", "HierFAVG": "149.00 ± 95.55", "FedPer": "269.85 ± 129.00",
+    "local, unbounded data": "45.47 ± 31.13", "central": "72.21 ± 49.78",
+}  # fmt: skip
+TABLE_2 = {
+    "genres": {
+        "WorldLM": "73.82 ± 44.18",
+        "FL": "107.31 ± 52.50",
+        "local": "40.66 ± 25.28",
+        "central": "85.81 ± 24.42",
+    },
+    "iid": {"WorldLM": "167.31 ± 2.92", "FL": "145.32 ± 3.53", "local": "–", "central": "67.01 ± 1.67"},
+}
+TABLE_3 = {"WorldLM": ("73.82", "101.78", "140.05"), "FL": ("107.31", "724.56", "107.31")}
+TABLE_4 = {"WorldLM": "+4.49%", "HierFAVG": "+2.81%", "FedPer": "−0.48%", "local, unbounded data": "−0.37%"}
+PARTS = (
+    "no key layers",
+    "no residuals",
+    "server lr 1",
+    "moved",
+    "no way back",
+    "server lr 1, moved",
+)
+LIES = ("flipped", "flipped ×3", "×100")
+BREAKS = 1.5  # times the honest perplexity
+
+Found = Mapping[str, "Figures"]
+Curve = Mapping[str, Sequence[float]]  # own or global → mean perplexity after each pass
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of one method, by seed: perplexities by leaf or node, and next-token accuracy and bits per byte of own models."""
+
+    own: list[dict[str, float]]  # every leaf's own model on its own test set
+    nodes: list[dict[str, float]]  # the same of all seven nodes
+    shared: list[dict[str, float]]  # the one global model on every leaf's test set
+    accuracy: list[dict[str, float]]
+    bits: list[dict[str, float]]
+
+    @staticmethod
+    def of(outcomes: Sequence[Outcome | None], leaves: Sequence[str]) -> "Figures":
+        broken = {leaf: {"perplexity": inf, "accuracy": 0.0, "bits_per_byte": inf} for leaf in leaves}
+        own = [_own(outcome, leaves) if outcome else broken for outcome in outcomes]
+        shared = [outcome.metrics if outcome else broken for outcome in outcomes]
+
+        def values(found: Sequence[Mapping[str, Mapping[str, float]]], metric: str, names: Sequence[str] = ()) -> Any:
+            return [{n: m[metric] for n, m in one.items() if n in names or not names} for one in found]
+
+        return Figures(
+            values(own, "perplexity", leaves),
+            values(own, "perplexity"),
+            values(shared, "perplexity", leaves),
+            values(own, "accuracy", leaves),
+            values(own, "bits_per_byte", leaves),
+        )
+
+    @property
+    def first(self) -> "Figures":
+        """Of the first seed alone: what else was run once is held against that."""
+        return Figures(self.own[:1], self.nodes[:1], self.shared[:1], self.accuracy[:1], self.bits[:1])
+
+    def mean(self, which: str) -> float:
+        """Over leaves and seeds."""
+        return fmean(fmean(one.values()) for one in getattr(self, which))
+
+    def spread(self, which: str) -> float:
+        """Of the mean over leaves, between seeds."""
+        means = [fmean(one.values()) for one in getattr(self, which)]
+        return deviation(means)
+
+    def brief(self, which: str) -> str:
+        """Mean over leaves and seeds, and of several seeds the spread between them."""
+        spread = f" (±{short(self.spread(which))})" if len(self.own) > 1 else ""
+        return f"{short(self.mean(which))}{spread}"
+
+    def text(self, which: str) -> str:
+        """Mean ± standard deviation over nodes, as the paper prints it."""
+        spread = fmean(deviation(list(one.values())) for one in getattr(self, which))
+        return f"{short(self.mean(which))} ± {short(spread)}"
+
+
+def deviation(values: Sequence[float]) -> float:
+    return pstdev(values) if inf not in values else inf
+
+
+def _own(outcome: Outcome, leaves: Sequence[str]) -> dict[str, dict[str, float]]:
+    """By node; where a run has no models but one, or nothing but own ones, its scores by language."""
+    ledger = Ledger(outcome.folder)
+    own = ledger.final(f"{OWN} test")
+    ledger.close()
+    return own if set(leaves) <= set(own) else outcome.metrics
+
+
+def curve_of(folder: Path) -> Curve:
+    """How a run went: mean perplexity of all nodes' own models and of the global model, after every pass."""
+    ledger = Ledger(folder)
+    query = (
+        "select split like ?1, avg(value) from metrics where metric='perplexity' and share < 1.0 "
+        "group by split, round order by round"
+    )
+    found: dict[str, list[float]] = {"own": [], "global": []}
+    for own, value in ledger.select(query, f"{OWN} %"):
+        found["own" if own else "global"].append(value)
+    ledger.close()
+    return found
+
+
+# ── tables ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def tables_of(found: Found, curves: Mapping[str, Curve], seeds: int) -> list[Table]:
+    once = f"Marked ¹: one seed; all others: {seeds}." if seeds > 1 else ""
+    tables = [table_1, table_2, table_3, table_4]
+    return [table(found, once) for table in tables] + [figure_4(curves), parts(found, once), lies(found, once)]
+
+
+def named(found: Found, name: str, shown: str = "") -> str:
+    """A row's name; marked where fewer seeds were run than of WorldLM itself."""
+    return (shown or name) + ("¹" if len(found[name].own) < len(found["WorldLM"].own) else "")
+
+
+def table_1(found: Found, once: str) -> Table:
+    rows = [
+        [named(found, n), *(found[n].text(which) for which in ("own", "shared", "nodes")), TABLE_1.get(n, "–")]
+        for n in (*TABLE_1, "central, as many tokens", "WorldLM, ours")
+    ]
+    note = (
+        "Own: each leaf's own model after its last steps; global: the root's model on the same test sets; mean ± "
+        "deviation over leaves. The paper compares WorldLM's own models, of all nodes, with the others' global model. "
+        "Central has as many sequential steps as the tree, or, as many tokens, as many steps as all nodes of the tree "
+        f"together. {once}"
+    )
+    return Table("Table 1: perplexity on the language tree", ["", "own", "global", "own, 7 nodes", "paper"], rows, note)
+
+
+def table_2(found: Found, once: str) -> Table:
+    rows = []
+    for layout, paper in TABLE_2.items():
+        for method, published in paper.items():
+            name = f"{method}, {layout}"
+            if name not in found:
+                rows.append([f"{layout}: {method}", "–", "–", published])
+                continue
+            texts = [found[name].text(which) for which in ("own", "shared")]
+            rows.append([named(found, name, f"{layout}: {method}"), *texts, published])
+    columns = ["", "own", "global", "paper"]
+    return Table("Table 2: perplexity on genres of one language, and on equal parts", columns, rows, once)
+
+
+def table_3(found: Found, once: str) -> Table:
+    names = {"clean": "{}", "DP": "{}, DP", "DP shrunk": "{}, DP shrunk", "wrong tree": "{}, wrong tree"}
+    rows = []
+    for method, which, published in (
+        ("WorldLM", "own", TABLE_3["WorldLM"]),
+        ("WorldLM", "nodes", ()),
+        ("no key layers", "own", ()),
+        ("no key layers", "nodes", ()),
+        ("FL", "shared", TABLE_3["FL"]),
+        ("FL", "own", ()),
+    ):
+        cells = [found[n].brief(which) if (n := form.format(method)) in found else "–" for form in names.values()]
+        what = {"own": "leaves' own", "nodes": "all nodes' own", "shared": "global"}[which]
+        rows.append([f"{method}, {what}", *cells, *(published or ("–",) * 3)])
+    letter = found["WorldLM, DP to the letter"].brief("own")
+    note = (
+        "DP at fr and it with noise σ·C/7, σ = 0.5; shrunk: the noisy update is then cut to the length of what can be "
+        f"signal in it (`privacy.shrink`, ours). To the letter, with σ·C on every coordinate, WorldLM's leaves are at "
+        f"{letter}. Shrunk, to the letter and wrong tree: one seed. {once}"
+    )
+    columns = ["", *names, "paper clean", "paper DP", "paper wrong tree"]
+    return Table("Table 3: privacy and a wrong tree", columns, rows, note)
+
+
+def table_4(found: Found, once: str) -> Table:
+    base = found["FL"].mean("accuracy")
+    rows = []
+    for name in ("WorldLM", "WorldLM, ours", "FL", "HierFAVG", "FedPer", "local, unbounded data", "central"):
+        accuracy, bits = found[name].mean("accuracy"), found[name].mean("bits")
+        against = f"{accuracy / base - 1:+.2%}"
+        rows.append([named(found, name), f"{accuracy:.4f}", against, f"{bits:.3f}", TABLE_4.get(name, "–")])
+    note = (
+        "In place of few-shot tasks, which models of this size cannot do: own models, next-token accuracy against FL's "
+        f"(paper: the average over five kinds of tasks, against FL's). {once}"
+    )
+    columns = ["", "accuracy", "against FL", "bits per byte", "paper"]
+    return Table("Table 4: accuracy and bits per byte", columns, rows, note)
+
+
+def figure_4(curves: Mapping[str, Curve]) -> Table:
+    """First seed; the report draws it by language."""
+    passes = max(len(curve) for by in curves.values() for curve in by.values())
+    rows = [
+        [f"{name}, {which}", *map(short, curve), *["–"] * (passes - len(curve))]
+        for name, by in curves.items()
+        for which, curve in by.items()
+        if curve
+    ]
+    note = "First seed, a tenth of the test data; own: mean over all nodes."
+    columns = ["", *(f"after {n}" for n in range(passes))]
+    return Table("Figure 4: mean perplexity after passes over the tree", columns, rows, note)
+
+
+def parts(found: Found, once: str) -> Table:
+    names = ("WorldLM", "WorldLM, ours", *PARTS, "HierFAVG", "FedPer", "FL")
+    rows = [
+        [named(found, n), found[n].brief("own"), short(found[n].first.mean("own")), found[n].brief("shared")]
+        for n in names
+    ]
+    note = (
+        "WorldLM as published, changed in one thing each; ours: server lr 1, similarity of what moved, and no way back "
+        f"for residuals. In brackets: deviation between seeds. {once}"
+    )
+    columns = ["", "own", "own, first seed", "global"]
+    return Table("Own against own, and what each part earns", columns, rows, note)
+
+
+def lies(found: Found, once: str) -> Table:
+    forms = ("WorldLM, {}, filter", "WorldLM, {}, filter by keys", "WorldLM, {}, median", "WorldLM, {}", "HierFAVG, {}")
+
+    def cell(name: str) -> str:
+        if name not in found:
+            return "–"
+        if inf in found[name].own[0].values():
+            return named(found, name, "no model left")
+        return f"{named(found, name, found[name].brief('own'))} / {found[name].brief('shared')}"
+
+    honest = [
+        *(cell(f"WorldLM, {how}") for how in ("filter", "filter by keys")),
+        "–",
+        cell("WorldLM"),
+        cell("HierFAVG"),
+    ]
+    rows = [["clean", *honest], *([kind, *(cell(form.format(kind)) for form in forms)] for kind in LIES)]
+    columns = ["", "WorldLM, filter", "filter by keys", "median", "WorldLM", "HierFAVG"]
+    return Table("One liar of four (uk): own / global perplexity", columns, rows, once)
+
+
+# ── claims ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def claims_of(found: Found, price: str) -> list[Claim]:
+    return [*_tree_claims(found), _privacy_claim(found, price), *_poison_claims(found)]
+
+
+def _tree_claims(found: Found) -> Iterator[Claim]:
+    own, hier, flat = found["WorldLM"].mean("own"), found["HierFAVG"].mean("shared"), found["FL"].mean("shared")
+    yield Claim(
+        "WorldLM's own models are below HierFAVG's and FL's global model",
+        own < min(hier, flat),
+        f"WorldLM {short(own)}, HierFAVG {short(hier)}, FL {short(flat)}",
+        "80.47, 149.00, 153.27",
+    )
+    steps, tokens = found["central"].mean("shared"), found["central, as many tokens"].mean("shared")
+    yield Claim(
+        "WorldLM is within a tenth of central training, on as many steps and on as many tokens",
+        own <= 1.1 * min(steps, tokens),
+        f"{short(own)} / {short(steps)}, {short(tokens)}",
+        "80.47 / 72.21",
+    )
+    yield _own_claim(found)
+    wrong, right = found["WorldLM, wrong tree"], found["WorldLM"].first
+    yield Claim(
+        "a wrong tree costs WorldLM something",
+        wrong.mean("nodes") > right.mean("nodes"),
+        f"all nodes {short(right.mean('nodes'))} to {short(wrong.mean('nodes'))}, "
+        f"leaves {short(right.mean('own'))} to {short(wrong.mean('own'))}",
+        "73.82 to 140.05",
+    )
+    tree, flat_iid = found["WorldLM, iid"], found["FL, iid"]
+    yield Claim(
+        "on equal parts there is no gain, own against own and global against global",
+        all(tree.mean(which) >= flat_iid.mean(which) for which in ("own", "shared")),
+        ", ".join(
+            f"{what} {short(tree.mean(which))} / {short(flat_iid.mean(which))}"
+            for what, which in (("own WorldLM / FL", "own"), ("global", "shared"))
+        ),
+        "167.31, 145.32",
+    )
+
+
+def _own_claim(found: Found) -> Claim:
+    best = found["WorldLM, ours"]
+    rivals = {name: found[name] for name in ("HierFAVG", "FL", "FedPer")}
+    strongest = min(rivals, key=lambda name: rivals[name].mean("own"))
+    spread = max(best.spread("own"), rivals[strongest].spread("own"))
+    others = ", ".join(f"{name} {short(figures.mean('own'))}" for name, figures in rivals.items())
+    return Claim(
+        "own against own, WorldLM with our settings wins or ties with every rival, within the spread of the seeds",
+        best.mean("own") <= rivals[strongest].mean("own") + spread,
+        f"{short(best.mean('own'))} / {others}, spread {short(spread)}; "
+        f"as published {short(found['WorldLM'].mean('own'))}",
+        "not shown",
+    )
+
+
+def _privacy_claim(found: Found, price: str) -> Claim:
+    def growth(name: str, which: str) -> float:
+        return found[f"{name}, DP"].mean(which) / found[name].mean(which) - 1
+
+    tree, flat = growth("WorldLM", "own"), growth("FL", "shared")
+    shrunk = found["WorldLM, DP shrunk"].mean("nodes") / found["WorldLM"].first.mean("nodes") - 1
+    return Claim(
+        "with two private leaves WorldLM grows by less than half of what FL's global model grows by",
+        tree < flat / 2,
+        f"WorldLM's leaves {tree:+.0%}, all its nodes {growth('WorldLM', 'nodes'):+.0%} (shrunk {shrunk:+.0%}), "
+        f"FL {flat:+.0%}, the tree without key layers {growth('no key layers', 'own'):+.0%}; {price}",
+        "+38%, +575%",
+    )
+
+
+def _poison_claims(found: Found) -> Iterator[Claim]:
+    for kind in LIES:
+        kept, lied = found[f"WorldLM, {kind}, filter"], found[f"HierFAVG, {kind}"]
+        clean, honest = found["WorldLM"], found["HierFAVG"]
+        if len(kept.own) < len(clean.own):
+            clean, honest = clean.first, honest.first
+        broken = max(lied.mean(which) / honest.mean(which) for which in ("own", "shared"))
+        yield Claim(
+            f"one leaf of four {kind}: WorldLM with the filter is within 5% of clean, HierFAVG without it breaks",
+            kept.mean("own") <= 1.05 * clean.mean("own") and broken > BREAKS,
+            f"WorldLM {short(clean.mean('own'))} to {short(kept.mean('own'))}, HierFAVG times {short(broken)}",
+            "open",
+        )

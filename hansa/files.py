@@ -1,0 +1,46 @@
+"""TODO docstring."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from hansa.core.errors import RunFailed
+
+
+@contextmanager
+def atomically(folder: Path) -> Iterator[Path]:
+    """Write a folder under another name, then rename it: it is there whole, or not at all."""
+    draft: Path | None = None
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".draft-"))
+        yield draft
+        for file in draft.rglob("*"):
+            if file.is_file():
+                _sync(file)
+        if folder.exists():
+            shutil.rmtree(folder)
+        draft.chmod(0o755)
+        draft.rename(folder)
+        _sync(folder.parent)
+    except (OSError, SafetensorError) as error:
+        raise RunFailed(
+            f"{folder} could not be written ({error}); what was written before is intact: "
+            "make room, or the disk writable, then continue with --resume"
+        ) from None
+    finally:
+        if draft is not None:  # nothing is there any more if all went well
+            shutil.rmtree(draft, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,252 @@
+"""What one silo's update gives away of the texts it was trained on, with defences off and on.
+
+Two ways to read tokens from an update θ − θᵢ, neither of which needs an optimiser:
+
+    rows    a token's row of the embedding table moves only if the token was there (or, where the table also gives the
+            output, moves most): rank tokens by the norm of their row
+    span    the gradient of a linear layer is Σ δₜ·xₜᵀ over the vectors x it got, so it lies in their span, as long as
+            they are fewer than its width: take the first such layers, whose xs are known for every token and position,
+            and rank tokens by how far their xs lie off the span (Petrov et al., 2024, DAGER: its first step); it needs
+            steps along the gradient: Adam's, which are its signs, hide the span
+
+*Recovered* is the share of the distinct ordinary tokens of the texts that are among as many best-ranked tokens. Beside
+it stands what the most frequent tokens of the silo would reach: silos use few tokens often.
+
+The update is worked out anew from the run's own start, as round 1 would send it; the run itself is not touched.
+"""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from hansa.client.release_log import releases
+from hansa.client.runtime import Site
+from hansa.client.silo import Silo
+from hansa.client.state import Memory
+from hansa.config.nodes import leaves
+from hansa.config.sections import Privacy, Upload
+from hansa.core.errors import RunFailed, UserError, did_you_mean
+from hansa.core.messages import Lost, Train
+from hansa.core.model_parts import block_lists
+from hansa.core.tensors import Tensors
+from hansa.privacy.attacks.hits import CLEARLY, Frequencies
+from hansa.privacy.attacks.victim import kinds_in, ways
+from hansa.privacy.dp.accounting import epsilon
+from hansa.privacy.dp.updates import protect
+from hansa.runs.inference import open_run
+
+CLIP = 1.0
+NOISES = (0.001, 0.01, 0.1)  # multiples of the clip
+DELTA = 1e-5
+CHUNK = 256
+ROUNDING = 1.5  # most directions hold nothing but rounding: what is so much above their median is not
+
+
+@dataclass(frozen=True)
+class Defence:
+    name: str
+    adapt: Literal["full", "frozen-embeddings", "lora"] = "full"
+    clip: float | None = None
+    noise: float = 0.0  # its standard deviation, as a multiple of the clip
+
+
+DEFENCES = (
+    Defence("none"),
+    Defence("frozen embeddings", adapt="frozen-embeddings"),
+    Defence("LoRA", adapt="lora"),
+    Defence(f"clipping to {CLIP:g}", clip=CLIP),
+    *(Defence(f"clipping to {CLIP:g}, noise {z:g}×", clip=CLIP, noise=z) for z in NOISES),
+)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """An update as it would leave undefended, the model it started from, and the texts behind it."""
+
+    amount: str
+    tensors: dict[str, Tensor]
+    model: Any
+    texts: list[NDArray[np.int32]]
+    kinds: int  # of token: see victim.py
+
+
+def attack(run: Path, silo: str | None, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+    """Attack one silo's update (the smallest silo's, where none is named) with every defence; the findings."""
+    site = open_run(run)
+    nodes = leaves(site.federation.silos)
+    if silo is not None and silo not in nodes:
+        raise UserError(f"--silo: the run has no silo '{silo}'; {did_you_mean(silo, nodes)}")
+    if site.method.tree is not None or not site.shared.names:
+        raise UserError(
+            f"{run}: with method '{site.method.name}' no silo sends a plain update; gradient inversion attacks "
+            "those of flat federations (fedavg, fedprox, fedkc, …)"
+        )
+    name = silo or min(nodes, key=lambda n: (len(site.silo(n).examples("train")), n))
+    held, special = site.silo(name).examples("train"), site.vocabulary.special
+    frequencies = Frequencies((held[i] for i in range(len(held))), special)
+    say(f"{name} trains on one text, one batch and one round: everything, all but the embeddings, LoRA")
+    sent = {adapt: _updates(site, name, adapt) for adapt in dict.fromkeys(d.adapt for d in DEFENCES)}
+    rows = []
+    for defence in DEFENCES:
+        say(f"attacking {name}, defence: {defence.name}")
+        rows += [_read(one, defence, special, frequencies, site.federation.seed) for one in sent[defence.adapt]]
+    found = {"kind": "gradient-inversion", "silo": name, "vocabulary": int((~special).sum()), "rows": rows}
+    return found | {"reading": reading(found)}
+
+
+def _updates(site: Site, name: str, adapt: str) -> list[Sent]:
+    """What would leave the silo in round 1, undefended, trained on ever more."""
+    federation = site.federation
+    silos = leaves(federation.silos)
+    amounts: dict[str, dict[str, int]] = {
+        "one text": {"batch": 1, "max_batches": 1},
+        f"one batch of {federation.train.batch}": {"max_batches": 1},
+        "one round": {},
+    }
+    changed = {
+        "model": federation.model.model_copy(update={"adapt": adapt}),
+        "record": federation.record.model_copy(update={"updates": True}),
+        "silos": silos | {name: silos[name].model_copy(update={"privacy": None})},
+        "upload": Upload(),
+        "aggregate": None,
+        "secure": None,
+    }
+    found = []
+    for amount, less in amounts.items():
+        training = federation.train.model_copy(update=less)
+        variant = federation.model_copy(update=changed | {"train": training})
+        found.append(_update(Site(variant, site.folder), name, amount))
+    return found
+
+
+def _update(site: Site, name: str, amount: str) -> Sent:
+    with tempfile.TemporaryDirectory() as folder:
+        node = site.federation.silos[name]
+        silo = Silo(name, node, site, Memory(Path(folder) / "silos" / name / "memory"))
+        shared = site.start.only(site.shared.names).copy()
+        reply = silo.answer(Train(1, shared))
+        if isinstance(reply, Lost):
+            raise RunFailed(f"silo '{name}' gives no update to attack: {reply.reason}")
+        [released] = releases(Path(folder), "update")
+        held = silo.examples("train")
+        texts = [held[i] for i in dict.fromkeys(released.notes["samples"])]
+        site.learner.state.write(shared)  # what the attacker knows
+        return Sent(amount, released.tensors, site.learner.model, texts, kinds_in(site))
+
+
+def _read(sent: Sent, defence: Defence, special: NDArray[np.bool_], known: Frequencies, seed: int) -> dict[str, Any]:
+    """How much of an update's texts each attack reads through a defence."""
+    update = sent.tensors
+    if defence.clip is not None:
+        update = clipped(update, defence.clip, defence.noise, seed)
+    true = {int(token) for text in sent.texts for token in text if not special[token]}
+    guesses = {
+        "rows": by_rows(update, sent.model, special),
+        "span": by_span(update, sent.model, special, max(map(len, sent.texts)), sent.kinds),
+        "frequent": [token for token, _ in known.total.most_common(len(true))],
+    }
+    return {
+        "defence": defence.name,
+        "amount": sent.amount,
+        "texts": len(sent.texts),
+        "tokens": len(true),
+        "epsilon": epsilon(defence.noise, 1, DELTA) if defence.noise else None,
+        **{kind: recovered(ranked, true) for kind, ranked in guesses.items()},
+    }
+
+
+def clipped(update: dict[str, Tensor], clip: float, noise: float, seed: int) -> dict[str, Tensor]:
+    """The update with its norm bounded and, where there is noise, blurred as a private silo would (update.py)."""
+    whole = Tensors.of(update)
+    if noise:
+        protect(whole.flat, Privacy(clip=clip, sigma=noise), {}, seed, "audit")
+    else:
+        whole.flat.mul_(min(1.0, clip / max(float(whole.flat.norm()), 1e-30)))
+    return whole.named()
+
+
+def recovered(ranked: Sequence[int] | None, true: set[int]) -> float | None:
+    """None: the update has nothing that this attack could read."""
+    return None if ranked is None else len(set(ranked[: len(true)]) & true) / max(1, len(true))
+
+
+def by_rows(update: dict[str, Tensor], model: Any, special: NDArray[np.bool_]) -> list[int] | None:
+    table = model.get_input_embeddings().weight
+    name = next((n for n, p in model.named_parameters() if p is table), "")
+    if name not in update:
+        return None
+    norms = update[name][: len(special)].norm(dim=1)
+    norms[torch.from_numpy(special)] = 0.0
+    moved = int((norms > 0).sum())
+    return list(norms.argsort(descending=True, stable=True)[:moved].tolist())
+
+
+def by_span(
+    update: dict[str, Tensor], model: Any, special: NDArray[np.bool_], length: int, kinds: int = 1
+) -> list[int] | None:
+    linears = [name for name in _first_linears(model) if f"{name}.weight" in update]
+    if not linears:
+        return None
+    gradients = torch.cat([update[f"{name}.weight"] for name in linears])
+    _, sizes, directions = torch.linalg.svd(gradients, full_matrices=False)
+    span = directions[sizes > ROUNDING * sizes.median()]
+    table = ways(model, len(special), kinds)
+    off = []
+    for start in range(0, len(table), CHUNK):
+        x = _entering(model, linears[0], table[start : start + CHUNK].unsqueeze(1).expand(-1, length, -1))
+        rest = x - x @ span.T @ span
+        off.append((rest.norm(dim=-1) / x.norm(dim=-1)).min(dim=1).values)
+    distance = torch.cat(off).view(-1, len(special)).amin(dim=0).masked_fill(torch.from_numpy(special), torch.inf)
+    return list(distance.argsort(stable=True)[: int((~special).sum())].tolist())
+
+
+def _first_linears(model: Any) -> list[str]:
+    """The linear layers that get what the first of them gets: of attention, query, key and value."""
+    block = f"{block_lists(model)[0]}.0."
+    found = [n for n, m in model.named_modules() if n.startswith(block) and isinstance(m, nn.Linear)]
+    tokens = model.get_input_embeddings().weight.detach()[:2].unsqueeze(0)
+    first = _entering(model, found[0], tokens)
+    return [n for n in found if torch.equal(_entering(model, n, tokens), first)]
+
+
+def _entering(model: Any, name: str, tokens: Tensor) -> Tensor:
+    """What the named module gets of texts given as token embeddings."""
+    passed: list[Tensor] = []
+    module = model.eval().get_submodule(name)
+    handle = module.register_forward_pre_hook(lambda _module, args: passed.append(args[0]))
+    try:
+        with torch.no_grad():
+            model(inputs_embeds=tokens, attention_mask=torch.ones(tokens.shape[:2], dtype=torch.long))
+    finally:
+        handle.remove()
+    return passed[0]
+
+
+def reading(found: dict[str, Any]) -> list[str]:
+    first = found["rows"][0]
+    best = {
+        row["defence"]: max(row["rows"] or 0.0, row["span"] or 0.0)
+        for row in reversed(found["rows"])
+        if row["amount"] == first["amount"]
+    }
+    lines = [
+        f"From an update of {found['silo']} trained on one text, {best['none']:.1%} of its {first['tokens']} different "
+        f"tokens can be read; knowing only which tokens are frequent names {first['frequent']:.1%}."
+    ]
+    if first["frequent"] > 1 - 2 * CLEARLY:
+        return [*lines, "So few different tokens are in it that this says nothing about defences: attack longer texts."]
+    weak = [name for name, share in reversed(best.items()) if name != "none" and share > first["frequent"] + CLEARLY]
+    strong = [name for name in reversed(best) if name != "none" and name not in weak]
+    if weak:
+        lines.append(f"Not enough against that: {'; '.join(weak)}.")
+    if strong:
+        lines.append(f"Left these attacks with no more than frequent tokens give: {'; '.join(strong)}.")
+    lines.append("Other attacks may read more; a defence that withstood these two is not proven by it.")
+    return lines

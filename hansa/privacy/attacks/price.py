@@ -1,0 +1,160 @@
+"""What a defence of exchanged centroids costs, and what it leaves to an attacker: the same federation, run with each.
+
+Defences are the member floor (smaller clusters, and positions that fewer texts reach, are withheld) and noise
+(release.py). Every run records what its silos told, and embedding inversion, the stronger of our attacks, is set on it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from hansa.client.release_log import releases
+from hansa.config.checks import check
+from hansa.config.federation import Federation
+from hansa.config.plugins import load_plugins
+from hansa.core.errors import UserError
+from hansa.core.method import METHODS
+from hansa.core.settings import Named
+from hansa.methods.centroid_noise import spent
+from hansa.privacy.attacks import centroids as leak
+from hansa.report import audit, html
+from hansa.runs.callbacks import Watcher
+from hansa.runs.run import run
+
+FLOORS = (5, 20, 50)
+NOISES = (0.01, 0.1, 1.0)
+CENTROIDS = 16  # attacked in each run
+NONE = "none"
+NOTHING: dict[str, Any] = {"same": 0.0, "rare": None, "same_frequent": None}
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One defence: what it is called, the federation with it, and its runs, one for each seed."""
+
+    defence: str
+    federation: Federation
+    folders: Sequence[Path]
+    scores: Sequence[float]
+
+
+def price(
+    federation: Federation, seeds: int, out: Path, workers: int | None, watch: Callable[[str], Watcher]
+) -> dict[str, Any]:
+    """Run every defence with so many seeds; the findings as plain values, kept with the first run."""
+    load_plugins(federation.uses)
+    defended = defences(federation)
+    for one in defended.values():
+        check(one)
+    tried = []
+    for name, one in defended.items():
+        folders, scores = [], []
+        for seed in range(federation.seed, federation.seed + seeds):
+            folder = out / f"{name.replace(' ', '-')}-{seed}"
+            outcome = run(one.model_copy(update={"seed": seed}), folder, workers=workers, watcher=watch(folder.name))
+            scores.append(html.average(outcome.metrics, html.see(folder).task.headline) or 0.0)
+            folders.append(folder)
+        tried.append(Tried(name, one, folders, scores))
+    metric = html.see(tried[0].folders[0]).task.headline
+    found = findings(metric, tried, {"floor": (NONE, "floor"), "noise": (NONE, "noise")})
+    audit.keep(tried[0].folders[0], found)
+    runs = [(folder.name, folder) for one in tried for folder in one.folders]
+    html.write(runs, out / "report.html", f"{federation.name}: the price of defences")
+    return found
+
+
+def findings(
+    metric: str, tried: Sequence[Tried], kinds: Mapping[str, tuple[str, ...]], centroids: int = CENTROIDS
+) -> dict[str, Any]:
+    """What each defence costs and leaves to an attacker, as plain values; the first of ``tried`` is none at all.
+    ``kinds``: a curve each, through the defences whose names begin so. What was recorded is attacked."""
+    rows: list[dict[str, Any]] = []
+    for one in tried:
+        rows.append(_row(one, [_leak(folder, centroids) for folder in one.folders if recorded(folder)], rows))
+    found = {
+        "kind": "price",
+        "metric": metric,
+        "seeds": len(tried[0].scores),
+        "rows": rows,
+        "curves": {name: curve(rows, begins) for name, begins in kinds.items()},
+    }
+    return found | {"reading": reading(found)}
+
+
+def recorded(folder: Path) -> bool:
+    """Whether a run recorded what its silos told."""
+    return any(releases(folder, "offer"))
+
+
+def defences(federation: Federation) -> dict[str, Federation]:
+    """The federation without a defence, then with each; of the method's settings only those of the defence change."""
+    method = federation.method
+    known = METHODS.entries.get(method.name)
+    if known is None or not {"floor", "noise"} <= set(known.model_fields):
+        raise UserError(
+            f"method '{method.name}' exchanges no centroids, so there is nothing to price; use it with 'method: fedkc'"
+        )
+
+    def variant(**settings: Any) -> Federation:
+        changed = {key: value for key, value in method.settings.items() if key not in ("floor", "noise")} | settings
+        recorded = federation.record.model_copy(update={"offers": True})
+        return federation.model_copy(update={"method": Named(name=method.name, **changed), "record": recorded})
+
+    found = {NONE: variant(floor=1)}
+    found |= {f"floor {floor}": variant(floor=floor) for floor in FLOORS}
+    return found | {f"noise {z:g}": variant(floor=1, noise={"multiplier": z}) for z in NOISES}
+
+
+def _leak(folder: Path, centroids: int) -> dict[str, Any]:
+    offers = list(releases(folder, "offer"))
+    told = sum(len(one.notes["members"]) for one in offers)
+    counted = {"told": told, "withheld": sum(one.notes["withheld"] for one in offers)}
+    if not told:
+        return counted | NOTHING
+    found = leak.attack(folder, "embedding-inversion", centroids)
+    return counted | {
+        "same": found["curves"]["attack"]["same"][0],
+        "rare": found["rare"]["attack"],
+        "same_frequent": found["curves"]["most frequent tokens"]["same"][0],
+    }
+
+
+def _row(one: Tried, leaks: Sequence[dict[str, Any]], before: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def mean(key: str) -> float | None:
+        known = [found[key] for found in leaks if found[key] is not None]
+        return fmean(known) if known else None
+
+    score, cost = fmean(one.scores), spent(one.federation, one.federation.rounds)
+    return {
+        "defence": one.defence,
+        "score": score,
+        "spread": stdev(one.scores) if len(one.scores) > 1 else None,
+        "cost": score - before[0]["score"] if before else 0.0,
+        "same": mean("same"),
+        "rare": mean("rare"),
+        "same_frequent": mean("same_frequent"),
+        "told": sum(found["told"] for found in leaks),
+        "withheld": sum(found["withheld"] for found in leaks),
+        "epsilon": cost.epsilon if cost else None,
+    }
+
+
+def curve(rows: Sequence[dict[str, Any]], begins: tuple[str, ...]) -> list[tuple[float, float]]:
+    """(share of tokens named, score) of every defence whose name begins so."""
+    return sorted((row["same"], row["score"]) for row in rows if row["defence"].startswith(begins))
+
+
+def reading(found: dict[str, Any]) -> list[str]:
+    bare, *defended = found["rows"]
+    spread = "one run each: differences of a point or two may be chance" if found["seeds"] == 1 else "means over seeds"
+    lines = [
+        f"Without a defence, {found['metric']} is {bare['score']:.4f} and inversion names {bare['same']:.1%} of "
+        f"tokens at their position ({spread})."
+    ]
+    for row in defended:
+        told = "" if row["told"] else "; nothing was told, so nothing was exchanged"
+        price = f", ε = {row['epsilon']:,.3g}" if row["epsilon"] is not None else ""
+        lines.append(f"{row['defence']}: {found['metric']} {row['cost']:+.4f}, {row['same']:.1%} named{price}{told}.")
+    return lines

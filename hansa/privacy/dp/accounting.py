@@ -1,0 +1,49 @@
+"""The ε of what leaves a silo: repeated releases with Gaussian noise, by `dp-accounting`.
+
+A release clips each unit's contribution to norm C and adds noise of standard deviation z·C to the sum; z is the noise
+multiplier. The *unit* (a sample, a silo) and what counts as neighbouring data are the caller's to name:
+``C`` must bound how far the sum moves between neighbours (adding or removing a unit: C; replacing it: 2C).
+"""
+
+from math import inf, sqrt
+from typing import Any
+
+from hansa.core.errors import ConfigError
+
+STEP = 1e-3  # of the privacy loss' grid: rounds ε up, never down; ten times finer changes ε by less than 0.01
+
+
+def epsilon(noise_multiplier: float, releases: int, delta: float, sampling: float = 1.0) -> float:
+    """ε at ``delta`` after so many releases; ``sampling``: with which probability a unit takes part in each of them,
+    drawn anew and on its own (Poisson), and without telling anybody who did.
+
+    Without sampling it is exact: T releases with z are one with z/√T (Balle & Wang, 2018, Theorem 8). With it, a
+    numerical bound from above (privacy loss distributions). Without noise it is infinite.
+    """
+    if not 0.0 < delta < 1.0:
+        raise ConfigError(f"delta is {delta}: it must lie between 0 and 1, and well below one over the number of units")
+    if not 0.0 <= sampling <= 1.0:
+        raise ConfigError(f"the sampling rate is {sampling}: it must lie between 0 and 1")
+    if releases <= 0 or sampling == 0.0:
+        return 0.0
+    if noise_multiplier <= 0.0:
+        return inf
+    accounting = library()
+    if sampling == 1.0:
+        return float(accounting.get_epsilon_gaussian(noise_multiplier / sqrt(releases), delta))
+    from dp_accounting.pld import PLDAccountant
+
+    accountant = PLDAccountant(value_discretization_interval=STEP)
+    accountant.compose(
+        accounting.PoissonSampledDpEvent(sampling, accounting.GaussianDpEvent(noise_multiplier)), releases
+    )
+    return float(accountant.get_epsilon(delta))
+
+
+def library() -> Any:
+    """`dp_accounting`, or a sentence on how to get it."""
+    try:
+        import dp_accounting
+    except ImportError:
+        raise ConfigError("differential privacy needs dp-accounting: pip install 'hansa[privacy]'") from None
+    return dp_accounting

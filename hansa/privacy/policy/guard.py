@@ -1,0 +1,228 @@
+"""A node's answer, within its policy and noted in its audit log: nothing leaves that a rule does not allow.
+
+What would leave is judged twice: before the work, by what is asked; after it, by what the reply really holds, tensor by
+tensor. A message or a field that is not listed here is refused: whoever adds one says here what it releases.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from hansa.config.federation import Federation
+from hansa.config.nodes import walk
+from hansa.core import wire
+from hansa.core.encoding import Coded
+from hansa.core.errors import HansaError, RunFailed
+from hansa.core.messages import (
+    Advertise,
+    Advertised,
+    Card,
+    Describe,
+    Entrust,
+    Entrusted,
+    Evaluate,
+    Findings,
+    Fit,
+    Lost,
+    Offer,
+    Personal,
+    Personalise,
+    Reply,
+    Request,
+    Reveal,
+    Revealed,
+    Scores,
+    Survey,
+    Trade,
+    Train,
+    Update,
+)
+from hansa.core.tensors import Tensors
+from hansa.privacy.policy.audit_log import NAME, AuditLog
+from hansa.privacy.policy.rules import Kind, Policy, Purpose, Verdict, Wanted
+
+log = logging.getLogger("hansa.policy")
+
+# Every field of every reply, by what it releases.
+CONTENTS: Mapping[type, Mapping[str, Kind]] = {
+    Findings: {"pieces": "pieces", "withheld": "pieces", "labels": "labels"},
+    Card: dict.fromkeys(("groups", "per_round", "problems", "inner", "steps"), "samples"),
+    Update: {
+        "gradient": "tensors",
+        "samples": "samples",
+        "seen": "samples",
+        "steps": "samples",
+        "loss": "metrics",
+        "seconds": "metrics",
+        "lost": "metrics",
+        "sent": "metrics",
+        "received": "metrics",
+        "stale": "metrics",
+        "coded": "tensors",
+        "moved": "metrics",
+        "residuals": "residuals",
+        "attention": "residuals",
+        "refused": "residuals",
+        "masked": "tensors",
+        "cut": "tensors",
+    },
+    # Keys and shares are there for the sum of the updates, and release nothing else.
+    Advertised: {"seal": "tensors", "mask": "tensors", "samples": "samples", "model": "tensors", "vouch": "tensors"},
+    Entrusted: {"sealed": "tensors"},
+    Revealed: {"shares": "tensors"},
+    Offer: {"knowledge": "offers", "members": "offers", "lengths": "offers", "withheld": "offers"},
+    Scores: {"sums": "metrics"},
+    Personal: {
+        "gradient": "tensors",
+        "sums": "personal",
+        "losses": "personal",
+        "curves": "personal",
+        "alpha": "personal",
+    },
+}
+
+Answer = Callable[[Request], Reply]
+PartOf = Callable[[str], str]  # the part of the model that a tensor belongs to
+
+
+def asked_for(request: object) -> list[Wanted] | None:
+    """What a reply would release, as far as the request tells; None if nothing here knows the request."""
+    match request:
+        case Survey():
+            pieces = [Wanted("pieces", seen=request.pieces)] if request.pieces else []
+            return pieces + ([Wanted("labels")] if request.labels else [])
+        case Describe():
+            return [Wanted("samples")]
+        case Trade():
+            return [Wanted("offers")]
+        case Train() | Fit():
+            held = isinstance(request, Train) and request.held
+            tensors = [Wanted("tensors")] if request.model.layout.names or held else []
+            return [*tensors, Wanted("samples"), Wanted("metrics")]
+        case Advertise():
+            return [Wanted("tensors"), Wanted("samples")]
+        case Entrust() | Reveal():
+            return [Wanted("tensors")]
+        case Evaluate():
+            return [Wanted("metrics")]
+        case Personalise():
+            return [Wanted("personal")] + ([Wanted("tensors")] if request.share else [])
+        case _:
+            return None
+
+
+def held_by(reply: Reply, request: Request, part_of: PartOf) -> list[Wanted] | None:
+    """What a reply really holds; None if it has something in it that nothing here knows."""
+    known = CONTENTS.get(type(reply))
+    present = [f.name for f in fields(reply) if not _empty(getattr(reply, f.name))]
+    if known is None or any(name not in known for name in present):
+        return None
+    found: dict[Kind, Wanted] = {}
+    for name in present:
+        value, kind = getattr(reply, name), known[name]
+        parts = frozenset(map(part_of, _tensors(value))) if kind == "tensors" else frozenset()
+        seen = request.pieces if isinstance(request, Survey) else 0
+        earlier = found.get(kind, Wanted(kind))
+        found[kind] = Wanted(kind, earlier.parts | parts, seen if kind == "pieces" else 0)
+    return list(found.values())
+
+
+def _tensors(value: Any) -> tuple[str, ...]:
+    """The names of the tensors that a field holds."""
+    return value.layout.names if isinstance(value, Tensors) else value.names if isinstance(value, Coded) else ()
+
+
+def _empty(value: Any) -> bool:
+    return not _tensors(value) if isinstance(value, Tensors | Coded) else not value
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Stands before a node's own ``answer``; ``to``: who asks. The policy is read anew for every request, so that what
+    its operator writes counts at once."""
+
+    answer: Answer
+    policy: Path
+    purpose: Purpose
+    log: AuditLog
+    part_of: PartOf
+    to: str
+
+    def __call__(self, request: Request) -> Reply:
+        about = {"message": type(request).__name__, "round": getattr(request, "round", 0), "to": self.to}
+        policy, wanted = Policy.read(self.policy), asked_for(request)
+        self.log.add("request", **about, bytes=wire.size(request) if wanted is not None else 0)
+        masked = bool(getattr(request, "roster", {}))
+        purpose = met(self.purpose, request, masked)
+        refusal, _ = _judge(policy, purpose, wanted, type(request).__name__)
+        if refusal:
+            return self._refuse(about, refusal)
+        reply = self._work(request, about)
+        if isinstance(reply, Lost):
+            self.log.add("failed", **about, reason=reply.reason)
+            return reply
+        about["message"] = type(reply).__name__
+        purpose = met(self.purpose, request, masked and getattr(reply, "masked", True))
+        held = held_by(reply, request, self.part_of)
+        refusal, verdicts = _judge(policy, purpose, held, type(reply).__name__)
+        if refusal:
+            return self._refuse(about, refusal)
+        rules = {verdict.wanted.kind: verdict.rule for verdict in verdicts}
+        self.log.add("release", **about, bytes=wire.size(reply), digest=digest(reply), rules=rules)
+        return reply
+
+    def _work(self, request: Request, about: dict[str, Any]) -> Reply:
+        """What an error says may quote the text that it stumbled over: of its words none leaves."""
+        try:
+            return self.answer(request)
+        except HansaError as error:
+            self.log.add("failed", **about, reason=type(error).__name__)
+            raise
+        except Exception as error:
+            self.log.add("failed", **about, reason=type(error).__name__)
+            raise RunFailed(f"{type(error).__name__} (what it says stays at the silo)") from None
+
+    def _refuse(self, about: dict[str, Any], reason: str) -> Lost:
+        """Tell the node's own operator, in the log it reads and the one it cannot change, and whoever asked."""
+        log.warning("%s refused a %s of %s: %s", self.log.node, about["message"], self.to, reason)
+        self.log.add("refusal", **about, reason=reason)
+        return Lost(f"its policy refuses: {reason}")
+
+
+def met(purpose: Purpose, request: Request, masked: bool) -> Purpose:
+    """What the file promises, as far as this request keeps it: an update in the clear is not aggregated securely, and
+    under masks the silo sees how many it will be summed with."""
+    roster = getattr(request, "roster", {})
+    if isinstance(request, Train | Fit | Personalise) and not masked:
+        purpose = replace(purpose, secure_aggregation=False)
+    return replace(purpose, cohort=min(purpose.cohort, len(roster))) if roster else purpose
+
+
+def _judge(policy: Policy, purpose: Purpose, wanted: list[Wanted] | None, message: str) -> tuple[str, list[Verdict]]:
+    if wanted is None:
+        return f"no rule can allow a {message}, because policies know nothing of what it would release", []
+    verdicts = [policy.judge(one, purpose) for one in wanted]
+    return next((f"{v.wanted.kind} may not leave: {v.reason}" for v in verdicts if not v.allowed), ""), verdicts
+
+
+def digest(message: Any) -> str:
+    """What a message says, as one number: SHA-256 of its header and its tensors."""
+    header, vectors = wire.split(message)
+    found = sha256(header.encode())
+    for vector in vectors.values():
+        values: Any = vector.contiguous().numpy()
+        found.update(values)
+    return found.hexdigest()
+
+
+def guarded(name: str, federation: Federation, folder: Path, answer: Answer, part_of: PartOf) -> Answer:
+    """A simulated node's answer: guarded where the federation file names a policy for it."""
+    node = dict(walk(federation.silos)).get(name)
+    if node is None or node.policy is None:
+        return answer
+    audit = AuditLog(folder / "silos" / name / NAME, name)
+    purpose = Purpose.of(federation, name)
+    return Guard(answer, Path(node.policy), purpose, audit, part_of, f"federation {federation.name}")

@@ -1,0 +1,162 @@
+"""TODO docstring."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hansa.core.messages import (
+    Advertise,
+    Advertised,
+    Entrust,
+    Entrusted,
+    Lost,
+    NodeId,
+    Reply,
+    Reveal,
+    Revealed,
+    Train,
+)
+from hansa.core.method import Weighing
+from hansa.core.tensors import Tensors
+from hansa.privacy.secure_aggregation import protocol as secagg
+from hansa.privacy.secure_aggregation.announcement import (
+    FILE,
+    Said,
+    Vouching,
+    digest_of,
+    keys_of,
+    label_of,
+    read,
+    weights_of,
+)
+from hansa.privacy.secure_aggregation.protocol import Refused, Secrets
+
+# ── at the silo ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Wearer:
+    """A silo's side: its name, the federation's, where it keeps its secrets, how many samples it has."""
+
+    name: NodeId
+    federation: str
+    home: Path
+    samples: int
+    vouching: Vouching | None = None
+
+    def answer(self, request: Advertise | Entrust | Reveal) -> Reply:
+        try:
+            match request:
+                case Advertise():
+                    return self._advertise(request)
+                case Entrust():
+                    return self._entrust(request)
+                case Reveal():
+                    return self._reveal(request)
+        except Refused as why:
+            return Lost(f"it refuses: {why}")
+
+    def cover(self, request: Train, update: Tensors, weigh: Weighing, bound: float) -> tuple[Tensors, int]:
+        """The update under the silo's masks, and how many of its values were beyond the bound."""
+        note = self._recall(request.round)
+        roster, shown = keys_of(request.roster), keys_of(note.get("roster", {}))
+        if not roster.items() <= shown.items() or len(roster) <= note.get("threshold", 0) or self.name not in roster:
+            raise Refused("the list of silos is not the one that this silo entrusted its secrets to")
+        if self.vouching is not None and "masked with" in note:
+            raise Refused("it has sent its update of this round, and sends no other under the same masks")
+        weight = weights_of(note["roster"], weigh)[self.name]
+        values, cut = secagg.to_fixed(update.flat.numpy(), weight, bound)
+        masked = secagg.mask(self.name, Secrets(**note["secrets"]), roster, values, note["label"])
+        self._keep(request.round, note | {"masked with": {n: list(words) for n, words in request.roster.items()}})
+        return Tensors(update.layout, torch.from_numpy(masked.view(np.float32))), cut
+
+    def check(self, request: Train) -> None:
+        """Before the work: is this what everybody else on the list was told, too?"""
+        if self.vouching is None:
+            return
+        note = self._recall(request.round)
+        if digest_of(request.model) != note["model"]:
+            raise Refused("the model is not the one that the silos were told of before the round")
+        if request.total or request.begin or request.room or request.probe:
+            raise Refused("under masks every silo does the same plain round")
+
+    def _advertise(self, request: Advertise) -> Advertised:
+        note = self._note() if self.vouching is not None else {}
+        if note.get("round", 0) > request.round:
+            raise Refused(f"it has come to round {note['round']}, and does not go back")
+        if note.get("round") == request.round and note["model"] != request.model:
+            raise Refused("it was told of another model in this round")
+        secrets = Secrets(**note["secrets"]) if note.get("round") == request.round else Secrets.fresh()
+        if note.get("round") != request.round:
+            self._keep(request.round, {"secrets": secrets.as_dict(), "model": request.model})
+        said = Said(secrets.keys, self.samples, request.model)
+        vouch = self.vouching.sign(request.round, said) if self.vouching is not None else ""
+        return Advertised(said.keys.seal, said.keys.mask, said.samples, said.model, vouch)
+
+    def _entrust(self, request: Entrust) -> Entrusted:
+        note, listed = self._recall(request.round), {name: list(words) for name, words in request.roster.items()}
+        roster = read(request.roster)
+        if self.vouching is not None:
+            if "roster" in note:
+                raise Refused("it has entrusted its secrets of this round to a list of silos, and does so once")
+            if 2 * request.threshold <= len(roster) - 1:
+                raise Refused(
+                    f"{request.threshold} of {len(roster) - 1} others are no more than half: two lists would do"
+                )
+            self.vouching.check(request.round, roster)
+        if {said.model for said in roster.values()} != {note["model"]}:
+            raise Refused("the silos on the list were told of different models")
+        label = label_of(self.federation, request.round, request.roster, request.threshold)
+        keys = {name: said.keys for name, said in roster.items()}
+        sealed = secagg.share(self.name, Secrets(**note["secrets"]), keys, request.threshold, label)
+        self._keep(request.round, note | {"roster": listed, "threshold": request.threshold, "label": label})
+        return Entrusted(sealed)
+
+    def _reveal(self, request: Reveal) -> Revealed:
+        note = self._recall(request.round)
+        if "masked with" not in note:
+            raise Refused("it has sent no update in this round")
+        answered = sorted(request.answered)
+        if note.get("answered", answered) != answered:
+            raise Refused("it was told before that others had answered, and both lists together would unmask a silo")
+        self._keep(request.round, note | {"answered": answered})
+        shares = secagg.reveal(
+            self.name,
+            Secrets(**note["secrets"]),
+            keys_of(note["masked with"]),
+            request.sealed,
+            answered,
+            note["threshold"],
+            note["label"],
+        )
+        return Revealed({name: (f"{x:x}", f"{y:x}") for name, (x, y) in shares.items()})
+
+    def _recall(self, round: int) -> dict[str, Any]:
+        note = self._note()
+        if note.get("round") != round:
+            raise Refused(f"it has no secrets for round {round}")
+        return note
+
+    def _note(self) -> dict[str, Any]:
+        """Of the newest round it took part in."""
+        file = self.home / FILE
+        try:
+            note: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+        except ValueError:
+            raise Refused(f"{FILE} is damaged, and nobody knows what it has sent; begin a new run") from None
+        return note
+
+    def _keep(self, round: int, note: dict[str, Any]) -> None:
+        """On the disk, before anything that it tells of leaves."""
+        self.home.mkdir(parents=True, exist_ok=True)
+        draft = self.home / f"{FILE}.draft"
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
+            json.dump(note | {"round": round}, stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(draft, self.home / FILE)

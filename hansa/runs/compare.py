@@ -1,0 +1,81 @@
+"""Several methods on the same data, seed and budget, in one report."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hansa.config.checks import check
+from hansa.config.federation import Federation
+from hansa.config.plugins import load_plugins
+from hansa.core.compression import UPLOADS
+from hansa.core.errors import ConfigError, did_you_mean
+from hansa.core.method import METHODS
+from hansa.core.settings import Named
+from hansa.methods.fedavg import fedavg
+from hansa.report import html
+from hansa.runs.callbacks import Watcher
+from hansa.runs.run import Outcome, run
+from hansa.runs.tree_baselines import RIVALS
+
+BASELINES = ("central", "dominant", "per-silo", "chained", "base")
+WHOLE = "whole"  # no upload steps
+
+
+def variant(federation: Federation, name: str) -> Federation:
+    """The federation with another method, another upload, or as one of the baselines; 'fedprox+top-k+int8' is a
+    method and the steps of an upload; 'flat' and 'pooled' are rivals of a tree. Settings that the file has for what is
+    named stay."""
+    if name in RIVALS:
+        return RIVALS[name](federation)
+    if name in BASELINES:
+        return federation.model_copy(update={"kind": name})
+    changes: dict[str, Any] = {}
+    steps = []
+    for part in name.split("+"):
+        if part in METHODS.entries and not changes:
+            if part != federation.method.name:
+                changes = {"method": Named(name=part), **_own_slots(Named(name=part))}
+        elif part in UPLOADS.entries:
+            steps.append(_step(part, federation.upload.steps))
+        elif part != WHOLE:
+            names = [*METHODS.entries, *BASELINES, *RIVALS, *UPLOADS.entries, WHOLE]
+            raise ConfigError(f"--methods: '{part}' is not known; {did_you_mean(part, names)}")
+    if steps or WHOLE in name.split("+"):
+        changes["upload"] = federation.upload.model_copy(update={"steps": tuple(steps)})
+    return federation.model_copy(update=changes)
+
+
+def _step(name: str, given: Sequence[Named]) -> Named:
+    """A step of an upload, with the settings the file has for it, or for a step that could stand in its place: `calm`,
+    `active` and `random` are compared at the same share."""
+    settings = UPLOADS.entries[name].model_fields
+    for step in sorted(given, key=lambda step: step.name != name):
+        same_kind = UPLOADS.build(step).kind == UPLOADS.build(Named(name=name)).kind
+        if same_kind and set(step.settings) <= set(settings):
+            return Named(name=name, **step.settings)
+    return Named(name=name)
+
+
+def _own_slots(named: Named) -> dict[str, None]:
+    """Sections of the file to leave out, because the method fills those slots itself."""
+    method, plain = METHODS.build(named), fedavg()
+    own: dict[str, None] = {}
+    if method.server != plain.server:
+        own["server"] = None
+    if (method.aggregate, method.weigh) != (plain.aggregate, plain.weigh):
+        own["aggregate"] = None
+    return own
+
+
+def compare(
+    federation: Federation, names: Sequence[str], out: Path, workers: int | None, watch: Callable[[str], Watcher]
+) -> dict[str, Outcome]:
+    load_plugins(federation.uses)
+    variants = {name: variant(federation, name) for name in names}
+    for one in variants.values():
+        check(one)  # what is refused is refused before the first run
+    outcomes = {}
+    for name, one in variants.items():
+        outcomes[name] = run(one, out / name, workers=workers, watcher=watch(name))
+    html.write([(name, outcome.folder) for name, outcome in outcomes.items()], out / "report.html", federation.name)
+    return outcomes

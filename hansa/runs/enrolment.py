@@ -1,0 +1,114 @@
+"""The roll call before the first round: who is there, with what data.
+
+In one organisation nobody may be missing. Between several, a silo whose data cannot be read, whose policy forbids it,
+or which answers nonsense must not stop the others: it is left out with the reason, and the quorum decides whether the
+run begins. When the coordinator is started again, those who answered are not asked again, so that none of them can
+keep the others waiting; the rest is, until a round's deadline.
+"""
+
+from collections.abc import Callable, Mapping
+from math import ceil
+from typing import TypeVar
+
+from hansa.core.errors import DataError, RunFailed
+from hansa.core.link import Link
+from hansa.core.messages import Card, Describe, Findings, Lost, NodeId, Survey
+from hansa.core.participation import Participation, until
+from hansa.core.round import LARGEST
+from hansa.runs.callbacks import Watcher
+from hansa.runs.ledger import Ledger
+
+T = TypeVar("T", Findings, Card)
+
+
+def surveyed(
+    link: Link, names: list[NodeId], request: Survey, quorum: float, ledger: Ledger, watcher: Watcher
+) -> dict[NodeId, Findings]:
+    found, lost = _gather(link, names, request, Findings, _odd_findings, quorum)
+    _note(lost, ledger, watcher)
+    return found
+
+
+def described(
+    link: Link,
+    names: list[NodeId],
+    watched: str,
+    participation: Participation,
+    ledger: Ledger,
+    watcher: Watcher,
+    known: Mapping[NodeId, Card],
+) -> dict[NodeId, Card]:
+    """Cards of those who can take part; ``watched``: the setting that goes by validation data, if one does;
+    ``known``: cards from when the run was begun."""
+    far = getattr(link, "far", False)
+
+    def odd(name: NodeId, card: Card) -> str:
+        wrong = _odd_card(card) or _unfit(name, card, watched)
+        if wrong and not far:
+            raise DataError(wrong)
+        return wrong
+
+    before = {name: known[name] for name in names if name in known}
+    deadline = until(participation) if before else None
+    rest = [name for name in names if name not in before]
+    found, lost = _gather(link, rest, Describe(), Card, odd, participation.quorum, deadline, before)
+    _note(lost, ledger, watcher)
+    return {name: found[name] for name in names if name in found}
+
+
+def _gather(
+    link: Link,
+    names: list[NodeId],
+    request: Survey | Describe,
+    kind: type[T],
+    flaw: Callable[[NodeId, T], str],
+    quorum: float,
+    deadline: float | None = None,
+    known: Mapping[NodeId, T] | None = None,
+) -> tuple[dict[NodeId, T], dict[NodeId, str]]:
+    """Replies that can be used, with those ``known`` before, and why others gave none."""
+    found: dict[NodeId, T] = dict(known or {})
+    lost: dict[NodeId, str] = {}
+    everybody = len(found) + len(names)
+    for answer in link.ask(dict.fromkeys(names, request), deadline):
+        reply = answer.reply
+        if not isinstance(reply, kind):
+            lost[answer.node] = reply.reason if isinstance(reply, Lost) else f"it sent a {type(reply).__name__}"
+        elif wrong := flaw(answer.node, reply):
+            lost[answer.node] = wrong
+        else:
+            found[answer.node] = reply
+    needed = ceil(quorum * everybody) if getattr(link, "far", False) else everybody
+    if lost and len(found) < max(1, needed):
+        name, reason = next(iter(lost.items()))
+        raise RunFailed(f"silo '{name}' could not answer a {type(request).__name__} request: {reason}")
+    return found, lost
+
+
+def _odd_findings(name: NodeId, found: Findings) -> str:
+    counts = (*found.pieces.values(), found.withheld)
+    return "" if all(0 <= count <= LARGEST for count in counts) else "it counts word pieces as nobody can"
+
+
+def _odd_card(card: Card) -> str:
+    counts = [count for groups in card.groups.values() for count in groups.values()]
+    sensible = all(0 <= count <= LARGEST for count in (*counts, card.per_round, card.steps))
+    return "" if sensible else "it claims a number of samples that no silo has"
+
+
+def _unfit(name: NodeId, card: Card, watched: str) -> str:
+    """Why a silo cannot take part with the data it has."""
+    if not card.samples("train"):
+        return f"silos.{name}: no training samples are left after reading and splitting its data"
+    if watched and not card.samples("valid"):
+        return (
+            f"silos.{name}: it has no validation samples, and '{watched}' goes by them: "
+            "give it a 'valid:' file, or raise data.valid"
+        )
+    return ""
+
+
+def _note(lost: Mapping[NodeId, str], ledger: Ledger, watcher: Watcher) -> None:
+    for name, reason in lost.items():
+        watcher.say(f"{name} does not take part: {reason}")
+        ledger.event(0, name, "lost", reason)

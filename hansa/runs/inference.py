@@ -1,0 +1,106 @@
+"""Use what a run left behind: score it on a file, or ask it something."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hansa.client.evaluation import PARTS, evaluate, whole
+from hansa.client.personalisation import overall
+from hansa.client.runtime import Site
+from hansa.config.file import parse
+from hansa.config.tree import holders
+from hansa.core import device
+from hansa.core.errors import UserError, did_you_mean
+from hansa.core.learner import moved
+from hansa.data import examples
+from hansa.data.source import Source
+from hansa.models import build
+from hansa.runs.directory import RunDirectory
+
+SHARED = "shared"
+Scored = dict[str, dict[str, float]]  # on what → metric → value
+
+
+def open_run(folder: Path) -> Site:
+    file = folder / "federation.yaml"
+    if not file.is_file():
+        raise UserError(f"{folder}: this is not a run directory (it has no federation.yaml)")
+    return Site(parse(yaml.safe_load(file.read_text(encoding="utf-8")), where=str(file)), folder)
+
+
+def load(folder: Path, silo: str | None = None, checkpoint: int | None = None) -> tuple[Site, Any]:
+    """The site of a run and the model asked for: the final one, a silo's own, or a checkpoint's."""
+    site, model = _load(folder, silo, checkpoint)
+    return site, moved(model, device.choose()).eval()
+
+
+def _load(folder: Path, silo: str | None, checkpoint: int | None) -> tuple[Site, Any]:
+    site = open_run(folder)
+    if checkpoint is not None:
+        directory = RunDirectory(folder)
+        if checkpoint not in directory.checkpoints():
+            kept = ", ".join(map(str, directory.checkpoints())) or "none"
+            raise UserError(f"{folder}: there is no checkpoint of round {checkpoint}; kept are: {kept}")
+        learner = site.fresh()
+        learner.state.write(directory.restore(checkpoint).model)
+        return site, learner.model
+    if silo is not None:
+        own = own_models(folder)
+        if silo not in own:
+            hint = did_you_mean(silo, own) if own else "this run has no personal models: leave --silo out"
+            raise UserError(f"{folder}: silo '{silo}' has no model of its own; {hint}")
+        return site, build.load(str(folder / "silos" / silo / "model"), site.task.auto)
+    if not (folder / "model" / "config.json").is_file():
+        raise UserError(f"{folder}: the run has no final model yet; finish it with 'hansa run … --resume'")
+    return site, build.load(str(folder / "model"), site.task.auto)
+
+
+def own_models(folder: Path) -> list[str]:
+    """The silos that have a model of their own."""
+    return sorted(p.parent.name for p in (folder / "silos").glob("*/model"))
+
+
+def every_model(folder: Path, scores: Callable[[Site, Any], Scored]) -> dict[str, Scored]:
+    """Scores of all final models of a run by name: the shared one, where there is one, and the silos' own."""
+    shared = [SHARED] if (folder / "model" / "config.json").is_file() else []
+    found = {name: scores(*load(folder, None if name == SHARED else name)) for name in [*shared, *own_models(folder)]}
+    if not found:
+        load(folder)  # says that there is none yet
+    return found
+
+
+def on_silos(site: Site, model: Any, share: float = 1.0) -> Scored:
+    """Metrics of a model on every silo's test data, or a share of it, by silo."""
+    seed, found = site.federation.seed, {}
+    for name in holders(site.federation):
+        held = site.silo(name).examples("test")
+        # All of it is cut as in a run's final evaluation: the same questions. A share of it fits into fewer batches.
+        parts = PARTS if share == 1.0 else 1
+        scores = evaluate(model, site.task, held, site.vocabulary, seed, share, parts=parts, decode=True)
+        if scores.sums:
+            found[name] = overall(site.task, scores)
+    return found
+
+
+def score(
+    site: Site, model: Any, file: Path, fields: Mapping[str, str], tell: Callable[[str], None] = lambda problem: None
+) -> Scored:
+    """Metrics of a model on all rows of a file; rows that cannot be used are told."""
+    if not file.exists():
+        raise UserError(f"--data: {file} does not exist")
+    source = Source(train=str(file), test=str(file), **fields)  # type: ignore[arg-type]
+    held = examples.load(
+        [source],
+        "test",
+        site.federation.data.model_copy(update={"broken": 1.0}),  # they are told, and the others scored
+        [file.name.split(".")[0]],
+        lambda some, s: site.task.encode(some, s, site.vocabulary),
+        site.fingerprint,
+    )
+    for problem in held.problems:
+        tell(problem)
+    # Cut as in a run's final evaluation: the same questions, so the same figures for the same file.
+    scores = whole(evaluate(model, site.task, held, site.vocabulary, site.federation.seed, parts=PARTS, decode=True))
+    return {group: site.task.metrics(sums) for group, sums in scores.sums.items()}

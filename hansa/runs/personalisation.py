@@ -1,0 +1,89 @@
+"""TODO docstring."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hansa.client.personalisation import MIXED, NEARBY, OWN
+from hansa.config.sections import Personal as Settings
+from hansa.core.link import Link
+from hansa.core.messages import Lost, NodeId, Personal, Personalise
+from hansa.core.tensors import Tensors, is_finite
+from hansa.tasks.base import Task
+
+# ── at the federation ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def hand_off(
+    link: Link, names: list[NodeId], settings: Settings, round: int, model: Tensors, start: Tensors, task: Task
+) -> dict[str, Any]:
+    """Ask every silo for a model of its own; return what is known of them, silo by silo, for ledger and report."""
+    found: dict[str, Any] = {"silos": {}, "nearby": {}}
+    if not settings.nearby:
+        ask = Personalise(round, model, start, OWN)
+        _note(found, task, _answers(link, dict.fromkeys(names, ask), found))
+        return found
+    first = Personalise(round, model, start, OWN, 0, True)
+    updates = {}
+    for name, reply in _answers(link, dict.fromkeys(names, first), found):
+        if reply.gradient.layout != start.layout or not is_finite(reply.gradient.flat):
+            found.setdefault("lost", {})[name] = "its update does not fit the model, or is not finite"
+        else:
+            updates[name] = reply.gradient.copy()
+    weights = similarity(updates, settings.nearby)
+    found["nearby"] = weights
+    for label, mixed in ((OWN, False), (NEARBY, True)):
+        asks = {}
+        for name, update in updates.items():
+            step = mixture(name, updates, weights) if mixed else update.flat
+            asks[name] = Personalise(round, model, Tensors(start.layout, start.flat - step), label, 1)
+        _note(found, task, _answers(link, asks, found))
+    return found
+
+
+def similarity(updates: Mapping[NodeId, Tensors], count: int) -> dict[NodeId, dict[NodeId, float]]:
+    """For every silo, its nearest others by the cosine of their updates, as shares that sum to one."""
+    unit = {name: u.flat / (u.flat.norm() + 1e-12) for name, u in updates.items()}
+    found = {}
+    for name, mine in unit.items():
+        others = {other: max(0.0, float(torch.dot(mine, theirs))) for other, theirs in unit.items() if other != name}
+        near = sorted(others, key=lambda other: (-others[other], other))[:count]
+        total = sum(others[n] for n in near)
+        found[name] = {n: others[n] / total for n in near if others[n] > 0} if total else {}
+    return found
+
+
+def mixture(
+    name: NodeId, updates: Mapping[NodeId, Tensors], weights: Mapping[NodeId, Mapping[NodeId, float]]
+) -> Tensor:
+    """Half the silo's own step, half that of its neighbours; all its own where nobody is near."""
+    if not weights[name]:
+        return updates[name].flat
+    mixed = updates[name].flat * 0.5
+    for other, share in weights[name].items():
+        mixed.add_(updates[other].flat, alpha=0.5 * share)
+    return mixed
+
+
+def _answers(
+    link: Link, asks: Mapping[NodeId, Personalise], found: dict[str, Any]
+) -> Iterator[tuple[NodeId, Personal]]:
+    for answer in link.ask(asks, None):
+        if isinstance(answer.reply, Personal):
+            yield answer.node, answer.reply
+        else:
+            reason = answer.reply.reason if isinstance(answer.reply, Lost) else "it sent no personal scores"
+            found.setdefault("lost", {})[answer.node] = reason
+
+
+def _note(found: dict[str, Any], task: Task, answers: Iterator[tuple[NodeId, Personal]]) -> None:
+    for name, reply in answers:
+        known = found["silos"].setdefault(name, {"models": {}, "losses": {}, "alpha": 0.0, "curves": {}})
+        for model, groups in reply.sums.items():
+            known["models"][model] = {group: task.metrics(sums) for group, sums in groups.items()}
+        known["losses"] |= reply.losses
+        if MIXED in reply.sums:
+            known["alpha"], known["curves"] = reply.alpha, reply.curves
+        known["kept"] = min(known["losses"], key=lambda model: known["losses"][model])

@@ -1,0 +1,131 @@
+"""TODO docstring."""
+
+import json
+import platform
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import replace
+from importlib.metadata import version
+from typing import Any, cast
+
+from hansa.client.runtime import Site
+from hansa.config.federation import Federation
+from hansa.config.method import build_method
+from hansa.config.nodes import ROOT, leaves, repeats
+from hansa.config.tree import federated_vocabulary, holders
+from hansa.core.errors import DataError
+from hansa.core.inner_node import merge
+from hansa.core.link import Link
+from hansa.core.messages import Card, Findings, NodeId, Survey
+from hansa.files import atomically
+from hansa.models import build, tokenizer
+from hansa.runs.callbacks import Watcher
+from hansa.runs.directory import RunDirectory
+from hansa.runs.enrolment import described, surveyed
+from hansa.runs.ledger import Ledger
+from hansa.runs.topology import check_models
+from hansa.tasks.base import Labelled, Marking, Task
+
+VERSIONS = ("hansa", "torch", "transformers", "tokenizers", "safetensors", "numpy")
+
+
+# ── before the first round ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def begin(federation: Federation, directory: RunDirectory, link: Link, ledger: Ledger, watcher: Watcher) -> None:
+    """Agree on the tokeniser, the labels and the starting weights: `start/` is the same for every silo."""
+    if directory.start.exists():
+        return
+    task = Site(federation, directory.path).task
+    named: tuple[str, ...] = getattr(task, "labels", ())
+    found = _told(federation, task.needs_labels and not named, link, ledger, watcher)
+    words = _tokeniser(federation, task, found.pieces)
+    names = named or found.labels
+    labels = cast(Labelled, task).classes(names) if task.needs_labels else ()
+    if task.needs_labels and len(labels) < 2:
+        raise DataError(
+            f"task '{federation.task.name}' needs at least {'one type' if 'O' in labels else 'two labels'}, "
+            f"and the silos have {list(names) or 'none'}; look at the field named by 'label:'"
+        )
+    model = build.initial(federation.model, task.auto, words, federation.data.max_length, labels, federation.seed)
+    tree = build_method(federation).tree
+    if tree is not None:
+        check_models(federation, tree, task.auto, deepcopy(model))
+    with atomically(directory.start) as draft:
+        words.save_pretrained(draft)
+        model.save_pretrained(draft)
+        (draft / "labels.json").write_text(json.dumps(labels, ensure_ascii=False), encoding="utf-8")
+    facts = {name: version(name) for name in VERSIONS} | {"python": platform.python_version()}
+    ledger.fact("versions", facts)
+    ledger.fact("vocabulary", len(words))
+    ledger.fact("parameters", sum(p.numel() for p in model.parameters()))
+
+
+def _told(federation: Federation, labels: bool, link: Link, ledger: Ledger, watcher: Watcher) -> Findings:
+    """What the silos tell for a common start: counts of word pieces, names of labels, both or nothing."""
+    pieces, minimum = federated_vocabulary(federation), federation.tokenizer.minimum
+    if not pieces and not labels:
+        return Findings({})
+    watcher.say("asking the silos for word counts" if pieces else "asking the silos for labels")
+    request = Survey(minimum if pieces else 0, labels)
+    # A mixture would tell its silos' counts again.
+    own = [ROOT] * bool(federation.root and federation.root.sources) + list(leaves(federation.silos))
+    replies = surveyed(link, own, request, federation.participation.quorum, ledger, watcher)
+    ledger.fact("survey", _released(replies, minimum, pieces))
+    merged = merge(list(replies.values()))
+    assert isinstance(merged, Findings)
+    return merged
+
+
+def _tokeniser(federation: Federation, task: Task, pieces: Mapping[str, int]) -> Any:
+    settings = federation.tokenizer
+    built = federated_vocabulary(federation) or settings.kind == "bytes"
+    if federated_vocabulary(federation):
+        words = tokenizer.train_vocabulary(pieces, settings.size)
+    elif settings.kind == "bytes":
+        words = tokenizer.byte_tokenizer()
+    else:
+        words = tokenizer.load(str(settings.path or federation.model.path))
+    if isinstance(task, Marking) and built:
+        sources = (source for node in holders(federation).values() for source in node.sources)
+        words.add_tokens(task.extra_tokens(sources), special_tokens=True)
+    return words
+
+
+def _released(told: Mapping[NodeId, Findings], minimum: int, pieces: bool) -> dict[str, object]:
+    return {
+        "minimum": minimum if pieces else 0,
+        "silos": {n: {"told": len(f.pieces), "withheld": f.withheld, "labels": len(f.labels)} for n, f in told.items()},
+    }
+
+
+def describe(
+    federation: Federation, directory: RunDirectory, link: Link, ledger: Ledger, watcher: Watcher
+) -> dict[NodeId, Card]:
+    watcher.say("silos prepare their data")
+    watched = "personal" if federation.personal else "train.samples.adapt" if federation.train.samples.adapt else ""
+    fact = f"cards:{federation.kind}" if federation.kind != "federated" else "cards"
+    noted = ledger.facts().get(fact, {})
+    before = {name: Card(**card | {"problems": tuple(card["problems"])}) for name, card in noted.items()}
+    known = before if getattr(link, "far", False) else {}
+    told = described(link, list(holders(federation)), watched, federation.participation, ledger, watcher, known)
+    times = repeats(federation.silos) | {ROOT: 1}
+    new = {name: replace(card, per_round=times[name] * card.per_round) for name, card in told.items()}
+    cards = {name: known.get(name, card) for name, card in new.items()}
+    for name, card in cards.items():
+        if name in before and card.groups != before[name].groups:
+            raise DataError(
+                f"silos.{name}: its data has changed since the run began ({_counts(before[name])} samples then, "
+                f"{_counts(card)} now); put it back, or begin anew without --resume"
+            )
+    for name, card in cards.items():
+        for problem in card.problems:
+            watcher.say(f"{name}: {problem}")
+            if not ledger.select("select 1 from events where node=? and kind='data' and text=?", name, problem):
+                ledger.event(0, name, "data", problem)
+    ledger.fact(fact, {n: vars(c) for n, c in cards.items()})
+    return cards
+
+
+def _counts(card: Card) -> str:
+    return " + ".join(f"{card.samples(split):,}" for split in ("train", "valid", "test"))

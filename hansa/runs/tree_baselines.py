@@ -1,0 +1,88 @@
+"""What a tree of models is compared with, on the same nodes, data and sequential steps; see `hansa compare`.
+
+    flat      all nodes side by side below one server, with its momentum      (Iacob et al., 2024, Table 1, "FL")
+    pooled    all data in one place, trained as a node trains                 (the same, "Centralized")
+
+Nodes of a tree work one after another, from the root down; nodes side by side do so at once. So a rival has a round for
+every node on the longest way down. (The baseline `central` is another thing: it trains with the ``baseline`` section.)
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hansa.config.federation import Federation
+from hansa.config.method import build_method
+from hansa.config.nodes import ROOT, Node, pooled, walk
+from hansa.config.sections import Server
+from hansa.config.tree import holders, is_tree
+from hansa.core.errors import ConfigError
+from hansa.core.method import Tree
+from hansa.core.settings import Named
+
+POOL = "all"
+MOMENTUM = Server(optimizer="momentum", lr=0.2, momentum=0.9)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """The longest way down, in rounds of single nodes."""
+
+    sequential: bool
+
+    def below(self, silos: Mapping[str, Node]) -> int:
+        return max(self.of(node.silos, node.holds, node.rounds) for node in silos.values())
+
+    def of(self, silos: Mapping[str, Node], holds: bool, rounds: int) -> int:
+        if not silos:
+            return 1
+        own, below = int(holds), self.below(silos)
+        return rounds * (own + below if self.sequential else max(own, below))
+
+
+def stages(federation: Federation, tree: Tree) -> int:
+    """Rounds of a rival for one round of the tree."""
+    return _Way(tree.order == "sequential").of(federation.silos, federation.root is not None, 1)
+
+
+def flat(federation: Federation) -> Federation:
+    """Every node with data is a silo; a mixture has its silos' sources."""
+    nodes = dict(walk(federation.silos))
+    silos = {}
+    for name, holder in holders(federation).items():
+        leaf = nodes[name] if name in nodes and not nodes[name].silos else None
+        silos[POOL if name == ROOT else name] = leaf or Node(sources=holder.sources)
+    return _arranged(federation, silos, MOMENTUM)
+
+
+def pool(federation: Federation) -> Federation:
+    guarded = next((name for name, node in walk(federation.silos) if node.policy is not None), None)
+    if guarded is not None:
+        raise ConfigError(
+            f"--methods: 'pooled' pools the silos' data, and no policy can allow that: leave out silos.{guarded}.policy"
+        )
+    own = federation.root.sources if federation.root else ()
+    return _arranged(federation, {POOL: Node(sources=(*own, *pooled(federation.silos)))}, None)
+
+
+RIVALS: dict[str, Callable[[Federation], Federation]] = {"flat": flat, "pooled": pool}
+
+
+def _arranged(federation: Federation, silos: dict[str, Node], server: Server | None) -> Federation:
+    tree = build_method(federation).tree
+    if tree is None or not is_tree(federation):
+        raise ConfigError(
+            "--methods: 'flat' and 'pooled' are rivals of a tree of models: the file needs regions and a method for "
+            "trees (worldlm, hierfavg, fedper)"
+        )
+    times = stages(federation, tree)
+    changes: dict[str, Any] = {
+        "silos": silos,
+        "root": None,
+        "rounds": times * federation.rounds,
+        "method": Named(name="hierfavg"),
+        "server": server,
+        "evaluate": federation.evaluate.model_copy(update={"every": times * federation.evaluate.every}),
+        "checkpoint": federation.checkpoint.model_copy(update={"every": times * federation.checkpoint.every}),
+    }
+    return federation.model_copy(update=changes)
