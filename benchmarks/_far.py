@@ -16,7 +16,7 @@ from hansa.deploy import authority
 from hansa.deploy.agent import Agent
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.network.link import NatsLink
-from hansa.deploy.server_session import seat
+from hansa.deploy.server_session import server_session
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def federation(folder: Path, silos: int, processes: int) -> Iterator[tuple[NatsL
         pipes.append(ours)
         workers.append(worker)
     try:
-        with seat(Kit(folder / "kits" / COORDINATOR), folder / "seat", None, lambda text: None) as link:
+        with server_session(Kit(folder / "kits" / COORDINATOR), folder / "seat", None, lambda text: None) as link:
             link.share_settings(b"{}")
             yield link, pipes
     finally:

@@ -46,8 +46,8 @@ def main() -> None:
         file = templates.new("translation", Path(folder) / "data")
         settings = read(file, ["rounds=1", "train.steps=60", "train.schedule=constant", "task.beams=1"])
         outcome = run(settings, Path(folder) / "run", workers=0)
-        site, model = load(outcome.folder)
-        held = [site.silo(name).examples("train") for name in ("news", "menus")]
+        runtime, model = load(outcome.folder)
+        held = [runtime.silo(name).examples("train") for name in ("news", "menus")]
         news, menus = held
         joined = Examples(
             np.concatenate([news.ids, menus.ids]),
@@ -60,8 +60,10 @@ def main() -> None:
         chosen = stream(0, "decode").permutation(len(joined))[:384]
         with torch.inference_mode():
             for beams, name in ((1, "greedy"), (4, "beam_4")):
-                theirs = best_of(2, lambda b=beams: plain(model, joined, chosen, site.vocabulary, b), process_time)
-                ours = best_of(2, lambda b=beams: write(model, joined, chosen, site.vocabulary, b, SIZE), process_time)
+                theirs = best_of(2, lambda b=beams: plain(model, joined, chosen, runtime.vocabulary, b), process_time)
+                ours = best_of(
+                    2, lambda b=beams: write(model, joined, chosen, runtime.vocabulary, b, SIZE), process_time
+                )
                 print(f"{name}: {len(chosen) / ours:.0f} sentences a second, plain {len(chosen) / theirs:.0f}")
                 figures.add(f"decode_{name}_vs_generate", theirs / ours, "ratio", ">=", 0.9)
     figures.end()

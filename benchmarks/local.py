@@ -11,12 +11,12 @@ from _federations import federation, model_folder, silos, tokenizer_of, words
 from _figures import Figures
 from transformers import AutoModelForMaskedLM
 
-from hansa.client.runtime import Site
+from hansa.client.runtime import Runtime
 from hansa.core.messages import Train
 from hansa.core.round import Record, screen
 from hansa.links.pool import PoolLink
 from hansa.methods.fedavg import Mean
-from hansa.runs.callbacks import Quiet
+from hansa.runs.callbacks import NoCallbacks
 from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import Ledger
 from hansa.runs.start import begin, describe
@@ -27,16 +27,16 @@ SILOS, STEPS, BATCH, LENGTH, ROUNDS = 9, 2, 16, 64, 3
 class PlainLoop:
     """The same local steps, silo after silo, as anybody would write them."""
 
-    def __init__(self, site: Site, cores: int) -> None:
-        self.site, self.cores = site, cores
-        self.model = AutoModelForMaskedLM.from_pretrained(site.folder / "start")
+    def __init__(self, runtime: Runtime, cores: int) -> None:
+        self.runtime, self.cores = runtime, cores
+        self.model = AutoModelForMaskedLM.from_pretrained(runtime.folder / "start")
         self.optimiser = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.start = {name: value.clone() for name, value in self.model.state_dict().items()}
 
     def round(self, number: int) -> float:
         work = []
         for silo in range(SILOS):
-            for batch in self.site.silo(f"s{silo}")._batches(number):
+            for batch in self.runtime.silo(f"s{silo}")._batches(number):
                 labels = np.full(batch.inputs["input_ids"].shape, -100)
                 labels.reshape(-1)[batch.rows.numpy()] = batch.targets.numpy()
                 work.append((silo, batch.inputs, torch.from_numpy(labels)))
@@ -78,11 +78,11 @@ def measure(figures: Figures, size: int, target: float, cores: int) -> None:
         directory = RunDirectory.create(settings, root / "run", False)
         ledger = Ledger(directory.path)
         with PoolLink(settings, directory.path, cores) as link:
-            begin(settings, directory, link, ledger, Quiet())
-            describe(settings, directory, link, ledger, Quiet())
+            begin(settings, directory, link, ledger, NoCallbacks())
+            describe(settings, directory, link, ledger, NoCallbacks())
         ledger.close()
-        site = Site(settings, directory.path)
-        start, plain = site.start, PlainLoop(site, cores)
+        runtime = Runtime(settings, directory.path)
+        start, plain = runtime.start, PlainLoop(runtime, cores)
         theirs, ours, alone, steps = [], [], [], []
         with PoolLink(settings, directory.path, cores) as pool, PoolLink(settings, directory.path, 1) as single:
             for number in range(1, ROUNDS + 2):  # in turns: what disturbs one disturbs the others

@@ -14,13 +14,13 @@ import torch
 from _federations import federation, model_folder, silos, tokenizer_of, words
 from _figures import Figures, best_of
 
-from hansa.client.runtime import Site
-from hansa.client.training import Optimiser
+from hansa.client.runtime import Runtime
+from hansa.client.training import Optimizer
 from hansa.config.file import read
 from hansa.core.round import Member, Moving, federated_round
 from hansa.links.pool import PoolLink
 from hansa.methods.fedavg import fedavg
-from hansa.runs.callbacks import Quiet
+from hansa.runs.callbacks import NoCallbacks
 from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import Ledger
 from hansa.runs.start import begin, describe
@@ -31,10 +31,10 @@ BATCH, LENGTH, ROUNDS = 8, 32, 5
 def bare_steps(folder: Path, names: list[str]) -> None:
     """Forward, backward and step for every silo's batches; once for every line on standard input."""
     torch.set_num_threads(1)
-    site = Site(read(folder / "federation.yaml"), folder)
-    learner, task = site.learner, site.task
-    batches = [b for name in names for parts in site.silo(name).batches(1, site.federation.train) for b in parts]
-    optimiser = Optimiser(learner, site.federation.train)
+    runtime = Runtime(read(folder / "federation.yaml"), folder)
+    learner, task = runtime.learner, runtime.task
+    batches = [b for name in names for parts in runtime.silo(name).batches(1, runtime.federation.train) for b in parts]
+    optimiser = Optimizer(learner, runtime.federation.train)
     learner.model.train()
     print("ready", flush=True)
     for _ in sys.stdin:
@@ -83,9 +83,9 @@ def measure(count: int, workers: int) -> dict[str, float]:
         directory = RunDirectory.create(settings, root / "run", False)
         ledger = Ledger(directory.path)
         with PoolLink(settings, directory.path, workers) as link:
-            begin(settings, directory, link, ledger, Quiet())
-            cards = describe(settings, directory, link, ledger, Quiet())
-            start = Site(settings, directory.path).start
+            begin(settings, directory, link, ledger, NoCallbacks())
+            cards = describe(settings, directory, link, ledger, NoCallbacks())
+            start = Runtime(settings, directory.path).start
             moving = Moving(start.copy(), {})
             members = {name: Member(card.samples(), card.per_round) for name, card in cards.items()}
             bare = Bare(directory.path, list(settings.silos), workers)

@@ -13,16 +13,16 @@ from _federations import silos, words
 from _figures import Figures, best_of
 from many_silos import Bare
 
-from hansa.client.runtime import Site
+from hansa.client.runtime import Runtime
 from hansa.config.federation import Federation
 from hansa.config.file import parse
 from hansa.config.tree import holders
 from hansa.links.pool import PoolLink
-from hansa.runs.callbacks import Quiet
+from hansa.runs.callbacks import NoCallbacks
 from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import Ledger
 from hansa.runs.start import begin, describe
-from hansa.runs.topology import grow
+from hansa.runs.topology import build_topology
 
 BATCH, STEPS, LENGTH, ROUNDS, WIDTH = 8, 8, 32, 3, 4
 
@@ -64,9 +64,9 @@ def measure(depth: int, workers: int) -> tuple[int, float, float]:
         directory = RunDirectory.create(settings, root / "run", False)
         ledger = Ledger(directory.path)
         with PoolLink(settings, directory.path, workers) as link:
-            begin(settings, directory, link, ledger, Quiet())
-            region = grow(
-                Site(settings, directory.path), link, describe(settings, directory, link, ledger, Quiet())
+            begin(settings, directory, link, ledger, NoCallbacks())
+            region = build_topology(
+                Runtime(settings, directory.path), link, describe(settings, directory, link, ledger, NoCallbacks())
             ).root
             assert region is not None
             names, moving = list(holders(settings)), region.begin()

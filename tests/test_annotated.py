@@ -116,7 +116,7 @@ def test_a_row_that_contradicts_itself_is_reported_with_its_place(name, tmp_path
     assert reason in bad.reason
 
     def load(broken):
-        data = WHOLE.model_copy(update={"broken": broken})
+        data = WHOLE.model_copy(update={"max_bad_rows": broken})
         encode = lambda some, s: Tag().encode(some, s, vocabulary)  # noqa: E731
         return examples.load([Source(train=str(file))], "train", data, ["x"], encode, "f")
 
@@ -318,7 +318,7 @@ def test_mended_brat_annotation_is_read_again(tmp_path):
 
     def tags():
         encode = lambda some, s: Tag().encode(some, s, vocabulary)  # noqa: E731
-        data = WHOLE.model_copy(update={"broken": 1.0})
+        data = WHOLE.model_copy(update={"max_bad_rows": 1.0})
         return examples.load([Source(train=str(file))], "train", data, ["x"], encode, "f").tags.tolist()
 
     before = tags()
@@ -339,7 +339,7 @@ def test_pairs_too_far_apart_are_counted_annotated_or_not(tmp_path):
     file.write_text("".join(json.dumps(row) + "\n" for row in (document, labelled, near)))
     vocabulary = Vocabulary(byte_tokenizer(), 24, ("NONE", "of"))
     encode = lambda some, s: Classify((), marked_pairs, "NONE").encode(some, s, vocabulary)  # noqa: E731
-    data = WHOLE.model_copy(update={"broken": 0.7})
+    data = WHOLE.model_copy(update={"max_bad_rows": 0.7})
     held = examples.load([Source(train=str(file))], "train", data, ["x"], encode, "f")
     assert len(held) == 1
     annotated, implied = held.problems

@@ -122,11 +122,15 @@ def test_of_pairs_both_texts_are_looked_at(tmp_path):
     for file in files.values():
         rows = [json.loads(line) for line in file.read_text().splitlines()]
         file.write_text("".join(json.dumps(row | {"other": row["text"]}) + "\n" for row in rows))
-    site = open_run(run(settings, tmp_path / "run", workers=0).folder)
-    model, held, words = site.learner.model.eval(), site.silo("north").examples("train"), len(site.vocabulary.special)
+    runtime = open_run(run(settings, tmp_path / "run", workers=0).folder)
+    model, held, words = (
+        runtime.learner.model.eval(),
+        runtime.silo("north").examples("train"),
+        len(runtime.vocabulary.special),
+    )
     model.bert.embeddings.token_type_embeddings.weight.data.mul_(20)
-    assert kinds_in(site) == 2
-    [[indices, batch]] = islice(site.silo("north")._in_order(), 1)
+    assert kinds_in(runtime) == 2
+    [[indices, batch]] = islice(runtime.silo("north")._in_order(), 1)
     shown = inside.embed(model, batch.inputs)[0].detach()
     row = int(indices[0])
     found = Victim(model, words, True, 2).release(as_ways(held, row, words, 2))
@@ -134,9 +138,9 @@ def test_of_pairs_both_texts_are_looked_at(tmp_path):
 
     def read(kinds: int) -> float:
         victim = Victim(model, words, True, kinds)
-        banned, mask = torch.from_numpy(site.vocabulary.special), torch.ones(1, len(found), dtype=torch.long)
+        banned, mask = torch.from_numpy(runtime.vocabulary.special), torch.ones(1, len(found), dtype=torch.long)
         guessed = nearest(victim.encode, victim.table, found.unsqueeze(0), mask, banned)[0, :, 0]
-        ordinary = ~site.vocabulary.special[held[row]]
+        ordinary = ~runtime.vocabulary.special[held[row]]
         return float((guessed.numpy()[ordinary] == held[row][ordinary]).mean())
 
     assert read(2) == 1.0
@@ -200,11 +204,11 @@ def test_no_position_is_told_that_fewer_texts_than_the_floor_reach(tmp_path):
         row["text"] = " ".join(row["text"].split()[: 8 if number == 0 else 3])
     (tmp_path / "data" / "north.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     outcome = run(settings, tmp_path / "run", workers=0)
-    site = open_run(outcome.folder)
+    runtime = open_run(outcome.folder)
     told = [one for one in releases(outcome.folder, "offer") if one.silo == "north"]
     assert told
     for one in told:
-        held = site.silo("north").examples("train")
+        held = runtime.silo("north").examples("train")
         for length, samples in zip(one.notes["lengths"], one.notes["samples"], strict=True):
             reached = [sum(held.lengths[i] > position for i in samples) for position in range(12)]
             assert length == sum(count >= 5 for count in reached)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from hansa.client.runtime import Site
+from hansa.client.runtime import Runtime
 from hansa.client.sampling import draw
 from hansa.config.sections import Training
-from hansa.core.messages import Card, Train
+from hansa.core.messages import DataCard, Train
 from hansa.core.seeds import stream
 from hansa.core.tensors import NOTHING
 from hansa.runs.baselines import arrange
@@ -15,7 +15,7 @@ SIZES = {"north": 1000, "south": 200, "east": 50}
 
 
 def cards(settings):
-    return {n: Card({"train": {n: size}}, settings.train.per_round(size)) for n, size in SIZES.items()}
+    return {n: DataCard({"train": {n: size}}, settings.train.per_round(size)) for n, size in SIZES.items()}
 
 
 def seen(settings, size):
@@ -75,9 +75,9 @@ def test_a_baseline_does_not_adapt_and_needs_no_rounds(federation):
 def test_a_schedule_falls_to_nothing_however_often_one_looks(federation, tmp_path, periods):
     baseline = {"lr": 1.0, "batch": 8, "schedule": "linear"}
     settings = federation(kind="central", rounds=4, evaluate={"every": 4 // periods}, baseline=baseline)
-    arranged = arrange(settings, {n: Card({"train": {n: 80}}, 16) for n in settings.silos})
+    arranged = arrange(settings, {n: DataCard({"train": {n: 80}}, 16) for n in settings.silos})
     run(settings, tmp_path / "run", workers=0)
-    silo = Site(arranged, tmp_path / "run").silo("all")
+    silo = Runtime(arranged, tmp_path / "run").silo("all")
     steps = 4 * 3 * 16 // 8 // periods
     rates = [silo._rate(Train(period + 1, NOTHING))(step) for period in range(periods) for step in range(steps)]
     assert len(rates) == 24
@@ -89,5 +89,5 @@ def test_a_schedule_falls_to_nothing_however_often_one_looks(federation, tmp_pat
 def test_a_federation_still_goes_by_rounds(federation, tmp_path):
     settings = federation(rounds=3, train=Training(schedule={"kind": "linear"}).model_dump())
     run(settings, tmp_path / "run", workers=0)
-    silo = Site(settings, tmp_path / "run").silo("north")
+    silo = Runtime(settings, tmp_path / "run").silo("north")
     assert [silo._rate(Train(r, NOTHING)) for r in (1, 2, 3)] == pytest.approx([0.75, 0.5, 0.25])

@@ -6,7 +6,7 @@ import pytest
 
 from hansa.config.file import dump, parse
 from hansa.core.errors import ConfigError
-from hansa.core.messages import Card
+from hansa.core.messages import DataCard
 from hansa.data.readers import Problems, rows
 from hansa.data.settings import Data
 from hansa.runs.baselines import arrange, dominant
@@ -95,15 +95,21 @@ def test_the_dominant_language_alone_is_trained_on_and_all_are_tested(federation
     settings = federation(task="classify", kind="dominant", tokenizer={"kind": "bytes"}, rounds=2)
     outcome = run(settings, tmp_path / "run", workers=0)
     assert set(outcome.metrics) == {"north", "south", "east"}
-    cards = {"a": Card({"train": {"en": 5}}, 5), "b": Card({"train": {"de": 4}}, 4), "c": Card({"train": {"de": 3}}, 3)}
+    cards = {
+        "a": DataCard({"train": {"en": 5}}, 5),
+        "b": DataCard({"train": {"de": 4}}, 4),
+        "c": DataCard({"train": {"de": 3}}, 3),
+    }
     assert dominant(cards) == "de"
-    arranged = arrange(settings, {"north": Card({"train": {"north": 9}}, 9), "south": Card({"train": {"south": 1}}, 1)})
+    arranged = arrange(
+        settings, {"north": DataCard({"train": {"north": 9}}, 9), "south": DataCard({"train": {"south": 1}}, 1)}
+    )
     limits = {source.group(""): source.limit for source in arranged.silos["all"].sources}
     assert limits == {"north": None, "south": 0, "east": 0}
 
 
 def test_with_a_tenth_active_central_training_sees_a_tenth_too(federation):
-    cards = {name: Card({"train": {name: 100}}, 100) for name in ("north", "south", "east")}
+    cards = {name: DataCard({"train": {name: 100}}, 100) for name in ("north", "south", "east")}
     whole = arrange(federation(kind="central"), cards).train.samples.floor
     part = arrange(federation(kind="central", participation={"count": 1}), cards).train.samples.floor
     assert part * 3 == whole

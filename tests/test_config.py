@@ -51,7 +51,7 @@ def refused(tmp_path: Path, text: str, *overrides: str) -> str:
         ("silos:\n  west: {silos: {fr: a}, mixture: true, train: b}\n", "not both"),
         ("silos: [\n", "not valid YAML"),
         ("just text\n", "a federation file is a mapping"),
-        (GOOD + "uses: [nowhere.py]\n", "there is no such Python file"),
+        (GOOD + "plugins: [nowhere.py]\n", "there is no such Python file"),
         (GOOD + "model: ./nowhere\n", "is not a Hugging Face model folder"),
     ],
 )

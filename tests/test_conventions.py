@@ -53,7 +53,7 @@ def test_the_page_of_settings_is_what_the_code_says():
     from hansa.config import reference
 
     assert (ROOT / "docs" / "federation-file.md").read_text(encoding="utf-8") == reference.page()
-    for name in ("`at_once`", "### `fedadam`", "### `relation`", "`multiplier`"):
+    for name in ("`micro_batch`", "### `fedadam`", "### `relation`", "`multiplier`"):
         assert name in reference.page()
 
 

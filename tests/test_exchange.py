@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from hansa.client import release_log as record
-from hansa.client.runtime import Site
+from hansa.client.runtime import Runtime
 from hansa.config.file import parse
 from hansa.core import wire
 from hansa.core.errors import ConfigError
 from hansa.core.exchange import Sizes
-from hansa.core.messages import Lost, Offer, Scores, Trade, Train, Update
-from hansa.core.participation import Member, Moving
+from hansa.core.messages import Failure, Knowledge, Scores, ShareKnowledge, Train, Update
+from hansa.core.participation import Child, ServerState
 from hansa.core.round import federated_round
 from hansa.core.tensors import Layout, Tensors
 from hansa.links.local import LocalLink
@@ -56,12 +56,12 @@ BAD = {
     "not finite": pairs(torch.full((2, WIDTH), float("nan")), torch.full((2, CLASSES), 1 / CLASSES)),
     "number of rows": replace(GOOD, members=(1,)),
     "no sample": replace(GOOD, members=(3, 0)),
-    "no numbers": Offer(Tensors.zeros(Layout((), ())), members=(1,)),
+    "no numbers": Knowledge(Tensors.zeros(Layout((), ())), members=(1,)),
     "has no numbers": pairs(torch.ones(2, 0), torch.ones(2, 0)),
-    "4 groups of its samples are too small": Offer(Tensors.zeros(Layout((), ())), withheld=4),
-    "it told nothing": Offer(Tensors.zeros(Layout((), ()))),
+    "4 groups of its samples are too small": Knowledge(Tensors.zeros(Layout((), ())), withheld=4),
+    "it told nothing": Knowledge(Tensors.zeros(Layout((), ()))),
     "a Scores instead": Scores({}),
-    "gone": Lost("gone"),
+    "gone": Failure("gone"),
 }
 
 
@@ -72,13 +72,13 @@ def one_round(offers):
     def answer(name):
         def reply(request):
             asked[name].append(request)
-            return offers[name] if isinstance(request, Trade) else update([1.0, -1.0], samples=10)
+            return offers[name] if isinstance(request, ShareKnowledge) else update([1.0, -1.0], samples=10)
 
         return reply
 
     settings = parse({"silos": dict.fromkeys(offers, "x")})
-    moving = Moving(Tensors(Layout(("w",), ((2,),)), torch.tensor([5.0, 5.0])), {})
-    members = {name: Member(10, 10) for name in offers}
+    moving = ServerState(Tensors(Layout(("w",), ((2,),)), torch.tensor([5.0, 5.0])), {})
+    members = {name: Child(10, 10) for name in offers}
     method = fedkc(fedavg(), "last", 2, 1.0, 1)
     sizes = Sizes(WIDTH, WIDTH, CLASSES, 12)
     return federated_round("root", members, LocalLink(answer), method, settings, moving, 0, sizes), asked
@@ -92,7 +92,7 @@ def test_everyone_hears_the_others_and_not_itself():
     _, asked = one_round(offers)
     for name in offers:
         trade, train = asked[name]
-        assert isinstance(trade, Trade)
+        assert isinstance(trade, ShareKnowledge)
         assert isinstance(train, Train)
         heard = [float(offer.knowledge["centroids"][0, 0]) for offer in train.offers]
         assert heard == [float(offers[n].knowledge["centroids"][0, 0]) for n in offers if n != name]
@@ -131,8 +131,8 @@ def test_the_model_travels_once():
 
 def test_the_link_does_not_matter(classify, tmp_path):
     settings = classify()
-    direct = run_over(settings, tmp_path / "direct", lambda site: LocalLink(lambda n: site.silo(n).answer))
-    wired = run_over(settings, tmp_path / "wired", lambda site: LocalLink(lambda n: site.silo(n).answer, True))
+    direct = run_over(settings, tmp_path / "direct", lambda runtime: LocalLink(lambda n: runtime.silo(n).answer))
+    wired = run_over(settings, tmp_path / "wired", lambda runtime: LocalLink(lambda n: runtime.silo(n).answer, True))
     pooled = weights(run(settings, tmp_path / "pool", workers=2).folder / "model")
     assert same(direct, wired)
     assert same(direct, pooled)
@@ -200,17 +200,17 @@ def test_a_silo_that_failed_still_holds_the_model_for_its_second_try(classify, t
     """The first error must not hide behind another."""
     settings = classify(method={"name": "fedkc", "floor": 1, "q": 2})
     outcome = run(settings, tmp_path / "run", workers=0)
-    site = Site(settings, outcome.folder)
-    silo, model = site.silo("north"), site.start.copy()
-    assert isinstance(silo.answer(Trade(1, model)), Offer)
+    runtime = Runtime(settings, outcome.folder)
+    silo, model = runtime.silo("north"), runtime.start.copy()
+    assert isinstance(silo.answer(ShareKnowledge(1, model)), Knowledge)
     held = Train(1, Tensors.zeros(Layout((), ())), held=True)
-    assert isinstance(silo.answer(replace(held, round=2)), Lost), "not one of another round"
+    assert isinstance(silo.answer(replace(held, round=2)), Failure), "not one of another round"
     with monkeypatch.context() as broken:
         broken.setattr(silo, "batches", lambda *_: iter([[None]]))
         with pytest.raises(AttributeError):
             silo.answer(held)
     assert isinstance(silo.answer(held), Update)
-    assert isinstance(silo.answer(held), Lost), "and then lets it go"
+    assert isinstance(silo.answer(held), Failure), "and then lets it go"
 
 
 # ── refused before anything is loaded ─────────────────────────────────────────────────────────────────────────────
@@ -234,6 +234,8 @@ def test_the_method_in_the_documentation_runs(classify, tmp_path):
     page = (Path(__file__).parent.parent / "docs" / "papers.md").read_text(encoding="utf-8")
     [code] = re.findall(r"```python\n(# priors.py.*?)```", page, re.S)
     (tmp_path / "priors.py").write_text(code)
-    outcome = run(classify(uses=[str(tmp_path / "priors.py")], method="priors", rounds=1), tmp_path / "run", workers=0)
+    outcome = run(
+        classify(plugins=[str(tmp_path / "priors.py")], method="priors", rounds=1), tmp_path / "run", workers=0
+    )
     [(up, down)] = answers(outcome.folder, "select sum(offered), sum(told) from traffic")
     assert (up, down) == (3 * 2 * 4, 3 * 2 * 2 * 4), "two numbers from each of three silos, to two others"

@@ -5,12 +5,12 @@ from time import monotonic
 import pytest
 import torch
 
-from hansa.client.runtime import Site
+from hansa.client.runtime import Runtime
 from hansa.config.nodes import Node
 from hansa.core.inner_node import Federation
 from hansa.core.link import Answer
-from hansa.core.messages import Card, Describe, Evaluate, Scores
-from hansa.core.participation import Member
+from hansa.core.messages import DataCard, DescribeData, Evaluate, Scores
+from hansa.core.participation import Child
 from hansa.core.tensors import Tensors
 from hansa.methods.fedavg import fedavg
 from hansa.runs.directory import RunDirectory
@@ -41,7 +41,7 @@ def test_a_regions_own_rounds_do_not_use_up_the_schedule(federation, tmp_path):
     settings = below(federation(rounds=2, train=train, checkpoint={"every": 1}), rounds=2)
     run(settings, tmp_path / "run", workers=0)
     directory = RunDirectory(tmp_path / "run")
-    start = Site(settings, tmp_path / "run").start.flat
+    start = Runtime(settings, tmp_path / "run").start.flat
     after = [directory.restore(r).model.flat for r in (1, 2)]
     moved = [float((b - a).norm()) for a, b in ((start, after[0]), (after[0], after[1]))]
     assert moved[1] > 0.1 * moved[0] > 0
@@ -67,11 +67,11 @@ def test_evaluation_below_a_region_has_a_deadline_too(federation, tmp_path):
     class Noted:
         def ask(self, asks, until):
             asked.append(until)
-            replies = {Evaluate: Scores({"north": {"tokens": 1.0}}), Describe: Card({}, 0)}
+            replies = {Evaluate: Scores({"north": {"tokens": 1.0}}), DescribeData: DataCard({}, 0)}
             return iter([Answer(node, replies[type(request)]) for node, request in asks.items()])
 
-    region = Federation("region", {"north": Member(1, 1)}, Noted(), fedavg(), settings)
+    region = Federation("region", {"north": Child(1, 1)}, Noted(), fedavg(), settings)
     region.answer(Evaluate(0, Tensors.of({})))
-    region.answer(Describe())
+    region.answer(DescribeData())
     assert asked[0] == pytest.approx(monotonic() + 5.0, abs=1.0)
     assert asked[1] is None, "before the first round there is time"

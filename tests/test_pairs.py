@@ -108,7 +108,7 @@ def test_a_pair_without_its_second_text_is_noted_and_the_run_goes_on(pairs, tmp_
     file.write_text(file.read_text() + json.dumps({"a": "fever 7", "label": 1}) + "\n")
     with pytest.raises(DataError, match=r"1 of 61 lines cannot be used.*field 'b'"):
         run(pairs, tmp_path / "strict", workers=0)
-    some = pairs.model_copy(update={"data": pairs.data.model_copy(update={"broken": 0.1})})
+    some = pairs.model_copy(update={"data": pairs.data.model_copy(update={"max_bad_rows": 0.1})})
     ledger = Ledger(run(some, tmp_path / "run", workers=0).folder)
     noted = ledger.select("select text from events where node='en' and kind='data'")
     ledger.close()

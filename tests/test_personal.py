@@ -14,7 +14,7 @@ from hansa.core.errors import DataError
 from hansa.core.learner import Learner, Work
 from hansa.core.messages import Scores
 from hansa.core.tensors import Tensors
-from hansa.methods.fedavg import Plain
+from hansa.methods.fedavg import PlainObjective
 from hansa.runs.inference import load
 from hansa.runs.ledger import Ledger
 from hansa.runs.personalisation import mixture, similarity
@@ -42,7 +42,7 @@ def test_adaptive_mixing_is_apfl_written_out():
     training = Training(optimizer="sgd", lr=lr)
     mixing = Mixing(learner, torch.tensor(shared, dtype=torch.float32), training, alpha, alpha_lr)
     work = Work(learner, learner.state.copy(), 1, {})
-    train(work, Pull(), Plain(), training, batches(targets), 1.0, mixing)
+    train(work, Pull(), PlainObjective(), training, batches(targets), 1.0, mixing)
     for target in targets:
         gradient = alpha * own + (1 - alpha) * shared - np.array(target)
         slope = gradient @ (own - shared)
@@ -56,7 +56,7 @@ def test_alpha_stays_between_zero_and_one():
     learner = Learner(Point([5.0, 5.0]))
     mixing = Mixing(learner, torch.zeros(2), Training(lr=0.01), 0.5, 100.0)
     work = Work(learner, learner.state.copy(), 1, {})
-    train(work, Pull(), Plain(), Training(lr=0.01), batches([[0.0, 0.0]]), 1.0, mixing)
+    train(work, Pull(), PlainObjective(), Training(lr=0.01), batches([[0.0, 0.0]]), 1.0, mixing)
     assert mixing.alpha == 0.0
 
 
@@ -102,11 +102,11 @@ def test_a_mixture_is_taken_only_if_it_is_better_beyond_chance():
 
 def test_several_draws_ask_other_questions_of_the_same_samples(federation, tmp_path):
     once = run(federation(rounds=1, personal=PERSONAL, data=DATA), tmp_path / "once", workers=0)
-    site, model = load(once.folder)
-    held = site.silo("north").examples("test")
+    runtime, model = load(once.folder)
+    held = runtime.silo("north").examples("test")
 
     def tokens(draws):
-        return evaluate(model, site.task, held, site.vocabulary, 0, draws=draws).sums["north"]["tokens"]
+        return evaluate(model, runtime.task, held, runtime.vocabulary, 0, draws=draws).sums["north"]["tokens"]
 
     assert tokens(1) < tokens(3) < 4 * tokens(1)
     assert tokens(3) != 3 * tokens(1), "other masks"

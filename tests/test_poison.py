@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from hansa.client.runtime import Site
+from hansa.client.runtime import Runtime
 from hansa.core.errors import ConfigError
 from hansa.core.messages import Train, Update
-from hansa.runs.callbacks import Quiet
+from hansa.runs.callbacks import NoCallbacks
 from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import Ledger
 from hansa.runs.run import link_to
@@ -16,11 +16,11 @@ from hansa.runs.start import begin
 def update(settings, folder, name: str) -> torch.Tensor:
     directory = RunDirectory.create(settings, folder, False)
     ledger = Ledger(directory.path)
-    with link_to(settings, directory.path, 0, Quiet()) as link:
-        begin(settings, directory, link, ledger, Quiet())
+    with link_to(settings, directory.path, 0, NoCallbacks()) as link:
+        begin(settings, directory, link, ledger, NoCallbacks())
     ledger.close()
-    site = Site(settings, directory.path)
-    reply = site.silo(name).answer(Train(1, site.start))
+    runtime = Runtime(settings, directory.path)
+    reply = runtime.silo(name).answer(Train(1, runtime.start))
     assert isinstance(reply, Update)
     return reply.gradient.flat.clone()
 

@@ -25,8 +25,8 @@ def test_an_update_that_no_noise_covers_does_not_leave_a_private_silo(federation
 
 
 def test_an_update_in_the_clear_does_not_leave_under_secure_aggregation(federation):
-    with pytest.raises(ConfigError, match="'secure' hides them"):
-        build_method(federation(personal=NEARBY, secure=True))
+    with pytest.raises(ConfigError, match="'secure_aggregation' hides them"):
+        build_method(federation(personal=NEARBY, secure_aggregation=True))
 
 
 @pytest.mark.parametrize("settings", [{"method": "krum"}, {"aggregate": "krum"}])
@@ -87,8 +87,10 @@ class Settings(Section):
         return replace(fedavg(), name="impatient", pace=Buffered(2))
 """
     (tmp_path / "impatient.py").write_text(code)
-    settings = federation(method="impatient", uses=[str(tmp_path / "impatient.py")], secure=True)
+    settings = federation(method="impatient", plugins=[str(tmp_path / "impatient.py")], secure_aggregation=True)
     with pytest.raises(ConfigError, match="method 'impatient' has not"):
         check_settings(settings)
     with pytest.raises(ConfigError, match="'impatient' has every silo at work"):
-        check_settings(settings.model_copy(update={"secure": None, "participation": Participation(count=1)}))
+        check_settings(
+            settings.model_copy(update={"secure_aggregation": None, "participation": Participation(count=1)})
+        )

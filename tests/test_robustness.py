@@ -9,14 +9,14 @@ import torch
 
 from hansa.core.errors import ConfigError, UserError
 from hansa.core.exchange import flaw as offer_flaw
-from hansa.core.messages import Offer, Update
+from hansa.core.messages import Knowledge, Update
 from hansa.core.round import Record, astray, flaw
 from hansa.core.tensors import Layout, Tensors, WeightedMean
 from hansa.data.importing.clean import clean
 from hansa.data.readers import Problems
 from hansa.methods.dga import ByLoss
 from hansa.methods.fedavg import Mean
-from hansa.runs.callbacks import Quiet
+from hansa.runs.callbacks import NoCallbacks
 from hansa.runs.ledger import Ledger
 from hansa.runs.run import run
 from tests.conftest import weights
@@ -47,8 +47,8 @@ def test_of_weights_far_apart_the_larger_counts(first, second):
 
 @pytest.mark.parametrize("temperature", [-50.0, 15.0, 50.0])
 def test_a_softmax_over_losses_moves_the_model_at_every_temperature(temperature):
-    weigh, updates = ByLoss(temperature), [update([1.0, 0.0], 8.0), update([0.0, 1.0], 9.0)]
-    combined = Mean().combine(LAYOUT, ((u, weigh.weight(u)) for u in updates))
+    weighting, updates = ByLoss(temperature), [update([1.0, 0.0], 8.0), update([0.0, 1.0], 9.0)]
+    combined = Mean().combine(LAYOUT, ((u, weighting.weight(u)) for u in updates))
     assert combined.flat.sum() == pytest.approx(1.0)
 
 
@@ -70,7 +70,7 @@ def test_a_step_that_is_not_finite_is_not_taken():
 
 
 def test_an_offer_that_would_end_the_others_training_goes_no_further():
-    offer = Offer(Tensors(Layout(("centroids",), ((1, 2),)), torch.tensor([0.5, 1e25])), (20,))
+    offer = Knowledge(Tensors(Layout(("centroids",), ((1, 2),)), torch.tensor([0.5, 1e25])), (20,))
     assert "which no text has" in offer_flaw(offer, None, None)
     good = replace(offer, knowledge=Tensors(offer.knowledge.layout, torch.tensor([0.5, 3.0])))
     assert offer_flaw(good, None, None) == ""
@@ -79,7 +79,7 @@ def test_an_offer_that_would_end_the_others_training_goes_no_further():
 def test_data_that_changed_while_a_run_stood_still_is_refused(federation, tmp_path):
     settings = federation(rounds=3)
 
-    class Stop(Quiet):
+    class Stop(NoCallbacks):
         def round(self, record, seconds):
             raise KeyboardInterrupt
 
@@ -131,7 +131,7 @@ def test_every_reason_is_told_with_how_often_and_where():
 def test_a_plug_in_that_cannot_be_run_is_one_sentence_with_its_place(federation, tmp_path):
     (tmp_path / "mine.py").write_text("def broken(:\n")
     with pytest.raises(ConfigError, match=r"mine.py cannot be run: SyntaxError.*\(mine.py:1\)"):
-        run(federation(uses=[str(tmp_path / "mine.py")]), tmp_path / "run", workers=0)
+        run(federation(plugins=[str(tmp_path / "mine.py")]), tmp_path / "run", workers=0)
 
 
 def test_how_many_take_part_is_said_once(federation):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hansa.client.adaptive_sampling import next_factor
-from hansa.config.sections import Adaptation, Samples
+from hansa.config.sections import AdaptiveSampling, Samples
 from hansa.core.errors import DataError
 from hansa.runs.ledger import Ledger
 from hansa.runs.run import run
@@ -18,7 +18,7 @@ LOSS = st.floats(0.01, 20.0)
 
 
 def test_over_fitting_halves_and_learning_adds_a_quarter():
-    rule = Adaptation(tolerance=0.01)
+    rule = AdaptiveSampling(tolerance=0.01)
     assert next_factor(1.0, 2.0, 2.1, rule) == 0.5
     assert next_factor(1.0, 2.0, 1.9, rule) == 1.25
     assert next_factor(1.0, 2.0, 2.005, rule) == 1.0, "within the tolerance nothing changes"
@@ -26,7 +26,7 @@ def test_over_fitting_halves_and_learning_adds_a_quarter():
 
 @given(st.lists(LOSS, min_size=2, max_size=60))
 def test_it_stays_within_its_bounds_whatever_happens(losses):
-    rule, factor = Adaptation(least=0.5, most=2.0), 1.0
+    rule, factor = AdaptiveSampling(least=0.5, most=2.0), 1.0
     for before, now in pairwise(losses):
         factor = next_factor(factor, before, now, rule)
         assert 0.5 <= factor <= 2.0

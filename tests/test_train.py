@@ -8,7 +8,7 @@ import torch
 
 from hansa.client.training import train
 from hansa.config.sections import Training
-from hansa.methods.fedavg import Plain
+from hansa.methods.fedavg import PlainObjective
 from hansa.runs.run import run
 from hansa.tasks.classify import Classify
 from tests.classifiers import batch_of, classifier, texts_of, work_of
@@ -21,7 +21,7 @@ def after(*cuts: int) -> tuple[torch.Tensor, float, int, int]:
     edges = [0, *cuts, 7]
     parts = [batch_of(texts[a:b], labels[a:b]) for a, b in pairwise(edges)]
     learner = classifier()
-    done = train(work_of(learner), Classify(), Plain(), Training(lr=0.5), iter([parts]), 1.0)
+    done = train(work_of(learner), Classify(), PlainObjective(), Training(lr=0.5), iter([parts]), 1.0)
     return learner.flat, done.loss, done.steps, done.seen
 
 
@@ -37,9 +37,9 @@ def test_a_part_without_a_target_teaches_nothing_and_spoils_nothing():
     texts, labels = texts_of(4)
     full, empty = batch_of(texts, labels), replace(batch_of(texts[:1], labels[:1]), targets=torch.zeros(0, dtype=int))
     learner = classifier()
-    done = train(work_of(learner), Classify(), Plain(), Training(lr=0.5), iter([[full, empty]]), 1.0)
+    done = train(work_of(learner), Classify(), PlainObjective(), Training(lr=0.5), iter([[full, empty]]), 1.0)
     alone = classifier()
-    train(work_of(alone), Classify(), Plain(), Training(lr=0.5), iter([[full]]), 1.0)
+    train(work_of(alone), Classify(), PlainObjective(), Training(lr=0.5), iter([[full]]), 1.0)
     assert torch.equal(learner.flat, alone.flat)
     assert done.loss == done.loss, "a number"
 
@@ -49,7 +49,7 @@ def test_the_file_says_how_many_samples_go_through_the_model_together(federation
     settings = {"task": "classify", "rounds": 1, "model": "mini"}
     train = {"lr": 0.2, "batch": 16, "samples": {"floor": 16}}
     run(federation(**settings, train=train), tmp_path / "whole", workers=0)
-    run(federation(**settings, train=train | {"at_once": 5}), tmp_path / "parts", workers=0)
+    run(federation(**settings, train=train | {"micro_batch": 5}), tmp_path / "parts", workers=0)
     run(federation(**settings, train=train | {"batch": 5}), tmp_path / "smaller", workers=0)
     whole, parts, smaller = (weights(tmp_path / name / "model") for name in ("whole", "parts", "smaller"))
     assert not same(parts, whole), "it went another way"

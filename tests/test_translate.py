@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sacrebleu.metrics import BLEU, CHRF
 
 from hansa import templates
-from hansa.client.runtime import Site
+from hansa.client.runtime import Runtime
 from hansa.config.file import parse, read
 from hansa.core.errors import HansaError, UserError
 from hansa.core.seeds import stream
@@ -247,22 +247,22 @@ def test_running_looks_decode_as_often_as_asked(tmp_path):
 
 
 def test_the_vocabulary_has_both_sides_and_position_tables_stay_at_home(outcome):
-    site = Site(federation(outcome.folder.parent), outcome.folder)
-    assert len(site.vocabulary.tokenizer("Katze", add_special_tokens=False)["input_ids"]) < 5
-    assert len(site.vocabulary.tokenizer("sleeps", add_special_tokens=False)["input_ids"]) < 6
-    named = dict(site.learner.model.named_parameters())
+    runtime = Runtime(federation(outcome.folder.parent), outcome.folder)
+    assert len(runtime.vocabulary.tokenizer("Katze", add_special_tokens=False)["input_ids"]) < 5
+    assert len(runtime.vocabulary.tokenizer("sleeps", add_special_tokens=False)["input_ids"]) < 6
+    named = dict(runtime.learner.model.named_parameters())
     fixed = [name for name in named if "embed_positions" in name]
     assert len(fixed) == 2
-    assert not set(fixed) & set(site.learner.layout.names)
+    assert not set(fixed) & set(runtime.learner.layout.names)
 
 
 def test_a_finished_run_translates_and_is_evaluated(outcome):
-    site, model = load(outcome.folder)
-    [answer] = site.task.predict(model, site.vocabulary, "rot blau")
+    runtime, model = load(outcome.folder)
+    [answer] = runtime.task.predict(model, runtime.vocabulary, "rot blau")
     assert isinstance(answer["translation"], str)
     with pytest.raises(UserError, match=r"the text has .* tokens, and the model was trained on 16"):
-        site.task.predict(model, site.vocabulary, "rot " * 40)
-    found = score(site, model, outcome.folder.parent / "menus.jsonl", {"text": "src", "target": "tgt"})
+        runtime.task.predict(model, runtime.vocabulary, "rot " * 40)
+    found = score(runtime, model, outcome.folder.parent / "menus.jsonl", {"text": "src", "target": "tgt"})
     assert {"bleu", "chrf"} <= set(found["menus"])
 
 
@@ -274,15 +274,15 @@ def test_one_engine_for_two_languages(tmp_path):
     }
     tagged = federation(tmp_path, silos=silos, task={"name": "translate", "tag": True, "beams": 1})
     folder = run(tagged, tmp_path / "run", workers=0).folder
-    site, model = load(folder)
-    tags = [site.vocabulary.tokenizer.convert_tokens_to_ids(tag) for tag in (">>en<<", ">>xx<<")]
+    runtime, model = load(folder)
+    tags = [runtime.vocabulary.tokenizer.convert_tokens_to_ids(tag) for tag in (">>en<<", ">>xx<<")]
     assert len(set(tags)) == 2
-    held = {name: site.silo(name).examples("train") for name in silos}
+    held = {name: runtime.silo(name).examples("train") for name in silos}
     assert tags[0] in held["en"][0]
     assert tags[1] in held["xx"][0]
     with pytest.raises(UserError, match="this engine knows several languages"):
-        site.task.predict(model, site.vocabulary, "rot")
-    assert site.task.predict(model, site.vocabulary, ">>xx<< rot")[0]["translation"] is not None
+        runtime.task.predict(model, runtime.vocabulary, "rot")
+    assert runtime.task.predict(model, runtime.vocabulary, ">>xx<< rot")[0]["translation"] is not None
 
 
 @pytest.mark.parametrize("name", ["bart, forced", "t5"])
@@ -295,15 +295,15 @@ def test_a_folder_of_somebody_elses_runs_with_its_own_tokeniser(tmp_path, name):
     settings = federation(tmp_path, model=str(tmp_path / "model"), tokenizer={}, data=short, rounds=1, task=task)
     outcome = run(settings, tmp_path / "run", workers=0)
     assert "bleu" in outcome.metrics["menus"]
-    site, model = load(outcome.folder)
-    assert "translation" in site.task.predict(model, site.vocabulary, "rot")[0]
+    runtime, model = load(outcome.folder)
+    assert "translation" in runtime.task.predict(model, runtime.vocabulary, "rot")[0]
 
 
 def test_the_template_is_ready_to_be_checked_and_run(tmp_path, monkeypatch):
     monkeypatch.setattr(phrases, "SIZES", dict.fromkeys(phrases.SIZES, 30))
     file = templates.new("translation", tmp_path / "new")
     assert [silo.name for silo in preview(read(file)).silos] == ["news", "subtitles", "talks", "manual", "menus"]
-    changes = ["rounds=1", "train.steps=2", "task.beams=1", "data.broken=1", "data.max_length=24"]
+    changes = ["rounds=1", "train.steps=2", "task.beams=1", "data.max_bad_rows=1", "data.max_length=24"]
     outcome = run(read(file, changes), tmp_path / "run", workers=0)
     assert "bleu" in outcome.metrics["news"]
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hansa.client.runtime import Site
+from hansa.client.runtime import Runtime
 from hansa.config.checks import check
 from hansa.config.file import parse, read
 from hansa.config.nodes import repeats
@@ -16,11 +16,11 @@ from hansa.config.tree import holders
 from hansa.core.errors import ConfigError, UserError
 from hansa.core.messages import Fit, Train
 from hansa.core.participation import Participation
-from hansa.core.schedules import Schedule, scale
+from hansa.core.schedules import Schedule, schedule_factor
 from hansa.core.settings import Named
 from hansa.links.local import LocalLink
 from hansa.models.settings import Model
-from hansa.runs.callbacks import Quiet
+from hansa.runs.callbacks import NoCallbacks
 from hansa.runs.compare import compare, variant
 from hansa.runs.ledger import Ledger
 from hansa.runs.run import run
@@ -96,11 +96,11 @@ def score(folder, node):
 
 def own_score(settings, folder, node):
     """The same by the node's model as the run remembers it."""
-    site = Site(settings, folder)
-    site.learner.state.write(dict(own_models(site, settings.silos, settings.rounds))[node])
-    ids = site.vocabulary.tokenizer(TEXT, return_tensors="pt").input_ids
+    runtime = Runtime(settings, folder)
+    runtime.learner.state.write(dict(own_models(runtime, settings.silos, settings.rounds))[node])
+    ids = runtime.vocabulary.tokenizer(TEXT, return_tensors="pt").input_ids
     with torch.no_grad():
-        return float(site.learner.model.eval()(ids, labels=ids).loss)
+        return float(runtime.learner.model.eval()(ids, labels=ids).loss)
 
 
 def test_any_number_of_workers_and_the_wire_give_the_same_bits(tree, tmp_path):
@@ -109,7 +109,7 @@ def test_any_number_of_workers_and_the_wire_give_the_same_bits(tree, tmp_path):
     )
     run(settings, tmp_path / "0", workers=0)
     run(settings, tmp_path / "2", workers=2)
-    run_over(settings, tmp_path / "wire", lambda site: LocalLink(lambda n: site.silo(n).answer, True))
+    run_over(settings, tmp_path / "wire", lambda runtime: LocalLink(lambda n: runtime.silo(n).answer, True))
     for part in ("model", "silos/west/model", "silos/south-2/model"):
         first = weights(tmp_path / "0" / part)
         assert same(first, weights(tmp_path / "2" / part))
@@ -127,7 +127,7 @@ def test_a_run_that_was_cut_resumes_to_the_same_bits(tree, tmp_path, inner_round
     settings = settings.model_copy(update={"silos": silos})
     whole = run(settings, tmp_path / "whole", workers=0).folder
 
-    class Stop(Quiet):
+    class Stop(NoCallbacks):
         def round(self, record, seconds):
             if record.round == 3:
                 raise KeyboardInterrupt
@@ -144,11 +144,11 @@ def test_a_run_that_was_cut_resumes_to_the_same_bits(tree, tmp_path, inner_round
 def failing(names):
     """A link to silos of which some always fail."""
 
-    def answer(site, name):
+    def answer(runtime, name):
         def fail(request):
             raise RuntimeError("no power")
 
-        return fail if name in names else site.silo(name).answer
+        return fail if name in names else runtime.silo(name).answer
 
     return answer
 
@@ -157,11 +157,13 @@ def over_failing(settings, folder, names):
     """The named silos answer what comes before the first round, and fail in every round."""
     answer = failing(names)
 
-    def link_of(site):
+    def link_of(runtime):
         def find(name):
             def either(request):
                 return (
-                    answer(site, name)(request) if isinstance(request, Fit | Train) else site.silo(name).answer(request)
+                    answer(runtime, name)(request)
+                    if isinstance(request, Fit | Train)
+                    else runtime.silo(name).answer(request)
                 )
 
             return either
@@ -213,7 +215,7 @@ def test_a_deadline_reaches_down_the_tree(tree, tmp_path):
     settings = settings.model_copy(update={"silos": {"west": west, "east": east}})
     seen: list = []
     began = monotonic()
-    run_over(settings, tmp_path / "run", lambda site: Noting(lambda n: site.silo(n).answer, seen))
+    run_over(settings, tmp_path / "run", lambda runtime: Noting(lambda n: runtime.silo(n).answer, seen))
     ends = {(node, kind): until for node, kind, until in seen if kind in ("Train", "Fit")}
     assert ends["root", "Train"] is None, "the root itself waits for its own steps"
     for node in (("north", "Fit"), ("north-2", "Fit"), ("west", "Train"), ("east", "Train")):
@@ -236,7 +238,7 @@ def test_a_region_that_is_out_of_time_answers_with_the_rounds_it_has_done(tree, 
 
     monkeypatched: list = []
     settings = settings.model_copy(update={"silos": {"east": silos["east"]}})
-    run_over(settings, tmp_path / "run", lambda site: Slow(lambda n: site.silo(n).answer, worked))
+    run_over(settings, tmp_path / "run", lambda runtime: Slow(lambda n: runtime.silo(n).answer, worked))
     assert [node for node, kind, _ in worked if kind == "Fit"] == ["south", "south-2"], "one round of three"
     assert not select(tmp_path / "run", "select 1 from events where kind='lost'")
 
@@ -287,7 +289,7 @@ def test_rivals_have_the_trees_nodes_and_sequential_steps(tree, tmp_path):
     assert (beside.rounds, pooled.rounds) == (6, 6), "root, region, leaf: three stages in each of two rounds"
     assert variant(tree(root=None), "flat").rounds == 4
     assert variant(tree(method={"name": "worldlm", "order": "parallel"}), "flat").rounds == 2
-    outcomes = compare(tree(rounds=1), ["worldlm", "flat", "pooled"], tmp_path / "out", 0, lambda _: Quiet())
+    outcomes = compare(tree(rounds=1), ["worldlm", "flat", "pooled"], tmp_path / "out", 0, lambda _: NoCallbacks())
     assert all(set(outcome.metrics) == set(LEAVES) for outcome in outcomes.values())
     seen = {n: select(outcome.folder, "select sum(seen) from rounds")[0][0] for n, outcome in outcomes.items()}
     assert seen == {"worldlm": 7 * 16, "flat": 3 * 7 * 16, "pooled": 3 * 16}
@@ -321,13 +323,13 @@ def test_low_rank_additions_of_the_last_blocks_are_key_layers(tree, tmp_path):
 def test_the_learning_rate_follows_the_sequential_steps_of_the_whole_tree(tree, tmp_path, monkeypatch):
     """Root, regions and leaves take two steps each, one level after another: six of a round, twelve in all."""
     seen = []
-    from hansa.client.training import Optimiser
+    from hansa.client.training import Optimizer
 
-    rate = Optimiser.rate
-    monkeypatch.setattr(Optimiser, "rate", lambda self, lr: (seen.append(lr), rate(self, lr))[1])
+    rate = Optimizer.rate
+    monkeypatch.setattr(Optimizer, "rate", lambda self, lr: (seen.append(lr), rate(self, lr))[1])
     training = {"optimizer": "adamw", "lr": 1.0e-3, "batch": 8, "samples": {"floor": 16}}
     run(tree(train=training | {"schedule": {"kind": "cosine", "warmup": 3, "final": 0.1}}), tmp_path / "run", workers=0)
-    expected = [scale(Schedule(kind="cosine", warmup=3, final=0.1), step, 12) * 1e-3 for step in range(1, 13)]
+    expected = [schedule_factor(Schedule(kind="cosine", warmup=3, final=0.1), step, 12) * 1e-3 for step in range(1, 13)]
     assert sorted(set(np.round(seen, 9))) == sorted(set(np.round(expected, 9)))
     assert seen[:2] == pytest.approx(expected[:2]), "the root begins"
     assert len(seen) == 2 * 2 * 7

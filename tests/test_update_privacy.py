@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hansa.client.state import Memory
+from hansa.client.state import StateStore
 from hansa.config.file import parse
 from hansa.config.sections import Privacy
 from hansa.core.errors import ConfigError
@@ -75,7 +75,7 @@ def test_the_bound_is_one_at_first_and_then_the_last_norm():
 def test_a_silo_remembers_the_norm_of_what_it_would_have_sent(federation, tmp_path):
     """Not of what it sent: noise would make the bound grow from round to round."""
     outcome = run(private(federation(rounds=1), "east"), tmp_path / "run", workers=0)
-    kept = Memory(outcome.folder / "silos" / "east" / "memory").recall(2)[NORM]
+    kept = StateStore(outcome.folder / "silos" / "east" / "memory").recall(2)[NORM]
     assert 0 < float(kept) < 5.0, "the noise alone, at so many coordinates, is longer"
 
 

@@ -37,7 +37,7 @@ NatsOption = Annotated[
     str | None, typer.Option("--nats", metavar="tls://HOST:PORT", help="an existing NATS instead of one of our own")
 ]
 UsesOption = Annotated[
-    list[Path] | None, typer.Option("--uses", help="a Python file with tasks or methods of your own")
+    list[Path] | None, typer.Option("--plugins", help="a Python file with tasks or methods of your own")
 ]
 
 
@@ -155,7 +155,7 @@ def serve(
     nats: NatsOption = None,
     data: Annotated[list[Path] | None, typer.Option(help="data of the region's own, where it has any")] = None,
     policy: Annotated[Path | None, typer.Option(help="of a region: what may leave it")] = None,
-    uses: UsesOption = None,
+    plugins: UsesOption = None,
     proxy: ProxyOption = None,
     health: HealthOption = None,
     log_level: LogLevelOption = LogLevel.info,
@@ -169,7 +169,7 @@ def serve(
 
     own = Kit(kit)
     if own.card.kind == "region":
-        serve_region(own, out or Path("runs") / own.name, nats, data or [], policy, uses or [], proxy, health)
+        serve_region(own, out or Path("runs") / own.name, nats, data or [], policy, plugins or [], proxy, health)
         return
     if own.card.kind == "silo":
         raise UserError(f"{kit} is the kit of a silo: it serves nobody; use 'hansa join {kit} --data …'")
@@ -182,12 +182,12 @@ def serve(
     settings = read(federation)
     from hansa.deploy.coordinator import serve as serve_federation
     from hansa.deploy.health import probes, unreachable
-    from hansa.deploy.log_callbacks import Logged
+    from hansa.deploy.log_callbacks import LogCallbacks
     from hansa.deploy.server_session import parse_url
 
     for which in (signal.SIGTERM, signal.SIGINT):
         signal.signal(which, end_coordinator)
-    progress = Logged() if log_format is LogFormat.json else Progress(errors, settings.name)
+    progress = LogCallbacks() if log_format is LogFormat.json else Progress(errors, settings.name)
     assert own.card.serves is not None
     letters = own.card.serves.letters
     broker = parse_url(nats) if nats is not None else letters if own.card.serves.broker else ("127.0.0.1", letters[1])
@@ -212,7 +212,7 @@ def serve_region(
     nats: str | None,
     data: list[Path],
     policy: Path | None,
-    uses: list[Path],
+    plugins: list[Path],
     proxy: str | None,
     health: str | None,
 ) -> None:
@@ -221,18 +221,18 @@ def serve_region(
     from hansa.deploy.health import probes
     from hansa.deploy.join import sources
     from hansa.deploy.network.address import Proxy
-    from hansa.deploy.policy_enforcer import Law
+    from hansa.deploy.policy_enforcer import PolicyEnforcer
 
     through = Proxy.parse(proxy) if proxy else None
     held = sources(own, data) if data or own.card.sources else ()
-    law = Law.of(own, policy, out) if policy is not None or held else None
+    law = PolicyEnforcer.of(own, policy, out) if policy is not None or held else None
     with ExitStack() as stack:
 
         def ready(agent: Agent) -> None:
             on_stop(agent.stop)
             stack.enter_context(probes(health, agent.waits))
 
-        serve_it(own, out, nats, held, paths(uses), log.info, ready, law, through, log.warning)
+        serve_it(own, out, nats, held, paths(plugins), log.info, ready, law, through, log.warning)
     leave()
 
 
@@ -242,7 +242,7 @@ def join(
     home: Annotated[Path | None, typer.Option(help="where this silo keeps its own; default KIT/home")] = None,
     policy: Annotated[Path | None, typer.Option(help="what may leave; default KIT/policy.yaml")] = None,
     threads: Annotated[int, typer.Option(min=1, help="cores to train on; 1 gives the same bits as 'hansa run'")] = 1,
-    uses: UsesOption = None,
+    plugins: UsesOption = None,
     proxy: ProxyOption = None,
     health: HealthOption = None,
     log_level: LogLevelOption = LogLevel.info,
@@ -259,17 +259,17 @@ def join(
     from hansa.deploy.agent import Agent
     from hansa.deploy.health import probes
     from hansa.deploy.join import SiloTrade, sources
-    from hansa.deploy.lock_file import alone
+    from hansa.deploy.lock_file import lock_folder
     from hansa.deploy.network.address import Proxy
-    from hansa.deploy.policy_enforcer import Law
+    from hansa.deploy.policy_enforcer import PolicyEnforcer
 
     through = Proxy.parse(proxy) if proxy else None
     place = home or kit / "home"
-    law = Law.of(own, policy, place)
+    law = PolicyEnforcer.of(own, policy, place)
     if law.flaw:
         log.warning("nothing may leave: %s", law.flaw)
-    trade = SiloTrade(own, sources(own, data), paths(uses or []), law, threads)
-    with alone(place, "hansa join"):
+    trade = SiloTrade(own, sources(own, data), paths(plugins or []), law, threads)
+    with lock_folder(place, "hansa join"):
         agent = Agent(own, place, trade, log.info, through, log.warning)
         on_stop(agent.stop)
         with probes(health, agent.waits):

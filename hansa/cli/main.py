@@ -91,10 +91,10 @@ def demo(
     format: FormatOption = Format.text,
 ) -> None:
     """The main job on real data: nine silos, one model, its baselines, a report."""
-    from hansa.links.preload import warm_up
+    from hansa.links.preload import preload
 
     if workers != 0:
-        warm_up()
+        preload()
     from hansa.experiments import demo as main_job
 
     result = main_job.demo(out, workers, offline, errors)
@@ -239,9 +239,9 @@ def run(
     if link not in LINKS:
         raise UserError(f"--link {link} is not known; {did_you_mean(link, LINKS)}")
     if workers != 0 and link == "pool":
-        from hansa.links.preload import warm_up
+        from hansa.links.preload import preload
 
-        warm_up()
+        preload()
     from hansa.report import html
     from hansa.report.progress import Progress
     from hansa.runs.run import Links
@@ -406,10 +406,10 @@ def evaluate(
         "target_language": target_language,
     }
 
-    def scores(site: Any, model: Any) -> dict[str, dict[str, float]]:
+    def scores(runtime: Any, model: Any) -> dict[str, dict[str, float]]:
         if data is None:
-            return on_silos(site, model, share)
-        return score(site, model, data, fields, lambda problem: errors.print(f"note: {problem}", markup=False))
+            return on_silos(runtime, model, share)
+        return score(runtime, model, data, fields, lambda problem: errors.print(f"note: {problem}", markup=False))
 
     if silo == "all":
         if checkpoint is not None:
@@ -419,14 +419,14 @@ def evaluate(
             raise UserError(f"{data or run}: there is nothing in it that could be scored")
         finish(format, found, lambda: show_models(found, f"{run} on {data or 'the silos'}"))
     else:
-        site, model = load(run, silo, checkpoint)
-        metrics = scores(site, model)
+        runtime, model = load(run, silo, checkpoint)
+        metrics = scores(runtime, model)
         if not metrics:
             raise UserError(f"{data or run}: there is nothing in it that could be scored")
 
         def show() -> None:
             show_metrics(metrics, f"{run} on {data or 'the silos'}")
-            show_signatures(site.federation)
+            show_signatures(runtime.federation)
 
         finish(format, metrics, show)
 
@@ -450,13 +450,13 @@ def predict(
     """Fill masks, classify, continue or translate a text."""
     from hansa.runs.inference import load
 
-    site, model = load(run, silo)
-    takes = getattr(site.task, "takes", 1)  # texts for one answer
+    runtime, model = load(run, silo)
+    takes = getattr(runtime.task, "takes", 1)  # texts for one answer
     if len(texts) % takes:
         raise UserError(f"task '{site.federation.task.name}' takes {takes} texts at a time; {len(texts)} were given")
     asked = ["\t".join(texts[i : i + takes]) for i in range(0, len(texts), takes)]
     found: list[dict[str, Any]] = [
-        {"text": text, "answers": site.task.predict(model, site.vocabulary, text)} for text in asked
+        {"text": text, "answers": runtime.task.predict(model, runtime.vocabulary, text)} for text in asked
     ]
 
     def show() -> None:

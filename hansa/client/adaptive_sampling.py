@@ -11,10 +11,10 @@ always between `least` and `most` times the rule's amount. Only the silo sees th
 used goes with its update, as ever.
 """
 
-from hansa.config.sections import Adaptation
+from hansa.config.sections import AdaptiveSampling
 
 
-def next_factor(factor: float, before: float, now: float, settings: Adaptation) -> float:
+def next_factor(factor: float, before: float, now: float, settings: AdaptiveSampling) -> float:
     """The factor on the rule's amount of samples, after a look at the validation loss."""
     if now > before + settings.tolerance:
         factor *= 0.5

@@ -27,13 +27,13 @@ import torch
 from torch import Tensor
 
 from hansa.client.evaluation import PART, PARTS, whole
-from hansa.client.training import Optimiser, Parts, train
+from hansa.client.training import Optimizer, Parts, train
 from hansa.config.sections import Personal as Settings
 from hansa.config.sections import Training
 from hansa.core.device import CPU
 from hansa.core.learner import Learner, Work
-from hansa.core.messages import Lost, Personal, Personalise, Scores
-from hansa.core.schedules import scale
+from hansa.core.messages import Failure, Personalise, PersonalScores, Scores
+from hansa.core.schedules import schedule_factor
 from hansa.core.seeds import torch_seeded
 from hansa.core.tensors import Layout, Tensors, is_finite
 from hansa.tasks.base import Task
@@ -50,9 +50,9 @@ FEDERATED, OWN, MIXED, NEARBY = "federated", "personalised", "interpolated", "ne
 # ── at the silo ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def personalise(silo: "Silo", request: Personalise, settings: Settings) -> Personal | Lost:
+def personalise(silo: "Silo", request: Personalise, settings: Settings) -> PersonalScores | Failure:
     """Train the silo's own model; then give its update, or weigh it against the shared one and keep the better."""
-    learner = silo.site.learner
+    learner = silo.runtime.learner
     silo.load(request.round + 1, request.model)
     shared = learner.flat.clone()
     silo.load(request.round + 1, request.start)
@@ -60,10 +60,10 @@ def personalise(silo: "Silo", request: Personalise, settings: Settings) -> Perso
     alpha = _train(silo, request, settings, shared)
     own = learner.flat.clone()
     if not is_finite(own):
-        return Lost("its own model diverged: values that are not finite (lower personal.train.lr)")
+        return Failure("its own model diverged: values that are not finite (lower personal.train.lr)")
     if request.share:
         gradient = Tensors(learner.layout, start - own).only(request.start.layout.names).to(CPU)
-        return Personal(gradient, {}, {}, {}, alpha)
+        return PersonalScores(gradient, {}, {}, {}, alpha)
     curves: dict[str, tuple[float, ...]] = {}
     if settings.mix == "sweep":
         alpha, curves = _sweep(silo, own, shared, settings.draws)
@@ -75,16 +75,16 @@ def personalise(silo: "Silo", request: Personalise, settings: Settings) -> Perso
     sums = {name: scored[share][1] for name, share in models.items()}
     best = min(losses, key=lambda name: losses[name])
     _keep(silo, own, shared, models[best], best, losses[best])
-    return Personal(Tensors(Layout((), ()), torch.zeros(0)), sums, losses, curves, alpha)
+    return PersonalScores(Tensors(Layout((), ()), torch.zeros(0)), sums, losses, curves, alpha)
 
 
 def _sweep(silo: "Silo", own: Tensor, shared: Tensor, draws: int) -> tuple[float, dict[str, tuple[float, ...]]]:
     """The α to keep, and each metric over all of them on validation data (Figure 3)."""
-    looks = {a: overall(silo.site.task, _look(silo, own, shared, a)) for a in ALPHAS}
+    looks = {a: overall(silo.runtime.task, _look(silo, own, shared, a)) for a in ALPHAS}
     curves = {metric: tuple(look[metric] for look in looks.values()) for metric in looks[0.0]}
     alpha = min(ALPHAS, key=lambda a: looks[a]["loss"])
     plain, mixed = (_look(silo, own, shared, a, draws) for a in (0.0, alpha))
-    return (alpha if ahead(silo.site.task, plain, mixed) else 0.0), curves
+    return (alpha if ahead(silo.runtime.task, plain, mixed) else 0.0), curves
 
 
 def _scores(
@@ -93,15 +93,15 @@ def _scores(
     """Of each mixture, which at 0 and at 1 is one of the others: its validation loss, and its sums on the test set."""
     found = {}
     for share in sorted(shares):
-        loss = overall(silo.site.task, _look(silo, own, shared, share))["loss"]
+        loss = overall(silo.runtime.task, _look(silo, own, shared, share))["loss"]
         # The first draw asks the questions of the final evaluation.
         found[share] = loss, whole(silo.score("test", 1.0, PARTS, decode=True, draws=draws)).sums
     return found
 
 
 def _train(silo: "Silo", request: Personalise, settings: Settings, shared: Tensor) -> float:
-    site = silo.site
-    federation, learner = site.federation, site.learner
+    runtime = silo.runtime
+    federation, learner = runtime.federation, runtime.learner
     training = settings.train or federation.baseline
     amount = {"samples": federation.train.samples, "max_batches": federation.train.max_batches}
     training = training.model_copy(update=amount | {"keep_optimizer": False})
@@ -117,11 +117,11 @@ def _train(silo: "Silo", request: Personalise, settings: Settings, shared: Tenso
     with torch_seeded(federation.seed, first, silo.name, "personal"):
         train(
             work,
-            site.task,
+            runtime.task,
             silo.method.objective,
             training,
             batches,
-            lambda step: scale(training.schedule, before + step + 1, total),
+            lambda step: schedule_factor(training.schedule, before + step + 1, total),
             mixing,
         )
     if mixing is None:
@@ -147,7 +147,7 @@ class Mixing:
         self.own = self.flat = self.learner.flat.clone()
         self.grad = torch.zeros_like(self.own)
         self.matrices = self.learner.matrices
-        self.inner = Optimiser(self, self.training)
+        self.inner = Optimizer(self, self.training)
         self._mix()
 
     def rate(self, lr: float) -> None:
@@ -167,7 +167,7 @@ class Mixing:
 
 def _look(silo: "Silo", own: Tensor, shared: Tensor, alpha: float, draws: int = 1) -> Scores:
     """How the model at ``alpha`` does on validation data, part by part; it is left in the resident model."""
-    torch.lerp(shared, own, alpha, out=silo.site.learner.flat)
+    torch.lerp(shared, own, alpha, out=silo.runtime.learner.flat)
     return silo.score("valid", min(1.0, ENOUGH / max(1, len(silo.examples("valid")))), PARTS, draws=draws)
 
 
@@ -206,6 +206,6 @@ def _keep(silo: "Silo", own: Tensor, shared: Tensor, alpha: float, name: str, lo
     note = silo.home / "personal.json"
     if note.is_file() and json.loads(note.read_text())["loss"] <= loss:
         return
-    torch.lerp(shared, own, alpha, out=silo.site.learner.flat)
+    torch.lerp(shared, own, alpha, out=silo.runtime.learner.flat)
     silo.export()
     note.write_text(json.dumps({"model": name, "alpha": alpha, "loss": loss}))

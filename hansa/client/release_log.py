@@ -23,7 +23,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hansa.core.exchange import Indices, Told
+from hansa.core.exchange import Indices, SharedKnowledge
 from hansa.core.tensors import Tensors
 
 
@@ -52,7 +52,7 @@ class Released:
         return found
 
 
-def offer(home: Path, round: int, told: Told, received: Tensors) -> None:
+def offer(home: Path, round: int, told: SharedKnowledge, received: Tensors) -> None:
     given = told.offer
     notes = {"members": given.members, "lengths": given.lengths, "withheld": given.withheld}
     notes |= {"samples": [rows.tolist() for rows in told.samples]}

@@ -1,6 +1,6 @@
 """Where silos live: one process's tokeniser, task, method and resident model, shared by all silos that run in it.
 
-A worker of a pool, a test and a hospital's agent all hold a `Site`; it is built from the federation file and a folder
+A worker of a pool, a test and a hospital's agent all hold a `Runtime`; it is built from the federation file and a folder
 with the model's configuration and the tokeniser, and loads each part when it is first needed.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from hansa.client.silo import Silo
-from hansa.client.state import Memory
+from hansa.client.state import StateStore
 from hansa.config.federation import Federation
 from hansa.config.method import build_method
 from hansa.config.nodes import leaves, walk
@@ -21,7 +21,7 @@ from hansa.core import model_parts as parts
 from hansa.core import representations as inside
 from hansa.core.device import CPU
 from hansa.core.exchange import Sizes
-from hansa.core.hierarchy import Keys
+from hansa.core.hierarchy import KeyLayers
 from hansa.core.learner import Learner
 from hansa.core.method import Method
 from hansa.core.seeds import derive
@@ -29,18 +29,22 @@ from hansa.core.tensors import Layout, Tensors
 from hansa.models import build, tokenizer
 from hansa.models.adapt import adapt
 from hansa.privacy.policy.guard import Answer, guarded
-from hansa.privacy.secure_aggregation.announcement import Vouching
+from hansa.privacy.secure_aggregation.announcement import AnnouncementSigner
 from hansa.tasks.base import TASKS, Task, Vocabulary
 
 MODEL_FILES = ("model", "config.json", "generation_config.json")  # how their names begin; the rest is words and labels
 
 
-class Site:
+class Runtime:
     def __init__(
-        self, federation: Federation, folder: Path, vouching: Vouching | None = None, device: torch.device = CPU
+        self,
+        federation: Federation,
+        folder: Path,
+        signer: AnnouncementSigner | None = None,
+        device: torch.device = CPU,
     ) -> None:
-        self.federation, self.folder, self.vouching, self.device = federation, folder, vouching, device
-        load_plugins(federation.uses)
+        self.federation, self.folder, self.signer, self.device = federation, folder, signer, device
+        load_plugins(federation.plugins)
         self._holders = holders(federation)
         self._silos: dict[str, Silo] = {}
         self._answers: dict[str, Answer] = {}
@@ -108,11 +112,11 @@ class Site:
         return frozenset(name for name, part in self.parts.items() if part == "embeddings")
 
     @cached_property
-    def keys(self) -> Keys:
+    def keys(self) -> KeyLayers:
         """On a tree: the key layers of the resident model."""
         layout, tree = self.learner.layout, self.method.tree
         named = parts.parts(self.learner.model)
-        return Keys(layout, tree.keys({name: named[name] for name in layout.names}) if tree else {})
+        return KeyLayers(layout, tree.keys({name: named[name] for name in layout.names}) if tree else {})
 
     def start_of(self, name: str) -> Tensors:
         """Where a node's own model starts: on a tree, a node may bring weights of its own."""
@@ -129,7 +133,7 @@ class Site:
 
     def silo(self, name: str) -> Silo:
         if name not in self._silos:
-            memory = Memory(self.folder / "silos" / name / "memory")
+            memory = StateStore(self.folder / "silos" / name / "memory")
             self._silos[name] = Silo(name, self._holders[name], self, memory)
         return self._silos[name]
 

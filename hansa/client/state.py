@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 
-class Memory:
+class StateStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 

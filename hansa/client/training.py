@@ -55,7 +55,7 @@ def train(
     """Take one step per batch; return what a silo reports about it. A batch that does not fit into memory comes in
     parts, whose gradients add up to its own. ``scale`` of the learning rate may depend on the step, counted from 0."""
     learner, done, losses = work.learner, Trained(), list[Tensor]()
-    optimiser = Optimiser(learner, settings)
+    optimiser = Optimizer(learner, settings)
     if settings.keep_optimizer:
         optimiser.restore(work.memory)
     stepping = stepping or optimiser
@@ -104,7 +104,7 @@ def _clip(gradient: Tensor, bound: float) -> None:
     gradient.mul_(torch.clamp(bound / (gradient.norm() + 1e-6), max=1.0))
 
 
-class Optimiser:
+class Optimizer:
     """SGD or Adam(W) over the flat buffers, from torch; plain SGD is a single addition."""
 
     def __init__(self, learner: Parameters, settings: Training) -> None:

@@ -17,22 +17,22 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from hansa.core.compression import UPLOADS, Kind, Leaving, Parcel, Step
-from hansa.core.encoding import BLOCK, Part
+from hansa.core.compression import COMPRESSORS, Compressor, EncodedTensors, Kind, OutgoingUpdate
+from hansa.core.encoding import BLOCK, EncodedTensor
 from hansa.core.settings import Section
 
 Kept = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
 @dataclass(frozen=True)
-class Rows:
+class TopRows:
     keep: float = 1.0
     kind: ClassVar[Kind] = "values"
 
-    def code(self, parcel: Parcel, leaving: Leaving) -> Parcel:
+    def code(self, parcel: EncodedTensors, leaving: OutgoingUpdate) -> EncodedTensors:
         return {name: self._rows(part) if name in leaving.embeddings else part for name, part in parcel.items()}
 
-    def _rows(self, part: Part) -> Part:
+    def _rows(self, part: EncodedTensor) -> EncodedTensor:
         if len(part.shape) != 2 or not part.values.numel():
             return part
         rows = part.values.view(part.shape)
@@ -49,10 +49,10 @@ class TopK:
     keep: float
     kind: ClassVar[Kind] = "values"
 
-    def code(self, parcel: Parcel, leaving: Leaving) -> Parcel:
+    def code(self, parcel: EncodedTensors, leaving: OutgoingUpdate) -> EncodedTensors:
         return {name: self._largest(part) for name, part in parcel.items()}
 
-    def _largest(self, part: Part) -> Part:
+    def _largest(self, part: EncodedTensor) -> EncodedTensor:
         count = ceil(self.keep * len(part.values))
         if part.where is not None or count == len(part.values):
             return part
@@ -64,21 +64,21 @@ class TopK:
 class Bf16:
     kind: ClassVar[Kind] = "numbers"
 
-    def code(self, parcel: Parcel, leaving: Leaving) -> Parcel:
+    def code(self, parcel: EncodedTensors, leaving: OutgoingUpdate) -> EncodedTensors:
         return {name: replace(part, values=part.values.to(torch.bfloat16)) for name, part in parcel.items()}
 
 
 @dataclass(frozen=True)
-class Steps:
+class Quantize:
     """Whole numbers from −``most`` to ``most``, times a scale."""
 
     most: int
     kind: ClassVar[Kind] = "numbers"
 
-    def code(self, parcel: Parcel, leaving: Leaving) -> Parcel:
+    def code(self, parcel: EncodedTensors, leaving: OutgoingUpdate) -> EncodedTensors:
         return {name: self._rounded(part) for name, part in parcel.items()}
 
-    def _rounded(self, part: Part) -> Part:
+    def _rounded(self, part: EncodedTensor) -> EncodedTensor:
         values, most = part.values, self.most
         blocks = torch.nn.functional.pad(values, (0, -len(values) % BLOCK)).view(-1, BLOCK)
         scales: Tensor = blocks.abs().amax(dim=1) / most
@@ -87,35 +87,35 @@ class Steps:
         return replace(part, values=rounded, scales=scales, halved=most < 8)
 
 
-@UPLOADS.register("rows")
+@COMPRESSORS.register("rows")
 class RowsSettings(Section):
     keep: Kept = 0.25
 
-    def build(self) -> Step:
-        return Rows(self.keep)
+    def build(self) -> Compressor:
+        return TopRows(self.keep)
 
 
-@UPLOADS.register("top-k")
+@COMPRESSORS.register("top-k")
 class TopKSettings(Section):
     keep: Kept = 0.1
 
-    def build(self) -> Step:
+    def build(self) -> Compressor:
         return TopK(self.keep)
 
 
-@UPLOADS.register("bf16")
+@COMPRESSORS.register("bf16")
 class Bf16Settings(Section):
-    def build(self) -> Step:
+    def build(self) -> Compressor:
         return Bf16()
 
 
-@UPLOADS.register("int8")
+@COMPRESSORS.register("int8")
 class Int8Settings(Section):
-    def build(self) -> Step:
-        return Steps(127)
+    def build(self) -> Compressor:
+        return Quantize(127)
 
 
-@UPLOADS.register("int4")
+@COMPRESSORS.register("int4")
 class Int4Settings(Section):
-    def build(self) -> Step:
-        return Steps(7)
+    def build(self) -> Compressor:
+        return Quantize(7)

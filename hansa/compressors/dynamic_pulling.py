@@ -25,7 +25,7 @@ from pydantic import model_validator
 from torch import Tensor
 
 from hansa.compressors.basic import Kept
-from hansa.core.compression import UPLOADS, Kind, Leaving, Parcel, Step, last_state
+from hansa.core.compression import COMPRESSORS, Compressor, EncodedTensors, Kind, OutgoingUpdate, last_state
 from hansa.core.seeds import stream
 from hansa.core.settings import Section
 
@@ -34,7 +34,7 @@ Unit = Literal["tensors", "parameters"]
 
 
 @dataclass(frozen=True)
-class Pulling:
+class DynamicPulling:
     choose: Literal["active", "calm", "random"]
     keep: float = 0.5
     by: Unit = "tensors"
@@ -45,7 +45,7 @@ class Pulling:
     like: Literal["active", "calm"] = "calm"
     kind: ClassVar[Kind] = "tensors"
 
-    def code(self, parcel: Parcel, leaving: Leaving) -> Parcel:
+    def code(self, parcel: EncodedTensors, leaving: OutgoingUpdate) -> EncodedTensors:
         before = last_state(leaving.memory)
         if not before:
             return parcel
@@ -59,7 +59,7 @@ class Pulling:
         return {name: part for name, part in parcel.items() if name in chosen}
 
     def _choose(
-        self, names: list[str], moved: Mapping[str, float], sizes: Mapping[str, int], leaving: Leaving
+        self, names: list[str], moved: Mapping[str, float], sizes: Mapping[str, int], leaving: OutgoingUpdate
     ) -> Collection[str]:
         rule = self.like if self.choose == "random" else self.choose
         order = sorted(names, key=lambda name: moved[name], reverse=rule == "active")
@@ -104,21 +104,21 @@ class Settings(Section):
         return self
 
 
-@UPLOADS.register("active")
+@COMPRESSORS.register("active")
 class Active(Settings):
-    def build(self) -> Step:
-        return Pulling("active", **dict(self))
+    def build(self) -> Compressor:
+        return DynamicPulling("active", **dict(self))
 
 
-@UPLOADS.register("calm")
+@COMPRESSORS.register("calm")
 class Calm(Settings):
-    def build(self) -> Step:
-        return Pulling("calm", **dict(self))
+    def build(self) -> Compressor:
+        return DynamicPulling("calm", **dict(self))
 
 
-@UPLOADS.register("random")
+@COMPRESSORS.register("random")
 class Random(Settings):
     like: Literal["active", "calm"] = "calm"  # whose number of parameters is matched
 
-    def build(self) -> Step:
-        return Pulling("random", **dict(self))
+    def build(self) -> Compressor:
+        return DynamicPulling("random", **dict(self))

@@ -10,7 +10,7 @@ from hansa.config.plugins import load_plugins
 from hansa.config.tree import holders
 from hansa.core.errors import ConfigError, DataError
 from hansa.core.method import Method
-from hansa.core.participation import Arrivals
+from hansa.core.participation import BufferedRegions
 from hansa.methods.fltrust import Trust
 from hansa.tasks.base import TASKS, Task, Worded
 
@@ -32,7 +32,7 @@ def check(federation: Federation) -> None:
 
 def check_settings(federation: Federation) -> None:
     """What can be checked without the data, which may lie in other organisations."""
-    load_plugins(federation.uses)
+    load_plugins(federation.plugins)
     task = TASKS.build(federation.task)
     method = build_method(federation)
     _check_texts(federation, method, task)
@@ -104,7 +104,7 @@ def _check_tree(federation: Federation, method: Method) -> None:
             f"'{inner[0]}' has silos below it and data of its own, which method '{method.name}' does not train on: "
             "use a method for trees (worldlm), or make the data a silo"
         )
-    if isinstance(method.pace, Arrivals) and method.pace.size > len(federation.silos):
+    if isinstance(method.participation, BufferedRegions) and method.participation.size > len(federation.silos):
         raise ConfigError(
             f"method.buffer is {method.pace.size}, but {len(federation.silos)} nodes stand below the root"
         )

@@ -9,8 +9,8 @@ from hansa.config.nodes import Node
 from hansa.config.tree import is_tree, protected
 from hansa.core.errors import ConfigError
 from hansa.core.method import Method
-from hansa.core.participation import Arrivals, Together, cohort_size
-from hansa.methods.alone import Nothing
+from hansa.core.participation import BufferedRegions, Synchronous, cohort_size
+from hansa.methods.alone import ShareNothing
 from hansa.methods.dga import ByLoss
 from hansa.methods.fedavg import BySamples, Mean
 from hansa.methods.fedbuff import Buffered
@@ -20,7 +20,7 @@ from hansa.privacy.secure_aggregation.protocol import SAFE_COHORT
 
 def refuse(federation: Federation, method: Method, node: Node | None = None) -> None:
     """``method``: the root's, or that of a ``node``."""
-    if isinstance(method.pace, Buffered | Arrivals):
+    if isinstance(method.participation, Buffered | BufferedRegions):
         _by_the_clock(federation, method)
     if federation.upload.steps:
         _uploads(federation, method)
@@ -28,7 +28,7 @@ def refuse(federation: Federation, method: Method, node: Node | None = None) -> 
         _exchange(federation, method)
     if isinstance(method.aggregate, Krum):
         _krum(federation, method.aggregate, node)
-    if federation.secure is not None:
+    if federation.secure_aggregation is not None:
         _secure(federation, method)
     if federation.personal is not None:
         _personal(federation, method)
@@ -38,7 +38,7 @@ def refuse_aggregation(federation: Federation, method: Method) -> None:
     """``method`` as its paper has it, before the file's ``aggregate`` takes the place of its own."""
     assert federation.aggregate is not None
     by = federation.aggregate.weights.by
-    if isinstance(method.weigh, ByLoss) and by != "loss":
+    if isinstance(method.weighting, ByLoss) and by != "loss":
         raise ConfigError(
             f"method '{method.name}' weighs silos by their loss, but aggregate.weights says '{by}': "
             "leave aggregate.weights out, or use method 'fedavg'"
@@ -52,7 +52,7 @@ def refuse_aggregation(federation: Federation, method: Method) -> None:
 
 def refuse_node(name: str, own: Method, method: Method) -> None:
     """What a node may not have for itself; ``method``: the root's."""
-    if isinstance(own.pace, Buffered) and own.pace != method.pace:
+    if isinstance(own.participation, Buffered) and own.participation != method.participation:
         raise ConfigError(
             f"silos.{name}.method is '{own.name}', which says who is waited for: that is the root's business, give it "
             "to the whole federation"
@@ -68,22 +68,24 @@ def _secure(federation: Federation, method: Method) -> None:
     """Under masks there is a sum of whole updates, with weights that are known before."""
     if not isinstance(method.aggregate, Mean):
         raise ConfigError(
-            f"'secure' hides each update in the sum, but the aggregation of '{method.name}' must see each by itself: "
+            f"'secure_aggregation' hides each update in the sum, but the aggregation of '{method.name}' must see each by itself: "
             "leave one of the two out"
         )
-    if not isinstance(method.weigh, BySamples) or not isinstance(method.pace, Together):
+    if not isinstance(method.weighting, BySamples) or not isinstance(method.participation, Synchronous):
         raise ConfigError(
-            f"'secure' needs weights and a cohort that are known before anybody trains, and method '{method.name}' has "
-            "not: use weights by samples (or uniform), or leave 'secure' out"
+            f"'secure_aggregation' needs weights and a cohort that are known before anybody trains, and method '{method.name}' has "
+            "not: use weights by samples (or uniform), or leave 'secure_aggregation' out"
         )
     if federation.upload.steps:
-        raise ConfigError("'secure' adds whole updates under masks: leave 'upload' out")
+        raise ConfigError("'secure_aggregation' adds whole updates under masks: leave 'upload' out")
     if method.tree is not None or is_tree(federation):
-        raise ConfigError("'secure' works in a flat federation: the silos must stand directly below 'silos'")
+        raise ConfigError(
+            "'secure_aggregation' works in a flat federation: the silos must stand directly below 'silos'"
+        )
     fewest = cohort_size(federation.participation, len(federation.silos))
     if fewest < SAFE_COHORT:
         raise ConfigError(
-            f"'secure' needs a cohort of at least {SAFE_COHORT} silos to hide in, and {fewest} take part in a round"
+            f"'secure_aggregation' needs a cohort of at least {SAFE_COHORT} silos to hide in, and {fewest} take part in a round"
         )
 
 
@@ -107,7 +109,7 @@ def _exchange(federation: Federation, method: Method) -> None:
 
 
 def _uploads(federation: Federation, method: Method) -> None:
-    inner, waits = is_tree(federation), isinstance(method.pace, Together)
+    inner, waits = is_tree(federation), isinstance(method.participation, Synchronous)
     if method.upload.both and (inner or not waits):
         what = "federations of federations" if inner else f"method '{method.name}'"
         raise ConfigError(f"upload: 'both' needs one federation that remembers what each silo sent; not for {what}")
@@ -151,7 +153,7 @@ def _by_the_clock(federation: Federation, method: Method) -> None:
         raise ConfigError(
             f"method '{method.name}' goes by the clock: simulate.delay and simulate.usual must be above 0"
         )
-    if isinstance(method.pace, Arrivals):
+    if isinstance(method.participation, BufferedRegions):
         return
     part = federation.participation
     if part.count is not None or part.share < 1.0:
@@ -177,7 +179,7 @@ def _personal(federation: Federation, method: Method) -> None:
     if method.tree is not None:
         raise ConfigError(f"method '{method.name}' gives every node a model of its own: leave 'personal' out")
     assert federation.personal is not None
-    if not federation.personal.nearby or isinstance(method.scope, Nothing):
+    if not federation.personal.nearby or isinstance(method.scope, ShareNothing):
         return
     private = sorted(protected(federation))
     if private:
@@ -185,8 +187,8 @@ def _personal(federation: Federation, method: Method) -> None:
             f"personal.nearby compares the updates of the silos' own models, and the noise of silo '{private[0]}' does "
             "not cover that one: leave 'nearby' out, or privacy"
         )
-    if federation.secure is not None:
+    if federation.secure_aggregation is not None:
         raise ConfigError(
-            "personal.nearby compares each silo's update with the others', and 'secure' hides them in the sum: "
+            "personal.nearby compares each silo's update with the others', and 'secure_aggregation' hides them in the sum: "
             "leave one of the two out"
         )

@@ -13,7 +13,7 @@ from hansa.config.sections import (
     Checkpointing,
     Evaluation,
     Personal,
-    Recording,
+    ReleaseLogSettings,
     Samples,
     Secure,
     Server,
@@ -40,7 +40,7 @@ class Federation(Section):
     seed: int = 0
     kind: Literal["federated", "central", "dominant", "per-silo", "chained", "base"] = "federated"
     order: tuple[str, ...] = ()  # chained: whose data come first, second, …; default as below 'silos'
-    uses: tuple[str, ...] = ()  # Python files that add tasks or methods of your own
+    plugins: tuple[str, ...] = ()  # Python files that add tasks or methods of your own
     task: Named = Named(name="mlm")
     model: Model = Model(preset="tiny")
     tokenizer: Tokenizer = Tokenizer()
@@ -55,19 +55,19 @@ class Federation(Section):
     baseline: Training = Training(optimizer="adamw", lr=3e-5, eps=1e-6, weight_decay=0.01, keep_optimizer=True)
     server: Server | None = None  # default: what the method brings
     aggregate: Aggregation | None = None
-    secure: Secure | None = None
+    secure_aggregation: Secure | None = None
     upload: Upload = Upload()
     personal: Personal | None = None
     evaluate: Evaluation = Evaluation()
     checkpoint: Checkpointing = Checkpointing()
-    record: Recording = Recording()
+    record: ReleaseLogSettings = ReleaseLogSettings()
 
     @property
     def without_rounds(self) -> bool:
         """A baseline that trains on and on, and is looked at from time to time: its schedule goes by steps."""
         return self.kind in ("central", "dominant", "per-silo")
 
-    @field_validator("secure", mode="before")
+    @field_validator("secure_aggregation", mode="before")
     @classmethod
     def _switch(cls, value: Any) -> Any:
         return {} if value is True else None if value is False else value

@@ -165,7 +165,7 @@ def relocated(federation: Federation, path: Callable[[str], str], model: Callabl
             "root": holder(federation.root) if federation.root else None,
             "model": federation.model.model_copy(update={"path": local(federation.model.path)}),
             "tokenizer": federation.tokenizer.model_copy(update={"path": local(federation.tokenizer.path)}),
-            "uses": tuple(path(u) for u in federation.uses),
+            "plugins": tuple(path(u) for u in federation.plugins),
         }
     )
 

@@ -37,12 +37,12 @@ def _below(silos: Mapping[str, Node], held: Mapping[str, Mapping[str, int]]) -> 
     return tuple(Branch(name, held.get(name, {}), _below(node.silos, held)) for name, node in silos.items())
 
 
-def ratios(branch: Branch, weigh: Callable[[int], float], say: float = 1.0) -> dict[str, float]:
-    """The effective sampling ratio of every source. ``weigh``: a child's weight in the mean, by its samples."""
+def ratios(branch: Branch, weighting: Callable[[int], float], say: float = 1.0) -> dict[str, float]:
+    """The effective sampling ratio of every source. ``weighting``: a child's weight in the mean, by its samples."""
     found = {source: say * count / branch.samples for source, count in branch.held.items()}
-    weights = [weigh(child.samples) for child in branch.below]
+    weights = [weighting(child.samples) for child in branch.below]
     for child, weight in zip(branch.below, weights, strict=True):
-        for source, ratio in ratios(child, weigh, say * weight / sum(weights)).items():
+        for source, ratio in ratios(child, weighting, say * weight / sum(weights)).items():
             found[source] = found.get(source, 0.0) + ratio
     return found
 

@@ -17,11 +17,13 @@ def load_plugins(files: Iterable[str]) -> None:
             continue
         spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None or not path.is_file():
-            raise ConfigError(f"uses: {file}: there is no such Python file")
+            raise ConfigError(f"plugins: {file}: there is no such Python file")
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         try:
             spec.loader.exec_module(module)
         except Exception as error:
             del sys.modules[name]
-            raise ConfigError(f"uses: {file} cannot be run: {type(error).__name__}: {error} ({place(error)})") from None
+            raise ConfigError(
+                f"plugins: {file} cannot be run: {type(error).__name__}: {error} ({place(error)})"
+            ) from None

@@ -33,7 +33,7 @@ PLACES = {
     "Aggregation": "`aggregate`",
     "Weights": "`aggregate.weights`",
     "Upload": "`upload`; its steps: docs/uploads.md",
-    "Secure": "`secure`",
+    "Secure": "`secure_aggregation`",
     "Privacy": "`silos.NAME.privacy`",
     "Personal": "`personal`",
     "Evaluation": "`evaluate`",

@@ -34,7 +34,7 @@ class Privacy(Section):
     secret: bool = False  # noise from the system, which no seed repeats: for real use
 
 
-class Adaptation(Section):
+class AdaptiveSampling(Section):
     """The amount of samples follows the silo's validation loss; see stability.py."""
 
     every: Count = 5  # rounds between looks
@@ -55,7 +55,7 @@ class Samples(Section):
     epochs: Count | None = None
     replace: bool = True
     times: Positive = 1.0
-    adapt: Adaptation | None = None
+    adapt: AdaptiveSampling | None = None
 
     @field_validator("adapt", mode="before")
     @classmethod
@@ -88,7 +88,7 @@ class Training(Section):
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
     clip: Positive | None = None  # bound on the norm of a batch's gradient
     batch: Count = 16
-    at_once: Count | None = None  # of a batch, samples that go through the model together; default all: memory
+    micro_batch: Count | None = None  # of a batch, samples that go through the model together; default all: memory
     samples: Samples = Samples(epochs=1)
     steps: Count | None = None  # instead of ``samples``: local steps of a silo, spread evenly over the rounds
     max_batches: Count | None = None
@@ -193,7 +193,7 @@ class Checkpointing(Section):
     keep: Count = 2
 
 
-class Recording(Section):
+class ReleaseLogSettings(Section):
     """What silos keep a copy of when it leaves them, for an audit; see record.py."""
 
     offers: bool = False

@@ -4,11 +4,11 @@
     Then((Pulling("calm"),))                        some tensors only; the others keep their local value in the silo
     Then((TopK(0.01), Steps(127)))                  choose tensors, then values, then how numbers are written
 
-`Then` passes an update through steps, each of which makes it smaller. What steps lose of the tensors that leave is
+`CompressorChain` passes an update through steps, each of which makes it smaller. What steps lose of the tensors that leave is
 remembered and added to the next update (error feedback; Karimireddy et al. (2019), Error Feedback Fixes SignSGD,
 Algorithm 2): e ← (g + e) − decoded(coded(g + e)), so that over the rounds nothing is lost.
 
-Steps register in `UPLOADS` under the name a federation file uses, as methods do.
+Steps register in `COMPRESSORS` under the name a federation file uses, as methods do.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from typing import ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
-from hansa.core.encoding import Coded, Part
+from hansa.core.encoding import EncodedTensor, EncodedUpdate
 from hansa.core.registry import Registry
 from hansa.core.tensors import Tensors, is_finite
 
@@ -26,11 +26,11 @@ LOCAL, SENT, RESIDUAL = "upload.local.", "upload.sent.", "upload.residual"  # in
 KINDS = ("tensors", "values", "numbers")
 
 Kind = Literal["tensors", "values", "numbers"]
-Parcel = dict[str, Part]
+EncodedTensors = dict[str, EncodedTensor]
 
 
 @dataclass
-class Leaving:
+class OutgoingUpdate:
     """An update on its way out of a silo, and what the silo knows about it."""
 
     gradient: Tensors  # θ − θᵢ
@@ -45,16 +45,16 @@ class Leaving:
     moved: tuple[float, ...] = ()  # how far each tensor moved since the silo's last round, where a step measured it
 
 
-class Step(Protocol):
+class Compressor(Protocol):
     """Makes a parcel smaller: by choosing tensors, by choosing values in them, or by writing numbers in fewer bits."""
 
     @property
     def kind(self) -> Kind: ...
 
-    def code(self, parcel: Parcel, leaving: Leaving) -> Parcel: ...
+    def code(self, parcel: EncodedTensors, leaving: OutgoingUpdate) -> EncodedTensors: ...
 
 
-class Upload(Protocol):
+class Compression(Protocol):
     @property
     def selects(self) -> bool:
         """Whether tensors may be left out."""
@@ -67,24 +67,24 @@ class Upload(Protocol):
     def both(self) -> bool:
         """Whether a silo is also sent only the tensors that it sent last."""
 
-    def leave(self, leaving: Leaving) -> Tensors | Coded: ...
+    def leave(self, leaving: OutgoingUpdate) -> Tensors | EncodedUpdate: ...
 
 
 @dataclass(frozen=True)
-class Whole:
+class NoCompression:
     """Everything leaves, as it is."""
 
     selects: ClassVar[bool] = False
     keeps_local: ClassVar[bool] = False
     both: ClassVar[bool] = False
 
-    def leave(self, leaving: Leaving) -> Tensors | Coded:
+    def leave(self, leaving: OutgoingUpdate) -> Tensors | EncodedUpdate:
         return leaving.gradient
 
 
 @dataclass(frozen=True)
-class Then:
-    steps: tuple[Step, ...]
+class CompressorChain:
+    steps: tuple[Compressor, ...]
     feedback: bool = True
 
     @property
@@ -104,14 +104,14 @@ class Then:
         """Whether values of the tensors that leave may get lost."""
         return any(step.kind != "tensors" for step in self.steps)
 
-    def leave(self, leaving: Leaving) -> Tensors | Coded:
+    def leave(self, leaving: OutgoingUpdate) -> Tensors | EncodedUpdate:
         gradient = leaving.gradient
         before = leaving.memory.get(RESIDUAL) if self.feedback else None
         if not is_finite(gradient.flat):  # the federation will refuse it: do not let it into the memory
             leaving.kept |= {name: t for name, t in leaving.memory.items() if name.startswith("upload.")}
             return gradient
         target = gradient if before is None else Tensors(gradient.layout, gradient.flat + before)
-        parcel = {name: Part(tuple(t.shape), t.reshape(-1)) for name, t in target.named().items()}
+        parcel = {name: EncodedTensor(tuple(t.shape), t.reshape(-1)) for name, t in target.named().items()}
         for step in self.steps:
             parcel = step.code(parcel, leaving)
         if self.selects:
@@ -121,10 +121,10 @@ class Then:
             leaving.kept[RESIDUAL] = _residual(target, parcel, before)
         if all(part.plain for part in parcel.values()):
             return target.only(parcel)
-        return Coded.of(parcel)
+        return EncodedUpdate.of(parcel)
 
 
-def _residual(target: Tensors, parcel: Parcel, before: Tensor | None) -> Tensor:
+def _residual(target: Tensors, parcel: EncodedTensors, before: Tensor | None) -> Tensor:
     """What the code lost of the tensors that left; of the others, what was already missing."""
     lost = torch.zeros_like(target.flat) if before is None else before.clone()
     for name, part in parcel.items():
@@ -146,4 +146,4 @@ def last_state(memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {n.removeprefix(prefix): t for prefix in (LOCAL, SENT) for n, t in memory.items() if n.startswith(prefix)}
 
 
-UPLOADS: Registry[Step] = Registry("upload")
+COMPRESSORS: Registry[Compressor] = Registry("upload")

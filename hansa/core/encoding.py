@@ -1,7 +1,7 @@
 """An update in fewer bytes: some of its tensors, some of their values, in small numbers.
 
-A `Part` is what leaves of one tensor: values (float32, bfloat16, or int8 and int4 with a scale for every `BLOCK` of
-them), and, where not all of it leaves, the positions they stand at. `Coded` is parts as they travel: a line of JSON
+A `EncodedTensor` is what leaves of one tensor: values (float32, bfloat16, or int8 and int4 with a scale for every `BLOCK` of
+them), and, where not all of it leaves, the positions they stand at. `EncodedUpdate` is parts as they travel: a line of JSON
 that says what the parts are, then their bytes side by side. Positions are written as one bit per value of the tensor,
 or as the gaps between them, whichever is shorter. Opening trusts nobody: whatever does not fit the model is refused
 with a reason.
@@ -28,12 +28,12 @@ SKIP = 255  # in a list of gaps: so many values are passed over, and none stands
 WORD = 4
 
 
-class BadCode(HansaError):
+class EncodingError(HansaError):
     """A coded update that does not fit the model."""
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class EncodedTensor:
     """What leaves of one tensor. ``where``: which units leave, ascending; all if None. A unit is ``width`` values."""
 
     shape: tuple[int, ...]
@@ -64,14 +64,14 @@ class Part:
 
 
 @dataclass(frozen=True, eq=False)
-class Coded:
+class EncodedUpdate:
     """Parts as they travel. The bytes are held as 32-bit words, because that is what links move."""
 
     text: str
     words: Tensor
 
     @staticmethod
-    def of(parts: Mapping[str, Part]) -> "Coded":
+    def of(parts: Mapping[str, EncodedTensor]) -> "EncodedUpdate":
         entries, chunks = [], []
         for name, part in parts.items():
             form = INT4 if part.halved else NAMES[part.values.dtype]
@@ -85,7 +85,7 @@ class Coded:
             chunks.append(_in_halves(part.values) if part.halved else _bytes(part.values))
             entries.append(entry)
         chunks.append(torch.zeros(-sum(map(len, chunks)) % WORD, dtype=torch.uint8))
-        return Coded(
+        return EncodedUpdate(
             json.dumps(entries, ensure_ascii=False, separators=(",", ":")), torch.cat(chunks).view(torch.float32)
         )
 
@@ -95,15 +95,15 @@ class Coded:
         return tuple(entry[0] for entry in json.loads(self.text))
 
     def open(self, layout: Layout) -> Tensors:
-        """The tensors that were sent, whole, in the layout's order; `BadCode` where they do not fit it."""
+        """The tensors that were sent, whole, in the layout's order; `EncodingError` where they do not fit it."""
         try:
             named = {name: part.dense() for name, part in self._parts(layout)}
         except (ValueError, TypeError, IndexError, KeyError, RuntimeError, OverflowError) as error:
-            raise BadCode(f"its coded update cannot be read ({type(error).__name__})") from None
+            raise EncodingError(f"its coded update cannot be read ({type(error).__name__})") from None
         sent = layout.only(named)
         return Tensors(sent, torch.cat([named[name] for name in sent.names]) if named else torch.zeros(0))
 
-    def _parts(self, layout: Layout) -> Iterator[tuple[str, Part]]:
+    def _parts(self, layout: Layout) -> Iterator[tuple[str, EncodedTensor]]:
         known = dict(zip(layout.names, layout.shapes, strict=True))
         data, at, seen = self.words.view(torch.uint8), 0, set()
 
@@ -118,26 +118,26 @@ class Coded:
             shape = tuple(sizes)
             if name in seen or known.get(name) != shape:
                 what = "twice" if name in seen else "which the model does not have"
-                raise BadCode(f"its update has {str(name)[:80]} {list(shape)}, {what}")
+                raise EncodingError(f"its update has {str(name)[:80]} {list(shape)}, {what}")
             seen.add(name)
             where, width, units = None, 1, prod(shape)
             if positions:
                 kind, width, length = positions
                 if width < 1 or prod(shape) % width:
-                    raise BadCode(f"its update has {name} in rows of {width}, which do not fit {list(shape)}")
+                    raise EncodingError(f"its update has {name} in rows of {width}, which do not fit {list(shape)}")
                 units = prod(shape) // width
                 where = _read_positions(take(length), kind, units)
                 units = len(where)
             if count != units * width:
-                raise BadCode(f"its update has {count} values of {name}, where {units * width} belong")
+                raise EncodingError(f"its update has {count} values of {name}, where {units * width} belong")
             scales = take(WORD * -(-count // BLOCK)).view(torch.float32) if form in ("int8", INT4) else None
             if form == INT4:
                 values = _out_of_halves(take(-(-count // 2)), count)
             else:
                 values = take(count * FORMS[form].itemsize).view(FORMS[form])
-            yield name, Part(shape, values, scales, where, width, form == INT4)
+            yield name, EncodedTensor(shape, values, scales, where, width, form == INT4)
         if len(data) - at >= WORD:
-            raise BadCode(f"its coded update has {len(data) - at} bytes too many")
+            raise EncodingError(f"its coded update has {len(data) - at} bytes too many")
 
 
 def _bytes(values: Tensor) -> Tensor:
@@ -174,9 +174,9 @@ def _read_positions(data: Tensor, kind: str, units: int) -> Tensor:
     if kind == "bits" and len(values) == -(-units // 8):
         return torch.from_numpy(np.flatnonzero(np.unpackbits(values, count=units)))
     if kind != "gaps":
-        raise BadCode(f"its update has positions written as {str(kind)[:40]!r}, or too few of them")
+        raise EncodingError(f"its update has positions written as {str(kind)[:40]!r}, or too few of them")
     ends = np.flatnonzero(values != SKIP)
     found = np.cumsum(values, dtype=np.int64)[ends] + np.arange(len(ends))
     if len(found) and found[-1] >= units:
-        raise BadCode(f"its update has a value at {found[-1]}, where the tensor ends at {units}")
+        raise EncodingError(f"its update has a value at {found[-1]}, where the tensor ends at {units}")
     return torch.from_numpy(found)

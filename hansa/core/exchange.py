@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from hansa.core import wire
 from hansa.core.batch import Batch
-from hansa.core.messages import Lost, NodeId, Offer, Trade, Train
+from hansa.core.messages import Failure, Knowledge, NodeId, ShareKnowledge, Train
 from hansa.core.method import Exchange
-from hansa.core.participation import Asker, Moving, until
+from hansa.core.participation import Asker, ServerState, until
 from hansa.core.tensors import is_finite
 
 FARTHEST = 1e4  # what embedded texts and predictions never come to: one silo's offer must not end the others' training
@@ -36,10 +36,10 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class Told:
+class SharedKnowledge:
     """An offer, and the samples behind each of its rows; those stay in the silo."""
 
-    offer: Offer
+    offer: Knowledge
     samples: tuple[Indices, ...] = ()
 
 
@@ -54,10 +54,10 @@ class Sizes:
 
 
 @dataclass
-class Traded:
+class ExchangeOutcome:
     """What an exchange came to: what each silo hears, who was not heard and why, and what it took."""
 
-    heard: dict[NodeId, tuple[Offer, ...]] = field(default_factory=dict)
+    heard: dict[NodeId, tuple[Knowledge, ...]] = field(default_factory=dict)
     unheard: dict[NodeId, str] = field(default_factory=dict)
     sent: dict[NodeId, int] = field(default_factory=dict)  # bytes down with Trade: the model
     received: dict[NodeId, int] = field(default_factory=dict)
@@ -69,14 +69,16 @@ class Traded:
         return replace(plain, offers=self.heard[node], held=True) if node in self.heard else plain
 
 
-def trade(exchange: Exchange, cohort: list[NodeId], asker: Asker, moving: Moving, sizes: Sizes | None) -> Traded:
+def trade(
+    exchange: Exchange, cohort: list[NodeId], asker: Asker, moving: ServerState, sizes: Sizes | None
+) -> ExchangeOutcome:
     """Ask the cohort for offers, and note what each member will hear. Who could not answer holds no model either."""
-    traded, good, holding = Traded(), {}, []
-    request = Trade(moving.round + 1, moving.model)
+    traded, good, holding = ExchangeOutcome(), {}, []
+    request = ShareKnowledge(moving.round + 1, moving.model)
     for answer in asker.link.ask(dict.fromkeys(cohort, request), until(asker.settings.participation)):
         node, reply = answer.node, answer.reply
         traded.sent[node], traded.received[node] = answer.sent, answer.received
-        if isinstance(reply, Lost):
+        if isinstance(reply, Failure):
             traded.unheard[node] = reply.reason
             continue
         holding.append(node)
@@ -84,7 +86,7 @@ def trade(exchange: Exchange, cohort: list[NodeId], asker: Asker, moving: Moving
         if reason := flaw(reply, exchange, sizes):
             traded.unheard[node] = reason
         else:
-            assert isinstance(reply, Offer)
+            assert isinstance(reply, Knowledge)
             good[node] = replace(reply, knowledge=reply.knowledge.copy())
     for node in holding:
         traded.heard[node] = tuple(offer for other, offer in good.items() if other != node)
@@ -94,7 +96,7 @@ def trade(exchange: Exchange, cohort: list[NodeId], asker: Asker, moving: Moving
 
 def flaw(offer: object, exchange: Exchange, sizes: Sizes | None) -> str:
     """Why the others must not get this offer; empty if they may."""
-    if not isinstance(offer, Offer):
+    if not isinstance(offer, Knowledge):
         return f"it sent a {type(offer).__name__} instead of an offer"
     if not offer.members:
         return (

@@ -22,16 +22,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from hansa.client.state import Memory
+from hansa.client.state import StateStore
 from hansa.config.federation import Federation
 from hansa.config.nodes import ROOT
 from hansa.config.tree import protected
 from hansa.core.link import Answer, Link
-from hansa.core.messages import Evaluate, Fit, Lost, NodeId, Reply, Request, Scores, Train, Update, nothing
-from hansa.core.method import Layers, Method, Residual, Tree, Weights
-from hansa.core.participation import Arrivals, Member, Moving, Participation, choose, together, until
+from hansa.core.messages import Evaluate, Failure, Fit, NodeId, Reply, Request, Scores, Train, Update, nothing
+from hansa.core.method import Hierarchy, Layers, Method, Residual, Weights
+from hansa.core.participation import BufferedRegions, Child, Participation, ServerState, choose, together, until
 from hansa.core.round import Record, admit, astray, opened, summed, too_few
-from hansa.core.schedules import scale
+from hansa.core.schedules import schedule_factor
 from hansa.core.tensors import Layout, Tensors, is_finite
 from hansa.methods.fedbuff import VERSION, keep_versions
 
@@ -44,7 +44,7 @@ MODEL, PARENT, SERVER, KEY, RESIDUAL = "tree.model", "tree.parent", "server.", "
 
 
 @dataclass(frozen=True)
-class Keys:
+class KeyLayers:
     """Which tensors of a model form its key layers; the others are the backbone."""
 
     layout: Layout
@@ -85,7 +85,7 @@ def pack(residuals: Sequence[Residual]) -> Tensors:
     return Tensors.of({f"{i}|{r.layer}|{r.origin}": r.values for i, r in enumerate(residuals)})
 
 
-def unpack(packed: Tensors, keys: Keys) -> tuple[list[Residual], str]:
+def unpack(packed: Tensors, keys: KeyLayers) -> tuple[list[Residual], str]:
     """The residuals that fit the receiver's model, and why others do not."""
     found, reason = [], ""
     for name, values in packed.named().items():
@@ -114,8 +114,8 @@ class Loaded:
 
 def agg_parent(
     name: NodeId,
-    tree: Tree,
-    keys: Keys,
+    tree: Hierarchy,
+    keys: KeyLayers,
     memory: Mapping[str, Tensor],
     start: Callable[[], Tensors],
     request: Fit,
@@ -142,7 +142,7 @@ def agg_parent(
     return Loaded(model, named, residuals, refused)
 
 
-def kept(keys: Keys, tree: Tree, model: Tensors, request: Fit) -> dict[str, Tensor]:
+def kept(keys: KeyLayers, tree: Hierarchy, model: Tensors, request: Fit) -> dict[str, Tensor]:
     parent = {PARENT: Tensors.of(keys.read(request.model)).flat} if tree.compares_moves else {}
     return {MODEL: model.flat} | parent
 
@@ -152,11 +152,17 @@ def kept(keys: Keys, tree: Tree, model: Tensors, request: Fit) -> dict[str, Tens
 
 def fit_leaf(silo: "Silo", request: Fit) -> Reply:
     """Lines 2, 4 and 16: a leaf has nobody to ask."""
-    tree, keys = silo.method.tree, silo.site.keys
+    tree, keys = silo.method.tree, silo.runtime.keys
     if tree is None:
-        return Lost("its method does not work on trees")
+        return Failure("its method does not work on trees")
     loaded = agg_parent(
-        silo.name, tree, keys, silo.memory.recall(request.round), lambda: silo.site.start_of(silo.name), request, True
+        silo.name,
+        tree,
+        keys,
+        silo.memory.recall(request.round),
+        lambda: silo.runtime.start_of(silo.name),
+        request,
+        True,
     )
     training = Train(request.round, loaded.model, request.durable, request.begin, request.total)
     reply = silo.train(training, request.model, lambda state: kept(keys, tree, state, request))
@@ -164,7 +170,7 @@ def fit_leaf(silo: "Silo", request: Fit) -> Reply:
         return reply
     refused = {silo.name: loaded.refused} if loaded.refused else {}
     # Whom it listens to follows from its own layers, which no noise covers: a private leaf tells nobody.
-    private = silo.name in protected(silo.site.federation)
+    private = silo.name in protected(silo.runtime.federation)
     told = {} if private or not loaded.weights else {f"down {silo.name}": loaded.weights}
     return replace(reply, attention=told, refused=refused)
 
@@ -194,19 +200,19 @@ class Region:
     """An inner node of a tree, or its root: it has a model of its own, children, and perhaps data of its own."""
 
     name: NodeId
-    members: Mapping[NodeId, Member]
+    members: Mapping[NodeId, Child]
     link: Link  # to the children, and, under the region's own name, to whoever trains on its own data
     method: Method
     settings: Federation
     rounds: int  # T_q
-    keys: Keys
+    keys: KeyLayers
     start: Tensors
-    memory: Memory
-    own: Member | None = None
+    memory: StateStore
+    own: Child | None = None
     mixture: bool = False
 
     @property
-    def tree(self) -> Tree:
+    def tree(self) -> Hierarchy:
         assert self.method.tree is not None
         return self.method.tree
 
@@ -223,7 +229,7 @@ class Region:
             case Evaluate():
                 return self.evaluate(request)
             case _:
-                return Lost(f"region '{self.name}' does not answer a {type(request).__name__} request")
+                return Failure(f"region '{self.name}' does not answer a {type(request).__name__} request")
 
     def fit(self, request: Fit) -> Reply:
         memory = self.memory.recall(request.round)
@@ -238,14 +244,14 @@ class Region:
             turn = Turn(number, request.durable * self.rounds, request.begin + t * self.steps, request.total, end)
             record, up = self.round(moving, residuals, turn)
             if record.failed:
-                return Lost(f"region '{self.name}': {record.failed}")
+                return Failure(f"region '{self.name}': {record.failed}")
             residuals, upwards = [], upwards + up  # each is routed once
             records.append(record)
         state = {name: tensors.flat for name, tensors in moving.state.items()}
         self.memory.keep(request.round, kept(self.keys, self.tree, moving.model, request) | state, request.durable)
         return self._reply(request, moving.model, records, upwards, loaded)  # 16
 
-    def round(self, moving: Moving, residuals: Sequence[Residual], turn: Turn) -> tuple[Record, list[Residual]]:
+    def round(self, moving: ServerState, residuals: Sequence[Residual], turn: Turn) -> tuple[Record, list[Residual]]:
         """Lines 4 to 15: one round. If too few children answer, nothing has moved and the record says so."""
         began, number, keys, settings = perf_counter(), turn.number, self.keys, self.settings
         model, base = moving.model.copy(), keys.read(moving.model)
@@ -283,7 +289,7 @@ class Region:
         record.seconds["move"] = perf_counter() - began
         return record, upwards
 
-    def root_round(self, moving: Moving, durable: int) -> Record:
+    def root_round(self, moving: ServerState, durable: int) -> Record:
         """The root's round: what its children did not want goes down again in the next one."""
         waiting, _ = unpack(self._waiting(moving), self.keys)
         turn = Turn(moving.round + 1, durable, moving.round * self.steps, self.settings.rounds * self.steps)
@@ -295,7 +301,7 @@ class Region:
                 moving.state[f"{RESIDUAL}{name}"] = Tensors(Layout((name,), (tuple(values.shape),)), values.clone())
         return record
 
-    def begin(self) -> Moving:
+    def begin(self) -> ServerState:
         """Where the root stands before its first round."""
         return self._revive({}, self.start.copy())
 
@@ -310,8 +316,8 @@ class Region:
         replies = [answer.reply for answer in self.link.ask(asks, until(self.settings.participation))]
         given = [reply for reply in replies if isinstance(reply, Scores)]
         if not given:
-            reasons = [reply.reason for reply in replies if isinstance(reply, Lost)]
-            return Lost(f"region '{self.name}': {reasons[0] if reasons else 'nobody sent scores'}")
+            reasons = [reply.reason for reply in replies if isinstance(reply, Failure)]
+            return Failure(f"region '{self.name}': {reasons[0] if reasons else 'nobody sent scores'}")
         return sum(given[1:], given[0])
 
     def model(self, round: int) -> Tensors:
@@ -321,7 +327,7 @@ class Region:
 
     # ── the lines of a round ──────────────────────────────────────────────────────────────────────────────────────
 
-    def _client_opt(self, model: Tensors, turn: Turn) -> Update | Lost | None:
+    def _client_opt(self, model: Tensors, turn: Turn) -> Update | Failure | None:
         """Train on data of its own, in place; without any, or where that fails, the model stays."""
         if self.own is None or self.tree.order == "parallel":
             return None
@@ -330,22 +336,22 @@ class Region:
             update = admit(answer, model.layout, probe)
             if update is not None:  # while the link still holds its tensors
                 model.flat.sub_(update.gradient.flat)
-        return probe.updates.get(self.name) or Lost(probe.lost[self.name])
+        return probe.updates.get(self.name) or Failure(probe.lost[self.name])
 
     def _own_work(self, model: Tensors, turn: Turn) -> Train:
         return Train(turn.number, model, turn.durable, turn.begin, turn.total)
 
-    def _note_own(self, record: Record, trained: Update | Lost | None) -> None:
+    def _note_own(self, record: Record, trained: Update | Failure | None) -> None:
         if isinstance(trained, Update):
             record.updates[self.name] = trained
-        elif isinstance(trained, Lost):
+        elif isinstance(trained, Failure):
             record.lost[self.name] = f"its own training: {trained.reason}"
 
-    def _cohort(self, moving: Moving, model: Tensors, number: int) -> dict[NodeId, "Sent"]:
+    def _cohort(self, moving: ServerState, model: Tensors, number: int) -> dict[NodeId, "Sent"]:
         """Who takes part, and from which model: this one, or an older one where nobody waits for all."""
-        settings, pace = self.settings, self.method.pace
-        if isinstance(pace, Arrivals) and self.name == ROOT:
-            arrived = pace.land(self.members, settings, moving)
+        settings, pace = self.settings, self.method.participation
+        if isinstance(participation, BufferedRegions) and self.name == ROOT:
+            arrived = participation.land(self.members, settings, moving)
             keep_versions(moving, arrived)
             return {f.node: Sent(moving.state[f"{VERSION}{f.version}"], moving.round - f.version) for f in arrived}
         cohort = choose(self.members, settings.participation, settings.seed, number, self.name)
@@ -353,7 +359,7 @@ class Region:
         return dict.fromkeys(cohort, Sent(model))
 
     def _route(
-        self, moving: Moving, cohort: Sequence[NodeId], residuals: Sequence[Residual], base: Layers
+        self, moving: ServerState, cohort: Sequence[NodeId], residuals: Sequence[Residual], base: Layers
     ) -> dict[NodeId, list[Residual]]:
         """By what the children's key layers were when they last came; before that, they have their parent's."""
         known = {name: moving.state.get(f"{KEY}{name}") for name in cohort}
@@ -385,26 +391,26 @@ class Region:
     def _travelling(self, model: Tensors) -> Tensors:
         return model if self.tree.keys_travel else model.only(self.keys.backbone.names)
 
-    def _server_opt(self, moving: Moving, model: Tensors, gradient: Tensors, number: int) -> None:
+    def _server_opt(self, moving: ServerState, model: Tensors, gradient: Tensors, number: int) -> None:
         state = {n.removeprefix(SERVER): t for n, t in moving.state.items() if n.startswith(SERVER)}
         backbone = model.only(self.keys.backbone.names)
         server = self.settings.server
-        rate = scale(server.schedule, number, self.settings.rounds) if server else 1.0
+        rate = schedule_factor(server.schedule, number, self.settings.rounds) if server else 1.0
         self.method.server.step(backbone, gradient, state, number, rate)
         model.write(backbone)
 
     # ── what a region remembers ───────────────────────────────────────────────────────────────────────────────────
 
-    def _revive(self, memory: Mapping[str, Tensor], model: Tensors) -> Moving:
+    def _revive(self, memory: Mapping[str, Tensor], model: Tensors) -> ServerState:
         fresh = self.method.server.begin(self.keys.backbone)
         state = {f"{SERVER}{n}": t for n, t in fresh.items()}
         for name, flat in memory.items():
             if name.startswith((SERVER, KEY)):
                 layout = self.keys.backbone if name.startswith(SERVER) else self.keys.flat
                 state[name] = Tensors(layout, flat)
-        return Moving(model, state)
+        return ServerState(model, state)
 
-    def _waiting(self, moving: Moving) -> Tensors:
+    def _waiting(self, moving: ServerState) -> Tensors:
         waiting = {n.removeprefix(RESIDUAL): t.flat for n, t in moving.state.items() if n.startswith(RESIDUAL)}
         return Tensors.of(waiting)
 
@@ -474,12 +480,12 @@ class Heard:
             record.attention |= update.attention
             record.refused |= update.refused | ({answer.node: reason} if reason else {})
             update = replace(update, gradient=gradient.only(keys.backbone.names), stale=sent.stale)
-            yield update, region.method.weigh.weight(update)
+            yield update, region.method.weighting.weight(update)
 
     def _damped(self, theirs: dict[str, Tensor], stale: int) -> dict[str, Tensor]:
         """K_c ← K_q + s(τ)·(K_c − K_q): key layers that come late count less, as backbones do."""
-        pace = self.region.method.pace
-        if not stale or not isinstance(pace, Arrivals):
+        participation = self.region.method.participation
+        if not stale or not isinstance(participation, BufferedRegions):
             return theirs
-        share, here = (1 + stale) ** -pace.power, self.region.keys.read(self.sent[self.region.name].model)
+        share, here = (1 + stale) ** -participation.power, self.region.keys.read(self.sent[self.region.name].model)
         return {layer: torch.lerp(here[layer], values, share) for layer, values in theirs.items()}

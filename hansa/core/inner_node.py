@@ -10,12 +10,23 @@ from typing import Protocol
 
 from hansa.config.federation import Federation as FederationSettings
 from hansa.core.link import Link
-from hansa.core.messages import Card, Evaluate, Findings, Lost, NodeId, Reply, Request, Scores, Train, Update
+from hansa.core.messages import (
+    DataCard,
+    Evaluate,
+    Failure,
+    NodeId,
+    Reply,
+    Request,
+    Scores,
+    Train,
+    Update,
+    VocabularyCounts,
+)
 from hansa.core.method import Method
-from hansa.core.participation import Member, Moving, until
+from hansa.core.participation import Child, ServerState, until
 from hansa.core.round import federated_round, summed
 from hansa.core.tensors import Tensors
-from hansa.methods.fedavg import Sgd
+from hansa.methods.fedavg import ServerSgd
 
 
 class Node(Protocol):
@@ -30,7 +41,7 @@ class Federation:
     """
 
     name: NodeId
-    members: Mapping[NodeId, Member]
+    members: Mapping[NodeId, Child]
     link: Link
     method: Method
     settings: FederationSettings
@@ -44,8 +55,8 @@ class Federation:
                 return self._gather(request)
 
     def _train(self, request: Train) -> Reply:
-        method = replace(self.method, server=Sgd())
-        moving = Moving(request.model.copy(), {})
+        method = replace(self.method, server=ServerSgd())
+        moving = ServerState(request.model.copy(), {})
         records = []
         for k in range(self.rounds):
             moving.round = (request.round - 1) * self.rounds + k
@@ -53,7 +64,7 @@ class Federation:
                 self.name, self.members, self.link, method, self.settings, moving, request.durable * self.rounds
             )
             if record.failed:
-                return Lost(f"federation '{self.name}': {record.failed}")
+                return Failure(f"federation '{self.name}': {record.failed}")
             records.append(record)
         sent = {name for record in records for names in record.tensors.values() for name in names}
         gradient = Tensors(request.model.layout, request.model.flat - moving.model.flat).only(sent)
@@ -74,10 +85,10 @@ class Federation:
         """The children's replies as one; scores do without those who could not give any."""
         patience = until(self.settings.participation) if isinstance(request, Evaluate) else None
         replies = [answer.reply for answer in self.link.ask(dict.fromkeys(self.members, request), patience)]
-        given = [reply for reply in replies if not isinstance(reply, Lost)]
-        reasons = [reply.reason for reply in replies if isinstance(reply, Lost)]
+        given = [reply for reply in replies if not isinstance(reply, Failure)]
+        reasons = [reply.reason for reply in replies if isinstance(reply, Failure)]
         if not given or (reasons and not isinstance(request, Evaluate)):
-            return Lost(f"federation '{self.name}': {reasons[0]}")
+            return Failure(f"federation '{self.name}': {reasons[0]}")
         return merge(given)
 
 
@@ -88,16 +99,16 @@ def merge(replies: Sequence[Reply]) -> Reply:
         match first, other:
             case Scores(), Scores():
                 first = first + other
-            case Findings(), Findings():
+            case VocabularyCounts(), VocabularyCounts():
                 pieces = summed(first.pieces, other.pieces)
                 labels = tuple(sorted({*first.labels, *other.labels}))
-                first = Findings(pieces, labels, first.withheld + other.withheld)
-            case Card(), Card():
+                first = VocabularyCounts(pieces, labels, first.withheld + other.withheld)
+            case DataCard(), DataCard():
                 groups = {
                     split: summed(first.groups.get(split, {}), other.groups.get(split, {}))
                     for split in ("train", "valid", "test")
                 }
-                first = Card(groups, first.per_round + other.per_round, first.problems + other.problems)
+                first = DataCard(groups, first.per_round + other.per_round, first.problems + other.problems)
             case _:
                 raise TypeError(f"cannot merge {type(first).__name__} with {type(other).__name__}")
     return first

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from hansa.core.batch import Batch
 from hansa.core.device import CPU
-from hansa.core.messages import Offer
+from hansa.core.messages import Knowledge
 from hansa.core.tensors import Layout, Tensors
 
 
@@ -61,7 +61,7 @@ class Work:
     round: int
     memory: dict[str, Tensor]  # what the silo kept from its last round, and keeps for its next
     batch: Batch | None = None
-    offers: tuple[Offer, ...] = ()  # what the others told before this round's training
+    offers: tuple[Knowledge, ...] = ()  # what the others told before this round's training
     prepared: dict[str, Any] = field(default_factory=dict)  # what an objective works out once and needs at every step
 
     def __post_init__(self) -> None:

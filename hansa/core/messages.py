@@ -1,13 +1,13 @@
 """What nodes say to one another: frozen values, nothing else crosses a link.
 
-A request is one of `Survey`, `Describe`, `Trade`, `Train`, `Fit`, `Evaluate`, `Personalise`; a reply is one of
-`Findings`, `Card`, `Offer`, `Update`, `Scores`, `Personal`, or `Lost` where a node gave none. Secure aggregation adds
-`Advertise`, `Entrust`, `Reveal` and their replies. Everything in a reply has left the silo: it is a release.
+A request is one of `CollectVocabulary`, `DescribeData`, `ShareKnowledge`, `Train`, `Fit`, `Evaluate`, `Personalise`; a reply is one of
+`VocabularyCounts`, `DataCard`, `Knowledge`, `Update`, `Scores`, `PersonalScores`, or `Failure` where a node gave none. Secure aggregation adds
+`AdvertiseKeys`, `ShareSecrets`, `RevealShares` and their replies. Everything in a reply has left the silo: it is a release.
 """
 
 from dataclasses import dataclass, field
 
-from hansa.core.encoding import Coded
+from hansa.core.encoding import EncodedUpdate
 from hansa.core.tensors import Layout, Tensors
 
 NodeId = str
@@ -17,7 +17,7 @@ NodeId = str
 
 
 @dataclass(frozen=True)
-class Survey:
+class CollectVocabulary:
     """Before there is a model: which word pieces do you see at least ``pieces`` times (0: do not tell), and, where
     the task has classes, which ``labels``?"""
 
@@ -26,15 +26,15 @@ class Survey:
 
 
 @dataclass(frozen=True)
-class Describe:
+class DescribeData:
     """How much data do you hold?"""
 
 
 @dataclass(frozen=True)
-class Offer:
+class Knowledge:
     """What a silo tells the others before they train: knowledge in pairs (or triples, …), one per row of each tensor.
 
-    A silo's reply to a `Trade`; the others receive it with their `Train`.
+    A silo's reply to a `ShareKnowledge`; the others receive it with their `Train`.
     """
 
     knowledge: Tensors
@@ -44,7 +44,7 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Trade:
+class ShareKnowledge:
     """What does ``model`` make of your data? Keep the model: the round's `Train` starts from it."""
 
     round: int
@@ -60,8 +60,8 @@ class Train:
     durable: int = 0  # the newest checkpointed round: what a silo remembers from before it may be forgotten
     begin: int = 0  # on a tree: the sequential step of the whole tree at which this work begins,
     total: int = 0  # and how many there will be; 0: the learning rate goes by rounds
-    offers: tuple[Offer, ...] = ()  # the others'
-    held: bool = False  # this round's `Trade` brought the model: over a wire it does not travel again
+    offers: tuple[Knowledge, ...] = ()  # the others'
+    held: bool = False  # this round's `ShareKnowledge` brought the model: over a wire it does not travel again
     roster: dict[NodeId, tuple[str, ...]] = field(default_factory=dict)  # whose masks cancel: see veil.py; empty: none
     room: int = 0  # how many values the update may have, where that is more than the model here
     probe: bool = False  # only to compare others with: on other batches, and nothing is remembered
@@ -85,7 +85,7 @@ class Fit:
 
 
 @dataclass(frozen=True)
-class Advertise:
+class AdvertiseKeys:
     """Secure aggregation: make keys for this round, which starts from the model with this digest, and tell the public
     ones. See veil.py."""
 
@@ -94,7 +94,7 @@ class Advertise:
 
 
 @dataclass(frozen=True)
-class Entrust:
+class ShareSecrets:
     """Deal out shares of this round's secrets to those on the ``roster``, each sealed for its receiver; any
     ``threshold`` of them shall restore a secret."""
 
@@ -104,7 +104,7 @@ class Entrust:
 
 
 @dataclass(frozen=True)
-class Reveal:
+class RevealShares:
     """Open what was entrusted to you: the seed of whoever ``answered``, the key of whoever did not."""
 
     round: int
@@ -142,14 +142,14 @@ class Personalise:
 
 
 @dataclass(frozen=True)
-class Findings:
+class VocabularyCounts:
     pieces: dict[str, int]
     labels: tuple[str, ...] = ()
     withheld: int = 0  # pieces seen too rarely to be told
 
 
 @dataclass(frozen=True)
-class Card:
+class DataCard:
     """Sample counts: ``groups[split][language or domain]``; training samples used per round; what could not be read."""
 
     groups: dict[str, dict[str, int]]
@@ -178,7 +178,7 @@ class Update:
     seconds: float  # in training steps alone
     lost: dict[str, str] = field(default_factory=dict)  # below a federation: who gave no update, and why
     stale: int = 0  # versions of the model since the silo began; noted by whoever waited (fedbuff)
-    coded: Coded | None = None  # the gradient in fewer bytes; then ``gradient`` is empty until it is opened
+    coded: EncodedUpdate | None = None  # the gradient in fewer bytes; then ``gradient`` is empty until it is opened
     moved: tuple[float, ...] = ()  # how far each tensor moved since the silo's last round, where that decides (pulling)
     residuals: Tensors = field(default_factory=nothing)  # on a tree: layers for others, named as in `Fit`
     attention: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)  # `down|up NODE` → layer → whom
@@ -205,7 +205,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Personal:
+class PersonalScores:
     """How a silo's own models do: sums on its test data, losses on its validation data; metrics over α."""
 
     gradient: Tensors  # empty unless it was asked for
@@ -216,7 +216,7 @@ class Personal:
 
 
 @dataclass(frozen=True)
-class Advertised:
+class AdvertisedKeys:
     """A silo's public keys of a round: to seal shares with, and to agree on masks with; how many samples it has, of
     which model it was told, and, between organisations, its signature."""
 
@@ -224,18 +224,18 @@ class Advertised:
     mask: str
     samples: int
     model: str = ""
-    vouch: str = ""
+    signature: str = ""
 
 
 @dataclass(frozen=True)
-class Entrusted:
+class SecretShares:
     """Shares of a silo's secrets, sealed for each of the others."""
 
     sealed: dict[NodeId, str]
 
 
 @dataclass(frozen=True)
-class Revealed:
+class RevealedShares:
     """Of every other silo, this one's share of what undoes its masks: a point, in hexadecimal."""
 
     shares: dict[NodeId, tuple[str, ...]]
@@ -245,11 +245,33 @@ NO_ANSWER = "it did not answer before the deadline"
 
 
 @dataclass(frozen=True)
-class Lost:
+class Failure:
     """No reply, and why. A drop-out is a value, not an exception."""
 
     reason: str
 
 
-Request = Survey | Describe | Trade | Train | Fit | Evaluate | Personalise | Advertise | Entrust | Reveal
-Reply = Findings | Card | Offer | Update | Scores | Personal | Advertised | Entrusted | Revealed | Lost
+Request = (
+    CollectVocabulary
+    | DescribeData
+    | ShareKnowledge
+    | Train
+    | Fit
+    | Evaluate
+    | Personalise
+    | AdvertiseKeys
+    | ShareSecrets
+    | RevealShares
+)
+Reply = (
+    VocabularyCounts
+    | DataCard
+    | Knowledge
+    | Update
+    | Scores
+    | PersonalScores
+    | AdvertisedKeys
+    | SecretShares
+    | RevealedShares
+    | Failure
+)

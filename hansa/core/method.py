@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from torch import Tensor
 
-from hansa.core.compression import Upload
+from hansa.core.compression import Compression
 from hansa.core.link import Answer
-from hansa.core.messages import NodeId, Offer, Update
-from hansa.core.participation import Arrivals, Ask, Asker, Moving
+from hansa.core.messages import Knowledge, NodeId, Update
+from hansa.core.participation import Ask, Asker, BufferedRegions, ServerState
 from hansa.core.registry import Registry
 from hansa.core.tensors import Layout, Tensors
 
 if TYPE_CHECKING:
-    from hansa.core.exchange import Samples, Sizes, Told
+    from hansa.core.exchange import Samples, SharedKnowledge, Sizes
     from hansa.core.learner import Work
 
 
@@ -42,10 +42,10 @@ class Exchange(Protocol):
     def numbers(self, sizes: "Sizes") -> int:
         """How many numbers a silo tells in a round, at most."""
 
-    def offer(self, work: "Work", samples: "Samples") -> "Told":
+    def offer(self, work: "Work", samples: "Samples") -> "SharedKnowledge":
         """At the silo: what it tells of its data, seen with the model it received."""
 
-    def flaw(self, offer: Offer, sizes: "Sizes") -> str:
+    def flaw(self, offer: Knowledge, sizes: "Sizes") -> str:
         """At the federation: why the others must not get this offer; empty if they may."""
 
 
@@ -66,13 +66,13 @@ class Objective(Protocol):
         """After the last step: what the silo keeps, to find it in ``work.memory`` in its next round."""
 
 
-class Weighing(Protocol):
+class Weighting(Protocol):
     """The weight of an update, relative to the others of its round."""
 
     def weight(self, update: Update) -> float: ...
 
 
-class Aggregate(Protocol):
+class Aggregator(Protocol):
     """How updates become one pseudo-gradient. ``needs`` says whether a running sum is enough or whether the rule
     must see each update on its own (then secure aggregation cannot be used)."""
 
@@ -82,7 +82,7 @@ class Aggregate(Protocol):
     def combine(self, layout: Layout, updates: Iterable[tuple[Update, float]]) -> Tensors: ...
 
 
-class ServerOptimiser(Protocol):
+class ServerOptimizer(Protocol):
     """How the pseudo-gradient moves the model; ``state`` persists over rounds and in checkpoints."""
 
     def begin(self, layout: Layout) -> dict[str, Tensors]: ...
@@ -90,10 +90,10 @@ class ServerOptimiser(Protocol):
     def step(self, model: Tensors, gradient: Tensors, state: dict[str, Tensors], round: int, scale: float) -> None: ...
 
 
-class Pace(Protocol):
+class ParticipationRule(Protocol):
     """Who takes part in a round, and whose answers end it."""
 
-    def gather(self, asker: Asker, moving: Moving) -> tuple[list[NodeId], Ask]:
+    def gather(self, asker: Asker, moving: ServerState) -> tuple[list[NodeId], Ask]:
         """The cohort, and how to ask it once it is known what each member hears from the others."""
 
 
@@ -121,7 +121,7 @@ class Filter(Protocol):
         the tensors of key layers."""
 
 
-class Tree(Protocol):
+class Hierarchy(Protocol):
     """How the nodes of a tree combine their models; `fit.py` shows when each question is asked. What is not a key
     layer is the backbone: it comes from the parent, and moves by the ``aggregate`` and ``server`` slots.
     ``base``: the layers that all of those compared once had in common."""
@@ -170,15 +170,15 @@ class Tree(Protocol):
 @dataclass(frozen=True)
 class Method:
     name: str
-    pace: Pace | Arrivals  # the latter on trees alone, whose rounds are in fit.py
+    participation: ParticipationRule | BufferedRegions  # the latter on trees alone, whose rounds are in fit.py
     exchange: Exchange | None
     scope: Scope
     objective: Objective
-    upload: Upload
-    weigh: Weighing
-    aggregate: Aggregate
-    server: ServerOptimiser
-    tree: Tree | None = None  # none: inner federations average what their silos send
+    upload: Compression
+    weighting: Weighting
+    aggregate: Aggregator
+    server: ServerOptimizer
+    tree: Hierarchy | None = None  # none: inner federations average what their silos send
     whole_texts: bool = False  # it looks at the representation of a whole text: of classifiers alone
 
 

@@ -1,6 +1,6 @@
 """Who is waited for: the first steps of a round, and the slot that FedBuff fills differently.
 
-`Together` asks a cohort and waits for all of it. Time may be virtual: `simulate.delay` says how long a silo's work
+`Synchronous` asks a cohort and waits for all of it. Time may be virtual: `simulate.delay` says how long a silo's work
 would take, nobody sleeps, and methods can be compared by the clock on one machine.
 """
 
@@ -36,7 +36,7 @@ class Participation(Section):
 
 
 @dataclass(frozen=True)
-class Member:
+class Child:
     """What a federation knows of a child before it asks."""
 
     samples: int
@@ -47,7 +47,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Flight:
+class PendingWork:
     """A silo at work: which version of the model it has, when it will be done, and how many such works there were."""
 
     node: NodeId
@@ -57,14 +57,14 @@ class Flight:
 
 
 @dataclass
-class Moving:
+class ServerState:
     """What a round moves: the shared model, the server optimiser's memory, the number of rounds done, virtual time."""
 
     model: Tensors
     state: dict[str, Tensors]
     round: int = 0
     clock: float = 0.0
-    flights: list[Flight] = field(default_factory=list)  # of silos that nobody waits for (fedbuff)
+    flights: list[PendingWork] = field(default_factory=list)  # of silos that nobody waits for (fedbuff)
     sent: dict[NodeId, list[str]] = field(
         default_factory=dict
     )  # the tensors each sent last (uploads in both directions)
@@ -75,7 +75,7 @@ class Asker:
     """Who asks whom, by which rules; silos may forget what is older than the ``durable`` round."""
 
     name: NodeId
-    members: Mapping[NodeId, Member]
+    members: Mapping[NodeId, Child]
     link: Link
     settings: Federation
     durable: int
@@ -86,10 +86,10 @@ Ask = Callable[[Brief], Iterator[Answer]]
 
 
 @dataclass(frozen=True)
-class Together:
+class Synchronous:
     """A cohort, drawn from the seed; the round ends when all of it has answered, or the deadline has passed."""
 
-    def gather(self, asker: Asker, moving: Moving) -> tuple[list[NodeId], Ask]:
+    def gather(self, asker: Asker, moving: ServerState) -> tuple[list[NodeId], Ask]:
         number, settings = moving.round + 1, asker.settings
         cohort = choose(asker.members, settings.participation, settings.seed, number, asker.name)
         moving.clock += together(asker.members, cohort, number, settings)
@@ -103,7 +103,7 @@ class Together:
 
 
 @dataclass(frozen=True)
-class Arrivals:
+class BufferedRegions:
     """On a tree: the root's round ends when ``size`` of its children are done, by the virtual clock. Whoever is done
     waits for that moment and goes on from the model it makes; the others go on with the one they have. What is τ
     versions old counts (1 + τ)^−power."""
@@ -111,12 +111,12 @@ class Arrivals:
     size: int
     power: float = 0.5
 
-    def land(self, members: Mapping[NodeId, Member], settings: Federation, moving: Moving) -> list[Flight]:
+    def land(self, members: Mapping[NodeId, Child], settings: Federation, moving: ServerState) -> list[PendingWork]:
         """The children whose work ends this round; they take off again at its end."""
 
-        def take_off(node: NodeId, version: int, number: int) -> Flight:
+        def take_off(node: NodeId, version: int, number: int) -> PendingWork:
             due = moving.clock + span(node, members[node], number, settings)
-            return Flight(node, version, due, number)
+            return PendingWork(node, version, due, number)
 
         flights = moving.flights or [take_off(node, moving.round, 1) for node in sorted(members)]
         flights = sorted(flights, key=lambda flight: (flight.due, flight.node))
@@ -131,7 +131,7 @@ def until(participation: Participation) -> float | None:
 
 
 def choose(
-    members: Mapping[NodeId, Member], participation: Participation, seed: int, round: int, federation: NodeId
+    members: Mapping[NodeId, Child], participation: Participation, seed: int, round: int, federation: NodeId
 ) -> list[NodeId]:
     """The cohort, largest work first. Who takes part depends on the seed and on names, not on their order."""
     names = sorted(members)
@@ -150,14 +150,14 @@ def round_half_up(x: float) -> int:
     return int(x + 0.5)
 
 
-def span(node: NodeId, member: Member, number: int, settings: Federation) -> float:
+def span(node: NodeId, member: Child, number: int, settings: Federation) -> float:
     """Virtual seconds until a member answers; a federation is as slow as those below it, unless a delay is its own."""
     if member.lasts is None or node in settings.simulate.delay:
         return duration(node, number, settings.simulate, settings.seed)
     return member.lasts(number)
 
 
-def together(members: Mapping[NodeId, Member], cohort: Sequence[NodeId], number: int, settings: Federation) -> float:
+def together(members: Mapping[NodeId, Child], cohort: Sequence[NodeId], number: int, settings: Federation) -> float:
     """Virtual seconds until all of a cohort have answered."""
     return max(span(node, members[node], number, settings) for node in cohort)
 

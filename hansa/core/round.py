@@ -19,16 +19,16 @@ from typing import Literal
 
 from hansa.config.federation import Federation
 from hansa.core.downlink import NarrowLink
-from hansa.core.encoding import BadCode
+from hansa.core.encoding import EncodingError
 from hansa.core.errors import printable
-from hansa.core.exchange import Sizes, Traded, trade
+from hansa.core.exchange import ExchangeOutcome, Sizes, trade
 from hansa.core.link import Answer, Link
-from hansa.core.messages import Lost, NodeId, Reply, Train, Update, nothing
+from hansa.core.messages import Failure, NodeId, Reply, Train, Update, nothing
 from hansa.core.method import Method
-from hansa.core.participation import Arrivals, Asker, Member, Moving, Participation
-from hansa.core.schedules import scale
+from hansa.core.participation import Asker, BufferedRegions, Child, Participation, ServerState
+from hansa.core.schedules import schedule_factor
 from hansa.core.tensors import Layout, Tensors, is_finite
-from hansa.privacy.secure_aggregation.server import Veil
+from hansa.privacy.secure_aggregation.server import MaskingServer
 
 HIGHEST = 1e4  # no loss of a model that learns anything: weights that follow from losses must stay numbers
 LARGEST = 1e12  # no silo has more samples than this: a larger figure is a lie or a bug
@@ -50,7 +50,7 @@ class Record:
     failed: str = ""
     attention: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)  # on a tree: see `Update`
     refused: dict[NodeId, str] = field(default_factory=dict)
-    traded: Traded = field(default_factory=Traded)  # in its exchange, if it had one
+    traded: ExchangeOutcome = field(default_factory=ExchangeOutcome)  # in its exchange, if it had one
 
     def bytes(self, way: Literal["sent", "received"], own: NodeId) -> dict[NodeId, int]:
         """What went to, or came from, every node below; ``own`` work stays where it is."""
@@ -65,11 +65,11 @@ class Record:
 
 def federated_round(
     name: NodeId,
-    members: Mapping[NodeId, Member],
+    members: Mapping[NodeId, Child],
     link: Link,
     method: Method,
     settings: Federation,
-    moving: Moving,
+    moving: ServerState,
     durable: int,
     sizes: Sizes | None = None,
 ) -> Record:
@@ -82,8 +82,8 @@ def federated_round(
     if method.upload.both:
         link = NarrowLink(link, moving.sent)
     asker = Asker(name, members, link, settings, durable)
-    assert not isinstance(method.pace, Arrivals), "the children of a tree are asked to fit: see fit.py"
-    cohort, ask = method.pace.gather(asker, moving)
+    assert not isinstance(method.participation, BufferedRegions), "the children of a tree are asked to fit: see fit.py"
+    cohort, ask = method.participation.gather(asker, moving)
     record = Record(number, cohort, clock=moving.clock)
 
     # 2 trade knowledge
@@ -95,14 +95,14 @@ def federated_round(
 
     # 3, 4 local work, what leaves a silo; 5 where updates meet
     veil = None
-    if settings.secure is not None:
-        veil = Veil.draw(asker, settings.secure, method.weigh, record, moving.model)
+    if settings.secure_aggregation is not None:
+        veil = MaskingServer.draw(asker, settings.secure_aggregation, method.weighting, record, moving.model)
     answers = ask(lambda node, plain: brief(node, plain, record.traded, veil))
     accepted = screen(answers, moving.model.layout, record, method.upload.selects, veil is not None)
     if veil is not None:
         gradient = veil.combine(moving.model.layout, accepted)
     else:
-        gradient = method.aggregate.combine(moving.model.layout, ((u, method.weigh.weight(u)) for u in accepted))
+        gradient = method.aggregate.combine(moving.model.layout, ((u, method.weighting.weight(u)) for u in accepted))
     record.seconds["work"] = perf_counter() - began
     record.failed = record.failed or too_few(record, settings.participation) or astray(record, gradient)
     if record.failed:
@@ -111,7 +111,7 @@ def federated_round(
 
     # 6 move the model
     began = perf_counter()
-    rate = scale(settings.server.schedule, number, settings.rounds) if settings.server else 1.0
+    rate = schedule_factor(settings.server.schedule, number, settings.rounds) if settings.server else 1.0
     with unmoved(moving, {name for names in record.tensors.values() for name in names}):
         method.server.step(moving.model, gradient, moving.state, number, rate)
     moving.round = number
@@ -122,14 +122,14 @@ def federated_round(
     return record
 
 
-def brief(node: NodeId, plain: Train, traded: Traded, veil: Veil | None) -> Train | None:
+def brief(node: NodeId, plain: Train, traded: ExchangeOutcome, veil: MaskingServer | None) -> Train | None:
     """What a member of the cohort is asked; None if it is not."""
     told = traded.brief(node, plain)
     return told if veil is None else veil.brief(node, told)
 
 
 @contextmanager
-def unmoved(moving: Moving, sent: set[str]) -> Iterator[None]:
+def unmoved(moving: ServerState, sent: set[str]) -> Iterator[None]:
     """Tensors that nobody sent stay as they are, and so does what the server optimiser remembers of them: a zero in
     the pseudo-gradient would still let its momentum move them."""
     missing = [name for name in moving.model.layout.names if name not in sent]
@@ -191,8 +191,8 @@ def opened(reply: Reply, layout: Layout) -> Reply:
         return reply
     try:
         return replace(reply, gradient=reply.coded.open(layout), coded=None)
-    except BadCode as error:
-        return Lost(str(error))
+    except EncodingError as error:
+        return Failure(str(error))
 
 
 def _note(record: Record, node: NodeId, update: Update) -> None:
@@ -216,7 +216,7 @@ def summed(*counts: Mapping[str, int]) -> dict[str, int]:
 
 def flaw(reply: object, layout: Layout, partial: bool = False, masked: bool = False) -> str:
     """Why a reply must not enter the model; empty if it may."""
-    if isinstance(reply, Lost):
+    if isinstance(reply, Failure):
         return reply.reason
     if not isinstance(reply, Update):
         return f"it sent a {type(reply).__name__} instead of an update"

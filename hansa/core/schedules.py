@@ -23,7 +23,7 @@ class Schedule(Section):
         return {"kind": value} if isinstance(value, str) else value
 
 
-def scale(schedule: Schedule, round: int, rounds: int) -> float:
+def schedule_factor(schedule: Schedule, round: int, rounds: int) -> float:
     """lr(r)/lr₀ for round r = 1 … rounds. ``linear`` with decay 1e-3 is the Medical paper's (1 − 1e-3·r)."""
     if round <= schedule.warmup:
         return round / (schedule.warmup + 1)

@@ -1,7 +1,7 @@
 """Messages as bytes: a JSON header, then the raw tensors, in one safetensors file. Never pickle.
 
 Decoding builds only the message types listed here, from exactly their fields, each of the declared type; anything else
-is refused. Each `Tensors` or `Coded` field is one flat vector of 32-bit words named after its field; the header's
+is refused. Each `Tensors` or `EncodedUpdate` field is one flat vector of 32-bit words named after its field; the header's
 metadata holds the rest of the message, the layouts and what is coded how. A message may hold others (`Train.offers`):
 their fields are named by their place.
 
@@ -20,7 +20,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from hansa.core import messages
-from hansa.core.encoding import Coded
+from hansa.core.encoding import EncodedUpdate
 from hansa.core.errors import HansaError, parse_json
 from hansa.core.tensors import Layout, Tensors
 
@@ -43,20 +43,20 @@ def split(message: Any, whole: bool = False) -> tuple[str, dict[str, Tensor]]:
     if isinstance(message, messages.Train) and message.held and not whole:
         message = replace(message, model=Tensors.of({}))
     kind = type(message).__name__
-    found: dict[str, Tensors | Coded] = {}
+    found: dict[str, Tensors | EncodedUpdate] = {}
     body = _body(message, "", found)
     header = json.dumps({"type": kind, "body": body, "vectors": list(found)}, ensure_ascii=False)
-    vectors = {name: one.words if isinstance(one, Coded) else one.flat for name, one in found.items()}
-    lines = [one.text if isinstance(one, Coded) else one.layout.text for one in found.values()]
+    vectors = {name: one.words if isinstance(one, EncodedUpdate) else one.flat for name, one in found.items()}
+    lines = [one.text if isinstance(one, EncodedUpdate) else one.layout.text for one in found.values()]
     return "\n".join([header, *lines]), vectors
 
 
-def _body(message: Any, place: str, found: dict[str, Tensors | Coded]) -> dict[str, Any]:
+def _body(message: Any, place: str, found: dict[str, Tensors | EncodedUpdate]) -> dict[str, Any]:
     """A message's fields; its vectors, and those of messages inside it, go to ``found``."""
     body: dict[str, Any] = {}
     for name, hint in FIELDS[type(message).__name__].items():
         value = getattr(message, name)
-        if isinstance(value, Tensors | Coded):
+        if isinstance(value, Tensors | EncodedUpdate):
             found[place + name] = value
         elif _inner(hint):
             body[name] = [_body(one, f"{place}{name}.{i}.", found) for i, one in enumerate(value)]
@@ -101,7 +101,7 @@ def _message(kind: str, body: Any, place: str, packed: dict[str, tuple[str, Tens
         where, inner = f"{kind}.{name}", _inner(hint)
         if name in flat:
             line, vector = packed.pop(place + name)
-            value = _coded(where, line, vector) if Coded in get_args(hint) else _tensors(where, line, vector)
+            value = _coded(where, line, vector) if EncodedUpdate in get_args(hint) else _tensors(where, line, vector)
             values[name] = _typed(where, value, hint)
         elif inner and isinstance(body[name], list):
             several = enumerate(body[name])
@@ -123,11 +123,11 @@ def _tensors(where: str, text: str, vector: Tensor) -> Tensors:
     return Tensors(layout, vector)
 
 
-def _coded(where: str, text: str, vector: Tensor) -> Coded:
-    """What it says is read where the model is known: see `Coded.open`."""
+def _coded(where: str, text: str, vector: Tensor) -> EncodedUpdate:
+    """What it says is read where the model is known: see `EncodedUpdate.open`."""
     if vector.dtype != torch.float32 or vector.ndim != 1:
         raise BadMessage(f"{where}: not a vector of words, but {tuple(vector.shape)} {vector.dtype}")
-    return Coded(text, vector)
+    return EncodedUpdate(text, vector)
 
 
 @lru_cache(maxsize=16)

@@ -158,7 +158,7 @@ def _write(folder: Path, source: Source, split: str, data: Data, encode: Encoder
             tags.append(np.asarray(sample.tags, np.int32))
             labels.append(sample.label)
             texts.append(sample.text)
-    problems.check(data.broken, source.files().get(split, source.train))
+    problems.check(data.max_bad_rows, source.files().get(split, source.train))
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".draft-"))
     said = Texts.of(texts)

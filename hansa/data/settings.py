@@ -19,5 +19,5 @@ class Data(Section):
     max_length: Annotated[int, Field(ge=8, le=8192)] = 64
     valid: Share = 0.05
     test: Share = 0.1
-    broken: Share = 0.01  # go on while at most this share of the lines cannot be read
+    max_bad_rows: Share = 0.01  # go on while at most this share of the lines cannot be read
     deidentify: str | None = None  # before anything else: 'rules', or a finder of your own as 'module:Class'

@@ -18,18 +18,18 @@ import torch
 
 from hansa.core import wire
 from hansa.core.errors import UserError
-from hansa.core.messages import Lost, Reply, Request
+from hansa.core.messages import Failure, Reply, Request
 from hansa.deploy import quota as room
 from hansa.deploy.bundle import unpack
 from hansa.deploy.kit import Kit
 from hansa.deploy.network.address import Proxy
-from hansa.deploy.network.blob_client import Porter
+from hansa.deploy.network.blob_client import BlobClient
 from hansa.deploy.network.blob_server import Refusal, Unusable
 from hansa.deploy.network.connection import Connection
-from hansa.deploy.network.envelope import Envelope, Ref, Unsealed, seal, unseal
-from hansa.deploy.network.retry import GaveUp, Patience
+from hansa.deploy.network.envelope import Envelope, EnvelopeError, Ref, seal, unseal
+from hansa.deploy.network.retry import GaveUp, Retry
 from hansa.deploy.network.session import Session, unsaid
-from hansa.deploy.reply_store import TEXT, Packed, Spool, loose
+from hansa.deploy.reply_store import TEXT, Packed, ReplyStore, loose
 from hansa.links.local import attempt
 
 LIFE_SECONDS = 5.0
@@ -160,11 +160,11 @@ class Agent:
         """Take up a letter that is from our parent, to us, and not older than what we have seen."""
         try:
             if not self._kit.trusts(self._parent.node):
-                raise Unsealed("whoever asks was revoked")
+                raise EnvelopeError("whoever asks was revoked")
             public = self._kit.public(self._parent.node)
             envelope = unseal(letter, self._parent.node, self._kit.name, public)
             self._known.check(envelope)
-        except Unsealed as why:
+        except EnvelopeError as why:
             self._refuse(str(why))
             return
         except OSError as error:  # a full disk, most likely: the letter stays in its box, and is looked at again
@@ -188,7 +188,7 @@ class Agent:
     def _work_for_ever(self) -> None:
         torch.set_num_threads(1)
         session = self._session([], self._leaving, unsaid)
-        porter = Porter(self._parent.weights, self._kit.client_tls(), self._patience, self._proxy)
+        porter = BlobClient(self._parent.weights, self._kit.client_tls(), self._patience, self._proxy)
         failed = (("", -1), 0)  # which letter, and how often
         while not self._stop.is_set():
             with self._news:
@@ -212,7 +212,7 @@ class Agent:
         session.close()
         porter.close()
 
-    def _fail(self, letter: Envelope, error: Exception, times: int, session: Session, porter: Porter) -> None:
+    def _fail(self, letter: Envelope, error: Exception, times: int, session: Session, porter: BlobClient) -> None:
         """What fails again and again (a full disk, most likely) is told to whoever waits: they may go on without us."""
         if times < TRIES:
             self._stop.wait(AGAIN_SECONDS)
@@ -220,7 +220,7 @@ class Agent:
             return
         reason = f"it failed {times} times: {type(error).__name__} (what it says stays there)"
         try:
-            self._send(letter, loose(Lost.__name__, wire.split(Lost(reason))[0]), session, porter)
+            self._send(letter, loose(Failure.__name__, wire.split(Failure(reason))[0]), session, porter)
         except Exception as why:  # nor must this end the agent
             self._warn(f"{letter.kind} of round {letter.round}: nobody could be told ({type(why).__name__}: {why})")
 
@@ -228,14 +228,14 @@ class Agent:
     def _unread(self) -> bool:
         return self._letter is not None and self._letter.mark != self._done
 
-    def _patience(self) -> Patience:
-        return Patience(self._say, lambda: self._leaving() or self._unread)
+    def _patience(self) -> Retry:
+        return Retry(self._say, lambda: self._leaving() or self._unread)
 
-    def _deal_with(self, letter: Envelope, session: Session, porter: Porter) -> None:
-        spool = Spool(self._folder(letter) / "spool")
+    def _deal_with(self, letter: Envelope, session: Session, porter: BlobClient) -> None:
+        spool = ReplyStore(self._folder(letter) / "spool")
         self._send(letter, spool.find(letter.request) or self._answer(letter, porter, spool), session, porter)
 
-    def _send(self, letter: Envelope, packed: Packed, session: Session, porter: Porter) -> None:
+    def _send(self, letter: Envelope, packed: Packed, session: Session, porter: BlobClient) -> None:
         self.phase = "sending"
         refs = {name: porter.bring(view, letter.request, ref) for name, (ref, view) in packed.parts.items()}
         reply = Envelope(
@@ -255,7 +255,7 @@ class Agent:
         session.do(lambda connection: connection.checked(connection.request(subject, sealed)))
         self._say(f"{letter.kind} of round {letter.round} is answered")
 
-    def _answer(self, letter: Envelope, porter: Porter, spool: Spool) -> Packed:
+    def _answer(self, letter: Envelope, porter: BlobClient, spool: ReplyStore) -> Packed:
         """Fetch what was asked, work, and put the answer on disk before any of it leaves. Why there is none is not
         kept: asked again, we look again."""
         self.phase = "fetching"
@@ -264,7 +264,7 @@ class Agent:
         except (Unusable, wire.BadMessage, UserError) as why:
             self._warn(f"{letter.kind} of round {letter.round} cannot be used: {why}")
             self._trade.refuse(letter.kind, letter.round, str(why))
-            return loose(Lost.__name__, wire.split(Lost(f"the request cannot be used: {why}"))[0])
+            return loose(Failure.__name__, wire.split(Failure(f"the request cannot be used: {why}"))[0])
         spool.forget(getattr(request, "durable", 0))
         self.phase, self.due = "working", _due(letter)
         self._say(f"{letter.kind} of round {letter.round}")
@@ -272,14 +272,14 @@ class Agent:
             reply = attempt(answer, request)
         except UserError as error:  # it may name files, fields or labels of ours: that is for our operator alone
             self._warn(f"{letter.kind} of round {letter.round}: {error}")
-            reply = Lost(f"its data or settings cannot be used ({type(error).__name__}): its own log says why")
+            reply = Failure(f"its data or settings cannot be used ({type(error).__name__}): its own log says why")
         text, vectors = wire.split(reply)
-        if isinstance(reply, Lost):
+        if isinstance(reply, Failure):
             self._warn(f"{letter.kind} of round {letter.round}: {reply.reason}")
-            return loose(Lost.__name__, text)
+            return loose(Failure.__name__, text)
         return spool.keep(letter.request, letter.round, type(reply).__name__, text, vectors)
 
-    def _fetched(self, letter: Envelope, porter: Porter) -> tuple[Callable[[Request], Reply], Request]:
+    def _fetched(self, letter: Envelope, porter: BlobClient) -> tuple[Callable[[Request], Reply], Request]:
         answer = self._open(letter, porter)
         announced = letter.text[1] + sum(size for _, size in letter.vectors.values())
         self._buffers = {name: buffer for name, buffer in self._buffers.items() if name in letter.vectors}
@@ -298,7 +298,7 @@ class Agent:
     def _folder(self, letter: Envelope) -> Path:
         return self._home / "runs" / letter.run
 
-    def _open(self, letter: Envelope, porter: Porter) -> Callable[[Request], Reply]:
+    def _open(self, letter: Envelope, porter: BlobClient) -> Callable[[Request], Reply]:
         """The model and the data of this run, loaded when they are first needed and kept."""
         if self._opened is not None and (self._opened.run, self._opened.start) == (letter.run, letter.start):
             return self._opened.answer
@@ -316,14 +316,14 @@ class Agent:
         self._opened = Opened(letter.run, letter.start, folder, answer)
         return answer
 
-    def _bytes(self, porter: Porter, ref: Ref, largest: int) -> memoryview:
+    def _bytes(self, porter: BlobClient, ref: Ref, largest: int) -> memoryview:
         if ref[1] > largest:
             raise Unusable(f"{ref[1]} bytes are announced, and {largest} are the most")
         target = memoryview(bytearray(ref[1]))
         porter.fetch(ref, target)
         return target
 
-    def _vector(self, porter: Porter, name: str, ref: Ref) -> torch.Tensor:
+    def _vector(self, porter: BlobClient, name: str, ref: Ref) -> torch.Tensor:
         """Into memory that is kept from round to round."""
         floats, rest = divmod(ref[1], 4)
         if rest:
@@ -367,9 +367,9 @@ class _Known:
         state = self._state
         if letter.run == state["run"]:
             if letter.sequence < state["sequence"]:
-                raise Unsealed("it is older than what was seen before")
+                raise EnvelopeError("it is older than what was seen before")
         elif letter.begun <= state["begun"]:
-            raise Unsealed("it belongs to an older run")
+            raise EnvelopeError("it belongs to an older run")
         if (letter.run, letter.sequence) != (state["run"], state["sequence"]):
             newer = {"run": letter.run, "begun": letter.begun, "sequence": letter.sequence}
             draft = self._file.with_suffix(".draft")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from hansa.client.runtime import Site
+from hansa.client.runtime import Runtime
 from hansa.config.checks import check_settings
 from hansa.config.federation import Federation
 from hansa.config.nodes import ROOT, Node, walk
@@ -19,31 +19,31 @@ from hansa.core import device
 from hansa.core.errors import ConfigError, UserError
 from hansa.core.inner_node import merge
 from hansa.core.link import Link
-from hansa.core.messages import Card, Describe, Lost, NodeId, Reply, Request, Survey
-from hansa.core.participation import Member
+from hansa.core.messages import CollectVocabulary, DataCard, DescribeData, Failure, NodeId, Reply, Request
+from hansa.core.participation import Child
 from hansa.data.source import Source
 from hansa.deploy.agent import Agent, Say
 from hansa.deploy.bundle import pack
 from hansa.deploy.join import BLANK, own_settings
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.network.address import Proxy
-from hansa.deploy.network.deadline_link import Hurried
+from hansa.deploy.network.deadline_link import DeadlineLink
 from hansa.deploy.network.link import NatsLink
-from hansa.deploy.policy_enforcer import Law
-from hansa.deploy.server_session import seat
-from hansa.deploy.signatures import Vouch, Vouched
+from hansa.deploy.policy_enforcer import PolicyEnforcer
+from hansa.deploy.server_session import server_session
+from hansa.deploy.signatures import KitSigner, VerifiedLink
 from hansa.links.tree import TreeLink
 from hansa.privacy.policy.audit_log import NAME, AuditLog
-from hansa.privacy.policy.audited_link import Recorded, Witness
-from hansa.runs.callbacks import Watcher
+from hansa.privacy.policy.audited_link import AuditedLink, AuditedNode
+from hansa.runs.callbacks import RunCallbacks
 from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import Ledger
 from hansa.runs.run import Outcome, Run
 from hansa.runs.start import begin, describe
-from hansa.runs.topology import grow_region
+from hansa.runs.topology import build_region
 
 
-def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, watcher: Watcher) -> Outcome:
+def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, watcher: RunCallbacks) -> Outcome:
     """Run a federation file to its end among the members of the kit; started again, it continues."""
     if kit.card.kind != COORDINATOR:
         raise UserError(f"{kit.folder} is the kit of {kit.card.kind} '{kit.name}'; the root needs the coordinator's")
@@ -66,9 +66,9 @@ def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, watcher
     brought = [name for name, node in walk(federation.silos) if node.model is not None]
     if brought:
         raise ConfigError(f"'{brought[0]}' names a model of its own, and no member opens a folder that another names")
-    if federation.secure is not None and federation.secure.threshold <= 0.5:
+    if federation.secure_aggregation is not None and federation.secure_aggregation.threshold <= 0.5:
         raise ConfigError(
-            f"secure.threshold is {federation.secure.threshold:g}: between organisations more than half of the others "
+            fsecure_aggregation.threshold is is {federation.secure_aggregation.threshold:g}: between organisations more than half of the others "
             "must be needed to open a silo's secrets, or two lists of who answered would open both; set it above 0.5"
         )
     check_settings(federation)
@@ -76,14 +76,14 @@ def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, watcher
     members = _direct(federation)
     directory = RunDirectory.create(members, out, resume=(out / "federation.yaml").is_file())
     ledger = Ledger(directory.path)
-    site = Site(members, directory.path)
+    runtime = Runtime(members, directory.path)
     try:
-        with seat(kit, directory.path / "seat", nats, watcher.say) as link:
+        with server_session(kit, directory.path / "seat", nats, watcher.say) as link:
             told = public(federation).model_dump_json().encode()
             link.share_settings(told)
-            own = {ROOT: lambda request: site.silo(ROOT).answer(request)} if federation.root is not None else {}
-            vouched = Vouched(link, Vouch(kit, directory.path, told, link.run))
-            seen: Link = Witness(vouched, AuditLog(directory.path / NAME, kit.name))
+            own = {ROOT: lambda request: runtime.silo(ROOT).answer(request)} if federation.root is not None else {}
+            vouched = VerifiedLink(link, KitSigner(kit, directory.path, told, link.run))
+            seen: Link = AuditedLink(vouched, AuditLog(directory.path / NAME, kit.name))
             everybody: Link = TreeLink(seen, own) if own else seen
             begin(members, directory, everybody, ledger, watcher)
             link.share_start(pack(directory.start, directory.path / "seat" / "start.bundle"))
@@ -115,7 +115,7 @@ def public(federation: Federation) -> Federation:
 
     silos = {name: blank(node) for name, node in federation.silos.items()}
     root = federation.root and federation.root.model_copy(update={"sources": BLANK})
-    return federation.model_copy(update={"silos": silos, "root": root, "uses": ()})
+    return federation.model_copy(update={"silos": silos, "root": root, "plugins": ()})
 
 
 class Region:
@@ -125,12 +125,12 @@ class Region:
         self,
         kit: Kit,
         link: NatsLink,
-        seat: Path,
+        server_session: Path,
         own: tuple[Source, ...],
-        uses: tuple[str, ...],
-        law: Law | None = None,
+        plugins: tuple[str, ...],
+        law: PolicyEnforcer | None = None,
     ) -> None:
-        self._kit, self._link, self._seat, self._own, self._uses, self._law = kit, link, seat, own, uses, law
+        self._kit, self._link, self._seat, self._own, self._plugins, self._law = kit, link, server_session, own, plugins, law
         self.due: Callable[[], float | None] = lambda: None  # when the parent waits no longer
 
     def refuse(self, message: str, round: int, reason: str) -> None:
@@ -140,42 +140,44 @@ class Region:
 
     def open(self, folder: Path, settings: bytes) -> Callable[[Request], Reply]:
         name = self._kit.name
-        site = Site(own_settings(settings, name, self._own, self._uses), folder, device=device.choose())
+        runtime = Runtime(own_settings(settings, name, self._own, self._plugins), folder, device=device.choose())
         self._link.share_settings(settings)
         if (folder / "start").exists():
             self._link.share_start(pack(folder / "start", self._seat / "start.bundle"))
         log = AuditLog(self._seat.parent / NAME, name)
-        vouched = Vouched(self._link, Vouch(self._kit, folder, settings, self._link.run))
-        seen: Link = Witness(Hurried(vouched, self._kit.card.rounds, lambda: self.due()), log)
-        link: Link = TreeLink(seen, {name: site.silo(name).answer}) if self._own else seen
+        vouched = VerifiedLink(self._link, KitSigner(self._kit, folder, settings, self._link.run))
+        seen: Link = AuditedLink(DeadlineLink(vouched, self._kit.card.rounds, lambda: self.due()), log)
+        link: Link = TreeLink(seen, {name: runtime.silo(name).answer}) if self._own else seen
         names = [*self._kit.card.children, *([name] if self._own else [])]
-        grown: list[tuple[Callable[[Request], Reply], Member]] = []
+        grown: list[tuple[Callable[[Request], Reply], Child]] = []
 
         def answer(request: Request) -> Reply:
-            if isinstance(request, Survey):
+            if isinstance(request, CollectVocabulary):
                 return _together(name, link, names, request)
             if not grown:
-                cards = {a.node: a.reply for a in link.ask(dict.fromkeys(names, Describe()), None)}
+                cards = {a.node: a.reply for a in link.ask(dict.fromkeys(names, DescribeData()), None)}
                 for node, card in cards.items():
-                    if not isinstance(card, Card):
-                        return Lost(f"region '{name}': {node} {card.reason if isinstance(card, Lost) else 'is silent'}")
-                grown.append(grow_region(site, name, link, cards))  # type: ignore[arg-type]
-            if isinstance(request, Describe):
+                    if not isinstance(card, DataCard):
+                        return Failure(
+                            f"region '{name}': {node} {card.reason if isinstance(card, Failure) else 'is silent'}"
+                        )
+                grown.append(build_region(runtime, name, link, cards))  # type: ignore[arg-type]
+            if isinstance(request, DescribeData):
                 card, member = _together(name, link, names, request), grown[0][1]
-                if not isinstance(card, Card):
+                if not isinstance(card, DataCard):
                     return card
                 return replace(card, per_round=member.work, inner=True, steps=member.steps)
             return grown[0][0](request)
 
         assert self._kit.card.parent is not None
-        return self._law.over(answer, site) if self._law else Recorded(answer, log, self._kit.card.parent.node)
+        return self._law.over(answer, runtime) if self._law else AuditedNode(answer, log, self._kit.card.parent.node)
 
 
 def _together(region: NodeId, link: Link, names: list[NodeId], request: Request) -> Reply:
     """The replies of all below as one, of which none may be missing."""
     replies = [answer.reply for answer in link.ask(dict.fromkeys(names, request), None)]
-    lost = [reply.reason for reply in replies if isinstance(reply, Lost)]
-    return Lost(f"region '{region}': {lost[0]}") if lost else merge(replies)
+    lost = [reply.reason for reply in replies if isinstance(reply, Failure)]
+    return Failure(f"region '{region}': {lost[0]}") if lost else merge(replies)
 
 
 def serve_region(
@@ -183,16 +185,16 @@ def serve_region(
     out: Path,
     nats: str | None,
     own: tuple[Source, ...],
-    uses: tuple[str, ...],
+    plugins: tuple[str, ...],
     say: Say,
     ready: Callable[[Agent], None],
-    law: Law | None = None,
+    law: PolicyEnforcer | None = None,
     proxy: Proxy | None = None,
     warn: Say | None = None,
 ) -> None:
     """A region, until it is stopped: ``ready`` is handed the agent, to stop it by."""
-    with seat(kit, out / "seat", nats, say) as link:
-        region = Region(kit, link, out / "seat", own, uses, law)
+    with server_session(kit, out / "seat", nats, say) as link:
+        region = Region(kit, link, out / "seat", own, plugins, law)
         agent = Agent(kit, out / "home", region, say, proxy, warn)
         region.due = lambda: agent.due
         ready(agent)

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from pydantic import ValidationError
 
-from hansa.client.runtime import Site
+from hansa.client.runtime import Runtime
 from hansa.config.federation import Federation
 from hansa.config.nodes import Node, walk
 from hansa.core import device
@@ -15,8 +15,8 @@ from hansa.core.messages import Reply, Request
 from hansa.data.source import Source
 from hansa.deploy.kit import Kit
 from hansa.deploy.network.blob_server import Unusable
-from hansa.deploy.policy_enforcer import Law
-from hansa.deploy.signatures import Vouch
+from hansa.deploy.policy_enforcer import PolicyEnforcer
+from hansa.deploy.signatures import KitSigner
 
 BLANK = (Source(train=""),)
 
@@ -38,10 +38,15 @@ class SiloTrade:
     """Answers from this silo's own data."""
 
     def __init__(
-        self, kit: Kit, sources: tuple[Source, ...], uses: tuple[str, ...], law: Law | None = None, threads: int = 1
+        self,
+        kit: Kit,
+        sources: tuple[Source, ...],
+        plugins: tuple[str, ...],
+        law: PolicyEnforcer | None = None,
+        threads: int = 1,
     ) -> None:
         """With one thread it gives the same bits as a simulation; with more it is faster, where it has the cores."""
-        self._kit, self._name, self._sources, self._uses, self._law = kit, kit.name, sources, uses, law
+        self._kit, self._name, self._sources, self._plugins, self._law = kit, kit.name, sources, plugins, law
         self._threads = threads
 
     def refuse(self, message: str, round: int, reason: str) -> None:
@@ -50,13 +55,13 @@ class SiloTrade:
 
     def open(self, folder: Path, settings: bytes) -> Callable[[Request], Reply]:
         torch.set_num_threads(self._threads)
-        told = own_settings(settings, self._name, self._sources, self._uses)
-        site = Site(told, folder, Vouch(self._kit, folder, settings), device.choose())
-        answer = site.silo(self._name).answer
-        return self._law.over(answer, site) if self._law is not None else answer
+        told = own_settings(settings, self._name, self._sources, self._plugins)
+        runtime = Runtime(told, folder, KitSigner(self._kit, folder, settings), device.choose())
+        answer = runtime.silo(self._name).answer
+        return self._law.over(answer, runtime) if self._law is not None else answer
 
 
-def own_settings(settings: bytes, own: str, sources: tuple[Source, ...], uses: tuple[str, ...]) -> Federation:
+def own_settings(settings: bytes, own: str, sources: tuple[Source, ...], plugins: tuple[str, ...]) -> Federation:
     """The federation as it is told, with a node's own data and its own code: the coordinator names neither."""
     try:
         told = Federation.model_validate_json(settings)
@@ -76,4 +81,4 @@ def own_settings(settings: bytes, own: str, sources: tuple[Source, ...], uses: t
         return node.model_copy(update={"silos": below, "sources": held, "policy": None})
 
     silos = {name: place(node, name) for name, node in told.silos.items()}
-    return told.model_copy(update={"silos": silos, "uses": uses})
+    return told.model_copy(update={"silos": silos, "plugins": plugins})

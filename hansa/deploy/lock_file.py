@@ -10,7 +10,7 @@ from hansa.core.errors import UserError
 
 
 @contextmanager
-def alone(folder: Path, command: str) -> Iterator[None]:
+def lock_folder(folder: Path, command: str) -> Iterator[None]:
     """While it lasts nobody else may; whoever is killed lets go."""
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)

@@ -4,12 +4,12 @@ import logging
 from collections.abc import Mapping
 
 from hansa.core.round import Record
-from hansa.runs.callbacks import Quiet
+from hansa.runs.callbacks import NoCallbacks
 
 log = logging.getLogger("hansa.serve")
 
 
-class Logged(Quiet):
+class LogCallbacks(NoCallbacks):
     """Implements `watch.Watcher`; what it does not tell is in the ledger."""
 
     def say(self, text: str) -> None:

@@ -12,23 +12,23 @@ from hansa.privacy.policy.proposal import POLICY
 from hansa.privacy.policy.rules import Policy, Purpose
 
 if TYPE_CHECKING:
-    from hansa.client.runtime import Site
+    from hansa.client.runtime import Runtime
 
 
 @dataclass(frozen=True)
-class Law:
+class PolicyEnforcer:
     kit: Kit
     policy: Path
     log: AuditLog
 
     @staticmethod
-    def of(kit: Kit, policy: Path | None, home: Path) -> "Law":
+    def of(kit: Kit, policy: Path | None, home: Path) -> "PolicyEnforcer":
         """The law of a silo; refuses to begin with an audit log that is not as it was left."""
         log = AuditLog(home / NAME, kit.name)
         found = verify(log.file)
         if not found.sound:
             raise UserError(f"{found.text}; keep it as evidence, and move it and its anchor away to begin a new one")
-        return Law(kit, policy or kit.folder / POLICY, log)
+        return PolicyEnforcer(kit, policy or kit.folder / POLICY, log)
 
     @property
     def flaw(self) -> str:
@@ -40,8 +40,8 @@ class Law:
         assert self.kit.card.parent is not None
         self.log.add("refusal", message=message, round=round, to=self.kit.card.parent.node, reason=reason)
 
-    def over(self, answer: Answer, site: "Site") -> Answer:
+    def over(self, answer: Answer, runtime: "Runtime") -> Answer:
         """The answer within this law. The federation's name is the one in the kit, whatever the settings say."""
         assert self.kit.card.parent is not None
-        purpose = replace(Purpose.of(site.federation, self.kit.name), federation=self.kit.card.federation)
-        return Guard(answer, self.policy, purpose, self.log, site.part_of, self.kit.card.parent.node)
+        purpose = replace(Purpose.of(runtime.federation, self.kit.name), federation=self.kit.card.federation)
+        return Guard(answer, self.policy, purpose, self.log, runtime.part_of, self.kit.card.parent.node)

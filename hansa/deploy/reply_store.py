@@ -27,7 +27,7 @@ class Packed:
     parts: dict[str, tuple[str, memoryview]]
 
 
-class Spool:
+class ReplyStore:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 

@@ -9,9 +9,9 @@ from time import time
 from hansa.core.errors import HansaError, UserError, printable
 from hansa.deploy.broker import Broker
 from hansa.deploy.kit import Kit
-from hansa.deploy.lock_file import alone
+from hansa.deploy.lock_file import lock_folder
 from hansa.deploy.network.address import Here
-from hansa.deploy.network.blob_server import Depot
+from hansa.deploy.network.blob_server import BlobServer
 from hansa.deploy.network.journal import Journal
 from hansa.deploy.network.link import NatsLink
 from hansa.deploy.network.session import Session, unsaid
@@ -23,13 +23,13 @@ Say = Callable[[str], None]
 
 
 @contextmanager
-def seat(kit: Kit, folder: Path, nats: str | None, say: Say) -> Iterator[NatsLink]:
+def server_session(kit: Kit, folder: Path, nats: str | None, say: Say) -> Iterator[NatsLink]:
     """Everything below ``folder`` survives a crash; whoever sits down there again continues."""
     place = kit.card.serves
     if place is None:
         raise UserError(f"{kit.folder} is a silo's kit: it serves nobody; use 'hansa join'")
     with ExitStack() as stack:
-        stack.enter_context(alone(folder, "hansa serve"))
+        stack.enter_context(lock_folder(folder, "hansa serve"))
         journal = Journal(folder / "journal.sqlite")
         stack.callback(journal.close)
 
@@ -39,7 +39,7 @@ def seat(kit: Kit, folder: Path, nats: str | None, say: Say) -> Iterator[NatsLin
 
         host = "127.0.0.1" if place.host in ("localhost", "127.0.0.1") else ""
         try:
-            depot = Depot(folder / "depot", (host, place.bulk), kit.server_tls(), kit.identified, refused)
+            depot = BlobServer(folder / "depot", (host, place.bulk), kit.server_tls(), kit.identified, refused)
         except OSError as error:
             raise UserError(f"port {place.bulk}, for weights, cannot be opened ({error.strerror}); free it") from None
         stack.callback(depot.close)
@@ -71,7 +71,7 @@ def parse_url(url: str) -> tuple[str, int]:
     return host, int(port or 4222)
 
 
-def _caretaker(kit: Kit, depot: Depot, broker: Broker | None, journal: Journal, say: Say) -> Callable[[], None]:
+def _caretaker(kit: Kit, depot: BlobServer, broker: Broker | None, journal: Journal, say: Say) -> Callable[[], None]:
     """Restart the broker if it dies, cut off whoever was revoked, and tell who is awaited; returns how to stop."""
     stop = threading.Event()
     file = kit.folder / "members.json"

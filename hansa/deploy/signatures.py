@@ -1,11 +1,11 @@
 """Secure aggregation between organisations: silos stand for what they say, and believe members of the federation alone.
 
 A server that makes up silos, or keys for real ones, could hide one silo's update among updates that it knows. So each
-silo signs what it says before a round (veil.py: `Said`) with the key of its kit, together with everything that its work
+silo signs what it says before a round (veil.py: `Announcement`) with the key of its kit, together with everything that its work
 depends on: the run, the settings, the common start, the round, the model. Whoever is shown a list checks every name
 on it against its own members.json, which the federation's authority has signed: a list with a stranger, a forged or
 borrowed key, or a silo that was told something else, is refused as a whole, with the reason. So an honest server checks
-what silos say before it puts them on a list (`Vouched`): one that signs nonsense costs itself its place, and no more.
+what silos say before it puts them on a list (`VerifiedLink`): one that signs nonsense costs itself its place, and no more.
 """
 
 import json
@@ -18,16 +18,16 @@ from pathlib import Path
 from cryptography.exceptions import InvalidSignature
 
 from hansa.core.link import Answer, Link
-from hansa.core.messages import Advertise, Advertised, Lost, NodeId, Request
+from hansa.core.messages import AdvertisedKeys, AdvertiseKeys, Failure, NodeId, Request
 from hansa.deploy.kit import Kit
-from hansa.privacy.secure_aggregation.announcement import Said
+from hansa.privacy.secure_aggregation.announcement import Announcement
 from hansa.privacy.secure_aggregation.protocol import SAFE_COHORT, Refused
 
 PURPOSE = "hansa secure aggregation 1"  # a signature for this is good for nothing else
 
 
 @dataclass
-class Vouch:
+class KitSigner:
     """Implements `veil.Vouching` for a kit, in the run whose ``folder`` this is, under these ``settings``."""
 
     kit: Kit
@@ -35,16 +35,16 @@ class Vouch:
     settings: bytes
     run: str = ""  # its number, where the folder is not named after it
 
-    def sign(self, round: int, said: Said) -> str:
+    def sign(self, round: int, said: Announcement) -> str:
         return self.kit.key.sign(self._statement(round, self.kit.name, said)).hex()
 
-    def check(self, round: int, roster: Mapping[NodeId, Said]) -> None:
+    def check(self, round: int, roster: Mapping[NodeId, Announcement]) -> None:
         if len(roster) < SAFE_COHORT:
             raise Refused(f"{len(roster)} silos are on the list, and at least {SAFE_COHORT} must hide in the sum")
         for node, said in roster.items():
             self._check(round, node, said)
 
-    def _check(self, round: int, node: NodeId, said: Said) -> None:
+    def _check(self, round: int, node: NodeId, said: Announcement) -> None:
         members = self.kit.members()
         member = members.get(node)
         if member is None or member.kind != "silo" or member.parent != members[self.kit.name].parent:
@@ -53,17 +53,17 @@ class Vouch:
             raise Refused(f"'{node}' is on the list, and was revoked")
         self.verify(round, node, said)
 
-    def verify(self, round: int, node: NodeId, said: Said) -> None:
+    def verify(self, round: int, node: NodeId, said: Announcement) -> None:
         """That a member has signed what it is said to have said."""
         try:
-            self.kit.public(node).verify(bytes.fromhex(said.vouch), self._statement(round, node, said))
+            self.kit.public(node).verify(bytes.fromhex(said.signature), self._statement(round, node, said))
         except (InvalidSignature, ValueError):
             raise Refused(
                 f"what '{node}' is said to have said is not signed by it for this round, with the settings and the "
                 "common start that this silo was given"
             ) from None
 
-    def _statement(self, round: int, node: NodeId, said: Said) -> bytes:
+    def _statement(self, round: int, node: NodeId, said: Announcement) -> bytes:
         words = [PURPOSE, self._premises, round, node, said.keys.seal, said.keys.mask, said.samples, said.model]
         return json.dumps(words).encode()
 
@@ -76,21 +76,21 @@ class Vouch:
         return sha256(json.dumps(given).encode()).hexdigest()
 
 
-class Vouched:
+class VerifiedLink:
     """A server's link: a silo that does not stand for what it says of itself before a round is lost there and then. The
     others would refuse every list that it is on."""
 
     far = True
 
-    def __init__(self, link: Link, vouch: Vouch) -> None:
-        self._link, self._vouch, self.size = link, vouch, getattr(link, "size", 1)
+    def __init__(self, link: Link, signature: KitSigner) -> None:
+        self._link, self._signer, self.size = link, signature, getattr(link, "size", 1)
 
     def ask(self, asks: Mapping[NodeId, Request], until: float | None) -> Iterator[Answer]:
         for answer in self._link.ask(asks, until):
             request, reply = asks[answer.node], answer.reply
-            if isinstance(request, Advertise) and isinstance(reply, Advertised):
+            if isinstance(request, AdvertiseKeys) and isinstance(reply, AdvertisedKeys):
                 try:
-                    self._vouch.verify(request.round, answer.node, Said.heard(reply))
+                    self._signer.verify(request.round, answer.node, Announcement.heard(reply))
                 except Refused as why:
-                    answer = replace(answer, reply=Lost(str(why)))
+                    answer = replace(answer, reply=Failure(str(why)))
             yield answer

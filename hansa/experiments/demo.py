@@ -24,7 +24,7 @@ from hansa.models.settings import Model
 from hansa.report import html
 from hansa.report.charts import short
 from hansa.report.progress import Progress
-from hansa.runs.callbacks import Quiet
+from hansa.runs.callbacks import NoCallbacks
 from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import Ledger
 from hansa.runs.run import Outcome, link_to, run
@@ -170,8 +170,8 @@ def vocabulary(federation: Federation, folder: Path, workers: int | None) -> tup
     directory = RunDirectory.create(federation, folder, resume=False)
     ledger = Ledger(directory.path)
     try:
-        with link_to(federation, directory.path, workers, Quiet()) as link:
-            begin(federation, directory, link, ledger, Quiet())
+        with link_to(federation, directory.path, workers, NoCallbacks()) as link:
+            begin(federation, directory, link, ledger, NoCallbacks())
         return directory.start.resolve(), ledger.facts()["survey"]
     finally:
         ledger.close()

@@ -8,7 +8,7 @@ from time import monotonic
 from hansa.core import wire
 from hansa.core.errors import UserError, place
 from hansa.core.link import Answer
-from hansa.core.messages import Lost, NodeId, Reply, Request, Update
+from hansa.core.messages import Failure, NodeId, Reply, Request, Update
 
 Find = Callable[[NodeId], Callable[[Request], Reply]]  # a node's `answer`, by name
 
@@ -23,14 +23,14 @@ class LocalLink:
     def ask(self, asks: Mapping[NodeId, Request], until: float | None) -> Iterator[Answer]:
         for node, request in asks.items():
             if until is not None and monotonic() > until:
-                yield Answer(node, Lost("the deadline passed before it was asked"))
+                yield Answer(node, Failure("the deadline passed before it was asked"))
                 continue
             if self._through_wire:
                 request = wire.decode(wire.encode(request))
             with self._one_at_a_time:
                 reply = _own(attempt(self._find(node), request))
             if until is not None and monotonic() > until:
-                reply = Lost("it answered after the deadline")
+                reply = Failure("it answered after the deadline")
             if self._through_wire:
                 reply = wire.decode(wire.encode(reply))
             yield Answer(node, reply, wire.size(request), wire.size(reply))
@@ -50,7 +50,7 @@ def attempt(answer: Callable[[Request], Reply], request: Request) -> Reply:
             raise
         except Exception as error:  # whatever a silo's code raises must not end the federation
             if not tries_left:
-                return Lost(reason(error))
+                return Failure(reason(error))
     raise AssertionError("unreachable")
 
 

@@ -23,8 +23,8 @@ from hansa.config.federation import Federation
 from hansa.core import device, wire
 from hansa.core.errors import DataError
 from hansa.core.link import Answer
-from hansa.core.messages import NO_ANSWER, Lost, NodeId, Request, Trade, Train
-from hansa.links.preload import warm_up
+from hansa.core.messages import NO_ANSWER, Failure, NodeId, Request, ShareKnowledge, Train
+from hansa.links.preload import preload
 from hansa.links.shared_memory import Block, Blocks, Place, Views, look
 from hansa.links.worker import pack, unpack, work
 
@@ -90,7 +90,7 @@ class Worker:
 class PoolLink:
     def __init__(self, federation: Federation, folder: Path, workers: int | None = None, watch: Watch | None = None):
         self._context = get_context("forkserver")
-        warm_up()
+        preload()
         self._arguments = (federation.model_dump_json(), str(folder))
         self._watch: Watch = watch or (lambda node, state: None)
         self._blocks, self._views = Blocks(), Views()
@@ -144,7 +144,9 @@ class PoolLink:
                             blocks[id(vector)] = block = self._blocks.take(vector.numel())
                             look(block.memory, 0, vector.numel()).copy_(vector)
                     places = {name: (blocks[id(v)].name, 0, v.numel()) for name, v in vectors.items()}
-                    room = max(sum(v.numel() for v in vectors.values()), OFFER if isinstance(request, Trade) else 0)
+                    room = max(
+                        sum(v.numel() for v in vectors.values()), OFFER if isinstance(request, ShareKnowledge) else 0
+                    )
                     room = max(room, request.room) if isinstance(request, Train) else room
                     written[id(request)] = (text, places, room, wire.size(request))
                 call.jobs.append(Job(node, *written[id(request)], index, call))
@@ -173,7 +175,7 @@ class PoolLink:
             for worker in self._workers:
                 mine = [job for job in worker.jobs if job.call is call]
                 for job in mine:
-                    job.answer = Answer(job.node, Lost("no longer wanted"))
+                    job.answer = Answer(job.node, Failure("no longer wanted"))
                 if mine:
                     worker.process.kill()
                     worker.process.join()
@@ -300,7 +302,7 @@ class PoolLink:
             self._workers[number] = self._start(number)
 
     def _lose(self, job: Job, reason: str) -> None:
-        job.answer = Answer(job.node, Lost(reason))
+        job.answer = Answer(job.node, Failure(reason))
         self._watch(job.node, "lost")
         self._changed.notify_all()
 

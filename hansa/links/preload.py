@@ -9,7 +9,7 @@ import threading
 from multiprocessing.forkserver import ensure_running, set_forkserver_preload
 
 
-def warm_up() -> None:
+def preload() -> None:
     """Start it, in the background, unless it is running."""
     set_forkserver_preload(["hansa.core.link.worker", "hansa.models.preloaded"])
     if threading.current_thread() is not threading.main_thread():

@@ -21,7 +21,7 @@ from hansa.config.federation import Federation
 from hansa.core import device, wire
 from hansa.core.errors import ConfigError, DataError, UserError
 from hansa.core.link import Answer
-from hansa.core.messages import Lost, NodeId, Request
+from hansa.core.messages import Failure, NodeId, Request
 from hansa.links.local import attempt
 
 TRIES = 2
@@ -51,16 +51,16 @@ class Desk:
     """The other end, in an actor: a site with one resident model that answers for any silo."""
 
     def __init__(self, federation: str, folder: str) -> None:
-        from hansa.client.runtime import Site
+        from hansa.client.runtime import Runtime
 
         torch.set_num_threads(1)
-        self.site = Site(Federation.model_validate_json(federation), Path(folder), device=device.choose())
+        self.runtime = Runtime(Federation.model_validate_json(federation), Path(folder), device=device.choose())
 
     def answer(self, node: NodeId, text: str, names: list[str], *arrays: Any) -> tuple[str, Packed | None]:
         """A user's mistake in words, or the reply."""
         request = unpack((text, dict(zip(names, arrays, strict=True))))
         try:
-            reply = attempt(lambda asked: self.site.answer(node)(asked), request)
+            reply = attempt(lambda asked: self.runtime.answer(node)(asked), request)
         except UserError as error:
             return str(error), None
         told, vectors = wire.split(reply)
@@ -199,7 +199,7 @@ class RayLink:
         call.running.clear()
 
     def _lose(self, call: Call, job: Job, reason: str) -> None:
-        call.early[job.index] = Answer(job.node, Lost(reason))
+        call.early[job.index] = Answer(job.node, Failure(reason))
         self._watch(job.node, "lost")
 
     def _hire(self) -> None:

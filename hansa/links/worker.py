@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from hansa.client.runtime import Site
+from hansa.client.runtime import Runtime
 from hansa.config.federation import Federation
 from hansa.core import device, wire
 from hansa.core.errors import UserError
-from hansa.core.messages import Lost
+from hansa.core.messages import Failure
 from hansa.links.local import attempt
 from hansa.links.shared_memory import Views
 
@@ -22,13 +22,13 @@ def work(connection: Connection, number: int, federation: str, folder: str) -> N
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     torch.set_num_threads(1)
     settings, views = Federation.model_validate_json(federation), Views()
-    site = Site(settings, Path(folder), device=device.choose(number))
+    runtime = Runtime(settings, Path(folder), device=device.choose(number))
     while True:
         try:
             job, request = unpack(connection.recv_bytes())
         except (EOFError, OSError):  # the parent is gone, or done
             os._exit(0)
-        reply = _do(job, request, site, views)
+        reply = _do(job, request, runtime, views)
         try:
             connection.send_bytes(reply)
         except OSError:  # gone meanwhile
@@ -45,11 +45,11 @@ def unpack(data: bytes) -> tuple[dict[str, Any], str]:
     return json.loads(envelope), message
 
 
-def _do(job: dict[str, Any], text: str, site: Site, views: Views) -> bytes:
+def _do(job: dict[str, Any], text: str, runtime: Runtime, views: Views) -> bytes:
     vectors = {name: views.view(tuple(place)) for name, place in job["vectors"].items()}
     request = wire.join(text, vectors)
     try:
-        reply = attempt(lambda r: site.answer(job["node"])(r), request)
+        reply = attempt(lambda r: runtime.answer(job["node"])(r), request)
     except UserError as error:
         return pack({"user_error": str(error)}, "")
     text, out = wire.split(reply)
@@ -57,7 +57,7 @@ def _do(job: dict[str, Any], text: str, site: Site, views: Views) -> bytes:
     for name, vector in out.items():
         length = vector.numel()
         if offset + length > job["room"]:
-            refusal = Lost(f"its reply has {offset + length} values, more than the {job['room']} it was sent")
+            refusal = Failure(f"its reply has {offset + length} values, more than the {job['room']} it was sent")
             return pack({"vectors": {}}, wire.split(refusal)[0])
         places[name] = (job["block"], offset, length)
         views.view(places[name]).copy_(vector)

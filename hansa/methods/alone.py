@@ -14,7 +14,7 @@ from hansa.methods.fedavg import fedavg
 
 
 @dataclass(frozen=True)
-class Nothing:
+class ShareNothing:
     def shared(self, layout: Layout, parts: Mapping[str, str]) -> Sequence[str]:
         return ()
 
@@ -22,4 +22,4 @@ class Nothing:
 @METHODS.register("alone")
 class Alone(Section):
     def build(self) -> Method:
-        return replace(fedavg(), name="alone", scope=Nothing())
+        return replace(fedavg(), name="alone", scope=ShareNothing())

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from hansa.core.messages import NodeId, Train
 from hansa.core.method import METHODS, Method
-from hansa.core.participation import Ask, Asker, Moving, duration, until
+from hansa.core.participation import Ask, Asker, ServerState, duration, until
 from hansa.core.settings import Section
 from hansa.methods.fedavg import fedavg
 
@@ -18,7 +18,7 @@ from hansa.methods.fedavg import fedavg
 class InTurn:
     order: tuple[NodeId, ...] = ()  # default: as the federation has them
 
-    def gather(self, asker: Asker, moving: Moving) -> tuple[list[NodeId], Ask]:
+    def gather(self, asker: Asker, moving: ServerState) -> tuple[list[NodeId], Ask]:
         number, settings = moving.round + 1, asker.settings
         order = self.order or tuple(asker.members)
         node = order[moving.round % len(order)]

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch import Tensor
 
-from hansa.core.compression import Whole
+from hansa.core.compression import NoCompression
 from hansa.core.messages import Update
 from hansa.core.method import METHODS, Method, TaskLoss
-from hansa.core.participation import Together
+from hansa.core.participation import Synchronous
 from hansa.core.settings import Section
 from hansa.core.tensors import Layout, Tensors, WeightedMean
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Everything:
+class ShareEverything:
     """All trainable tensors travel."""
 
     def shared(self, layout: Layout, parts: Mapping[str, str]) -> Sequence[str]:
@@ -33,7 +33,7 @@ class Everything:
 
 
 @dataclass(frozen=True)
-class Plain:
+class PlainObjective:
     """Nothing beside the task's own loss, and nothing kept."""
 
     def loss(self, work: "Work", task_loss: TaskLoss) -> Tensor:
@@ -73,7 +73,7 @@ class Mean:
 
 
 @dataclass(frozen=True)
-class Sgd:
+class ServerSgd:
     """θ ← θ − η·g."""
 
     lr: float = 1.0
@@ -88,14 +88,14 @@ class Sgd:
 def fedavg() -> Method:
     return Method(
         name="fedavg",
-        pace=Together(),
+        pace=Synchronous(),
         exchange=None,
-        scope=Everything(),
-        objective=Plain(),
-        upload=Whole(),
+        scope=ShareEverything(),
+        objective=PlainObjective(),
+        upload=NoCompression(),
         weigh=BySamples(),
         aggregate=Mean(),
-        server=Sgd(),
+        server=ServerSgd(),
     )
 
 

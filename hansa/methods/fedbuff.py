@@ -20,7 +20,7 @@ from hansa.config.federation import Federation
 from hansa.core.link import Answer
 from hansa.core.messages import NodeId, Train, Update
 from hansa.core.method import METHODS, Method
-from hansa.core.participation import Ask, Asker, Flight, Member, Moving, duration, until
+from hansa.core.participation import Ask, Asker, Child, PendingWork, ServerState, duration, until
 from hansa.core.settings import Count, Section
 from hansa.core.tensors import Layout, Tensors, WeightedMean
 from hansa.methods.fedavg import fedavg
@@ -34,19 +34,21 @@ class Buffered:
 
     size: int
 
-    def gather(self, asker: Asker, moving: Moving) -> tuple[list[NodeId], Ask]:
+    def gather(self, asker: Asker, moving: ServerState) -> tuple[list[NodeId], Ask]:
         arrived = self._arrivals(asker.members, asker.settings, moving)
         keep_versions(moving, arrived)
         return [flight.node for flight in arrived], lambda _brief: self._ask(asker, moving, arrived)
 
-    def _arrivals(self, members: Mapping[NodeId, Member], settings: Federation, moving: Moving) -> list[Flight]:
+    def _arrivals(
+        self, members: Mapping[NodeId, Child], settings: Federation, moving: ServerState
+    ) -> list[PendingWork]:
         """Take the earliest flights off the list; whoever arrived takes off again with the newest model."""
 
-        def take_off(node: NodeId, version: int, at: float, number: int) -> Flight:
-            return Flight(node, version, at + duration(node, number, settings.simulate, settings.seed), number)
+        def take_off(node: NodeId, version: int, at: float, number: int) -> PendingWork:
+            return PendingWork(node, version, at + duration(node, number, settings.simulate, settings.seed), number)
 
         flights = moving.flights or [take_off(node, moving.round, moving.clock, 1) for node in sorted(members)]
-        arrived: list[Flight] = []
+        arrived: list[PendingWork] = []
         while len(arrived) < self.size:
             flights.sort(key=lambda flight: (flight.due, flight.node))
             first = flights.pop(0)
@@ -58,7 +60,7 @@ class Buffered:
         moving.flights = [replace(f, version=moving.round + 1) if (f.node, f.number) in there else f for f in flights]
         return arrived
 
-    def _ask(self, asker: Asker, moving: Moving, arrived: list[Flight]) -> Iterator[Answer]:
+    def _ask(self, asker: Asker, moving: ServerState, arrived: list[PendingWork]) -> Iterator[Answer]:
         """The arrivals' updates, in order. A silo that arrives twice is asked again after the others. Silos count their
         own works; since the durable round, one of them has done at most ``size`` in every round."""
         waiting = list(arrived)
@@ -79,7 +81,7 @@ class Buffered:
             waiting = [f for f in waiting if f is not now[f.node]]
 
 
-def keep_versions(moving: Moving, arrived: Iterable[Flight]) -> None:
+def keep_versions(moving: ServerState, arrived: Iterable[PendingWork]) -> None:
     """Keep every version of the model that somebody still works with."""
     needed = {f"{VERSION}{f.version}" for f in (*moving.flights, *arrived)}
     newest = f"{VERSION}{moving.round}"
@@ -119,5 +121,5 @@ class FedBuff(Section):
     temperature: Annotated[float, Field(ge=0.0)] = 0.0
 
     def build(self) -> Method:
-        weigh, mean = ByStaleness(self.power, self.temperature), DampedMean(self.power)
-        return replace(fedavg(), name="fedbuff", pace=Buffered(self.buffer), weigh=weigh, aggregate=mean)
+        weighting, mean = ByStaleness(self.power, self.temperature), DampedMean(self.power)
+        return replace(fedavg(), name="fedbuff", pace=Buffered(self.buffer), weigh=weighting, aggregate=mean)

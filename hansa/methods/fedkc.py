@@ -29,14 +29,14 @@ from torch import Tensor, nn
 
 from hansa.core import representations as inside
 from hansa.core.errors import ConfigError
-from hansa.core.exchange import Samples, Sizes, Told
-from hansa.core.messages import Offer
+from hansa.core.exchange import Samples, SharedKnowledge, Sizes
+from hansa.core.messages import Knowledge
 from hansa.core.method import METHODS, Method, Objective, TaskLoss
-from hansa.core.participation import Together
+from hansa.core.participation import Synchronous
 from hansa.core.settings import Count, Named, Section
 from hansa.core.tensors import Layout, Tensors
 from hansa.methods import centroids as knowledge
-from hansa.methods.alone import Nothing
+from hansa.methods.alone import ShareNothing
 from hansa.methods.centroid_noise import Noise, blurred, blurred_predictions, bounded
 from hansa.privacy.dp import accounting
 
@@ -70,7 +70,7 @@ class Composition:
         centroid = sizes.pooled if self.layer == "last" else sizes.length * sizes.embedding
         return self.clusters * (centroid + sizes.labels)
 
-    def offer(self, work: "Work", samples: Samples) -> Told:
+    def offer(self, work: "Work", samples: Samples) -> SharedKnowledge:
         seen = knowledge.view(work.learner, samples)
         groups = [torch.arange(samples.size).numpy()]
         if self.clusters > 1:
@@ -78,7 +78,7 @@ class Composition:
         kept = [members for members in groups if len(members) >= self.floor]
         withheld = len(groups) - len(kept)
         if not kept:
-            return Told(Offer(Tensors.zeros(Layout((), ())), withheld=withheld))
+            return SharedKnowledge(Knowledge(Tensors.zeros(Layout((), ())), withheld=withheld))
         lengths: tuple[int, ...] = ()
         members = tuple(map(len, kept))
         counts = torch.tensor(members, dtype=torch.float32)
@@ -93,12 +93,12 @@ class Composition:
             means = self._blur(means, counts, (counts >= self.floor).sum(dim=1), samples)
             centroids, lengths = knowledge.reached(means, counts, self.floor)
         pairs = Tensors.of(dict(zip(PAIR, (centroids, predictions), strict=True)))
-        return Told(Offer(pairs, members, lengths, withheld), tuple(kept))
+        return SharedKnowledge(Knowledge(pairs, members, lengths, withheld), tuple(kept))
 
     def _blur(self, means: Tensor, counts: Tensor, lengths: Tensor, samples: Samples) -> Tensor:
         return means if self.noise is None else blurred(means, counts, lengths, self.noise, samples.rng)
 
-    def flaw(self, offer: Offer, sizes: Sizes) -> str:
+    def flaw(self, offer: Knowledge, sizes: Sizes) -> str:
         layout = offer.knowledge.layout
         if layout.names != PAIR:
             return f"its offer has {', '.join(layout.names) or 'nothing'} instead of {' and '.join(PAIR)}"
@@ -158,7 +158,7 @@ class Consistent:
         drawn = torch.randperm(len(predictions))[: self.sample].to(predictions.device)
         return centroids[drawn], mask[drawn], predictions[drawn]
 
-    def _pairs(self, offers: tuple[Offer, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    def _pairs(self, offers: tuple[Knowledge, ...]) -> tuple[Tensor, Tensor, Tensor]:
         """All centroids one below the other, the mask of their real positions, all predictions."""
         predictions = torch.cat([offer.knowledge["predictions"] for offer in offers])
         centroids = [offer.knowledge["centroids"] for offer in offers]
@@ -197,9 +197,9 @@ def cannot_compose(local: Method) -> str:
         return "has an exchange of its own"
     if local.tree is not None:
         return "works on trees, where there is no cohort whose silos could hear one another"
-    if not isinstance(local.pace, Together):
+    if not isinstance(local.participation, Synchronous):
         return "has no rounds in which several silos train at the same time"
-    if isinstance(local.scope, Nothing):
+    if isinstance(local.scope, ShareNothing):
         return "has no model in common, so that nobody could make sense of the others' centroids"
     return ""
 

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from hansa.core import representations as inside
-from hansa.core.exchange import Samples, Sizes, Told
-from hansa.core.messages import Offer
+from hansa.core.exchange import Samples, SharedKnowledge, Sizes
+from hansa.core.messages import Knowledge
 from hansa.core.method import METHODS, Method, TaskLoss
 from hansa.core.settings import Count, Section, Share
 from hansa.core.tensors import Layout, Tensors
@@ -55,18 +55,18 @@ class Means:
     def numbers(self, sizes: Sizes) -> int:
         return self.count * (sizes.length * sizes.embedding + sizes.labels)
 
-    def offer(self, work: "Work", samples: Samples) -> Told:
+    def offer(self, work: "Work", samples: Samples) -> SharedKnowledge:
         order = samples.rng.permutation(samples.size)
         count = min(self.count, samples.size // self.size)
         if not count:
-            return Told(Offer(Tensors.zeros(Layout((), ())), withheld=1))
+            return SharedKnowledge(Knowledge(Tensors.zeros(Layout((), ())), withheld=1))
         groups = [np.sort(order[i * self.size : (i + 1) * self.size]) for i in range(count)]
         inputs, lengths = knowledge.reached(*knowledge.mean_texts(work.learner, samples, groups))
         labels = knowledge.mean_rows(_labels(work, samples), groups)
         means = Tensors.of(dict(zip(MEAN, (inputs, labels), strict=True)))
-        return Told(Offer(means, (self.size,) * count, lengths), tuple(groups))
+        return SharedKnowledge(Knowledge(means, (self.size,) * count, lengths), tuple(groups))
 
-    def flaw(self, offer: Offer, sizes: Sizes) -> str:
+    def flaw(self, offer: Knowledge, sizes: Sizes) -> str:
         layout = offer.knowledge.layout
         if layout.names != MEAN:
             return f"its offer has {', '.join(layout.names) or 'nothing'} instead of {' and '.join(MEAN)}"

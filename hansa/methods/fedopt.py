@@ -20,10 +20,10 @@ import torch
 from pydantic import Field
 
 from hansa.config.sections import Server
-from hansa.core.method import METHODS, Method, ServerOptimiser
+from hansa.core.method import METHODS, Method, ServerOptimizer
 from hansa.core.settings import Positive, Section, Share
 from hansa.core.tensors import Layout, Tensors
-from hansa.methods.fedavg import Sgd, fedavg
+from hansa.methods.fedavg import ServerSgd, fedavg
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,9 @@ class Adaptive:
         model.flat.addcdiv_(m, denominator, value=-self.lr * scale / correct_m)
 
 
-def server_optimiser(server: Server) -> ServerOptimiser:
+def server_optimizer(server: Server) -> ServerOptimizer:
     if server.optimizer == "sgd":
-        return Sgd(server.lr)
+        return ServerSgd(server.lr)
     if server.optimizer == "momentum":
         return Momentum(server.lr, server.momentum)
     return Adaptive(server.optimizer, server.lr, server.betas, server.eps, server.bias_correction)

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from hansa.core.link import Answer
-from hansa.core.messages import Lost, NodeId, Update
+from hansa.core.messages import Failure, NodeId, Update
 from hansa.core.settings import Positive, Section
 from hansa.core.tensors import Tensors
 
@@ -46,7 +46,7 @@ class Trust(Section):
         for answer in held:
             reason = self._doubt(answer.node, moves, own) if answer.node in moves else ""
             if counts or answer.node != name:
-                yield replace(answer, reply=Lost(reason)) if reason else answer
+                yield replace(answer, reply=Failure(reason)) if reason else answer
 
     def _doubt(self, child: NodeId, moves: Mapping[NodeId, Tensors], own: Tensors | None) -> str:
         """Why a child is left out; empty if it is trusted. What is not finite has a reason already."""

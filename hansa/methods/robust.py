@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hansa.config.sections import Aggregation
 from hansa.core.messages import Update
-from hansa.core.method import METHODS, Aggregate, Method, Weighing
+from hansa.core.method import METHODS, Aggregator, Method, Weighting
 from hansa.core.settings import Positive, Section
 from hansa.core.tensors import Layout, Tensors, WeightedMean, stack
 from hansa.methods.dga import ByLoss
@@ -95,24 +95,24 @@ class NormBound:
         return mean.mean()
 
 
-def aggregation(settings: Aggregation) -> tuple[Weighing, Aggregate]:
+def aggregation(settings: Aggregation) -> tuple[Weighting, Aggregator]:
     weights = settings.weights
-    weigh: Weighing
+    weighting: Weighting
     if weights.by == "loss":
-        weigh = ByLoss(weights.temperature)
+        weighting = ByLoss(weights.temperature)
     else:
-        weigh = BySamples(weights.temperature if weights.by == "samples" else 0.0)
+        weighting = BySamples(weights.temperature if weights.by == "samples" else 0.0)
     match settings.rule:
         case "mean":
-            return weigh, Mean()
+            return weighting, Mean()
         case "median":
-            return weigh, TrimmedMean(0.5)
+            return weighting, TrimmedMean(0.5)
         case "trimmed-mean":
-            return weigh, TrimmedMean(settings.trim)
+            return weighting, TrimmedMean(settings.trim)
         case "krum":
-            return weigh, Krum(settings.bad)
+            return weighting, Krum(settings.bad)
         case "norm-bound":
-            return weigh, NormBound(settings.bound)
+            return weighting, NormBound(settings.bound)
 
 
 @METHODS.register("median")

@@ -29,7 +29,7 @@ from torch import Tensor
 from hansa.core.errors import ConfigError
 from hansa.core.messages import NodeId
 from hansa.core.method import METHODS, Filter, Layers, Method, Residual, Weights
-from hansa.core.participation import Arrivals, round_half_up
+from hansa.core.participation import BufferedRegions, round_half_up
 from hansa.core.settings import Positive, Section, Share
 from hansa.methods.fedavg import BySamples, fedavg
 from hansa.methods.fedbuff import ByStaleness, DampedMean
@@ -185,5 +185,5 @@ class WorldLM(Section):
         method = replace(fedavg(), name="worldlm", weigh=BySamples(0.0), server=Momentum(0.2, 0.9), tree=tree)
         if not self.buffer:
             return method
-        weigh, mean = ByStaleness(self.power), DampedMean(self.power)
-        return replace(method, pace=Arrivals(self.buffer, self.power), weigh=weigh, aggregate=mean)
+        weighting, mean = ByStaleness(self.power), DampedMean(self.power)
+        return replace(method, pace=BufferedRegions(self.buffer, self.power), weigh=weighting, aggregate=mean)

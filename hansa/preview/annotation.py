@@ -64,7 +64,7 @@ class Reading:
                     count += len(some)
                 if self._looks_closer:
                     self._annotation(some, source, problems)
-            problems.check(self.federation.data.broken, source.files().get(split, source.train))
+            problems.check(self.federation.data.max_bad_rows, source.files().get(split, source.train))
             said += [f"{split}: {line}" for line in problems.summary()]
         return count, said, foreign
 

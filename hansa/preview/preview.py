@@ -127,7 +127,7 @@ def preview(federation: Federation) -> Preview:
 def _weights(federation: Federation, silos: list[SiloPreview]) -> list[float] | list[None]:
     """Each silo's share of the aggregate; unknown in trees, and for rules that go by losses or look at each update."""
     method = build_method(federation)
-    by_samples = isinstance(method.weigh, BySamples) and isinstance(method.aggregate, Mean)
+    by_samples = isinstance(method.weighting, BySamples) and isinstance(method.aggregate, Mean)
     if federation.kind != "federated" or not by_samples or is_tree(federation):
         return [None] * len(silos)
     weights = [_weighing(federation)(s.samples) for s in silos]
@@ -136,10 +136,10 @@ def _weights(federation: Federation, silos: list[SiloPreview]) -> list[float] | 
 
 def _weighing(federation: Federation) -> Callable[[int], float]:
     """The weight of a node by its samples; where the method goes by something else, all count the same."""
-    weigh = build_method(federation).weigh
-    if not isinstance(weigh, BySamples):
+    weighting = build_method(federation).weighting
+    if not isinstance(weighting, BySamples):
         return lambda samples: 1.0
-    return lambda samples: weigh.weight(Update(NOTHING, samples, 0, 0, 0.0, 0.0))
+    return lambda samples: weighting.weight(Update(NOTHING, samples, 0, 0, 0.0, 0.0))
 
 
 def shares(silos: list[SiloPreview], share: Callable[[SiloPreview], float]) -> dict[str, float]:

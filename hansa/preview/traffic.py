@@ -16,8 +16,8 @@ from torch import nn
 
 from hansa.core import representations as inside
 from hansa.core import wire
-from hansa.core.compression import Leaving, Upload
-from hansa.core.encoding import Coded
+from hansa.core.compression import Compression, OutgoingUpdate
+from hansa.core.encoding import EncodedUpdate
 from hansa.core.exchange import Sizes
 from hansa.core.messages import Update
 from hansa.core.method import Method
@@ -65,7 +65,7 @@ def foretell(model: Any, method: Method, silos: int, labels: int, length: int) -
     return Traffic(round(size * (left if method.upload.both else 1.0)), round(size * left), told, told * (silos - 1))
 
 
-def share(upload: Upload, layout: Layout, model: Any) -> float:
+def share(upload: Compression, layout: Layout, model: Any) -> float:
     """What an upload leaves of an update's bytes, tried twice on random values, since some begin with everything. A
     large model is tried on a part of every tensor."""
     part = ceil(layout.size / TRIED)
@@ -78,12 +78,12 @@ def share(upload: Upload, layout: Layout, model: Any) -> float:
         for weight, _ in module.named_parameters()
     )
     memory: dict[str, torch.Tensor] = {}
-    sent: Tensors | Coded = NOTHING
+    sent: Tensors | EncodedUpdate = NOTHING
     for round in (1, 2):
         gradient = Tensors(small, torch.randn(small.size, generator=generator))
         state = Tensors(small, torch.randn(small.size, generator=generator))
-        leaving = Leaving(gradient, state, round, "silo", 0, sides(model), tables, memory, {})
+        leaving = OutgoingUpdate(gradient, state, round, "silo", 0, sides(model), tables, memory, {})
         sent, memory = upload.leave(leaving), leaving.kept
     plain = Update(NOTHING, 0, 0, 0, 0.0, 0.0)
-    left = replace(plain, coded=sent) if isinstance(sent, Coded) else replace(plain, gradient=sent)
+    left = replace(plain, coded=sent) if isinstance(sent, EncodedUpdate) else replace(plain, gradient=sent)
     return wire.payload(left) / (NUMBER * small.size)

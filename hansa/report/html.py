@@ -61,7 +61,7 @@ def see(folder: Path, name: str = "") -> Seen:
     if not file.is_file() or not (folder / "ledger.sqlite").is_file():
         raise UserError(f"{folder}: this is not a run directory (no federation.yaml and ledger.sqlite)")
     federation = parse(yaml.safe_load(file.read_text(encoding="utf-8")), where=str(file))
-    load_plugins(federation.uses)
+    load_plugins(federation.plugins)
     task = TASKS.build(federation.task)
     ledger = Ledger(folder)
     try:

@@ -19,7 +19,7 @@ from hansa.config.federation import Federation
 from hansa.config.nodes import Node, pooled
 from hansa.config.sections import Samples, Training, Upload
 from hansa.config.tree import holders
-from hansa.core.messages import Card, NodeId
+from hansa.core.messages import DataCard, NodeId
 from hansa.core.participation import cohort_size
 from hansa.core.settings import Named
 from hansa.core.simulation import Simulation
@@ -28,7 +28,7 @@ from hansa.data.source import Source
 POOL = "all"
 
 
-def arrange(federation: Federation, cards: Mapping[NodeId, Card]) -> Federation:
+def arrange(federation: Federation, cards: Mapping[NodeId, DataCard]) -> Federation:
     """The federation file that runs the baseline; ``cards`` say how much the silos hold and train on in a round."""
     if federation.kind == "federated":
         return federation
@@ -41,7 +41,7 @@ def arrange(federation: Federation, cards: Mapping[NodeId, Card]) -> Federation:
         "method": Named(name="fedavg"),
         "server": None,
         "aggregate": None,
-        "secure": None,
+        "secure_aggregation": None,
         "upload": Upload(),
         "personal": None,
         "root": None,
@@ -72,7 +72,7 @@ def arrange(federation: Federation, cards: Mapping[NodeId, Card]) -> Federation:
     return federation.model_copy(update=changes)
 
 
-def dominant(cards: Mapping[NodeId, Card]) -> str:
+def dominant(cards: Mapping[NodeId, DataCard]) -> str:
     """The language with most training samples."""
     counts: dict[str, int] = {}
     for card in cards.values():

@@ -8,7 +8,7 @@ from hansa.core.messages import NodeId
 from hansa.core.round import Record
 
 
-class Watcher(Protocol):
+class RunCallbacks(Protocol):
     def say(self, text: str) -> None: ...
 
     def begin(self, federation: Federation, done: int, samples: Mapping[NodeId, int]) -> None: ...
@@ -24,7 +24,7 @@ class Watcher(Protocol):
     def end(self) -> None: ...
 
 
-class Quiet:
+class NoCallbacks:
     def say(self, text: str) -> None: ...
 
     def begin(self, federation: Federation, done: int, samples: Mapping[NodeId, int]) -> None: ...

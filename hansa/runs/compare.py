@@ -7,13 +7,13 @@ from typing import Any
 from hansa.config.checks import check
 from hansa.config.federation import Federation
 from hansa.config.plugins import load_plugins
-from hansa.core.compression import UPLOADS
+from hansa.core.compression import COMPRESSORS
 from hansa.core.errors import ConfigError, did_you_mean
 from hansa.core.method import METHODS
 from hansa.core.settings import Named
 from hansa.methods.fedavg import fedavg
 from hansa.report import html
-from hansa.runs.callbacks import Watcher
+from hansa.runs.callbacks import RunCallbacks
 from hansa.runs.run import Outcome, run
 from hansa.runs.tree_baselines import RIVALS
 
@@ -35,10 +35,10 @@ def variant(federation: Federation, name: str) -> Federation:
         if part in METHODS.entries and not changes:
             if part != federation.method.name:
                 changes = {"method": Named(name=part), **_own_slots(Named(name=part))}
-        elif part in UPLOADS.entries:
+        elif part in COMPRESSORS.entries:
             steps.append(_step(part, federation.upload.steps))
         elif part != WHOLE:
-            names = [*METHODS.entries, *BASELINES, *RIVALS, *UPLOADS.entries, WHOLE]
+            names = [*METHODS.entries, *BASELINES, *RIVALS, *COMPRESSORS.entries, WHOLE]
             raise ConfigError(f"--methods: '{part}' is not known; {did_you_mean(part, names)}")
     if steps or WHOLE in name.split("+"):
         changes["upload"] = federation.upload.model_copy(update={"steps": tuple(steps)})
@@ -48,9 +48,9 @@ def variant(federation: Federation, name: str) -> Federation:
 def _step(name: str, given: Sequence[Named]) -> Named:
     """A step of an upload, with the settings the file has for it, or for a step that could stand in its place: `calm`,
     `active` and `random` are compared at the same share."""
-    settings = UPLOADS.entries[name].model_fields
+    settings = COMPRESSORS.entries[name].model_fields
     for step in sorted(given, key=lambda step: step.name != name):
-        same_kind = UPLOADS.build(step).kind == UPLOADS.build(Named(name=name)).kind
+        same_kind = COMPRESSORS.build(step).kind == COMPRESSORS.build(Named(name=name)).kind
         if same_kind and set(step.settings) <= set(settings):
             return Named(name=name, **step.settings)
     return Named(name=name)
@@ -62,15 +62,15 @@ def _own_slots(named: Named) -> dict[str, None]:
     own: dict[str, None] = {}
     if method.server != plain.server:
         own["server"] = None
-    if (method.aggregate, method.weigh) != (plain.aggregate, plain.weigh):
+    if (method.aggregate, method.weighting) != (plain.aggregate, plain.weighting):
         own["aggregate"] = None
     return own
 
 
 def compare(
-    federation: Federation, names: Sequence[str], out: Path, workers: int | None, watch: Callable[[str], Watcher]
+    federation: Federation, names: Sequence[str], out: Path, workers: int | None, watch: Callable[[str], RunCallbacks]
 ) -> dict[str, Outcome]:
-    load_plugins(federation.uses)
+    load_plugins(federation.plugins)
     variants = {name: variant(federation, name) for name in names}
     for one in variants.values():
         check(one)  # what is refused is refused before the first run

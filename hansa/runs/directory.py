@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from hansa.config.federation import Federation
 from hansa.config.file import dump
 from hansa.core.errors import UserError
-from hansa.core.participation import Flight, Moving
+from hansa.core.participation import PendingWork, ServerState
 from hansa.core.tensors import Layout, Tensors
 from hansa.files import atomically
 
@@ -73,7 +73,7 @@ class RunDirectory:
 
     # ── checkpoints ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def save(self, moving: Moving, keep: int, pinned: int | None = None) -> None:
+    def save(self, moving: ServerState, keep: int, pinned: int | None = None) -> None:
         """Write a checkpoint; of the older ones only the newest stay, and the ``pinned`` one."""
         with atomically(self._checkpoint(moving.round)) as draft:
             save_file(moving.model.named(), draft / "model.safetensors")
@@ -88,20 +88,20 @@ class RunDirectory:
             if old != pinned:
                 shutil.rmtree(self._checkpoint(old))
 
-    def newest(self) -> Moving | None:
+    def newest(self) -> ServerState | None:
         rounds = self.checkpoints()
         return self.restore(rounds[-1]) if rounds else None
 
-    def restore(self, round: int) -> Moving:
+    def restore(self, round: int) -> ServerState:
         folder = self._checkpoint(round)
         layout = _layout((folder / "layout.json").read_text())
         named = load_file(folder / "model.safetensors")
         layouts = json.loads((folder / "server.json").read_text())
         state = {n: Tensors(_layout(layouts[n]), flat) for n, flat in load_file(folder / "server.safetensors").items()}
         times = json.loads((folder / "clock.json").read_text())
-        flights = [Flight(*flight) for flight in times["flights"]]
+        flights = [PendingWork(*flight) for flight in times["flights"]]
         model = Tensors.of({name: named[name] for name in layout.names})
-        return Moving(model, state, round, times["clock"], flights, times.get("sent", {}))
+        return ServerState(model, state, round, times["clock"], flights, times.get("sent", {}))
 
     def checkpoints(self) -> list[int]:
         found = (self.path / "checkpoints").glob("round-*")

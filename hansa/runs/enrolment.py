@@ -12,19 +12,19 @@ from typing import TypeVar
 
 from hansa.core.errors import DataError, RunFailed
 from hansa.core.link import Link
-from hansa.core.messages import Card, Describe, Findings, Lost, NodeId, Survey
+from hansa.core.messages import CollectVocabulary, DataCard, DescribeData, Failure, NodeId, VocabularyCounts
 from hansa.core.participation import Participation, until
 from hansa.core.round import LARGEST
-from hansa.runs.callbacks import Watcher
+from hansa.runs.callbacks import RunCallbacks
 from hansa.runs.ledger import Ledger
 
-T = TypeVar("T", Findings, Card)
+T = TypeVar("T", VocabularyCounts, DataCard)
 
 
 def surveyed(
-    link: Link, names: list[NodeId], request: Survey, quorum: float, ledger: Ledger, watcher: Watcher
-) -> dict[NodeId, Findings]:
-    found, lost = _gather(link, names, request, Findings, _odd_findings, quorum)
+    link: Link, names: list[NodeId], request: CollectVocabulary, quorum: float, ledger: Ledger, watcher: RunCallbacks
+) -> dict[NodeId, VocabularyCounts]:
+    found, lost = _gather(link, names, request, VocabularyCounts, _odd_findings, quorum)
     _note(lost, ledger, watcher)
     return found
 
@@ -35,14 +35,14 @@ def described(
     watched: str,
     participation: Participation,
     ledger: Ledger,
-    watcher: Watcher,
-    known: Mapping[NodeId, Card],
-) -> dict[NodeId, Card]:
+    watcher: RunCallbacks,
+    known: Mapping[NodeId, DataCard],
+) -> dict[NodeId, DataCard]:
     """Cards of those who can take part; ``watched``: the setting that goes by validation data, if one does;
     ``known``: cards from when the run was begun."""
     far = getattr(link, "far", False)
 
-    def odd(name: NodeId, card: Card) -> str:
+    def odd(name: NodeId, card: DataCard) -> str:
         wrong = _odd_card(card) or _unfit(name, card, watched)
         if wrong and not far:
             raise DataError(wrong)
@@ -51,7 +51,7 @@ def described(
     before = {name: known[name] for name in names if name in known}
     deadline = until(participation) if before else None
     rest = [name for name in names if name not in before]
-    found, lost = _gather(link, rest, Describe(), Card, odd, participation.quorum, deadline, before)
+    found, lost = _gather(link, rest, DescribeData(), DataCard, odd, participation.quorum, deadline, before)
     _note(lost, ledger, watcher)
     return {name: found[name] for name in names if name in found}
 
@@ -59,7 +59,7 @@ def described(
 def _gather(
     link: Link,
     names: list[NodeId],
-    request: Survey | Describe,
+    request: CollectVocabulary | DescribeData,
     kind: type[T],
     flaw: Callable[[NodeId, T], str],
     quorum: float,
@@ -73,7 +73,7 @@ def _gather(
     for answer in link.ask(dict.fromkeys(names, request), deadline):
         reply = answer.reply
         if not isinstance(reply, kind):
-            lost[answer.node] = reply.reason if isinstance(reply, Lost) else f"it sent a {type(reply).__name__}"
+            lost[answer.node] = reply.reason if isinstance(reply, Failure) else f"it sent a {type(reply).__name__}"
         elif wrong := flaw(answer.node, reply):
             lost[answer.node] = wrong
         else:
@@ -85,18 +85,18 @@ def _gather(
     return found, lost
 
 
-def _odd_findings(name: NodeId, found: Findings) -> str:
+def _odd_findings(name: NodeId, found: VocabularyCounts) -> str:
     counts = (*found.pieces.values(), found.withheld)
     return "" if all(0 <= count <= LARGEST for count in counts) else "it counts word pieces as nobody can"
 
 
-def _odd_card(card: Card) -> str:
+def _odd_card(card: DataCard) -> str:
     counts = [count for groups in card.groups.values() for count in groups.values()]
     sensible = all(0 <= count <= LARGEST for count in (*counts, card.per_round, card.steps))
     return "" if sensible else "it claims a number of samples that no silo has"
 
 
-def _unfit(name: NodeId, card: Card, watched: str) -> str:
+def _unfit(name: NodeId, card: DataCard, watched: str) -> str:
     """Why a silo cannot take part with the data it has."""
     if not card.samples("train"):
         return f"silos.{name}: no training samples are left after reading and splitting its data"
@@ -108,7 +108,7 @@ def _unfit(name: NodeId, card: Card, watched: str) -> str:
     return ""
 
 
-def _note(lost: Mapping[NodeId, str], ledger: Ledger, watcher: Watcher) -> None:
+def _note(lost: Mapping[NodeId, str], ledger: Ledger, watcher: RunCallbacks) -> None:
     for name, reason in lost.items():
         watcher.say(f"{name} does not take part: {reason}")
         ledger.event(0, name, "lost", reason)

@@ -8,7 +8,7 @@ import yaml
 
 from hansa.client.evaluation import PARTS, evaluate, whole
 from hansa.client.personalisation import overall
-from hansa.client.runtime import Site
+from hansa.client.runtime import Runtime
 from hansa.config.file import parse
 from hansa.config.tree import holders
 from hansa.core import device
@@ -23,38 +23,38 @@ SHARED = "shared"
 Scored = dict[str, dict[str, float]]  # on what → metric → value
 
 
-def open_run(folder: Path) -> Site:
+def open_run(folder: Path) -> Runtime:
     file = folder / "federation.yaml"
     if not file.is_file():
         raise UserError(f"{folder}: this is not a run directory (it has no federation.yaml)")
-    return Site(parse(yaml.safe_load(file.read_text(encoding="utf-8")), where=str(file)), folder)
+    return Runtime(parse(yaml.safe_load(file.read_text(encoding="utf-8")), where=str(file)), folder)
 
 
-def load(folder: Path, silo: str | None = None, checkpoint: int | None = None) -> tuple[Site, Any]:
+def load(folder: Path, silo: str | None = None, checkpoint: int | None = None) -> tuple[Runtime, Any]:
     """The site of a run and the model asked for: the final one, a silo's own, or a checkpoint's."""
-    site, model = _load(folder, silo, checkpoint)
-    return site, moved(model, device.choose()).eval()
+    runtime, model = _load(folder, silo, checkpoint)
+    return runtime, moved(model, device.choose()).eval()
 
 
-def _load(folder: Path, silo: str | None, checkpoint: int | None) -> tuple[Site, Any]:
-    site = open_run(folder)
+def _load(folder: Path, silo: str | None, checkpoint: int | None) -> tuple[Runtime, Any]:
+    runtime = open_run(folder)
     if checkpoint is not None:
         directory = RunDirectory(folder)
         if checkpoint not in directory.checkpoints():
             kept = ", ".join(map(str, directory.checkpoints())) or "none"
             raise UserError(f"{folder}: there is no checkpoint of round {checkpoint}; kept are: {kept}")
-        learner = site.fresh()
+        learner = runtime.fresh()
         learner.state.write(directory.restore(checkpoint).model)
-        return site, learner.model
+        return runtime, learner.model
     if silo is not None:
         own = own_models(folder)
         if silo not in own:
             hint = did_you_mean(silo, own) if own else "this run has no personal models: leave --silo out"
             raise UserError(f"{folder}: silo '{silo}' has no model of its own; {hint}")
-        return site, build.load(str(folder / "silos" / silo / "model"), site.task.auto)
+        return runtime, build.load(str(folder / "silos" / silo / "model"), runtime.task.auto)
     if not (folder / "model" / "config.json").is_file():
         raise UserError(f"{folder}: the run has no final model yet; finish it with 'hansa run … --resume'")
-    return site, build.load(str(folder / "model"), site.task.auto)
+    return runtime, build.load(str(folder / "model"), runtime.task.auto)
 
 
 def own_models(folder: Path) -> list[str]:
@@ -62,7 +62,7 @@ def own_models(folder: Path) -> list[str]:
     return sorted(p.parent.name for p in (folder / "silos").glob("*/model"))
 
 
-def every_model(folder: Path, scores: Callable[[Site, Any], Scored]) -> dict[str, Scored]:
+def every_model(folder: Path, scores: Callable[[Runtime, Any], Scored]) -> dict[str, Scored]:
     """Scores of all final models of a run by name: the shared one, where there is one, and the silos' own."""
     shared = [SHARED] if (folder / "model" / "config.json").is_file() else []
     found = {name: scores(*load(folder, None if name == SHARED else name)) for name in [*shared, *own_models(folder)]}
@@ -71,21 +71,25 @@ def every_model(folder: Path, scores: Callable[[Site, Any], Scored]) -> dict[str
     return found
 
 
-def on_silos(site: Site, model: Any, share: float = 1.0) -> Scored:
+def on_silos(runtime: Runtime, model: Any, share: float = 1.0) -> Scored:
     """Metrics of a model on every silo's test data, or a share of it, by silo."""
-    seed, found = site.federation.seed, {}
-    for name in holders(site.federation):
-        held = site.silo(name).examples("test")
+    seed, found = runtime.federation.seed, {}
+    for name in holders(runtime.federation):
+        held = runtime.silo(name).examples("test")
         # All of it is cut as in a run's final evaluation: the same questions. A share of it fits into fewer batches.
         parts = PARTS if share == 1.0 else 1
-        scores = evaluate(model, site.task, held, site.vocabulary, seed, share, parts=parts, decode=True)
+        scores = evaluate(model, runtime.task, held, runtime.vocabulary, seed, share, parts=parts, decode=True)
         if scores.sums:
-            found[name] = overall(site.task, scores)
+            found[name] = overall(runtime.task, scores)
     return found
 
 
 def score(
-    site: Site, model: Any, file: Path, fields: Mapping[str, str], tell: Callable[[str], None] = lambda problem: None
+    runtime: Runtime,
+    model: Any,
+    file: Path,
+    fields: Mapping[str, str],
+    tell: Callable[[str], None] = lambda problem: None,
 ) -> Scored:
     """Metrics of a model on all rows of a file; rows that cannot be used are told."""
     if not file.exists():
@@ -94,13 +98,15 @@ def score(
     held = examples.load(
         [source],
         "test",
-        site.federation.data.model_copy(update={"broken": 1.0}),  # they are told, and the others scored
+        runtime.federation.data.model_copy(update={"max_bad_rows": 1.0}),  # they are told, and the others scored
         [file.name.split(".")[0]],
-        lambda some, s: site.task.encode(some, s, site.vocabulary),
-        site.fingerprint,
+        lambda some, s: runtime.task.encode(some, s, runtime.vocabulary),
+        runtime.fingerprint,
     )
     for problem in held.problems:
         tell(problem)
     # Cut as in a run's final evaluation: the same questions, so the same figures for the same file.
-    scores = whole(evaluate(model, site.task, held, site.vocabulary, site.federation.seed, parts=PARTS, decode=True))
-    return {group: site.task.metrics(sums) for group, sums in scores.sums.items()}
+    scores = whole(
+        evaluate(model, runtime.task, held, runtime.vocabulary, runtime.federation.seed, parts=PARTS, decode=True)
+    )
+    return {group: runtime.task.metrics(sums) for group, sums in scores.sums.items()}

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from hansa.config.federation import Federation
-from hansa.core.messages import Card, NodeId
+from hansa.core.messages import DataCard, NodeId
 from hansa.privacy.policy.disclosures import releases
 
 
 def model_card(
     federation: Federation,
-    cards: Mapping[NodeId, Card],
+    cards: Mapping[NodeId, DataCard],
     metrics: Mapping[str, Mapping[str, float]],
     facts: Mapping[str, Any],
     silo: str,

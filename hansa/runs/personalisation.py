@@ -9,7 +9,7 @@ from torch import Tensor
 from hansa.client.personalisation import MIXED, NEARBY, OWN
 from hansa.config.sections import Personal as Settings
 from hansa.core.link import Link
-from hansa.core.messages import Lost, NodeId, Personal, Personalise
+from hansa.core.messages import Failure, NodeId, Personalise, PersonalScores
 from hansa.core.tensors import Tensors, is_finite
 from hansa.tasks.base import Task
 
@@ -69,16 +69,16 @@ def mixture(
 
 def _answers(
     link: Link, asks: Mapping[NodeId, Personalise], found: dict[str, Any]
-) -> Iterator[tuple[NodeId, Personal]]:
+) -> Iterator[tuple[NodeId, PersonalScores]]:
     for answer in link.ask(asks, None):
-        if isinstance(answer.reply, Personal):
+        if isinstance(answer.reply, PersonalScores):
             yield answer.node, answer.reply
         else:
-            reason = answer.reply.reason if isinstance(answer.reply, Lost) else "it sent no personal scores"
+            reason = answer.reply.reason if isinstance(answer.reply, Failure) else "it sent no personal scores"
             found.setdefault("lost", {})[answer.node] = reason
 
 
-def _note(found: dict[str, Any], task: Task, answers: Iterator[tuple[NodeId, Personal]]) -> None:
+def _note(found: dict[str, Any], task: Task, answers: Iterator[tuple[NodeId, PersonalScores]]) -> None:
     for name, reply in answers:
         known = found["silos"].setdefault(name, {"models": {}, "losses": {}, "alpha": 0.0, "curves": {}})
         for model, groups in reply.sums.items():

@@ -8,7 +8,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import Any, cast
 
-from hansa.client.runtime import Site
+from hansa.client.runtime import Runtime
 from hansa.config.federation import Federation
 from hansa.config.method import build_method
 from hansa.config.nodes import ROOT, leaves, repeats
@@ -16,10 +16,10 @@ from hansa.config.tree import federated_vocabulary, holders
 from hansa.core.errors import DataError
 from hansa.core.inner_node import merge
 from hansa.core.link import Link
-from hansa.core.messages import Card, Findings, NodeId, Survey
+from hansa.core.messages import CollectVocabulary, DataCard, NodeId, VocabularyCounts
 from hansa.files import atomically
 from hansa.models import build, tokenizer
-from hansa.runs.callbacks import Watcher
+from hansa.runs.callbacks import RunCallbacks
 from hansa.runs.directory import RunDirectory
 from hansa.runs.enrolment import described, surveyed
 from hansa.runs.ledger import Ledger
@@ -32,11 +32,11 @@ VERSIONS = ("hansa", "torch", "transformers", "tokenizers", "safetensors", "nump
 # ── before the first round ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def begin(federation: Federation, directory: RunDirectory, link: Link, ledger: Ledger, watcher: Watcher) -> None:
+def begin(federation: Federation, directory: RunDirectory, link: Link, ledger: Ledger, watcher: RunCallbacks) -> None:
     """Agree on the tokeniser, the labels and the starting weights: `start/` is the same for every silo."""
     if directory.start.exists():
         return
-    task = Site(federation, directory.path).task
+    task = Runtime(federation, directory.path).task
     named: tuple[str, ...] = getattr(task, "labels", ())
     found = _told(federation, task.needs_labels and not named, link, ledger, watcher)
     words = _tokeniser(federation, task, found.pieces)
@@ -61,19 +61,19 @@ def begin(federation: Federation, directory: RunDirectory, link: Link, ledger: L
     ledger.fact("parameters", sum(p.numel() for p in model.parameters()))
 
 
-def _told(federation: Federation, labels: bool, link: Link, ledger: Ledger, watcher: Watcher) -> Findings:
+def _told(federation: Federation, labels: bool, link: Link, ledger: Ledger, watcher: RunCallbacks) -> VocabularyCounts:
     """What the silos tell for a common start: counts of word pieces, names of labels, both or nothing."""
     pieces, minimum = federated_vocabulary(federation), federation.tokenizer.minimum
     if not pieces and not labels:
-        return Findings({})
+        return VocabularyCounts({})
     watcher.say("asking the silos for word counts" if pieces else "asking the silos for labels")
-    request = Survey(minimum if pieces else 0, labels)
+    request = CollectVocabulary(minimum if pieces else 0, labels)
     # A mixture would tell its silos' counts again.
     own = [ROOT] * bool(federation.root and federation.root.sources) + list(leaves(federation.silos))
     replies = surveyed(link, own, request, federation.participation.quorum, ledger, watcher)
     ledger.fact("survey", _released(replies, minimum, pieces))
     merged = merge(list(replies.values()))
-    assert isinstance(merged, Findings)
+    assert isinstance(merged, VocabularyCounts)
     return merged
 
 
@@ -92,7 +92,7 @@ def _tokeniser(federation: Federation, task: Task, pieces: Mapping[str, int]) ->
     return words
 
 
-def _released(told: Mapping[NodeId, Findings], minimum: int, pieces: bool) -> dict[str, object]:
+def _released(told: Mapping[NodeId, VocabularyCounts], minimum: int, pieces: bool) -> dict[str, object]:
     return {
         "minimum": minimum if pieces else 0,
         "silos": {n: {"told": len(f.pieces), "withheld": f.withheld, "labels": len(f.labels)} for n, f in told.items()},
@@ -100,13 +100,13 @@ def _released(told: Mapping[NodeId, Findings], minimum: int, pieces: bool) -> di
 
 
 def describe(
-    federation: Federation, directory: RunDirectory, link: Link, ledger: Ledger, watcher: Watcher
-) -> dict[NodeId, Card]:
+    federation: Federation, directory: RunDirectory, link: Link, ledger: Ledger, watcher: RunCallbacks
+) -> dict[NodeId, DataCard]:
     watcher.say("silos prepare their data")
     watched = "personal" if federation.personal else "train.samples.adapt" if federation.train.samples.adapt else ""
     fact = f"cards:{federation.kind}" if federation.kind != "federated" else "cards"
     noted = ledger.facts().get(fact, {})
-    before = {name: Card(**card | {"problems": tuple(card["problems"])}) for name, card in noted.items()}
+    before = {name: DataCard(**card | {"problems": tuple(card["problems"])}) for name, card in noted.items()}
     known = before if getattr(link, "far", False) else {}
     told = described(link, list(holders(federation)), watched, federation.participation, ledger, watcher, known)
     times = repeats(federation.silos) | {ROOT: 1}
@@ -127,5 +127,5 @@ def describe(
     return cards
 
 
-def _counts(card: Card) -> str:
+def _counts(card: DataCard) -> str:
     return " + ".join(f"{card.samples(split):,}" for split in ("train", "valid", "test"))

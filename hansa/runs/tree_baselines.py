@@ -17,7 +17,7 @@ from hansa.config.nodes import ROOT, Node, pooled, walk
 from hansa.config.sections import Server
 from hansa.config.tree import holders, is_tree
 from hansa.core.errors import ConfigError
-from hansa.core.method import Tree
+from hansa.core.method import Hierarchy
 from hansa.core.settings import Named
 
 POOL = "all"
@@ -40,7 +40,7 @@ class _Way:
         return rounds * (own + below if self.sequential else max(own, below))
 
 
-def stages(federation: Federation, tree: Tree) -> int:
+def stages(federation: Federation, tree: Hierarchy) -> int:
     """Rounds of a rival for one round of the tree."""
     return _Way(tree.order == "sequential").of(federation.silos, federation.root is not None, 1)
 

@@ -17,7 +17,7 @@ from hansa.deploy.agent import Agent
 from hansa.deploy.coordinator import serve, serve_region
 from hansa.deploy.join import SiloTrade
 from hansa.deploy.kit import COORDINATOR, Kit
-from hansa.runs.callbacks import Quiet
+from hansa.runs.callbacks import NoCallbacks
 from hansa.runs.run import Outcome
 
 NUMBERS = count()
@@ -44,7 +44,7 @@ def make_kits(federation: Federation, folder: Path, **options: object) -> Path:
     return folder
 
 
-class Log(Quiet):
+class Log(NoCallbacks):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
@@ -60,7 +60,7 @@ def joined(federation: Federation, kits: Path, home: Path, say: Callable[[str], 
         if node.silos:
             continue
         kit = Kit(kits / name)
-        agents[name] = Agent(kit, home / name, SiloTrade(kit, node.sources, federation.uses), say)
+        agents[name] = Agent(kit, home / name, SiloTrade(kit, node.sources, federation.plugins), say)
     threads = [threading.Thread(target=agent.run, daemon=True) for agent in agents.values()]
     for thread in threads:
         thread.start()
@@ -81,7 +81,7 @@ def regions(federation: Federation, kits: Path, home: Path, say: Callable[[str],
     threads = []
     for name in (n for n, node in federation.silos.items() if node.silos):
         own = federation.silos[name].sources
-        arguments = (Kit(kits / name), home / name, None, own, federation.uses, say, agents.append)
+        arguments = (Kit(kits / name), home / name, None, own, federation.plugins, say, agents.append)
         threads.append(threading.Thread(target=serve_region, args=arguments, daemon=True))
         threads[-1].start()
     try:

@@ -12,10 +12,10 @@ from hansa.deploy.agent import Agent
 from hansa.deploy.coordinator import serve
 from hansa.deploy.join import SiloTrade
 from hansa.deploy.kit import COORDINATOR, Kit
-from hansa.deploy.network.blob_client import Porter
-from hansa.deploy.network.blob_server import Depot
+from hansa.deploy.network.blob_client import BlobClient
+from hansa.deploy.network.blob_server import BlobServer
 from hansa.deploy.network.connection import Connection
-from hansa.deploy.policy_enforcer import Law
+from hansa.deploy.policy_enforcer import PolicyEnforcer
 from hansa.report import html
 from hansa.runs.ledger import Ledger
 from tests.deploy.conftest import make_kits
@@ -29,7 +29,7 @@ OFTEN = "schnupfenfieber"  # told as the vocabulary's word pieces: it shows that
 def wire(monkeypatch):
     """All bytes that anybody hands to TLS: letters, parts of requests and replies, questions to the depot."""
     sent: list[bytes] = []
-    send, bring, offer = Connection._send, Porter.bring, Depot.offer
+    send, bring, offer = Connection._send, BlobClient.bring, BlobServer.offer
 
     def sending(self, data):
         sent.append(bytes(data))
@@ -44,14 +44,14 @@ def wire(monkeypatch):
         return offer(self, view, *rest)
 
     monkeypatch.setattr(Connection, "_send", sending)
-    monkeypatch.setattr(Porter, "bring", bringing)
-    monkeypatch.setattr(Depot, "offer", offering)
+    monkeypatch.setattr(BlobClient, "bring", bringing)
+    monkeypatch.setattr(BlobServer, "offer", offering)
     return sent
 
 
 def test_canaries_stay_in_their_silo(federation, tmp_path, log, wire, caplog):
     caplog.set_level(logging.DEBUG)
-    settings = federation(rounds=1, data={"max_length": 16, "broken": 0.5})
+    settings = federation(rounds=1, data={"max_length": 16, "max_bad_rows": 0.5})
     file = tmp_path / "data" / "north.jsonl"
     texts = [f"{ONCE[0]} fever", *[f"cough {OFTEN}"] * 8]
     file.write_text(file.read_text() + "".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -61,7 +61,7 @@ def test_canaries_stay_in_their_silo(federation, tmp_path, log, wire, caplog):
     agents = []
     for name, node in settings.silos.items():
         kit = Kit(kits / name)
-        trade = SiloTrade(kit, node.sources, (), Law.of(kit, None, tmp_path / "silos" / name))
+        trade = SiloTrade(kit, node.sources, (), PolicyEnforcer.of(kit, None, tmp_path / "silos" / name))
         if name == "north":
             trade.open = stumbling(trade.open)  # type: ignore[method-assign]
         agents.append(Agent(kit, tmp_path / "silos" / name, trade, log.say))

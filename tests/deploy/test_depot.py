@@ -10,9 +10,9 @@ from contextlib import contextmanager
 import pytest
 
 from hansa.deploy.kit import COORDINATOR, Kit
-from hansa.deploy.network.blob_client import Porter
-from hansa.deploy.network.blob_server import PIECE, Depot, Refusal, digest, read_line, write_line
-from hansa.deploy.network.retry import Patience
+from hansa.deploy.network.blob_client import BlobClient
+from hansa.deploy.network.blob_server import PIECE, BlobServer, Refusal, digest, read_line, write_line
+from hansa.deploy.network.retry import Retry
 from tests.deploy.conftest import free_ports, make_kits
 
 REQUEST = "0" * 32
@@ -31,13 +31,13 @@ class Place:
         kit = Kit(kits / COORDINATOR)
         self.address = ("localhost", free_ports(1)[0])
         say = lambda node, reason: self.refusals.append((node, reason))  # noqa: E731
-        self.depot = Depot(folder / "depot", self.address, kit.server_tls(), kit.identified, say)
+        self.depot = BlobServer(folder / "depot", self.address, kit.server_tls(), kit.identified, say)
 
     def porter(self, name, seconds=120.0):
         from time import monotonic
 
         until = monotonic() + seconds
-        return Porter(self.address, Kit(self.kits / name).client_tls(), lambda: Patience(print, lambda: False, until))
+        return BlobClient(self.address, Kit(self.kits / name).client_tls(), lambda: Retry(print, lambda: False, until))
 
     @contextmanager
     def plain(self, name):

@@ -10,7 +10,7 @@ from hansa.deploy.agent import Agent
 from hansa.deploy.coordinator import serve
 from hansa.deploy.join import SiloTrade
 from hansa.deploy.kit import COORDINATOR, Kit
-from hansa.deploy.policy_enforcer import Law
+from hansa.deploy.policy_enforcer import PolicyEnforcer
 from hansa.privacy.policy.audit_log import entries, verify
 from hansa.privacy.policy.proposal import POLICY
 from tests.deploy.conftest import make_kits
@@ -20,7 +20,7 @@ def run_with_laws(settings, kits, folder, log):
     agents = {}
     for name, node in settings.silos.items():
         kit = Kit(kits / name)
-        trade = SiloTrade(kit, node.sources, (), Law.of(kit, None, folder / name))
+        trade = SiloTrade(kit, node.sources, (), PolicyEnforcer.of(kit, None, folder / name))
         agents[name] = Agent(kit, folder / name, trade, log.say)
     threads = [threading.Thread(target=agent.run, daemon=True) for agent in agents.values()]
     for thread in threads:
@@ -59,19 +59,19 @@ def test_the_kits_policy_is_for_its_federation_alone(federation, tmp_path):
     kits = make_kits(federation(), tmp_path / "kits")
     [rule] = yaml.safe_load((kits / "north" / POLICY).read_text())["rules"].values()
     assert rule["federations"] == ["small"]
-    from hansa.client.runtime import Site
+    from hansa.client.runtime import Runtime
 
-    law = Law.of(Kit(kits / "north"), None, tmp_path / "home")
+    law = PolicyEnforcer.of(Kit(kits / "north"), None, tmp_path / "home")
     told = federation(name="other")
-    guard = law.over(lambda request: None, Site(told, tmp_path))
+    guard = law.over(lambda request: None, Runtime(told, tmp_path))
     assert guard.purpose.federation == "small"
 
 
 def test_an_agent_does_not_begin_with_a_log_that_was_changed(federation, tmp_path):
     kits = make_kits(federation(), tmp_path / "kits")
-    law = Law.of(Kit(kits / "north"), None, tmp_path / "home")
+    law = PolicyEnforcer.of(Kit(kits / "north"), None, tmp_path / "home")
     law.log.add("request")
     law.log.add("request")
     law.log.file.write_text("")
     with pytest.raises(UserError, match="its end is missing"):
-        Law.of(Kit(kits / "north"), None, tmp_path / "home")
+        PolicyEnforcer.of(Kit(kits / "north"), None, tmp_path / "home")

@@ -19,7 +19,7 @@ from hansa.deploy.bundle import pack, unpack
 from hansa.deploy.join import own_settings
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.network.blob_server import Refusal
-from hansa.deploy.network.envelope import LARGEST, PROTOCOL, Envelope, Unsealed, seal, unseal
+from hansa.deploy.network.envelope import LARGEST, PROTOCOL, Envelope, EnvelopeError, seal, unseal
 from hansa.models.settings import Model
 from tests.deploy.conftest import make_kits
 
@@ -77,7 +77,7 @@ def test_a_good_letter_is_read_as_it_was_written():
     ids=range(28),  # signatures differ between processes, and names of tests must not
 )
 def test_other_letters_are_refused(letter, reason):
-    with pytest.raises(Unsealed, match=reason):
+    with pytest.raises(EnvelopeError, match=reason):
         opened(letter)
 
 
@@ -87,7 +87,7 @@ def test_other_letters_are_refused(letter, reason):
 )
 def test_a_run_or_a_request_that_could_lead_elsewhere_is_refused(field, name):
     """They become names of folders that a silo writes and removes."""
-    with pytest.raises(Unsealed, match=f"'{field}' is not a name"):
+    with pytest.raises(EnvelopeError, match=f"'{field}' is not a name"):
         opened(raw(**{field: name}))
 
 
@@ -121,7 +121,7 @@ def test_what_others_write_cannot_play_tricks_with_a_log(formatter):
 def test_a_letter_with_one_changed_byte_is_refused(place, change):
     letter = bytearray(seal(GOOD, KEY))
     letter[place % len(letter)] ^= change
-    with pytest.raises(Unsealed):
+    with pytest.raises(EnvelopeError):
         opened(bytes(letter))
 
 
@@ -135,7 +135,7 @@ def test_what_is_believed_never_goes_back(tmp_path_factory, letters):
     for (run, begun), sequence in letters:
         try:
             _Known(file).check(replace(GOOD, run=run, begun=begun, sequence=sequence))
-        except Unsealed:
+        except EnvelopeError:
             continue
         believed.append((begun, sequence))
     assert believed == sorted(believed)
@@ -207,7 +207,7 @@ def test_of_the_settings_a_silo_takes_no_paths_and_no_code(federation):
     taken = own_settings(told.model_dump_json().encode(), "north", own, ("mine.py",))
     assert taken.silos["north"].sources == own
     assert {s.train for n, node in taken.silos.items() if n != "north" for s in node.sources} == {""}
-    assert taken.uses == ("mine.py",)
+    assert taken.plugins == ("mine.py",)
 
 
 @pytest.mark.parametrize("bundle", [b"", b"[]", b"{}\n", b'[["a", 5]]\nxx', b'[["a", -1]]\n', b'[["a"]]\n', b"\xff\n"])

@@ -9,7 +9,18 @@ import pytest
 import torch
 
 from hansa.core.errors import RunFailed
-from hansa.core.messages import Advertise, Card, Describe, Entrust, Evaluate, Findings, Lost, Scores, Survey, Train
+from hansa.core.messages import (
+    AdvertiseKeys,
+    CollectVocabulary,
+    DataCard,
+    DescribeData,
+    Evaluate,
+    Failure,
+    Scores,
+    ShareSecrets,
+    Train,
+    VocabularyCounts,
+)
 from hansa.deploy import authority
 from hansa.deploy.coordinator import serve
 from hansa.deploy.join import SiloTrade
@@ -66,13 +77,16 @@ def events(folder, kind):
 
 
 ROLL = {
-    "south-2": ({Survey: lambda *_: Findings({"a": -5})}, "counts word pieces as nobody can"),
-    "south-3": ({Survey: lambda *_: Scores({})}, "it sent a Scores"),
-    "south-4": ({Describe: lambda *_: Findings({})}, "it sent a Findings"),
-    "south-5": ({Describe: lambda *_: Card({"train": {"x": -9}}, 9)}, "a number of samples that no silo has"),
-    "south-6": ({Describe: lambda *_: Card({"train": {"x": 10**15}}, 9)}, "a number of samples that no silo has"),
-    "south-7": ({Describe: lambda *_: Card({}, 9)}, "no training samples"),
-    "south-8": ({Describe: lambda *_: Lost("gone \x1b[2J fishing")}, "gone \ufffd[2J fishing"),
+    "south-2": ({CollectVocabulary: lambda *_: VocabularyCounts({"a": -5})}, "counts word pieces as nobody can"),
+    "south-3": ({CollectVocabulary: lambda *_: Scores({})}, "it sent a Scores"),
+    "south-4": ({DescribeData: lambda *_: VocabularyCounts({})}, "it sent a Findings"),
+    "south-5": ({DescribeData: lambda *_: DataCard({"train": {"x": -9}}, 9)}, "a number of samples that no silo has"),
+    "south-6": (
+        {DescribeData: lambda *_: DataCard({"train": {"x": 10**15}}, 9)},
+        "a number of samples that no silo has",
+    ),
+    "south-7": ({DescribeData: lambda *_: DataCard({}, 9)}, "no training samples"),
+    "south-8": ({DescribeData: lambda *_: Failure("gone \x1b[2J fishing")}, "gone \ufffd[2J fishing"),
 }
 
 
@@ -130,7 +144,7 @@ def test_an_update_without_its_mask_does_not_get_into_a_masked_sum(federation, t
     def bare(request, honest):
         return replace(honest(request), masked=False)
 
-    settings = federation(rounds=1, sizes=FOUR, secure=True, **QUIETLY)
+    settings = federation(rounds=1, sizes=FOUR, secure_aggregation=True, **QUIETLY)
     outcome = run_with_a_liar(settings, tmp_path, log, {Train: bare})
     assert [(n, t) for _, n, t in events(outcome.folder, "lost")] == [("east", "its update is not under a mask")]
     assert all(torch.isfinite(torch.tensor(list(m.values()))).all() for m in outcome.metrics.values())
@@ -140,8 +154,8 @@ def test_a_silo_that_signs_for_another_model_is_not_put_on_the_list(federation, 
     def other(request, honest):
         return honest(replace(request, model="0" * 64))
 
-    settings = federation(rounds=1, sizes=FOUR, secure=True, **QUIETLY)
-    outcome = run_with_a_liar(settings, tmp_path, log, {Advertise: other})
+    settings = federation(rounds=1, sizes=FOUR, secure_aggregation=True, **QUIETLY)
+    outcome = run_with_a_liar(settings, tmp_path, log, {AdvertiseKeys: other})
     [(_, node, reason)] = events(outcome.folder, "lost")
     assert (node, reason) == ("east", "it speaks of another model than it was told of")
 
@@ -152,8 +166,8 @@ def test_a_silo_that_does_not_stand_for_what_it_says_costs_itself_its_place_alon
     def borrowed(request, honest):
         return replace(honest(request), vouch="00" * 64)
 
-    settings = federation(rounds=1, sizes=FOUR, secure=True, **QUIETLY)
-    outcome = run_with_a_liar(settings, tmp_path, log, {Advertise: borrowed})
+    settings = federation(rounds=1, sizes=FOUR, secure_aggregation=True, **QUIETLY)
+    outcome = run_with_a_liar(settings, tmp_path, log, {AdvertiseKeys: borrowed})
     [(_, node, reason)] = events(outcome.folder, "lost")
     assert node == "east"
     assert "is not signed by it" in reason
@@ -172,15 +186,15 @@ LIES = [
     (Train, other_model, "the model is not the one that the silos were told of"),
     (Train, lambda request: replace(request, roster={}), "is not the one that this silo entrusted its secrets to"),
     (Train, list_of_two, "is not the one that this silo entrusted its secrets to"),
-    (Entrust, list_of_two, "2 silos are on the list, and at least 3 must hide in the sum"),
-    (Entrust, lambda request: replace(request, threshold=1), "no more than half"),
+    (ShareSecrets, list_of_two, "2 silos are on the list, and at least 3 must hide in the sum"),
+    (ShareSecrets, lambda request: replace(request, threshold=1), "no more than half"),
     (Train, lambda request: request, ""),
 ]
 
 
 def test_a_coordinator_that_treats_one_silo_differently_gets_nothing_from_it(federation, tmp_path, log, monkeypatch):
     """Cases 8 and 9, over real sockets: east refuses, and says why. In the last round nobody lies."""
-    settings = federation(rounds=len(LIES), sizes=FOUR, secure=True, **QUIETLY)
+    settings = federation(rounds=len(LIES), sizes=FOUR, secure_aggregation=True, **QUIETLY)
     honest = NatsLink.ask
 
     def told(node, request):
@@ -207,7 +221,7 @@ def test_whoever_is_revoked_in_the_middle_of_a_round_is_lost_at_once(federation,
         def silent(request, honest):
             threading.Timer(0.2, authority.revoke, (kits, "east")).start()
             over.wait(600)
-            return Lost("too late")
+            return Failure("too late")
 
         return {Train: silent}
 

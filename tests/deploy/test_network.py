@@ -15,9 +15,9 @@ from tests.conftest import same, weights
 from tests.deploy.conftest import joined, make_kits, over_the_network, regions
 
 
-@pytest.mark.parametrize("secure", [False, True])
-def test_three_silos_over_mutual_tls_give_the_bits_of_a_run(federation, tmp_path, log, secure):
-    settings = federation(server={"optimizer": "adam", "lr": 0.01}, secure=secure)
+@pytest.mark.parametrize("secure_aggregation", [False, True])
+def test_three_silos_over_mutual_tls_give_the_bits_of_a_run(federation, tmp_path, log, secure_aggregation):
+    settings = federation(server={"optimizer": "adam", "lr": 0.01}, secure_aggregation=secure_aggregation)
     here = run(settings, tmp_path / "here", workers=0)
     there = over_the_network(settings, tmp_path / "there", log)
     assert same(weights(here.folder / "model"), weights(there.folder / "model"))

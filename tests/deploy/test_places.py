@@ -9,14 +9,14 @@ from time import monotonic
 import pytest
 
 from hansa.core.errors import UserError
-from hansa.core.messages import Describe
+from hansa.core.messages import DescribeData
 from hansa.deploy import authority
 from hansa.deploy.coordinator import serve
 from hansa.deploy.kit import COORDINATOR, Kit
-from hansa.deploy.lock_file import alone
+from hansa.deploy.lock_file import lock_folder
 from hansa.deploy.network.connection import Broken, Connection, Message, Refused
 from hansa.deploy.network.session import Session
-from hansa.deploy.server_session import seat
+from hansa.deploy.server_session import server_session
 from hansa.runs.ledger import Ledger
 from tests.deploy.conftest import Log, free_ports, joined, make_kits
 from tests.deploy.test_routes import running, silo, until
@@ -31,7 +31,7 @@ def test_the_coordinator_needs_not_reach_itself_by_its_public_name(federation, t
     settings, [letters, weights] = federation(), free_ports(2)
     kits = tmp_path / "kits"
     authority.create(settings, kits, {COORDINATOR: f"hansa.example.invalid:{letters}+{weights}"}, 30)
-    with seat(Kit(kits / COORDINATOR), tmp_path / "seat", None, silent) as link:
+    with server_session(Kit(kits / COORDINATOR), tmp_path / "seat", None, silent) as link:
         assert link.size == 3
 
 
@@ -41,14 +41,17 @@ def test_a_port_that_somebody_else_holds_is_one_sentence_at_once(federation, tmp
     with closing(socket.create_server(("127.0.0.1", place.port))):
         began = monotonic()
         with pytest.raises(UserError, match=f"port {place.port}, for letters, cannot be opened"):
-            seat(Kit(kits / COORDINATOR), tmp_path / "seat", None, silent).__enter__()
+            server_session(Kit(kits / COORDINATOR), tmp_path / "seat", None, silent).__enter__()
         assert monotonic() - began < 20
 
 
 def test_two_agents_in_one_home_would_answer_twice(federation, tmp_path):
     settings = federation()
     kits = make_kits(settings, tmp_path / "kits")
-    with alone(kits / "north" / "home", "hansa join"), pytest.raises(UserError, match="in use by another 'hansa join'"):
+    with (
+        lock_folder(kits / "north" / "home", "hansa join"),
+        pytest.raises(UserError, match="in use by another 'hansa join'"),
+    ):
         ok("join", str(kits / "north"), "--data", settings.silos["north"].sources[0].train)
 
 
@@ -58,9 +61,9 @@ def test_silos_do_not_obey_a_coordinator_that_was_revoked(federation, tmp_path, 
     stolen = shutil.copytree(kits / COORDINATOR, tmp_path / "stolen")
     authority.revoke(kits, COORDINATOR)
     agent = silo(settings, kits, tmp_path / "silos", "north", log.say)
-    with running(agent), seat(Kit(stolen), tmp_path / "seat", None, silent) as link:
+    with running(agent), server_session(Kit(stolen), tmp_path / "seat", None, silent) as link:
         link.share_settings(b"{}")
-        [answer] = link.ask({"north": Describe()}, monotonic() + 6)
+        [answer] = link.ask({"north": DescribeData()}, monotonic() + 6)
         until(lambda: any("whoever asks was revoked" in line for line in log.lines), "the refusal")
     assert not any("is answered" in line for line in log.lines)
     assert "did not answer" in answer.reply.reason

@@ -10,15 +10,15 @@ from time import monotonic, time
 import pytest
 
 from hansa.core import wire
-from hansa.core.messages import Describe, Findings, Lost, Survey
+from hansa.core.messages import CollectVocabulary, DescribeData, Failure, VocabularyCounts
 from hansa.deploy.agent import Agent
 from hansa.deploy.coordinator import public
 from hansa.deploy.join import SiloTrade
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.network.envelope import Envelope
 from hansa.deploy.network.link import ROOM, Pending
-from hansa.deploy.policy_enforcer import Law
-from hansa.deploy.server_session import seat
+from hansa.deploy.policy_enforcer import PolicyEnforcer
+from hansa.deploy.server_session import server_session
 from hansa.privacy.policy.audit_log import entries, verify
 from tests.deploy.conftest import make_kits
 
@@ -91,9 +91,9 @@ def stage(module_federation, tmp_path_factory):
     folder = tmp_path_factory.mktemp("stage")
     kits = make_kits(module_federation, folder / "kits")
     kit = Kit(kits / "north")
-    trade = SiloTrade(kit, module_federation.silos["north"].sources, (), Law.of(kit, None, folder / "north"))
+    trade = SiloTrade(kit, module_federation.silos["north"].sources, (), PolicyEnforcer.of(kit, None, folder / "north"))
     agent = Agent(kit, folder / "north", trade, lambda text: None)
-    with seat(Kit(kits / COORDINATOR), folder / "seat", None, lambda text: None) as link, alive(agent):
+    with server_session(Kit(kits / COORDINATOR), folder / "seat", None, lambda text: None) as link, alive(agent):
         yield Stage(module_federation, folder, link)
 
 
@@ -102,19 +102,19 @@ def said(message) -> bytes:
 
 
 UNUSABLE = {
-    "a vector of ten gigabytes": (said(Describe()), {"vectors": {"model": HUGE}}, "more than 8 models"),
-    "a text of ten gigabytes": (said(Describe()), {"text": HUGE}, "more than 8 models"),
-    "a start of a thousand terabytes": (said(Describe()), {"start": ("0" * 32, 1 << 50)}, "are free"),
-    "settings of ten gigabytes": (said(Describe()), {"start": ("1" * 32, 4), "settings": HUGE}, "are the most"),
-    "no settings": (said(Describe()), {"start": ("2" * 32, 4), "settings": None}, "no settings"),
+    "a vector of ten gigabytes": (said(DescribeData()), {"vectors": {"model": HUGE}}, "more than 8 models"),
+    "a text of ten gigabytes": (said(DescribeData()), {"text": HUGE}, "more than 8 models"),
+    "a start of a thousand terabytes": (said(DescribeData()), {"start": ("0" * 32, 1 << 50)}, "are free"),
+    "settings of ten gigabytes": (said(DescribeData()), {"start": ("1" * 32, 4), "settings": HUGE}, "are the most"),
+    "no settings": (said(DescribeData()), {"start": ("2" * 32, 4), "settings": None}, "no settings"),
     "a pickle": (pickle.dumps(print), {}, "not UTF-8"),
     "no message": (b"hello", {}, "not a message header"),
     "an unknown message": (b'{"type": "os.system", "body": {}, "vectors": []}', {}, "unknown message type"),
     "a type that is none": (b'{"type": [], "body": {}, "vectors": []}', {}, "unknown message type"),
     "endless brackets": (b"[" * 100_000, {}, "not a message header"),
-    "a reply": (said(Lost("hello")), {}, "a Lost is no request"),
+    "a reply": (said(Failure("hello")), {}, "a Lost is no request"),
     "a field of another type": (b'{"type": "Describe", "body": {"x": 1}, "vectors": []}', {}, "what came is different"),
-    "half a float": (said(Describe()), {"vectors": {"model": ("0" * 32, 7)}}, "no float32 vector"),
+    "half a float": (said(DescribeData()), {"vectors": {"model": ("0" * 32, 7)}}, "no float32 vector"),
 }  # fmt: skip
 
 
@@ -122,11 +122,11 @@ UNUSABLE = {
 def test_an_unusable_request_is_answered_with_the_reason_at_once(stage, what):
     body, changes, reason = UNUSABLE[what]
     reply = stage.ask(body, **changes)
-    assert isinstance(reply, Lost)
+    assert isinstance(reply, Failure)
     assert reason in reply.reason
     assert any(reason in refused for refused in stage.refusals())
-    told = stage.ask(said(Survey(5)), kind="Survey")
-    assert isinstance(told, Findings), "and the next is answered"
+    told = stage.ask(said(CollectVocabulary(5)), kind="CollectVocabulary")
+    assert isinstance(told, VocabularyCounts), "and the next is answered"
     assert verify(stage.home / "audit.jsonl").sound
 
 
@@ -137,16 +137,18 @@ def test_why_there_was_no_answer_is_not_kept(module_federation, tmp_path):
     policy = kit.folder / "policy.yaml"
     good = policy.read_text()
     policy.write_text("rules: {}")
-    trade = SiloTrade(kit, module_federation.silos["north"].sources, (), Law.of(kit, None, tmp_path / "north"))
+    trade = SiloTrade(
+        kit, module_federation.silos["north"].sources, (), PolicyEnforcer.of(kit, None, tmp_path / "north")
+    )
     agent = Agent(kit, tmp_path / "north", trade, lambda text: None)
-    with seat(Kit(kits / COORDINATOR), tmp_path / "seat", None, lambda text: None) as link, alive(agent):
+    with server_session(Kit(kits / COORDINATOR), tmp_path / "seat", None, lambda text: None) as link, alive(agent):
         link.share_settings(public(module_federation).model_dump_json().encode())
-        [refused] = link.ask({"north": Survey(5)}, monotonic() + PATIENCE)
-        assert isinstance(refused.reply, Lost)
+        [refused] = link.ask({"north": CollectVocabulary(5)}, monotonic() + PATIENCE)
+        assert isinstance(refused.reply, Failure)
         assert "it has no rules" in refused.reply.reason
         policy.write_text(good)
-        [told] = link.ask({"north": Survey(5)}, monotonic() + PATIENCE)
-        assert not isinstance(told.reply, Lost)
+        [told] = link.ask({"north": CollectVocabulary(5)}, monotonic() + PATIENCE)
+        assert not isinstance(told.reply, Failure)
 
 
 @pytest.mark.parametrize(

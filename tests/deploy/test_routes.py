@@ -48,7 +48,7 @@ def until(come, what: str) -> None:
 
 def silo(settings, kits, home, name: str, say, proxy: Proxy | None = None) -> Agent:
     kit = Kit(kits / name)
-    return Agent(kit, home / name, SiloTrade(kit, settings.silos[name].sources, settings.uses), say, proxy)
+    return Agent(kit, home / name, SiloTrade(kit, settings.silos[name].sources, settings.plugins), say, proxy)
 
 
 def test_behind_a_proxy_all_goes_through_it_and_the_bits_are_the_same(federation, tmp_path, log):

@@ -7,7 +7,7 @@ from time import time
 import pytest
 
 from hansa.core.errors import UserError
-from hansa.deploy.lock_file import alone
+from hansa.deploy.lock_file import lock_folder
 from hansa.deploy.network.journal import Journal
 from hansa.deploy.status import LIFE, heard, read
 from tests.deploy.conftest import over_the_network
@@ -44,7 +44,7 @@ def test_the_journal_tells_who_is_there_and_who_is_awaited(tmp_path):
     assert "Train of round 7 until" in shown
     assert "never seen" in shown
     assert "nobody serves it now" in shown
-    with alone(tmp_path / "seat", "hansa serve"):
+    with lock_folder(tmp_path / "seat", "hansa serve"):
         assert "is being served" in ok("status", str(tmp_path))
     assert "-400.0 s !" in shown
     assert "a clock that is more than 30 s off: south" in shown

@@ -33,7 +33,10 @@ def test_everybody_can_be_stopped_in_the_middle_of_a_round_and_goes_on(federatio
     marks = tmp_path / "marks"
     marks.mkdir()
     settings = federation(
-        task={"name": "gated", "gates": str(marks)}, uses=[str(tmp_path / "gated.py")], rounds=2, evaluate={"every": 9}
+        task={"name": "gated", "gates": str(marks)},
+        plugins=[str(tmp_path / "gated.py")],
+        rounds=2,
+        evaluate={"every": 9},
     )
     (marks / "hold-north").touch()
     with Cast(settings, tmp_path / "cast") as cast:

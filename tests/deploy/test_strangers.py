@@ -9,19 +9,19 @@ from time import monotonic, sleep
 import pytest
 
 from hansa.core import wire
-from hansa.core.messages import Describe, Lost, Train, Update
+from hansa.core.messages import DescribeData, Failure, Train, Update
 from hansa.deploy import authority
 from hansa.deploy.agent import Agent
 from hansa.deploy.coordinator import serve
 from hansa.deploy.join import SiloTrade
 from hansa.deploy.kit import COORDINATOR, Kit
-from hansa.deploy.network.blob_client import Porter
+from hansa.deploy.network.blob_client import BlobClient
 from hansa.deploy.network.connection import Broken, Connection, Refused
 from hansa.deploy.network.envelope import seal, unseal
 from hansa.deploy.network.journal import Journal
 from hansa.deploy.network.link import LATE, TWICE, Pending
-from hansa.deploy.network.retry import GaveUp, Patience
-from hansa.deploy.server_session import seat
+from hansa.deploy.network.retry import GaveUp, Retry
+from hansa.deploy.server_session import server_session
 from hansa.runs.ledger import Ledger
 from tests.deploy.conftest import Log, joined, make_kits
 
@@ -34,7 +34,7 @@ def kits(federation, tmp_path):
 @pytest.fixture
 def link(kits, tmp_path):
     """A coordinator that asks nothing yet."""
-    with seat(Kit(kits / COORDINATOR), tmp_path / "seat", None, lambda text: None) as link:
+    with server_session(Kit(kits / COORDINATOR), tmp_path / "seat", None, lambda text: None) as link:
         yield link
 
 
@@ -43,17 +43,19 @@ def connect(kit: Kit, place=None) -> Connection:
     return Connection((place.host, place.port), kit.client_tls(), kit.above.inbox(kit.name))
 
 
-def carrier(kit: Kit, seconds: float) -> Porter:
+def carrier(kit: Kit, seconds: float) -> BlobClient:
     until, place = monotonic() + seconds, kit.card.parent
-    return Porter((place.host, place.bulk), kit.client_tls(), lambda: Patience(lambda text: None, lambda: False, until))
+    return BlobClient(
+        (place.host, place.bulk), kit.client_tls(), lambda: Retry(lambda text: None, lambda: False, until)
+    )
 
 
 def carry(kit: Kit, seconds: float = 3.0) -> None:
     """Ask the depot for something."""
     until = monotonic() + seconds
     place = kit.card.parent
-    porter = Porter(
-        (place.host, place.bulk), kit.client_tls(), lambda: Patience(lambda text: None, lambda: False, until)
+    porter = BlobClient(
+        (place.host, place.bulk), kit.client_tls(), lambda: Retry(lambda text: None, lambda: False, until)
     )
     try:
         porter.fetch(("0" * 32, 4), memoryview(bytearray(4)))
@@ -191,7 +193,7 @@ class Lying(SiloTrade):
             if request.round == 1:
                 reply.gradient.flat.fill_(float("nan"))
                 return reply
-            return replace(reply, samples=-1) if request.round == 2 else Describe()
+            return replace(reply, samples=-1) if request.round == 2 else DescribeData()
 
         return answer
 
@@ -221,15 +223,15 @@ def test_forged_doubled_and_late_letters_do_not_count(link, kits, tmp_path):
     south.subscribe(subjects.request("south"))
     south.request(subjects.latest(subjects.request("south")))  # the subscription is made when this is answered
     taken: list = []
-    answers = link.ask({"south": Describe()}, monotonic() + 300.0)
+    answers = link.ask({"south": DescribeData()}, monotonic() + 300.0)
     asker = threading.Thread(target=lambda: taken.extend(answers))
     asker.start()
     heard = south.next(300)
     assert heard is not None
     letter = unseal(heard.payload, COORDINATOR, "south", kit.public(COORDINATOR))
     porter = carrier(kit, 300.0)
-    text = porter.bring(memoryview(wire.split(Lost("enough"))[0].encode()), letter.request)
-    good = replace(letter, sender="south", receiver=COORDINATOR, kind="Lost", text=text, settings=None, until=None)
+    text = porter.bring(memoryview(wire.split(Failure("enough"))[0].encode()), letter.request)
+    good = replace(letter, sender="south", receiver=COORDINATOR, kind="Failure", text=text, settings=None, until=None)
     for said in (
         seal(replace(good, sender="north"), kit.key),
         b"nonsense",
@@ -243,7 +245,7 @@ def test_forged_doubled_and_late_letters_do_not_count(link, kits, tmp_path):
     porter.close()
     south.close()
     [answer] = taken
-    assert answer.reply == Lost("enough")
+    assert answer.reply == Failure("enough")
     assert {reason for node, reason in refusals(tmp_path) if node == "south"} == {
         "it is from 'north' to 'coordinator'",
         "a letter of 8 bytes",

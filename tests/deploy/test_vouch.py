@@ -11,16 +11,25 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from hansa.core.errors import ConfigError
-from hansa.core.messages import Advertise, Advertised, Entrust, Entrusted, Lost, Reveal, Revealed, Train
+from hansa.core.messages import (
+    AdvertisedKeys,
+    AdvertiseKeys,
+    Failure,
+    RevealedShares,
+    RevealShares,
+    SecretShares,
+    ShareSecrets,
+    Train,
+)
 from hansa.core.tensors import Layout, Tensors
 from hansa.deploy import authority
 from hansa.deploy.coordinator import serve
 from hansa.deploy.kit import Kit
-from hansa.deploy.signatures import Vouch
+from hansa.deploy.signatures import KitSigner
 from hansa.methods.fedavg import BySamples
 from hansa.privacy.secure_aggregation import protocol as secagg
-from hansa.privacy.secure_aggregation.announcement import FILE, Said, digest_of, keys_of, label_of, weights_of
-from hansa.privacy.secure_aggregation.client import Wearer
+from hansa.privacy.secure_aggregation.announcement import FILE, Announcement, digest_of, keys_of, label_of, weights_of
+from hansa.privacy.secure_aggregation.client import MaskingClient
 from hansa.privacy.secure_aggregation.protocol import Refused, Secrets
 from tests.deploy.conftest import make_kits
 
@@ -38,25 +47,25 @@ class Stage:
     def __init__(self, federation, folder):
         self.kits, self.folder = make_kits(federation(sizes=SIZES), folder / "kits"), folder
 
-    def vouch(self, name, run=RUN, settings=b"{}", start="words"):
+    def signature(self, name, run=RUN, settings=b"{}", start="words"):
         home = self.folder / name / run
         (home / "start").mkdir(parents=True, exist_ok=True)
         (home / "start" / "tokenizer.json").write_text(start)
-        return Vouch(Kit(self.kits / name), home, settings)
+        return KitSigner(Kit(self.kits / name), home, settings)
 
     def wearer(self, name, **given):
         """As if its process had just been started: all that it knows is on its disk."""
-        vouch = self.vouch(name, **given)
-        return Wearer(name, "small", vouch.folder, SIZES[name], vouch)
+        signature = self.signature(name, **given)
+        return MaskingClient(name, "small", signature.folder, SIZES[name], signature)
 
     def advertise(self, round=1, model=MODEL):
-        told = {name: self.wearer(name).answer(Advertise(round, digest_of(model))) for name in SIZES}
-        assert all(isinstance(reply, Advertised) for reply in told.values()), told
+        told = {name: self.wearer(name).answer(AdvertiseKeys(round, digest_of(model))) for name in SIZES}
+        assert all(isinstance(reply, AdvertisedKeys) for reply in told.values()), told
         return {name: tuple(map(str, astuple(reply))) for name, reply in told.items()}
 
     def entrust(self, roster, threshold=2, round=1):
-        replies = {name: self.wearer(name).answer(Entrust(round, roster, threshold)) for name in roster}
-        assert all(isinstance(reply, Entrusted) for reply in replies.values()), replies
+        replies = {name: self.wearer(name).answer(ShareSecrets(round, roster, threshold)) for name in roster}
+        assert all(isinstance(reply, SecretShares) for reply in replies.values()), replies
         return {name: reply.sealed for name, reply in replies.items()}
 
     def train(self, name, request, values=(0.1, -0.2, 0.3, -0.4)):
@@ -66,7 +75,7 @@ class Stage:
 
     def reveal(self, name, sealed, answered, round=1):
         inbox = {sender: shares[name] for sender, shares in sealed.items() if sender != name}
-        return self.wearer(name).answer(Reveal(round, inbox, tuple(answered)))
+        return self.wearer(name).answer(RevealShares(round, inbox, tuple(answered)))
 
 
 @pytest.fixture
@@ -86,7 +95,7 @@ def test_without_lies_the_server_learns_the_mean_and_it_is_right(stage):
     shares: dict = {}
     for name in answered:
         reply = stage.reveal(name, sealed, answered)
-        assert isinstance(reply, Revealed)
+        assert isinstance(reply, RevealedShares)
         for silo, (x, y) in reply.shares.items():
             shares.setdefault(silo, []).append((int(x, 16), int(y, 16)))
     plain = secagg.unmask(total, keys_of(roster), answered, shares, 2, label_of("small", 1, roster, 2))
@@ -106,10 +115,10 @@ def signed(stage, name, as_whom=None, **changes):
     """What the server would like ``name`` to have said, signed with the key of ``as_whom``."""
     given = {key: changes.pop(key) for key in ("run", "settings", "start") if key in changes}
     round = changes.pop("round", 1)
-    said = replace(Said(Secrets.fresh().keys, SIZES[name], digest_of(MODEL)), **changes)
-    vouch = stage.vouch(as_whom or name, **given)
-    statement = vouch._statement(round, name, said)
-    return replace(said, vouch=vouch.kit.key.sign(statement).hex()).words
+    said = replace(Announcement(Secrets.fresh().keys, SIZES[name], digest_of(MODEL)), **changes)
+    signature = stage.signature(as_whom or name, **given)
+    statement = signature._statement(round, name, said)
+    return replace(said, vouch=signature.kit.key.sign(statement).hex()).words
 
 
 def invented(stage, roster):
@@ -119,8 +128,8 @@ def invented(stage, roster):
 
 def own_keys(stage, roster):
     """The server's keys for a silo that exists, with a key of its own under them."""
-    said = Said(Secrets.fresh().keys, 50, digest_of(MODEL))
-    forged = Ed25519PrivateKey.generate().sign(stage.vouch("south")._statement(1, "south", said)).hex()
+    said = Announcement(Secrets.fresh().keys, 50, digest_of(MODEL))
+    forged = Ed25519PrivateKey.generate().sign(stage.signature("south")._statement(1, "south", said)).hex()
     return {**roster, "south": replace(said, vouch=forged).words}
 
 
@@ -181,7 +190,7 @@ def without_me(stage, roster):
 
 def one_key_twice(stage, roster):
     """The same keys for two: whoever knows the one knows the other."""
-    keys = Said.read(roster["east"]).keys
+    keys = Announcement.read(roster["east"]).keys
     return {**roster, "south": signed(stage, "south", keys=keys)}
 
 
@@ -212,11 +221,13 @@ FORGERIES = {
 @pytest.mark.parametrize("forgery", FORGERIES, ids=lambda forgery: forgery.__name__)
 def test_a_forged_list_is_refused_and_the_true_one_is_not(stage, forgery):
     roster = stage.advertise()
-    refused = stage.wearer("north").answer(Entrust(1, forgery(stage, roster), 2))
-    assert isinstance(refused, Lost)
+    refused = stage.wearer("north").answer(ShareSecrets(1, forgery(stage, roster), 2))
+    assert isinstance(refused, Failure)
     assert FORGERIES[forgery] in refused.reason
     if forgery is not revoked:
-        assert isinstance(stage.wearer("north").answer(Entrust(1, roster, 2)), Entrusted), "the refusal changed nothing"
+        assert isinstance(stage.wearer("north").answer(ShareSecrets(1, roster, 2)), SecretShares), (
+            "the refusal changed nothing"
+        )
 
 
 # ── doing things twice ────────────────────────────────────────────────────────────────────────────────────────────
@@ -225,10 +236,12 @@ def test_a_forged_list_is_refused_and_the_true_one_is_not(stage, forgery):
 def test_asked_again_for_its_keys_a_silo_says_the_same_or_nothing(stage):
     first, again = stage.advertise(), stage.advertise()
     assert first == again
-    refused = stage.wearer("north").answer(Advertise(1, digest_of(OTHER)))
+    refused = stage.wearer("north").answer(AdvertiseKeys(1, digest_of(OTHER)))
     assert "told of another model in this round" in refused.reason
-    assert isinstance(stage.wearer("north").answer(Advertise(2, digest_of(OTHER))), Advertised), "the next round may"
-    assert "does not go back" in stage.wearer("north").answer(Advertise(1, digest_of(MODEL))).reason
+    assert isinstance(stage.wearer("north").answer(AdvertiseKeys(2, digest_of(OTHER))), AdvertisedKeys), (
+        "the next round may"
+    )
+    assert "does not go back" in stage.wearer("north").answer(AdvertiseKeys(1, digest_of(MODEL))).reason
 
 
 def test_secrets_are_entrusted_to_one_list(stage):
@@ -236,14 +249,14 @@ def test_secrets_are_entrusted_to_one_list(stage):
     stage.entrust(roster)
     fewer = {name: words for name, words in roster.items() if name != "north-2"}
     for asked in (roster, fewer):
-        assert "does so once" in stage.wearer("north").answer(Entrust(1, asked, 2)).reason
+        assert "does so once" in stage.wearer("north").answer(ShareSecrets(1, asked, 2)).reason
 
 
 @pytest.mark.parametrize("threshold", [0, 1])
 def test_half_of_the_others_must_not_suffice(stage, threshold):
     """Two lists of who answered, each shown to another half, would open both secrets of a silo."""
     roster = stage.advertise()
-    refused = stage.wearer("north").answer(Entrust(1, roster, threshold))
+    refused = stage.wearer("north").answer(ShareSecrets(1, roster, threshold))
     assert "no more than half" in refused.reason
 
 
@@ -286,10 +299,10 @@ def test_shares_are_opened_for_one_list_of_who_answered(stage):
     for name in SIZES:
         stage.train(name, Train(1, MODEL, roster=roster))
     assert "more than 2 must hide" in stage.reveal("south", sealed, ["north", "south"]).reason
-    strangers = stage.wearer("east").answer(Reveal(1, {"west": "00"}, tuple(SIZES)))
+    strangers = stage.wearer("east").answer(RevealShares(1, {"west": "00"}, tuple(SIZES)))
     assert "that it was not masked with" in strangers.reason
-    assert isinstance(stage.reveal("north", sealed, SIZES), Revealed)
-    assert isinstance(stage.reveal("north", sealed, SIZES), Revealed), "asked again, the same"
+    assert isinstance(stage.reveal("north", sealed, SIZES), RevealedShares)
+    assert isinstance(stage.reveal("north", sealed, SIZES), RevealedShares), "asked again, the same"
     assert "both lists together" in stage.reveal("north", sealed, ["north", "south", "east"]).reason
 
 
@@ -303,11 +316,11 @@ def test_of_no_silo_can_both_secrets_be_had(stage):
     seeds, keys = [], []
     for name, told in (("south", answered), ("east", dropped), ("north-2", answered)):
         reply = stage.reveal(name, sealed, told)
-        assert isinstance(reply, Revealed)
+        assert isinstance(reply, RevealedShares)
         x, y = reply.shares["north"]
         (seeds if told is answered else keys).append((int(x, 16), int(y, 16)))
     for name, told in (("south", dropped), ("east", answered), ("north-2", dropped)):
-        assert isinstance(stage.reveal(name, sealed, told), Lost)
+        assert isinstance(stage.reveal(name, sealed, told), Failure)
     note = json.loads((stage.wearer("north").home / FILE).read_text())["secrets"]
     assert f"{secagg.restore(seeds):064x}" == note["own"], "two of three open the one"
     assert len(keys) == 1, "one alone of three is left for the other"
@@ -318,25 +331,25 @@ def test_a_damaged_note_of_the_round_is_no_reason_to_begin_again(stage):
     stage.advertise()
     file = stage.wearer("north").home / FILE
     file.write_text(file.read_text()[:50])
-    assert "is damaged" in stage.wearer("north").answer(Advertise(1, digest_of(MODEL))).reason
+    assert "is damaged" in stage.wearer("north").answer(AdvertiseKeys(1, digest_of(MODEL))).reason
 
 
 def test_what_is_signed_for_one_thing_is_good_for_nothing_else(stage):
     """Any two statements that differ in anything differ in their bytes."""
-    vouch, said = stage.vouch("north"), Said(Secrets.fresh().keys, 5, "0" * 64)
+    signature, said = stage.signature("north"), Announcement(Secrets.fresh().keys, 5, "0" * 64)
     statements = [
-        vouch._statement(1, "north", said),
-        vouch._statement(2, "north", said),
-        vouch._statement(1, "south", said),
-        vouch._statement(1, "north", replace(said, samples=6)),
-        vouch._statement(1, "north", replace(said, model="1" * 64)),
-        stage.vouch("north", run="fedcba9876543210")._statement(1, "north", said),
+        signature._statement(1, "north", said),
+        signature._statement(2, "north", said),
+        signature._statement(1, "south", said),
+        signature._statement(1, "north", replace(said, samples=6)),
+        signature._statement(1, "north", replace(said, model="1" * 64)),
+        stage.signature("north", run="fedcba9876543210")._statement(1, "north", said),
     ]
     assert all(one != other for one, other in pairwise(sorted(statements)))
 
 
 def test_a_coordinator_does_not_begin_with_a_threshold_that_silos_refuse(federation, tmp_path, log):
-    settings = federation(secure={"threshold": 0.5}, sizes=SIZES)
+    settings = federation(secure_aggregation={"threshold": 0.5}, sizes=SIZES)
     kits = make_kits(settings, tmp_path / "kits")
-    with pytest.raises(ConfigError, match=r"secure.threshold is 0.5: .* set it above 0.5"):
+    with pytest.raises(ConfigError, match=rsecure_aggregation.threshold is is 0.5: .* set it above 0.5"):
         serve(settings, Kit(kits / "coordinator"), tmp_path / "run", None, log)

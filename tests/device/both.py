@@ -23,7 +23,7 @@ ADAM = {"optimizer": "adamw", "lr": 1e-3, "eps": 1e-2, "batch": 8, "samples": {"
 CASES: dict[str, dict[str, Any]] = {
     "mlm": {"train": ADAM},
     "fedprox, calm+int8": {"method": {"name": "fedprox", "mu": 0.1}, "upload": "calm+int8"},
-    "secure": {"secure": True},
+    "secure_aggregation": {"secure_aggregation": True},
     "private": {"privacy": "north"},
     "personal": {"personal": {"rounds": 2, "mix": "sweep", "nearby": 1, "train": ADAM}},
     "apfl": {"personal": {"rounds": 2, "mix": "adaptive", "train": ADAM}},
@@ -75,9 +75,9 @@ def main(library: Path, folder: Path) -> None:
             os.environ["HANSA_DEVICE"] = device
             outcome = run(federation(folder, settings), folder / f"{name} {device}", workers=0)
             found.append(weights(outcome.folder / "model"))
-            site, model = load(outcome.folder)
+            runtime, model = load(outcome.folder)
             assert next(model.parameters()).device.type == device
-            said.append(site.task.predict(model, site.vocabulary, ASKED[site.federation.task.name]))
+            said.append(runtime.task.predict(model, runtime.vocabulary, ASKED[runtime.federation.task.name]))
         largest = max(float((found[0][key] - found[1][key]).abs().max()) for key in found[0])
         print(f"{name}: {largest:.2g}", flush=True)
         assert largest < 1e-5, f"{name}: the devices differ by {largest}"

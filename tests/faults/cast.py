@@ -155,7 +155,7 @@ class Cast:
             home = str(self.folder / "homes" / name)
             command = ["join", str(self.kits / name), "--data", source.train, "--home", home]
         if name != COORDINATOR:
-            command += [part for file in self.federation.uses for part in ("--uses", file)]
+            command += [part for file in self.federation.plugins for part in ("--plugins", file)]
         log = str(self.folder / f"{name}.log")
         told = {key: value for key, value in os.environ.items() if key.startswith("HANSA_")}
         process = self._context.Process(target=act, args=(command, log, namespace, lie, room, told), name=name)

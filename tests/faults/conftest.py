@@ -15,6 +15,6 @@ def gated(federation, tmp_path):
     def build(**settings):
         task = {"name": "gated", "gates": str(marks)}
         usual = {"rounds": 3, "evaluate": {"every": 2, "share": 1.0}, "server": {"optimizer": "adam", "lr": 0.01}}
-        return federation(task=task, uses=[str(tmp_path / "gated.py")], **(usual | settings))
+        return federation(task=task, plugins=[str(tmp_path / "gated.py")], **(usual | settings))
 
     return build

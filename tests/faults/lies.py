@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from hansa.client.silo import Silo
-from hansa.core.messages import Entrusted, Lost, Revealed, Train
+from hansa.core.messages import Failure, RevealedShares, SecretShares, Train
 from hansa.core.participation import until
 from hansa.core.tensors import Layout, Tensors
-from hansa.deploy.network.blob_client import Porter
+from hansa.deploy.network.blob_client import BlobClient
 from hansa.deploy.network.blob_server import Refusal, digest, write_line
-from hansa.deploy.reply_store import Packed, Spool
-from hansa.privacy.secure_aggregation.server import Veil
+from hansa.deploy.reply_store import Packed, ReplyStore
+from hansa.privacy.secure_aggregation.server import MaskingServer
 
 
 class Bomb:
@@ -28,16 +28,16 @@ class Bomb:
 
 def pickles() -> None:
     """Its updates are pickles, its reply an unknown message in the second round."""
-    honest = Spool.keep
+    honest = ReplyStore.keep
 
-    def keep(self: Spool, request: str, round: int, kind: str, text: str, vectors: Any) -> Packed:
+    def keep(self: ReplyStore, request: str, round: int, kind: str, text: str, vectors: Any) -> Packed:
         if kind != "Update":
             return honest(self, request, round, kind, text, vectors)
         # Nothing is put on disk: asked again, it must not find an honest answer there.
         lie = memoryview(pickle.dumps(Bomb()) if round == 1 else b'{"type": "os.system", "body": {}, "vectors": []}')
         return Packed(kind, {"": (digest(lie), lie)})
 
-    Spool.keep = keep  # type: ignore[method-assign]
+    ReplyStore.keep = keep  # type: ignore[method-assign]
 
 
 def nonsense() -> None:
@@ -57,9 +57,9 @@ def nonsense() -> None:
 
 def greedy() -> None:
     """Before it brings anything it announces ten gigabytes, and begins a line that never ends."""
-    honest = Porter.bring
+    honest = BlobClient.bring
 
-    def bring(self: Porter, view: memoryview, request: str, name: str | None = None) -> Any:
+    def bring(self: BlobClient, view: memoryview, request: str, name: str | None = None) -> Any:
         for line in ({"put": "0" * 32, "size": 10 << 30, "for": request}, {"get": "x" * 100_000, "from": 0}):
             try:
                 connection = self._connected()
@@ -70,35 +70,35 @@ def greedy() -> None:
             self.close()
         return honest(self, view, request, name)
 
-    Porter.bring = bring  # type: ignore[method-assign]
+    BlobClient.bring = bring  # type: ignore[method-assign]
 
 
 def curious() -> None:
     """A coordinator that wants one silo's update out of the sum. In the first two rounds east is shown a list of one,
     then of two, to entrust its secrets to. In the third, all have sent their updates: east is asked for another one for
     a list without south, and all are asked to unmask the sum with north in it, then without. What they say is kept."""
-    asked, told = Veil._ask, Veil.brief
+    asked, told = MaskingServer._ask, MaskingServer.brief
     sent: dict[str, Train] = {}
 
-    def brief(self: Veil, node: str, plain: Train | None) -> Train | None:
+    def brief(self: MaskingServer, node: str, plain: Train | None) -> Train | None:
         request = told(self, node, plain)
         if request is not None:
             sent[node] = request
         return request
 
-    def again(self: Veil, asks: dict[str, Any]) -> dict[str, str]:
+    def again(self: MaskingServer, asks: dict[str, Any]) -> dict[str, str]:
         answers = self.asker.link.ask(asks, until(self.asker.settings.participation))
         replies = {answer.node: answer.reply for answer in answers}
         return {
-            node: reply.reason if isinstance(reply, Lost) else f"A {type(reply).__name__}!"
+            node: reply.reason if isinstance(reply, Failure) else f"A {type(reply).__name__}!"
             for node, reply in replies.items()
         }
 
-    def ask(self: Veil, asks: Any, kind: type[Any]) -> dict[str, Any]:
-        if kind is Entrusted and self.number < 3:
+    def ask(self: MaskingServer, asks: Any, kind: type[Any]) -> dict[str, Any]:
+        if kind is SecretShares and self.number < 3:
             few = {name: self.shown[name] for name in ("east", "north")[: self.number]}
             return asked(self, {**asks, "east": replace(asks["east"], roster=few)}, kind)
-        if kind is not Revealed or self.number < 3:
+        if kind is not RevealedShares or self.number < 3:
             return asked(self, asks, kind)
         one_less = {name: words for name, words in sent["east"].roster.items() if name != "south"}
         heard = {"update": again(self, {"east": replace(sent["east"], roster=one_less)})}
@@ -108,4 +108,4 @@ def curious() -> None:
         Path(os.environ["HANSA_HEARD"]).write_text(json.dumps(heard))
         return found
 
-    Veil._ask, Veil.brief = ask, brief  # type: ignore[method-assign]
+    MaskingServer._ask, MaskingServer.brief = ask, brief  # type: ignore[method-assign]

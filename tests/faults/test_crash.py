@@ -14,7 +14,7 @@ from hansa.config import file as federation_file
 from hansa.config.nodes import Holder, Node
 from hansa.core.errors import RunFailed, UserError
 from hansa.core.settings import Named
-from hansa.runs.callbacks import Quiet
+from hansa.runs.callbacks import NoCallbacks
 from hansa.runs.directory import RunDirectory
 from hansa.runs.run import run
 from tests.conftest import same, weights
@@ -80,7 +80,7 @@ def test_a_disk_that_takes_no_more_leaves_the_previous_checkpoint(federation, tm
     settings = federation(rounds=4)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    class Full(Quiet):
+    class Full(NoCallbacks):
         def round(self, record, seconds):
             if record.round == 2:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
@@ -103,7 +103,7 @@ def test_a_disk_that_becomes_read_only_leaves_the_previous_checkpoint(federation
     settings, kept = federation(rounds=4), tmp_path / "run" / "checkpoints"
     with ExitStack() as stack:
 
-        class ReadOnly(Quiet):
+        class ReadOnly(NoCallbacks):
             def round(self, record, seconds):
                 if record.round == 2:
                     stack.enter_context(read_only(kept))

@@ -85,10 +85,10 @@ def test_the_coordinator_is_killed_before_the_first_round_in_the_middle_of_one_a
         as_uninterrupted(settings, cast, tmp_path)
 
 
-@pytest.mark.parametrize("secure", [False, True])
-def test_a_silo_and_then_the_broker_are_killed_at_work(gated, tmp_path, secure):
+@pytest.mark.parametrize("secure_aggregation", [False, True])
+def test_a_silo_and_then_the_broker_are_killed_at_work(gated, tmp_path, secure_aggregation):
     """Under masks too: what a silo has promised, and that it has not yet sent anything, is on its disk."""
-    settings = gated(secure=secure)
+    settings = gated(secure_aggregation=secure_aggregation)
     south, east = Gate(tmp_path / "marks", "south"), Gate(tmp_path / "marks", "east")
     with Cast(settings, tmp_path / "cast") as cast:
         for gate in (south, east):

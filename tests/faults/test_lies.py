@@ -147,7 +147,9 @@ def test_a_coordinator_that_wants_few_in_a_sum_gets_nothing(federation, tmp_path
     than there are. The others' rounds go on, and what the coordinator may know is what it knows without lies."""
     sizes = {"north": 40, "south": 30, "east": 20, "north-2": 30, "south-2": 40}
     participation = {"quorum": 0.6}
-    settings = federation(rounds=3, sizes=sizes, secure=True, participation=participation, evaluate={"every": 9})
+    settings = federation(
+        rounds=3, sizes=sizes, secure_aggregation=True, participation=participation, evaluate={"every": 9}
+    )
     heard = tmp_path / "heard.json"
     monkeypatch.setenv("HANSA_HEARD", str(heard))
     with Cast(settings, tmp_path / "cast") as cast:

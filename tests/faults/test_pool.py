@@ -61,7 +61,7 @@ def unruly(federation, tmp_path):
         (tmp_path / "unruly.py").write_text(PLUGIN)
         (tmp_path / "marks").mkdir()
         task = {"name": "unruly", "marks": str(tmp_path / "marks"), "deed": deed, "times": times}
-        return federation(task=task, uses=[str(tmp_path / "unruly.py")], rounds=2, evaluate={"every": 9}, **settings)
+        return federation(task=task, plugins=[str(tmp_path / "unruly.py")], rounds=2, evaluate={"every": 9}, **settings)
 
     return build
 

@@ -6,12 +6,12 @@ from time import monotonic
 
 import pytest
 
-from hansa.client.runtime import Site
+from hansa.client.runtime import Runtime
 from hansa.config import file as federation_file
 from hansa.core.errors import UserError
-from hansa.core.messages import Lost, Train, Update
+from hansa.core.messages import Failure, Train, Update
 from hansa.links.ray import RayLink
-from hansa.runs.callbacks import Quiet
+from hansa.runs.callbacks import NoCallbacks
 from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import Ledger
 from hansa.runs.run import Run, run
@@ -31,16 +31,16 @@ def test_a_run_over_ray_gives_the_same_bits_and_outlives_its_workers(federation,
     settings = federation(rounds=2)
     here = run(settings, tmp_path / "here", workers=0).folder
     directory = RunDirectory.create(settings, tmp_path / "there", resume=False)
-    ledger, watcher = Ledger(directory.path), Quiet()
+    ledger, watcher = Ledger(directory.path), NoCallbacks()
     with RayLink(settings, directory.path, 2, store=80 << 20) as link:
         begin(settings, directory, link, ledger, watcher)
         cards = describe(settings, directory, link, ledger, watcher)
         there = Run(settings, directory, link, cards, ledger, watcher).go().folder
         assert same(weights(here / "model"), weights(there / "model"))
 
-        model = Site(settings, directory.path).start
+        model = Runtime(settings, directory.path).start
         late = next(link.ask({"north": Train(1, model)}, monotonic() - 1)).reply
-        assert isinstance(late, Lost)
+        assert isinstance(late, Failure)
         assert "deadline" in late.reason
         for process in desks():
             os.kill(process, signal.SIGKILL)

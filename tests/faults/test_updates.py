@@ -10,8 +10,8 @@ from safetensors.torch import save
 from hansa.config.file import parse
 from hansa.core import wire
 from hansa.core.link import Answer
-from hansa.core.messages import Lost, Scores, Train, Update
-from hansa.core.participation import Member, Moving
+from hansa.core.messages import Failure, Scores, Train, Update
+from hansa.core.participation import Child, ServerState
 from hansa.core.round import federated_round, flaw
 from hansa.core.tensors import Layout, Tensors
 from hansa.methods.fedavg import fedavg
@@ -30,7 +30,7 @@ BAD = {
     "which the model does not have": update([1.0, 2.0, 3.0]),
     "its update has v": update([1.0, 2.0], name="v"),
     "it sent a Scores": Scores({}),
-    "gone": Lost("gone"),
+    "gone": Failure("gone"),
 }
 
 
@@ -47,8 +47,8 @@ class Given:
 
 def one_round(replies, quorum=0.5):
     settings = parse({"silos": dict.fromkeys(replies, "x"), "participation": {"quorum": quorum}})
-    moving = Moving(Tensors(LAYOUT, torch.tensor([5.0, 5.0])), {})
-    members = {name: Member(10, 10) for name in replies}
+    moving = ServerState(Tensors(LAYOUT, torch.tensor([5.0, 5.0])), {})
+    members = {name: Child(10, 10) for name in replies}
     return federated_round("root", members, Given(replies), fedavg(), settings, moving, 0), moving
 
 

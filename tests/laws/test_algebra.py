@@ -7,22 +7,22 @@ from hypothesis import strategies as st
 
 from hansa.core import wire
 from hansa.core.messages import (
-    Card,
-    Describe,
-    Entrust,
-    Entrusted,
+    CollectVocabulary,
+    DataCard,
+    DescribeData,
     Evaluate,
-    Findings,
-    Lost,
-    Offer,
-    Personal,
+    Failure,
+    Knowledge,
     Personalise,
-    Revealed,
+    PersonalScores,
+    RevealedShares,
     Scores,
-    Survey,
-    Trade,
+    SecretShares,
+    ShareKnowledge,
+    ShareSecrets,
     Train,
     Update,
+    VocabularyCounts,
 )
 from hansa.core.tensors import Layout, Tensors, WeightedMean, is_finite
 
@@ -42,11 +42,11 @@ def tensors(draw) -> Tensors:
 
 
 MEMBERS = st.lists(st.integers(1, 99), max_size=3).map(tuple)
-OFFERS = st.builds(Offer, tensors(), MEMBERS, MEMBERS, st.integers(0, 9))
+OFFERS = st.builds(Knowledge, tensors(), MEMBERS, MEMBERS, st.integers(0, 9))
 MESSAGES = st.one_of(
-    st.just(Describe()),
-    st.builds(Survey, st.integers(0, 100), st.booleans()),
-    st.builds(Trade, st.integers(0, 10**6), tensors()),
+    st.just(DescribeData()),
+    st.builds(CollectVocabulary, st.integers(0, 100), st.booleans()),
+    st.builds(ShareKnowledge, st.integers(0, 10**6), tensors()),
     OFFERS,
     st.builds(
         Train,
@@ -58,14 +58,17 @@ MESSAGES = st.one_of(
         roster=st.dictionaries(NAMES, st.tuples(NAMES, NAMES), max_size=2),
     ),
     st.builds(
-        Entrust, st.integers(0, 9), st.dictionaries(NAMES, st.tuples(NAMES, NAMES), max_size=2), st.integers(2, 9)
+        ShareSecrets, st.integers(0, 9), st.dictionaries(NAMES, st.tuples(NAMES, NAMES), max_size=2), st.integers(2, 9)
     ),
-    st.builds(Entrusted, st.dictionaries(NAMES, NAMES, max_size=2)),
-    st.builds(Revealed, st.dictionaries(NAMES, st.tuples(NAMES, NAMES), max_size=2)),
+    st.builds(SecretShares, st.dictionaries(NAMES, NAMES, max_size=2)),
+    st.builds(RevealedShares, st.dictionaries(NAMES, st.tuples(NAMES, NAMES), max_size=2)),
     st.builds(Evaluate, st.integers(0, 10**6), tensors(), NAMES, st.floats(0, 1), st.integers(1, 9)),
-    st.builds(Findings, COUNTS, st.lists(NAMES, max_size=3).map(tuple), st.integers(0, 10**6)),
+    st.builds(VocabularyCounts, COUNTS, st.lists(NAMES, max_size=3).map(tuple), st.integers(0, 10**6)),
     st.builds(
-        Card, st.dictionaries(NAMES, COUNTS, max_size=2), st.integers(0, 10**6), st.lists(NAMES, max_size=2).map(tuple)
+        DataCard,
+        st.dictionaries(NAMES, COUNTS, max_size=2),
+        st.integers(0, 10**6),
+        st.lists(NAMES, max_size=2).map(tuple),
     ),
     st.builds(
         Update,
@@ -83,14 +86,14 @@ MESSAGES = st.one_of(
     st.builds(Scores, st.dictionaries(NAMES, SUMS, max_size=3)),
     st.builds(Personalise, st.integers(0, 10**6), tensors(), tensors(), NAMES, st.integers(0, 9), st.booleans()),
     st.builds(
-        Personal,
+        PersonalScores,
         tensors(),
         st.dictionaries(NAMES, st.dictionaries(NAMES, SUMS, max_size=2), max_size=2),
         SUMS,
         st.dictionaries(NAMES, st.lists(st.floats(-1e9, 1e9), max_size=3).map(tuple), max_size=2),
         st.floats(0, 1),
     ),
-    st.builds(Lost, NAMES),
+    st.builds(Failure, NAMES),
 )
 
 

@@ -16,9 +16,9 @@ from hansa.config import file as federation_file
 from hansa.config.nodes import Node
 from hansa.config.sections import Privacy
 from hansa.core import messages
-from hansa.core.encoding import Coded, Part
+from hansa.core.encoding import EncodedTensor, EncodedUpdate
 from hansa.core.errors import ConfigError, RunFailed
-from hansa.core.messages import Evaluate, Lost, Scores, Survey, Train, Update
+from hansa.core.messages import CollectVocabulary, Evaluate, Failure, Scores, Train, Update
 from hansa.core.tensors import Layout, Tensors
 from hansa.privacy.policy.audit_log import AuditLog, entries, verify
 from hansa.privacy.policy.guard import CONTENTS, Guard, asked_for, digest
@@ -58,7 +58,7 @@ def test_a_rule_allows_what_it_names_and_is_named(tmp_path):
         ({"release": {"samples": True}}, "does not release metrics"),
         ({"require": {"cohort": 3}}, "requires a cohort of 3, and a round may count with 2"),
         ({"require": {"epsilon": 8}}, "requires ε ≤ 8, and the federation file promises no differential privacy"),
-        ({"require": {"secure_aggregation": True}}, "has no 'secure' section"),
+        ({"require": {"secure_aggregation": True}}, "has no 'secure_aggregation' section"),
     ],
 )
 def test_what_a_rule_does_not_allow_stays_and_why(tmp_path, rule, reason):
@@ -130,7 +130,7 @@ def test_a_jurisdictions_policy_must_allow_it_too(tmp_path):
 def test_every_message_says_what_it_releases():
     """Whoever adds a request, a reply or a field says in privacy/guard.py what it releases."""
     for reply in get_args(messages.Reply):
-        if reply is not Lost:
+        if reply is not Failure:
             assert set(CONTENTS[reply]) == {f.name for f in fields(reply)}, reply
     model = Tensors.zeros(Layout(("w",), ((1,),)))
     for request in get_args(messages.Request):
@@ -160,7 +160,7 @@ def test_what_the_operator_writes_counts_from_the_next_request(tmp_path):
     ask = Evaluate(1, Tensors.zeros(Layout((), ())))
     assert isinstance(held(ask), Scores)
     (tmp_path / "policy.yaml").unlink()
-    assert isinstance(held(ask), Lost)
+    assert isinstance(held(ask), Failure)
 
 
 def test_the_guard_judges_what_the_reply_really_holds(tmp_path):
@@ -171,27 +171,27 @@ def test_the_guard_judges_what_the_reply_really_holds(tmp_path):
     assert isinstance(good(Train(1, model)), Update)
     bad = guard(tmp_path, lambda request: update("head-w", "embeddings-w"), release=release)
     reply = bad(Train(2, model))
-    assert isinstance(reply, Lost)
+    assert isinstance(reply, Failure)
     assert "does not release tensors of embeddings" in reply.reason
     noted = [(e["event"], e["round"]) for e in entries(tmp_path / "audit.jsonl")]
     assert noted == [("request", 1), ("release", 1), ("request", 2), ("refusal", 2)]
 
 
 def test_coded_updates_are_judged_by_the_tensors_in_them(tmp_path):
-    parts = {"embeddings-w": Part((2,), torch.ones(2))}
+    parts = {"embeddings-w": EncodedTensor((2,), torch.ones(2))}
     empty = Tensors.zeros(Layout((), ()))
     coded = guard(
         tmp_path,
-        lambda request: Update(empty, 1, 1, 1, 0.5, 0.1, coded=Coded.of(parts)),
+        lambda request: Update(empty, 1, 1, 1, 0.5, 0.1, coded=EncodedUpdate.of(parts)),
         release=ALL | {"tensors": ["head"]},
     )
     reply = coded(Train(1, update("head-w").gradient))
-    assert isinstance(reply, Lost)
+    assert isinstance(reply, Failure)
     assert "does not release tensors of embeddings" in reply.reason
 
 
 def test_a_promise_of_secure_aggregation_is_held_against_each_request(tmp_path):
-    """The file says `secure`, and the coordinator asks for an update in the clear, or among too few."""
+    """The file says `secure_aggregation`, and the coordinator asks for an update in the clear, or among too few."""
     model, names = update("head-w").gradient, ("north", "south", "east")
     roster = dict.fromkeys(names, ("a", "b"))
     strict = {"require": {"secure_aggregation": True, "cohort": 3}}
@@ -202,14 +202,14 @@ def test_a_promise_of_secure_aggregation_is_held_against_each_request(tmp_path):
     few = {name: roster[name] for name in names[:2]}
     assert "a round may count with 2" in held(Train(3, model, roster=few)).reason
     lying = replace(held, answer=lambda request: update("head-w"))
-    assert isinstance(lying(Train(4, model, roster=roster)), Lost), "it is masked in the end, or it stays"
+    assert isinstance(lying(Train(4, model, roster=roster)), Failure), "it is masked in the end, or it stays"
 
 
 def test_refused_work_is_not_done(tmp_path, caplog):
     done = []
     refusing = guard(tmp_path, lambda request: done.append(request) or Scores({}), release={"samples": True})
     reply = refusing(Evaluate(3, Tensors.zeros(Layout((), ()))))
-    assert isinstance(reply, Lost)
+    assert isinstance(reply, Failure)
     assert reply.reason.startswith("its policy refuses: metrics may not leave")
     assert not done
     assert "north refused a Evaluate of federation small" in caplog.text
@@ -222,7 +222,7 @@ def test_what_an_error_says_stays_in_the_silo(tmp_path, caplog):
         raise KeyError("Mme Durand, 12 rue des Lilas")
 
     reply = attempt(guard(tmp_path, stumble), Evaluate(1, Tensors.zeros(Layout((), ()))))
-    assert isinstance(reply, Lost)
+    assert isinstance(reply, Failure)
     assert "KeyError" in reply.reason
     for told in (reply.reason, caplog.text, (tmp_path / "audit.jsonl").read_text()):
         assert "Durand" not in told
@@ -235,8 +235,8 @@ def test_what_nothing_knows_is_refused(tmp_path):
     class Diary:
         pages: str = "secret"
 
-    assert isinstance(guard(tmp_path, lambda request: Diary())(Survey(5)), Lost)
-    assert isinstance(guard(tmp_path, lambda request: Scores({}))(Diary()), Lost)
+    assert isinstance(guard(tmp_path, lambda request: Diary())(CollectVocabulary(5)), Failure)
+    assert isinstance(guard(tmp_path, lambda request: Scores({}))(Diary()), Failure)
 
 
 def test_nothing_leaves_that_the_audit_log_cannot_take(tmp_path):
@@ -246,7 +246,7 @@ def test_nothing_leaves_that_the_audit_log_cannot_take(tmp_path):
     reply = attempt(
         guard(tmp_path, lambda request: Scores({"a": {"n": 1.0}})), Evaluate(1, Tensors.zeros(Layout((), ())))
     )
-    assert isinstance(reply, Lost)
+    assert isinstance(reply, Failure)
     assert "nothing may leave, because the audit log cannot be written" in reply.reason
 
 
@@ -347,7 +347,7 @@ def test_check_previews_the_decision(federation, tmp_path):
     told = runner.invoke(app, ["check", "--policy", str(tmp_path / "none.yaml"), str(fed), "--format", "json"])
     assert told.exit_code == 1
     decisions = json.loads(told.stdout)["decisions"]
-    assert [d["request"] for d in decisions] == ["Survey", "Describe", "Train", "Train", "Train", "Evaluate"]
+    assert [d["request"] for d in decisions] == ["CollectVocabulary", "Describe", "Train", "Train", "Train", "Evaluate"]
     assert not any(d["allowed"] for d in decisions)
     assert "block.0" in decisions[2]["releases"]
 
@@ -360,12 +360,12 @@ def test_a_proposal_is_narrow(federation):
 
 
 def test_a_proposal_for_masked_updates_holds_the_federation_to_them(federation, tmp_path):
-    """A coordinator that leaves 'secure' out of its settings later gets no update in the clear."""
-    secure = federation(secure=True, personal={"rounds": 1})
-    (tmp_path / "policy.yaml").write_text(yaml.safe_dump(propose(secure)))
+    """A coordinator that leaves 'secure_aggregation' out of its settings later gets no update in the clear."""
+    secure_aggregation = federation(secure_aggregation=True, personal={"rounds": 1})
+    (tmp_path / "policy.yaml").write_text(yaml.safe_dump(propose(secure_aggregation)))
     proposed = Policy.read(tmp_path / "policy.yaml")
     assert not proposed.flaw
-    told = Purpose.of(secure, "north")
+    told = Purpose.of(secure_aggregation, "north")
     assert all(allowed(proposed, kind, told) for kind in ("tensors", "samples", "metrics", "personal"))
     bare = Purpose.of(federation(personal={"rounds": 1}), "north")
     assert not allowed(proposed, "tensors", bare)

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from hansa.client.runtime import Site
+from hansa.client.runtime import Runtime
 from hansa.config import file as federation_file
 from hansa.config.nodes import Node
 from hansa.links.local import LocalLink
 from hansa.links.pool import PoolLink
-from hansa.runs.callbacks import Quiet
+from hansa.runs.callbacks import NoCallbacks
 from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import Ledger
 from hansa.runs.run import Run, run
@@ -20,10 +20,10 @@ from tests.conftest import same, weights
 
 def run_over(federation, folder: Path, link_of) -> dict[str, torch.Tensor]:
     """A whole run over a given link."""
-    directory, watcher = RunDirectory.create(federation, folder, False), Quiet()
+    directory, watcher = RunDirectory.create(federation, folder, False), NoCallbacks()
     ledger = Ledger(folder)
-    site = Site(federation, folder)
-    link = link_of(site)
+    runtime = Runtime(federation, folder)
+    link = link_of(runtime)
     begin(federation, directory, link, ledger, watcher)
     cards = describe(federation, directory, link, ledger, watcher)
     Run(federation, directory, link, cards, ledger, watcher).go()
@@ -33,8 +33,8 @@ def run_over(federation, folder: Path, link_of) -> dict[str, torch.Tensor]:
 
 def test_over_the_wire_is_the_same_as_direct(federation, tmp_path):
     settings = federation()
-    direct = run_over(settings, tmp_path / "direct", lambda site: LocalLink(lambda n: site.silo(n).answer))
-    wired = run_over(settings, tmp_path / "wired", lambda site: LocalLink(lambda n: site.silo(n).answer, True))
+    direct = run_over(settings, tmp_path / "direct", lambda runtime: LocalLink(lambda n: runtime.silo(n).answer))
+    wired = run_over(settings, tmp_path / "wired", lambda runtime: LocalLink(lambda n: runtime.silo(n).answer, True))
     assert same(direct, wired)
 
 
@@ -121,7 +121,7 @@ def test_partial_runs_resume_to_the_same_bits(federation, tmp_path, kind):
     )
     whole = run(settings, tmp_path / "whole", workers=0).folder
 
-    class Stop(Quiet):
+    class Stop(NoCallbacks):
         def round(self, record, seconds):
             if record.round == 3:
                 raise KeyboardInterrupt
@@ -139,7 +139,7 @@ def test_partial_runs_resume_to_the_same_bits(federation, tmp_path, kind):
 def test_the_pool_runs_a_thousand_small_requests_without_growing(federation, tmp_path):
     """Blocks of shared memory are reused, whatever the number of rounds."""
     settings = federation()
-    directory, watcher = RunDirectory.create(settings, tmp_path / "run", False), Quiet()
+    directory, watcher = RunDirectory.create(settings, tmp_path / "run", False), NoCallbacks()
     ledger = Ledger(directory.path)
     with PoolLink(settings, directory.path, 2) as link:
         begin(settings, directory, link, ledger, watcher)

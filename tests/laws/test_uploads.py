@@ -9,23 +9,23 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hansa.compressors.basic import Bf16, Rows, Steps, TopK
+from hansa.compressors.basic import Bf16, Quantize, TopK, TopRows
 from hansa.core import wire
-from hansa.core.compression import Leaving, Then
-from hansa.core.encoding import BLOCK, BadCode, Coded, Part
+from hansa.core.compression import CompressorChain, OutgoingUpdate
+from hansa.core.encoding import BLOCK, EncodedTensor, EncodedUpdate, EncodingError
 from hansa.core.messages import Update
 from hansa.core.tensors import NOTHING, Layout, Tensors
 
 LAYOUT = Layout(("table", "matrix", "bias"), ((40, 16), (20, 30), (7,)))
 CHAINS = {
     "bf16": (Bf16(),),
-    "int8": (Steps(127),),
-    "int4": (Steps(7),),
+    "int8": (Quantize(127),),
+    "int4": (Quantize(7),),
     "top-k": (TopK(0.05),),
-    "top-k+int8": (TopK(0.3), Steps(127)),
-    "top-k+int4": (TopK(0.6), Steps(7)),
-    "rows+int8": (Rows(0.5), Steps(127)),
-    "rows+top-k+bf16": (Rows(0.1), TopK(0.1), Bf16()),
+    "top-k+int8": (TopK(0.3), Quantize(127)),
+    "top-k+int4": (TopK(0.6), Quantize(7)),
+    "rows+int8": (TopRows(0.5), Quantize(127)),
+    "rows+top-k+bf16": (TopRows(0.1), TopK(0.1), Bf16()),
 }
 FLOATS = st.floats(-1e3, 1e3, width=32)
 
@@ -34,14 +34,14 @@ def made_up(seed: int, layout: Layout = LAYOUT) -> Tensors:
     return Tensors(layout, torch.from_numpy(np.random.default_rng(seed).normal(size=layout.size).astype(np.float32)))
 
 
-def leaving(gradient: Tensors, memory=None, round=1) -> Leaving:
+def leaving(gradient: Tensors, memory=None, round=1) -> OutgoingUpdate:
     state = Tensors(gradient.layout, -gradient.flat)
     sides = dict.fromkeys(gradient.layout.names, "model")
-    return Leaving(gradient, state, round, "silo", 0, sides, frozenset({"table"}), memory or {})
+    return OutgoingUpdate(gradient, state, round, "silo", 0, sides, frozenset({"table"}), memory or {})
 
 
-def opened(sent: Tensors | Coded) -> Tensors:
-    return sent.open(LAYOUT) if isinstance(sent, Coded) else sent
+def opened(sent: Tensors | EncodedUpdate) -> Tensors:
+    return sent.open(LAYOUT) if isinstance(sent, EncodedUpdate) else sent
 
 
 @given(st.data())
@@ -50,7 +50,7 @@ def test_positions_come_back_however_they_are_written(data):
     chosen = data.draw(st.lists(st.integers(0, units - 1), unique=True, max_size=60).map(sorted))
     values = torch.tensor([float(i + 1) for i in range(len(chosen))])
     layout = Layout(("w",), ((units,),))
-    coded = Coded.of({"w": Part((units,), values, where=torch.tensor(chosen, dtype=torch.int64))})
+    coded = EncodedUpdate.of({"w": EncodedTensor((units,), values, where=torch.tensor(chosen, dtype=torch.int64))})
     expected = torch.zeros(units)
     expected[chosen] = values
     assert torch.equal(coded.open(layout).flat, expected)
@@ -60,11 +60,11 @@ def test_positions_come_back_however_they_are_written(data):
 @given(st.lists(FLOATS, max_size=600), st.sampled_from(["float32", "bfloat16", "int8", "int4"]))
 def test_numbers_come_back_as_near_as_their_code_allows(values, form):
     layout = Layout(("w",), ((len(values),),))
-    part = Part((len(values),), torch.tensor(values))
+    part = EncodedTensor((len(values),), torch.tensor(values))
     most = {"int8": 127, "int4": 7}.get(form, 0)
-    step = {"float32": None, "bfloat16": Bf16()}.get(form, Steps(most))
+    step = {"float32": None, "bfloat16": Bf16()}.get(form, Quantize(most))
     parcel = step.code({"w": part}, leaving(Tensors(layout, part.values))) if step else {"w": part}
-    back = Coded.of(parcel).open(layout).flat
+    back = EncodedUpdate.of(parcel).open(layout).flat
     if form == "float32":
         assert torch.equal(back, part.values)
     elif form == "bfloat16":
@@ -78,7 +78,7 @@ def test_numbers_come_back_as_near_as_their_code_allows(values, form):
 @pytest.mark.parametrize("name", CHAINS)
 def test_error_feedback_telescopes(name):
     """Σ sent = Σ g − e: after many rounds all that is missing is one round's residual."""
-    upload, memory = Then(CHAINS[name]), {}
+    upload, memory = CompressorChain(CHAINS[name]), {}
     total, sent = torch.zeros(LAYOUT.size), torch.zeros(LAYOUT.size)
     residuals = []
     for round in range(1, 30):
@@ -97,7 +97,7 @@ def test_without_feedback_the_same_values_are_lost_again_and_again():
     gradient = Tensors(Layout(("w",), ((10,),)), torch.tensor([1.0] + [0.1] * 9))
     arrived = {}
     for feedback in (True, False):
-        upload, memory, arrived[feedback] = Then((TopK(0.1),), feedback), {}, torch.zeros(10)
+        upload, memory, arrived[feedback] = CompressorChain((TopK(0.1),), feedback), {}, torch.zeros(10)
         for round in range(1, 40):
             out = leaving(gradient, memory, round)
             arrived[feedback] += upload.leave(out).open(gradient.layout).flat
@@ -109,7 +109,7 @@ def test_without_feedback_the_same_values_are_lost_again_and_again():
 @pytest.mark.parametrize("name", CHAINS)
 def test_bytes_are_those_of_the_wire(name):
     gradient = made_up(1)
-    sent = Then(CHAINS[name]).leave(leaving(gradient))
+    sent = CompressorChain(CHAINS[name]).leave(leaving(gradient))
     update = Update(NOTHING, 1, 1, 1, 0.0, 0.0, coded=sent)
     back = wire.decode(wire.encode(update))
     assert wire.equal(update, back)
@@ -123,20 +123,20 @@ def test_int8_is_a_quarter_int4_an_eighth_and_one_percent_of_values_far_less():
     gradient = made_up(0, layout)
 
     def size(*steps):
-        return Then(steps).leave(leaving(gradient)).words.numel() * 4 / (4 * layout.size)
+        return CompressorChain(steps).leave(leaving(gradient)).words.numel() * 4 / (4 * layout.size)
 
-    assert size(Steps(127)) == pytest.approx(0.25 * (1 + 4 / BLOCK), rel=1e-3)
-    assert size(Steps(7)) == pytest.approx(0.125 * (1 + 8 / BLOCK), rel=1e-3)
+    assert size(Quantize(127)) == pytest.approx(0.25 * (1 + 4 / BLOCK), rel=1e-3)
+    assert size(Quantize(7)) == pytest.approx(0.125 * (1 + 8 / BLOCK), rel=1e-3)
     assert size(Bf16()) == pytest.approx(0.5, rel=1e-3)
-    assert size(TopK(0.01), Steps(127)) < 0.01
-    assert size(TopK(0.1), Steps(127)) < 0.06
+    assert size(TopK(0.01), Quantize(127)) < 0.01
+    assert size(TopK(0.1), Quantize(127)) < 0.06
 
 
 def test_rows_that_did_not_move_are_not_sent_and_nothing_is_lost():
     gradient = made_up(0)
     table = gradient["table"]
     table[5:] = 0.0
-    sent = Then((Rows(),)).leave(leaving(gradient))
+    sent = CompressorChain((TopRows(),)).leave(leaving(gradient))
     assert torch.equal(sent.open(LAYOUT).flat, gradient.flat)
     assert sent.words.numel() < LAYOUT.size - 30 * 16
 
@@ -145,7 +145,7 @@ def test_of_rows_that_all_moved_those_that_moved_most_are_sent():
     gradient = made_up(0)
     gradient["table"][7].mul_(100)
     gradient["table"][9].mul_(50)
-    upload = Then((Rows(0.05),))
+    upload = CompressorChain((TopRows(0.05),))
     first = leaving(gradient)
     sent = upload.leave(first).open(LAYOUT)
     assert (sent["table"].abs().sum(dim=1) > 0).nonzero().view(-1).tolist() == [7, 9], "2 of 40"
@@ -158,7 +158,7 @@ def test_of_rows_that_all_moved_those_that_moved_most_are_sent():
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", CHAINS)
 def test_an_update_that_is_not_finite_is_not_hidden_by_its_code_nor_remembered(name, bad):
-    upload, first = Then(CHAINS[name]), leaving(made_up(0))
+    upload, first = CompressorChain(CHAINS[name]), leaving(made_up(0))
     upload.leave(first)
     broken = made_up(1)
     broken.flat[3] = bad
@@ -166,13 +166,13 @@ def test_an_update_that_is_not_finite_is_not_hidden_by_its_code_nor_remembered(n
     assert not torch.isfinite(opened(upload.leave(second)).flat).all()
     assert torch.equal(second.kept["upload.residual"], first.kept["upload.residual"])
     for step in CHAINS[name]:
-        part = Part((LAYOUT.size,), broken.flat)
+        part = EncodedTensor((LAYOUT.size,), broken.flat)
         coded = step.code({"table": part}, leaving(broken))["table"]
         assert not torch.isfinite(coded.dense()).all(), f"{step} would hide it"
 
 
-def coded(text: str, words: int = 4) -> Coded:
-    return Coded(text, torch.zeros(words))
+def coded(text: str, words: int = 4) -> EncodedUpdate:
+    return EncodedUpdate(text, torch.zeros(words))
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def coded(text: str, words: int = 4) -> Coded:
     ],
 )
 def test_what_does_not_fit_the_model_is_refused_with_a_reason(made, reason):
-    with pytest.raises(BadCode, match=reason):
+    with pytest.raises(EncodingError, match=reason):
         made.open(LAYOUT)
 
 
@@ -207,5 +207,5 @@ def test_any_bytes_are_opened_or_refused_never_worse(data, text):
     padded = data + b"\0" * (-len(data) % 4)
     words = torch.frombuffer(bytearray(padded), dtype=torch.float32) if padded else torch.zeros(0)
     for line in (text, '[["bias",[7],"int8",3,"gaps",1,3]]', '[["table",[40,16],"bfloat16",32,"bits",16,5]]'):
-        with contextlib.suppress(BadCode):
-            assert Coded(line, words).open(LAYOUT).layout.size <= LAYOUT.size
+        with contextlib.suppress(EncodingError):
+            assert EncodedUpdate(line, words).open(LAYOUT).layout.size <= LAYOUT.size

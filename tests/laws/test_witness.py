@@ -1,28 +1,28 @@
 """A coordinator's audit log: every question and answer, once, and nothing changes by it."""
 
-from hansa.core.messages import Describe, Lost, Scores
+from hansa.core.messages import DescribeData, Failure, Scores
 from hansa.links.local import LocalLink
 from hansa.privacy.policy.audit_log import AuditLog, entries, verify
-from hansa.privacy.policy.audited_link import Recorded, Witness
+from hansa.privacy.policy.audited_link import AuditedLink, AuditedNode
 from hansa.privacy.policy.guard import digest
 
 
 def test_what_a_region_tells_its_parent_is_written_down(tmp_path):
     log = AuditLog(tmp_path / "audit.jsonl", "west")
     reply = Scores({"a": {"n": 1.0}})
-    assert Recorded(lambda request: reply, log, "coordinator")(Describe()) is reply
-    assert isinstance(Recorded(lambda request: Lost("no"), log, "coordinator")(Describe()), Lost)
+    assert AuditedNode(lambda request: reply, log, "coordinator")(DescribeData()) is reply
+    assert isinstance(AuditedNode(lambda request: Failure("no"), log, "coordinator")(DescribeData()), Failure)
     noted = list(entries(log.file))
     assert [e["event"] for e in noted] == ["request", "release", "request", "failed"]
     assert noted[1]["digest"] == digest(reply)
 
 
 def test_questions_and_answers_are_written_down(tmp_path):
-    replies = {"north": Scores({"a": {"n": 1.0}}), "south": Lost("it is away")}
+    replies = {"north": Scores({"a": {"n": 1.0}}), "south": Failure("it is away")}
     link = LocalLink(lambda name: lambda request: replies[name])
     log = AuditLog(tmp_path / "audit.jsonl", "coordinator")
-    asks = dict.fromkeys(replies, Describe())
-    plain, seen = list(link.ask(asks, None)), list(Witness(link, log).ask(asks, None))
+    asks = dict.fromkeys(replies, DescribeData())
+    plain, seen = list(link.ask(asks, None)), list(AuditedLink(link, log).ask(asks, None))
     assert plain == seen
     assert verify(log.file).sound
     noted = list(entries(log.file))

@@ -2,7 +2,7 @@
 
 import torch
 
-from hansa.methods.alone import Nothing
+from hansa.methods.alone import ShareNothing
 from hansa.runs.run import run
 from tests.conftest import same, weights
 
@@ -10,7 +10,7 @@ from tests.conftest import same, weights
 def test_nothing_is_in_scope():
     from hansa.core.tensors import Layout
 
-    assert list(Nothing().shared(Layout(("a",), ((1,),)), {"a": "head"})) == []
+    assert list(ShareNothing().shared(Layout(("a",), ((1,),)), {"a": "head"})) == []
 
 
 def test_silos_do_not_influence_one_another(federation, tmp_path):

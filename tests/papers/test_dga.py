@@ -12,8 +12,8 @@ UPDATES = [update([1.0, 0.0], 5, LOSSES[0]), update([0.0, 1.0], 500, LOSSES[1]),
 
 
 def combined(temperature: float) -> np.ndarray:
-    weigh = ByLoss(temperature)
-    return Mean().combine(UPDATES[0].gradient.layout, ((u, weigh.weight(u)) for u in UPDATES)).flat.numpy()
+    weighting = ByLoss(temperature)
+    return Mean().combine(UPDATES[0].gradient.layout, ((u, weighting.weight(u)) for u in UPDATES)).flat.numpy()
 
 
 def test_weights_are_a_softmax_of_minus_loss():

@@ -7,17 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hansa.core.tensors import Tensors
-from hansa.methods.fedavg import BySamples, Mean, Sgd, fedavg
+from hansa.methods.fedavg import BySamples, Mean, ServerSgd, fedavg
 from tests.toys import update
 
 LAYOUT = update([0.0, 0.0, 0.0]).gradient.layout
 
 
 def step(updates, weigh=None):
-    weigh = weigh or BySamples()
+    weighting = weighting or BySamples()
     model = Tensors(LAYOUT, torch.tensor([1.0, -2.0, 3.0]))
-    gradient = Mean().combine(LAYOUT, ((u, weigh.weight(u)) for u in updates))
-    Sgd().step(model, gradient, {}, 1, 1.0)
+    gradient = Mean().combine(LAYOUT, ((u, weighting.weight(u)) for u in updates))
+    ServerSgd().step(model, gradient, {}, 1, 1.0)
     return model.flat.numpy()
 
 

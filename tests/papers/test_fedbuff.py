@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hansa.core.errors import ConfigError
-from hansa.core.participation import Member, Moving
+from hansa.core.participation import Child, ServerState
 from hansa.core.tensors import Tensors
 from hansa.methods.fedbuff import ByStaleness, DampedMean
 from hansa.runs.ledger import Ledger
@@ -23,8 +23,8 @@ def stale(values, age):
 
 def test_the_step_is_the_damped_sum_over_k():
     updates, power = [stale([1.0, 0.0], 0), stale([0.0, 4.0], 3)], 0.5
-    weigh = ByStaleness(power)
-    found = DampedMean(power).combine(updates[0].gradient.layout, ((u, weigh.weight(u)) for u in updates))
+    weighting = ByStaleness(power)
+    found = DampedMean(power).combine(updates[0].gradient.layout, ((u, weighting.weight(u)) for u in updates))
     np.testing.assert_allclose(found.flat.numpy(), [0.5, 4.0 * (1 + 3) ** -0.5 / 2], rtol=1e-6)
 
 
@@ -86,8 +86,8 @@ def test_staleness_counts_versions():
 
         seed = 0
 
-    moving = Moving(Tensors.of({}), {})
-    members = {"slow": Member(1, 1), "fast": Member(1, 1)}
+    moving = ServerState(Tensors.of({}), {})
+    members = {"slow": Child(1, 1), "fast": Child(1, 1)}
     seen = []
     for _ in range(4):
         [flight] = Buffered(1)._arrivals(members, Settings, moving)
@@ -109,16 +109,16 @@ def test_a_failed_round_leaves_everything_as_it_was(federation):
     """So that the checkpoint written then can be resumed."""
     from hansa.config.method import build_method
     from hansa.core.link import Answer
-    from hansa.core.messages import Lost
+    from hansa.core.messages import Failure
     from hansa.core.round import federated_round
 
     class Dead:
         def ask(self, asks, until):
-            return iter([Answer(node, Lost("gone")) for node in asks])
+            return iter([Answer(node, Failure("gone")) for node in asks])
 
     settings = federation(method={"name": "fedbuff", "buffer": 3})
-    moving = Moving(Tensors.of({}), {})
-    members = {name: Member(1, 1) for name in settings.silos}
+    moving = ServerState(Tensors.of({}), {})
+    members = {name: Child(1, 1) for name in settings.silos}
     for _ in range(2):
         record = federated_round("root", members, Dead(), build_method(settings), settings, moving, 0)
         assert "0 of 3 answered" in record.failed

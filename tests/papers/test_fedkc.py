@@ -11,10 +11,10 @@ from hansa.config.file import parse
 from hansa.core import wire
 from hansa.core.errors import ConfigError
 from hansa.core.exchange import Sizes
-from hansa.core.messages import Offer
+from hansa.core.messages import Knowledge
 from hansa.core.seeds import torch_seeded
 from hansa.methods import build
-from hansa.methods.fedavg import Plain
+from hansa.methods.fedavg import PlainObjective
 from hansa.methods.fedkc import Composition, Consistent
 from hansa.methods.fedprox import Proximal
 from hansa.methods.moon import Contrastive
@@ -105,7 +105,7 @@ def test_the_loss_is_the_cross_entropy_of_mean_prediction_and_ours_on_the_last_l
     ours = (centroids @ head.weight.T + head.bias).softmax(-1).detach()
     expected = -sum(float((y * p.log()).sum()) for y, p in zip(told, ours, strict=True)) / 5
     task_loss = torch.tensor(0.25)
-    loss = Consistent(Plain(), 2.0, "last").loss(work, lambda: task_loss).detach()
+    loss = Consistent(PlainObjective(), 2.0, "last").loss(work, lambda: task_loss).detach()
     assert float(loss) == pytest.approx(0.25 + 2.0 * expected)
 
 
@@ -114,7 +114,7 @@ def test_a_centroid_of_one_text_goes_through_every_block_as_the_text_itself():
     learner, (texts, labels) = classifier(), texts_of(6)
     told = Composition("all", 6, 1).offer(work_of(learner), samples_of(texts, labels))
     with torch.inference_mode():
-        loss = Consistent(Plain(), 1.0, "all").consistency(work_of(learner, told.offer))
+        loss = Consistent(PlainObjective(), 1.0, "all").consistency(work_of(learner, told.offer))
     entropies = [-(y * y.log()).sum() for *_, y in (by_hand(learner, text) for text in texts)]
     assert float(loss) == pytest.approx(float(torch.stack(entropies).mean()), rel=1e-4)
 
@@ -123,7 +123,7 @@ def moved_by(layer, offer):
     """Which parameters the consistency loss alone moves."""
     learner = classifier(seed=1)
     learner.grad.zero_()
-    Consistent(Plain(), 1.0, layer).consistency(work_of(learner, offer)).backward()
+    Consistent(PlainObjective(), 1.0, layer).consistency(work_of(learner, offer)).backward()
     return {name for name, span in learner.layout.spans.items() if learner.grad[span].abs().sum() > 0}
 
 
@@ -142,14 +142,14 @@ def test_last_moves_the_head_and_all_moves_every_block_but_no_embedding():
 def test_without_offers_or_weight_it_is_the_local_objective():
     learner, task_loss = classifier(), torch.tensor(1.0, requires_grad=True)
     offer = Composition("last", 2, 1).offer(work_of(learner), samples_of(*texts_of(8))).offer
-    assert Consistent(Plain(), 3.0, "last").loss(work_of(learner), lambda: task_loss) is task_loss
-    assert Consistent(Plain(), 0.0, "last").loss(work_of(learner, offer), lambda: task_loss) is task_loss
+    assert Consistent(PlainObjective(), 3.0, "last").loss(work_of(learner), lambda: task_loss) is task_loss
+    assert Consistent(PlainObjective(), 0.0, "last").loss(work_of(learner, offer), lambda: task_loss) is task_loss
 
 
 def test_the_loss_pulls_towards_the_sender():
     """Steps on the consistency loss bring our predictions on the centroids to those of the sender; α < 0 would not."""
     offer = Composition("all", 3, 1).offer(work_of(classifier()), samples_of(*texts_of(12))).offer
-    learner, objective = classifier(seed=1), Consistent(Plain(), 1.0, "all")
+    learner, objective = classifier(seed=1), Consistent(PlainObjective(), 1.0, "all")
     work = work_of(learner, offer)
     losses = []
     for _ in range(30):
@@ -191,7 +191,7 @@ BAD = {
     "positions": ("all", pairs(torch.zeros(2, 5, WIDTH), even(), (5, 6))),
     "positions ": ("all", pairs(torch.zeros(2, 5, WIDTH), even(), ())),
     "positions, ": ("all", pairs(torch.zeros(2, 13, WIDTH), even(), (13, 13))),
-    "nothing instead of": ("last", Offer(pairs(torch.zeros(0, 0), even(0)).knowledge.only(()), (1,))),
+    "nothing instead of": ("last", Knowledge(pairs(torch.zeros(0, 0), even(0)).knowledge.only(()), (1,))),
 }
 
 
@@ -257,7 +257,7 @@ def test_dropping_the_mask_would_show():
     padded = torch.cat([embedded, torch.ones(4, WIDTH)])
     with torch.inference_mode():
         losses = [
-            float(Consistent(Plain(), 1.0, "all").consistency(work_of(learner, pairs(e[None], y[None], (n,)))))
+            float(Consistent(PlainObjective(), 1.0, "all").consistency(work_of(learner, pairs(e[None], y[None], (n,)))))
             for e, n in ((embedded, 3), (padded, 3), (padded, 7))
         ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
@@ -277,9 +277,9 @@ def test_task_loss_is_not_changed_by_looking():
 def test_some_of_the_pairs_are_all_of_them_on_average(layer):
     learner, (texts, labels) = classifier(), texts_of(24)
     offer = Composition(layer, 6, 1).offer(work_of(learner), samples_of(texts, labels)).offer
-    whole = float(Consistent(Plain(), 1.0, layer).consistency(work_of(learner, offer)).detach())
-    assert float(Consistent(Plain(), 1.0, layer, 6).consistency(work_of(learner, offer)).detach()) == whole
-    some, work = Consistent(Plain(), 1.0, layer, 2), work_of(learner, offer)
+    whole = float(Consistent(PlainObjective(), 1.0, layer).consistency(work_of(learner, offer)).detach())
+    assert float(Consistent(PlainObjective(), 1.0, layer, 6).consistency(work_of(learner, offer)).detach()) == whole
+    some, work = Consistent(PlainObjective(), 1.0, layer, 2), work_of(learner, offer)
     with torch_seeded(0, "pairs"):
         drawn = [float(some.consistency(work).detach()) for _ in range(300)]
     assert len(set(drawn)) > 5, "others at every step"

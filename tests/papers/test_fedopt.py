@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from hansa.config.sections import Server
-from hansa.core.schedules import Schedule, scale
+from hansa.core.schedules import Schedule, schedule_factor
 from hansa.core.tensors import Layout, Tensors
-from hansa.methods.fedavg import Sgd
-from hansa.methods.fedopt import Adaptive, Momentum, server_optimiser
+from hansa.methods.fedavg import ServerSgd
+from hansa.methods.fedopt import Adaptive, Momentum, server_optimizer
 
 LAYOUT = Layout(("w",), ((4,),))
 START = np.array([1.0, -1.0, 0.5, 2.0])
@@ -58,8 +58,8 @@ def test_with_bias_correction_adam_is_torchs_adam():
 
 
 def test_momentum_zero_is_sgd():
-    np.testing.assert_array_equal(moved(Momentum(0.3, 0.0)), moved(Sgd(0.3)))
-    assert not np.allclose(moved(Momentum(0.3, 0.9)), moved(Sgd(0.3)))
+    np.testing.assert_array_equal(moved(Momentum(0.3, 0.0)), moved(ServerSgd(0.3)))
+    assert not np.allclose(moved(Momentum(0.3, 0.9)), moved(ServerSgd(0.3)))
 
 
 def test_momentum_equals_the_formula():
@@ -72,22 +72,22 @@ def test_momentum_equals_the_formula():
 
 def test_schedules():
     paper = Schedule(kind="linear", decay=1e-3)
-    assert scale(paper, 100, 500) == pytest.approx(0.9)
-    assert scale(Schedule(kind="linear"), 9, 9) == pytest.approx(0.1)
+    assert schedule_factor(paper, 100, 500) == pytest.approx(0.9)
+    assert schedule_factor(Schedule(kind="linear"), 9, 9) == pytest.approx(0.1)
     cosine = Schedule(kind="cosine", final=0.1)
-    assert scale(cosine, 10, 10) == pytest.approx(0.1)
-    assert scale(cosine, 5, 10) == pytest.approx(0.55)
+    assert schedule_factor(cosine, 10, 10) == pytest.approx(0.1)
+    assert schedule_factor(cosine, 5, 10) == pytest.approx(0.55)
     warm = Schedule(warmup=4)
-    assert [scale(warm, r, 10) for r in (1, 2, 4, 5)] == pytest.approx([0.2, 0.4, 0.8, 1.0])
+    assert [schedule_factor(warm, r, 10) for r in (1, 2, 4, 5)] == pytest.approx([0.2, 0.4, 0.8, 1.0])
 
 
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "adagrad", "yogi"])
 def test_every_name_of_the_federation_file_builds(name):
-    optimiser = server_optimiser(Server(optimizer=name, lr=0.1))
+    optimiser = server_optimizer(Server(optimizer=name, lr=0.1))
     assert not np.allclose(moved(optimiser), START)
 
 
 def test_inverse_square_root_rises_to_one_and_falls_with_the_root():
     schedule = Schedule(kind="inverse-sqrt", warmup=3)
-    factors = [scale(schedule, r, 100) for r in (1, 2, 3, 4, 16, 64)]
+    factors = [schedule_factor(schedule, r, 100) for r in (1, 2, 3, 4, 16, 64)]
     assert factors == pytest.approx([0.25, 0.5, 0.75, 1.0, 0.5, 0.25])

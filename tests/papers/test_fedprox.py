@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hansa.methods.fedavg import Plain
+from hansa.methods.fedavg import PlainObjective
 from hansa.methods.fedprox import Proximal, fedprox
 from tests.toys import local_training
 
@@ -19,7 +19,7 @@ def reference(mu: float, lr: float) -> np.ndarray:
 
 
 def test_without_the_pull_it_is_fedavg_bit_for_bit():
-    plain, _ = local_training(START, TARGETS, Plain(), lr=0.1)
+    plain, _ = local_training(START, TARGETS, PlainObjective(), lr=0.1)
     limit, _ = local_training(START, TARGETS, Proximal(0.0), lr=0.1)
     assert torch.equal(plain.flat, limit.flat)
 
@@ -33,7 +33,7 @@ def test_steps_equal_the_formula(mu):
 
 def test_the_pull_has_the_right_sign():
     """Both signs of the move are held back: dropping the term, or μ·|w − w^t|, fails here."""
-    free, _ = local_training(START, TARGETS, Plain(), lr=0.1)
+    free, _ = local_training(START, TARGETS, PlainObjective(), lr=0.1)
     held, _ = local_training(START, TARGETS, Proximal(2.0), lr=0.1)
     start = torch.tensor(START)
     assert bool(((held.flat - start).abs() < (free.flat - start).abs()).all())

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hansa.core.link import Answer
-from hansa.core.messages import Lost, Update
+from hansa.core.messages import Failure, Update
 from hansa.core.tensors import Tensors
 from hansa.methods.fltrust import Trust
 from hansa.runs.run import run
@@ -32,7 +32,7 @@ def sift(given, own=None, counts=False, keys=(), **settings) -> dict[str, str]:
     probe = answers(here=own) if own is not None else []
     sifted = list(Trust(**settings).sift(iter([*probe, *given]), "here", counts, keys))
     assert [a.node for a in sifted] == [a.node for a in given], "in the order in which they came, the probe apart"
-    return {a.node: a.reply.reason for a in sifted if isinstance(a.reply, Lost)}
+    return {a.node: a.reply.reason for a in sifted if isinstance(a.reply, Failure)}
 
 
 def test_by_keys_only_the_lengths_of_key_layers_are_looked_at():

@@ -8,14 +8,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hansa.client.runtime import Site
+from hansa.client.runtime import Runtime
 from hansa.client.silo import Silo
-from hansa.compressors.dynamic_pulling import Pulling, movement
+from hansa.compressors.dynamic_pulling import DynamicPulling, movement
 from hansa.config.file import parse
-from hansa.core.compression import Leaving, Then, Whole
+from hansa.core.compression import CompressorChain, NoCompression, OutgoingUpdate
 from hansa.core.errors import ConfigError
 from hansa.core.link import Answer
-from hansa.core.participation import Member, Moving
+from hansa.core.participation import Child, ServerState
 from hansa.core.round import federated_round
 from hansa.core.tensors import Layout, Tensors
 from hansa.methods import build
@@ -35,8 +35,8 @@ def work(pulling, before: Tensors, after: Tensors, round=2):
     """What leaves a silo whose model went from one state to another since its last round."""
     memory = {f"upload.sent.{name}": t for name, t in before.named().items()}
     gradient = Tensors(LAYOUT, -after.flat)
-    leaving = Leaving(gradient, after, round, "silo", 0, SIDES, frozenset({"encoder.4"}), memory)
-    return Then((pulling,)).leave(leaving), leaving
+    leaving = OutgoingUpdate(gradient, after, round, "silo", 0, SIDES, frozenset({"encoder.4"}), memory)
+    return CompressorChain((pulling,)).leave(leaving), leaving
 
 
 def states(seed: int) -> tuple[Tensors, Tensors]:
@@ -59,7 +59,7 @@ def test_the_sets_are_those_of_equations_2_and_3(seed):
         expected["active"] |= {n for n in d if d[n] >= threshold}
         expected["calm"] |= {n for n in d if d[n] < threshold}
     for choose, names in expected.items():
-        sent, leaving = work(Pulling(choose), before, after)
+        sent, leaving = work(DynamicPulling(choose), before, after)
         assert set(sent.layout.names) == names
         assert {n.removeprefix("upload.local.") for n in leaving.kept if "local" in n} == set(NAMES) - names
         assert all(torch.equal(leaving.kept[f"upload.local.{n}"], after[n]) for n in set(NAMES) - names)
@@ -68,8 +68,8 @@ def test_the_sets_are_those_of_equations_2_and_3(seed):
 
 def test_the_first_round_sends_everything():
     _, after = states(0)
-    leaving = Leaving(after, after, 1, "silo", 0, SIDES, frozenset(), {})
-    assert Then((Pulling("calm"),)).leave(leaving).same_bits(after)
+    leaving = OutgoingUpdate(after, after, 1, "silo", 0, SIDES, frozenset(), {})
+    assert CompressorChain((DynamicPulling("calm"),)).leave(leaving).same_bits(after)
     assert leaving.moved == ()
 
 
@@ -79,7 +79,7 @@ def test_one_threshold_for_both_sides_would_choose_otherwise():
     after = before.copy()
     for i, (name, t) in enumerate(after.named().items()):
         t.add_((10.0 if SIDES[name] == "decoder" else 0.1) * (1 + i / 100) / t.numel() ** 0.5)
-    sent, _ = work(Pulling("calm"), before, after)
+    sent, _ = work(DynamicPulling("calm"), before, after)
     assert {SIDES[n] for n in sent.layout.names} == {"encoder", "decoder"}
 
 
@@ -93,7 +93,7 @@ def test_norms(norm):
 @pytest.mark.parametrize("keep", [0.2, 0.33, 0.5, 1.0])
 def test_a_share_of_parameters_is_never_exceeded_and_nearly_used(choose, keep):
     for seed in range(10):
-        sent, _ = work(Pulling(choose, keep, by="parameters"), *states(seed))
+        sent, _ = work(DynamicPulling(choose, keep, by="parameters"), *states(seed))
         for side in ("encoder", "decoder"):
             total = sum(LAYOUT.spans[n].stop - LAYOUT.spans[n].start for n in NAMES if SIDES[n] == side)
             used = sum(sent[n].numel() for n in sent.layout.names if SIDES[n] == side)
@@ -105,18 +105,18 @@ def test_random_sends_as_much_as_the_rule_it_is_compared_with_but_other_tensors(
     chosen = set()
     for seed in range(20):
         before, after = states(seed)
-        calm, _ = work(Pulling("calm", by="parameters"), before, after)
-        drawn, _ = work(Pulling("random", by="parameters"), before, after, round=seed)
+        calm, _ = work(DynamicPulling("calm", by="parameters"), before, after)
+        drawn, _ = work(DynamicPulling("random", by="parameters"), before, after, round=seed)
         assert 0.6 * calm.layout.size <= drawn.layout.size <= calm.layout.size
         chosen.add(drawn.layout.names)
-        again, _ = work(Pulling("random", by="parameters"), before, after, round=seed)
+        again, _ = work(DynamicPulling("random", by="parameters"), before, after, round=seed)
         assert again.layout == drawn.layout, "from the seed"
     assert len(chosen) >= 5
 
 
 def test_embeddings_may_stay_home():
     for seed in range(5):
-        sent, _ = work(Pulling("active", 1.0, embeddings=False), *states(seed))
+        sent, _ = work(DynamicPulling("active", 1.0, embeddings=False), *states(seed))
         assert set(sent.layout.names) == set(NAMES) - {"encoder.4"}
 
 
@@ -149,16 +149,16 @@ class Given:
 def one_round(replies, upload, server="sgd"):
     settings = parse({"silos": dict.fromkeys(replies, "x"), "server": {"optimizer": server, "lr": 0.5}})
     method = replace(build(settings), upload=upload)
-    moving = Moving(Tensors(TWO, torch.tensor([5.0, 5.0, 5.0])), method.server.begin(TWO))
+    moving = ServerState(Tensors(TWO, torch.tensor([5.0, 5.0, 5.0])), method.server.begin(TWO))
     moving.state = {name: Tensors(TWO, t.flat + 1.0) for name, t in moving.state.items()}
     return federated_round(
-        "root", {n: Member(1, 1) for n in replies}, Given(replies), method, settings, moving, 0
+        "root", {n: Child(1, 1) for n in replies}, Given(replies), method, settings, moving, 0
     ), moving
 
 
 @pytest.mark.parametrize("server", ["sgd", "momentum", "adam", "adagrad", "yogi"])
 def test_a_tensor_nobody_sent_stays_as_it_is_whatever_the_server_remembers(server):
-    record, moving = one_round({"x": some(a=1.0), "y": some(b=1.0)}, Then((Pulling("calm"),)), server)
+    record, moving = one_round({"x": some(a=1.0), "y": some(b=1.0)}, CompressorChain((DynamicPulling("calm"),)), server)
     assert not record.failed
     assert moving.model.flat[2] == 5.0
     assert (moving.model.flat[:2] < 5.0).all()
@@ -166,9 +166,9 @@ def test_a_tensor_nobody_sent_stays_as_it_is_whatever_the_server_remembers(serve
 
 
 def test_tensors_may_be_left_out_only_where_the_file_says_so():
-    record, _ = one_round({"x": some(a=1.0, b=1.0, c=1.0), "y": some(b=1.0)}, Whole())
+    record, _ = one_round({"x": some(a=1.0, b=1.0, c=1.0), "y": some(b=1.0)}, NoCompression())
     assert "lacks a" in record.lost["y"]
-    record, _ = one_round({"x": some(a=1.0), "y": some(invented=1.0)}, Then((Pulling("calm"),)))
+    record, _ = one_round({"x": some(a=1.0), "y": some(invented=1.0)}, CompressorChain((DynamicPulling("calm"),)))
     assert "invented" in record.lost["y"]
     assert list(record.updates) == ["x"]
 
@@ -276,11 +276,11 @@ def test_a_run_resumes_with_what_its_silos_remember(federation, tmp_path, monkey
 def test_a_silo_without_its_memory_says_so(federation, tmp_path):
     settings = federation(tokenizer={"kind": "bytes"}, rounds=1, upload={"name": "calm", "both": True})
     outcome = run(settings, tmp_path / "run", workers=0)
-    site = Site(settings, outcome.folder)
-    silo: Silo = site.silo("north")
+    runtime = Runtime(settings, outcome.folder)
+    silo: Silo = runtime.silo("north")
     from hansa.core.messages import Train
 
-    reply = silo.answer(Train(1, site.start.only(site.shared.names[:3])))
+    reply = silo.answer(Train(1, runtime.start.only(runtime.shared.names[:3])))
     assert "does not remember" in reply.reason
 
 
@@ -317,4 +317,4 @@ def test_mistakes_are_answered_in_a_sentence(upload, sentence):
 def test_what_makes_no_sense_together_is_refused(settings, sentence):
     with pytest.raises(ConfigError, match=sentence):
         build(parse({"silos": dict.fromkeys("abcdef", "x")} | settings))
-    assert fedavg().upload == Whole()
+    assert fedavg().upload == NoCompression()

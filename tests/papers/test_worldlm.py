@@ -9,21 +9,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hansa.client.state import Memory
+from hansa.client.state import StateStore
 from hansa.config.federation import Federation
 from hansa.config.nodes import Node
 from hansa.core.errors import ConfigError
-from hansa.core.hierarchy import Heard, Keys, Region, Sent, agg_parent, fit_leaf, pack, unpack
+from hansa.core.hierarchy import Heard, KeyLayers, Region, Sent, agg_parent, fit_leaf, pack, unpack
 from hansa.core.link import Answer
 from hansa.core.messages import Fit, Train, Update, nothing
 from hansa.core.method import Residual
-from hansa.core.participation import Member
+from hansa.core.participation import Child
 from hansa.core.round import Record
 from hansa.core.seeds import stream
 from hansa.core.tensors import Layout, Tensors
 from hansa.links.local import LocalLink
 from hansa.links.tree import TreeLink
-from hansa.methods.fedavg import Sgd
+from hansa.methods.fedavg import ServerSgd
 from hansa.methods.worldlm import PIECE, Attention, Cosine, WorldLM, last_blocks
 
 PARTS = {"emb": "embeddings", "h0": "block.0", "h1.w": "block.1", "h1.b": "block.1", "h2": "block.2"}
@@ -121,7 +121,7 @@ class Fleeting:
 class Real:
     def __init__(self, tmp_path, method=None, tree=TREE, data=True, **settings):
         self.method = method or WorldLM(key_layers=("block.1", "block.2")).build()
-        self.keys = Keys(LAYOUT, self.method.tree.keys(PARTS))
+        self.keys = KeyLayers(LAYOUT, self.method.tree.keys(PARTS))
         self.folder, self.tree, self.data = tmp_path, tree, data
         silos = {name: Node(sources=({"train": "x"},)) for name in tree["root"]}
         self.settings = Federation(silos=silos, rounds=9, **settings)
@@ -130,7 +130,7 @@ class Real:
         self.moving = self.root.begin()
 
     def leaf(self, name, request):
-        site = SimpleNamespace(keys=self.keys, start_of=lambda _: tensors(START), federation=self.settings)
+        runtime = SimpleNamespace(keys=self.keys, start_of=lambda _: tensors(START), federation=self.settings)
 
         def train(request, received, remember=None):
             model = tensors(pushed(name, request.model.flat.double().numpy(), request.round))
@@ -139,16 +139,16 @@ class Real:
             sent = received.layout
             return Update(Tensors(sent, received.flat - model.only(sent.names).flat), 1, 1, 1, 0.0, 0.0)
 
-        memory = Memory(self.folder / name / "memory")
-        silo = SimpleNamespace(name=name, method=self.method, site=site, memory=memory, train=train)
+        memory = StateStore(self.folder / name / "memory")
+        silo = SimpleNamespace(name=name, method=self.method, site=runtime, memory=memory, train=train)
         return train(request, request.model) if isinstance(request, Train) else fit_leaf(silo, request)
 
     def grow(self, name):
         inner = {c: self.grow(c) for c in self.tree[name] if c in self.tree}
-        members = {c: Member(1, 1, inner[c].steps if c in inner else 1, c not in inner) for c in self.tree[name]}
+        members = {c: Child(1, 1, inner[c].steps if c in inner else 1, c not in inner) for c in self.tree[name]}
         link = TreeLink(self.leaves, {c: region.answer for c, region in inner.items()}) if inner else self.leaves
-        own = Member(1, 1, 1) if self.data else None
-        memory = Memory(self.folder / name / "region")
+        own = Child(1, 1, 1) if self.data else None
+        memory = StateStore(self.folder / name / "region")
         return Region(name, members, link, self.method, self.settings, 1, self.keys, tensors(START), memory, own)
 
     def round(self):
@@ -158,7 +158,7 @@ class Real:
         if name == "root":
             return self.moving.model.flat
         kind = "region" if name in self.tree else "memory"
-        return Memory(self.folder / name / kind).recall(99)["tree.model"]
+        return StateStore(self.folder / name / kind).recall(99)["tree.model"]
 
 
 def test_the_recursion_is_the_papers(tmp_path):
@@ -187,7 +187,7 @@ def test_every_setting_beyond_the_paper_changes_the_result(tmp_path, change):
 
 
 def test_without_key_layers_and_with_server_rate_one_it_is_the_mean_of_models(tmp_path):
-    method = replace(WorldLM(key_layers=0.0).build(), server=Sgd())
+    method = replace(WorldLM(key_layers=0.0).build(), server=ServerSgd())
     real = Real(tmp_path, method, {"root": ["a", "b", "c"]}, data=False)
     real.round()
     expected = np.mean([pushed(n, START.astype(np.float32), 1) for n in "abc"], axis=0)
@@ -195,7 +195,7 @@ def test_without_key_layers_and_with_server_rate_one_it_is_the_mean_of_models(tm
 
 
 def test_in_parallel_the_node_is_one_more_child(tmp_path):
-    method = replace(WorldLM(key_layers=0.0, order="parallel").build(), server=Sgd())
+    method = replace(WorldLM(key_layers=0.0, order="parallel").build(), server=ServerSgd())
     real = Real(tmp_path, method, {"root": ["a", "b"]})
     real.round()
     expected = np.mean([pushed(n, START.astype(np.float32), 1) for n in ("root", "a", "b")], axis=0)
@@ -204,7 +204,7 @@ def test_in_parallel_the_node_is_one_more_child(tmp_path):
 
 def test_a_slow_region_contributes_when_it_is_done_and_the_older_the_less(tmp_path):
     """By hand: the fast child moves the model alone until the slow one arrives, three versions late, at half weight."""
-    method = replace(WorldLM(key_layers=0.0, buffer=1).build(), server=Sgd())
+    method = replace(WorldLM(key_layers=0.0, buffer=1).build(), server=ServerSgd())
     simulate = {"delay": {"fast": 1.0, "slow": 3.5}}
     real = Real(tmp_path, method, {"root": ["fast", "slow"]}, data=False, simulate=simulate)
     models = [START.astype(np.float32)]  # by version
@@ -247,8 +247,8 @@ def test_long_layers_are_compared_as_short_ones_are():
 
 def test_a_buffer_of_all_children_is_waiting_for_all(tmp_path):
     """The limit, where all are equally fast and the root has nothing to train on."""
-    waits = Real(tmp_path / "a", replace(WorldLM(key_layers=0.0).build(), server=Sgd()), data=False)
-    buffered = Real(tmp_path / "b", replace(WorldLM(key_layers=0.0, buffer=2).build(), server=Sgd()), data=False)
+    waits = Real(tmp_path / "a", replace(WorldLM(key_layers=0.0).build(), server=ServerSgd()), data=False)
+    buffered = Real(tmp_path / "b", replace(WorldLM(key_layers=0.0, buffer=2).build(), server=ServerSgd()), data=False)
     for _ in range(3):
         waits.round()
         buffered.round()

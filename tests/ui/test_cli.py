@@ -208,14 +208,14 @@ def test_check_reads_annotation_as_a_run_would(tmp_path):
     (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (good, strange)))
     silo = {"train": str(tmp_path / "train.jsonl"), "test": str(tmp_path / "test.jsonl")}
     file = tmp_path / "federation.yaml"
-    file.write_text(json.dumps({"task": "ner", "silos": {"a": silo}, "data": {"valid": 0, "broken": 0.6}}))
+    file.write_text(json.dumps({"task": "ner", "silos": {"a": silo}, "data": {"valid": 0, "max_bad_rows": 0.6}}))
     [seen] = json.loads(ok("check", str(file), "--format", "json"))["silos"]
     train, test = seen["problems"]
     assert f"train: 1 of 3 lines left out, first {tmp_path}/train.jsonl:3: span [3, 99] does not lie in" in train
     assert "test: 1 of 2 lines left out" in test
     assert "a type that is not one of Sign" in test, "labels that training data do not have"
     with pytest.raises(UserError, match="1 of 3 lines cannot be used"):
-        runner.invoke(app, ["check", str(file), "--set", "data.broken=0.01"], catch_exceptions=False)
+        runner.invoke(app, ["check", str(file), "--set", "data.max_bad_rows=0.01"], catch_exceptions=False)
 
 
 def test_check_warns_of_texts_in_another_language(tmp_path):

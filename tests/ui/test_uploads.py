@@ -9,7 +9,7 @@ from hansa.privacy.policy.disclosures import releases
 from hansa.report import html
 from hansa.report.charts import histogram, scatter
 from hansa.report.uploads import Cost, quality_against_bytes, saved
-from hansa.runs.callbacks import Quiet
+from hansa.runs.callbacks import NoCallbacks
 from hansa.runs.compare import compare, variant
 from hansa.runs.inference import every_model, on_silos
 
@@ -32,7 +32,7 @@ def test_uploads_are_variants_beside_methods(federation):
 def test_a_comparison_draws_quality_against_bytes(federation, tmp_path):
     settings = federation(tokenizer={"kind": "bytes"}, rounds=2, sizes={"north": 40, "south": 40})
     names = ["whole", "int8", "calm", "central"]
-    compare(settings, names, tmp_path / "out", 0, lambda name: Quiet())
+    compare(settings, names, tmp_path / "out", 0, lambda name: NoCallbacks())
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert "Quality against bytes" in page
     assert "How far tensors moved" in page

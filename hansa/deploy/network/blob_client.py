@@ -9,7 +9,7 @@ from hansa.deploy.network.address import Address, Proxy, reach
 from hansa.deploy.network.blob_server import PIECE, STALL_SECONDS, Cut, Refusal, digest, fill, read_line, write_line
 from hansa.deploy.network.connection import Broken
 from hansa.deploy.network.envelope import Ref
-from hansa.deploy.network.retry import Patience
+from hansa.deploy.network.retry import Retry
 from hansa.deploy.network.tls import Tls
 
 TRIES = 3  # of a thing that arrives whole and is not what its name says
@@ -18,7 +18,7 @@ TRIES = 3  # of a thing that arrives whole and is not what its name says
 class Progress:
     """How far a transfer has come. As long as it comes further, a broken connection is made again at once."""
 
-    def __init__(self, patience: Patience) -> None:
+    def __init__(self, patience: Retry) -> None:
         self.patience, self.done = patience, 0
 
     def reach(self, done: int) -> None:
@@ -27,11 +27,11 @@ class Progress:
         self.done = done
 
 
-class Porter:
+class BlobClient:
     """One connection, made when it is needed and kept; a transfer that breaks off continues on the next one."""
 
     def __init__(
-        self, address: Address, tls: Tls | None, patience: Callable[[], Patience], proxy: Proxy | None = None
+        self, address: Address, tls: Tls | None, patience: Callable[[], Retry], proxy: Proxy | None = None
     ) -> None:
         self._address, self._tls, self._patience, self._proxy = address, tls, patience, proxy
         self._socket: socket.socket | None = None

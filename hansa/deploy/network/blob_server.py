@@ -67,7 +67,7 @@ class Expected:
     taken: dict[str, int] = field(default_factory=dict)
 
 
-class Depot:
+class BlobServer:
     """``say`` hears who was refused what."""
 
     def __init__(

@@ -9,7 +9,7 @@ from hansa.core.messages import Fit, NodeId, Request, Train
 SHARE = 0.9  # of the time that is left; the rest is for the sum, and for bringing it
 
 
-class Hurried:
+class DeadlineLink:
     """``due``: when the parent gives up, on the monotonic clock; ``rounds``: how many of them share that time."""
 
     far = True

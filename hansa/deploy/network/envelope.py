@@ -40,7 +40,7 @@ class Identity(Protocol):
     def trusts(self, node: str) -> bool: ...
 
 
-class Unsealed(Exception):
+class EnvelopeError(Exception):
     """A letter that must not be believed, and why."""
 
 
@@ -98,18 +98,20 @@ def seal(envelope: Envelope, key: Ed25519PrivateKey) -> bytes:
 def unseal(data: bytes, sender: str, receiver: str, key: Ed25519PublicKey) -> Envelope:
     """The letter, if it is whole, from ``sender``, to ``receiver``, of our version and of our time."""
     if not SIGNATURE < len(data) <= LARGEST:
-        raise Unsealed(f"a letter of {len(data)} bytes")
+        raise EnvelopeError(f"a letter of {len(data)} bytes")
     try:
         key.verify(data[:SIGNATURE], data[SIGNATURE:])
     except InvalidSignature:
-        raise Unsealed("its signature is not the sender's") from None
+        raise EnvelopeError("its signature is not the sender's") from None
     envelope = _parsed(data[SIGNATURE:])
     if envelope.protocol != PROTOCOL:
-        raise Unsealed(f"it speaks protocol version {envelope.protocol}, and we speak {PROTOCOL}: use the same Hansa")
+        raise EnvelopeError(
+            f"it speaks protocol version {envelope.protocol}, and we speak {PROTOCOL}: use the same Hansa"
+        )
     if (envelope.sender, envelope.receiver) != (sender, receiver):
-        raise Unsealed(f"it is from '{printable(envelope.sender, 60)}' to '{printable(envelope.receiver, 60)}'")
+        raise EnvelopeError(f"it is from '{printable(envelope.sender, 60)}' to '{printable(envelope.receiver, 60)}'")
     if max(envelope.at, envelope.begun) > time() + SKEW:
-        raise Unsealed(f"it comes from more than {SKEW:.0f} s in the future: set the clocks")
+        raise EnvelopeError(f"it comes from more than {SKEW:.0f} s in the future: set the clocks")
     return envelope
 
 
@@ -117,37 +119,37 @@ def _parsed(body: bytes) -> Envelope:
     try:
         raw = parse_json(body)
     except ValueError:
-        raise Unsealed("it is not JSON") from None
+        raise EnvelopeError("it is not JSON") from None
     if not isinstance(raw, dict):
-        raise Unsealed("it is not an envelope")
+        raise EnvelopeError("it is not an envelope")
     protocol = raw.get("protocol")
     if protocol == PROTOCOL and set(raw) != set(FIELDS):
-        raise Unsealed(f"it has fields {printable(', '.join(sorted(raw)))}")
+        raise EnvelopeError(f"it has fields {printable(', '.join(sorted(raw)))}")
     for name, kinds in FIELDS.items():
         if name in raw and (type(raw[name]) not in kinds):
-            raise Unsealed(f"its field '{name}' is a {type(raw[name]).__name__}")
+            raise EnvelopeError(f"its field '{name}' is a {type(raw[name]).__name__}")
     _check_values(raw)
     try:
         refs = {name: _ref(raw[name]) for name in ("settings", "start")}
         vectors = {str(name): _needed(ref) for name, ref in raw["vectors"].items()}
         return Envelope(**{**raw, **refs, "vectors": vectors, "text": _needed(raw["text"])})
     except (KeyError, TypeError) as error:
-        raise Unsealed(f"it is not an envelope ({printable(str(error))})") from None
+        raise EnvelopeError(f"it is not an envelope ({printable(str(error))})") from None
 
 
 def _check_values(raw: Mapping[str, Any]) -> None:
     for name, words in WORDS.items():
         if name in raw and not re.fullmatch(words, raw[name]):
-            raise Unsealed(f"its field '{name}' is not a name that is given here")
+            raise EnvelopeError(f"its field '{name}' is not a name that is given here")
     for name in raw.get("vectors", {}):
         if not re.fullmatch(VECTOR, name):
-            raise Unsealed("it has a vector whose name is not one that is given here")
+            raise EnvelopeError("it has a vector whose name is not one that is given here")
     for name in ("begun", "until", "at"):
         if raw.get(name) is not None and not 0 <= raw[name] <= LAST:
-            raise Unsealed(f"its field '{name}' is no time")
+            raise EnvelopeError(f"its field '{name}' is no time")
     for name in ("sequence", "round"):
         if name in raw and not 0 <= raw[name] < HIGHEST:
-            raise Unsealed(f"its field '{name}' is beyond any that is given here")
+            raise EnvelopeError(f"its field '{name}' is beyond any that is given here")
 
 
 def _ref(value: Any) -> Ref | None:
@@ -158,7 +160,7 @@ def _needed(value: Any) -> Ref:
     match value:
         case [str(digest), int(size)] if is_digest(digest) and type(size) is int and 0 <= size < HIGHEST:
             return digest, size
-    raise Unsealed("it names something that is no digest and size")
+    raise EnvelopeError("it names something that is no digest and size")
 
 
 def is_digest(text: str) -> bool:

@@ -20,10 +20,10 @@ from torch import Tensor
 from hansa.core import wire
 from hansa.core.errors import RunFailed, printable
 from hansa.core.link import Answer
-from hansa.core.messages import NO_ANSWER, Lost, NodeId, Request
-from hansa.deploy.network.blob_server import Depot, digest
+from hansa.core.messages import NO_ANSWER, Failure, NodeId, Request
+from hansa.deploy.network.blob_server import BlobServer, digest
 from hansa.deploy.network.connection import Connection, Refused
-from hansa.deploy.network.envelope import Envelope, Identity, Ref, Unsealed, seal, unseal
+from hansa.deploy.network.envelope import Envelope, EnvelopeError, Identity, Ref, seal, unseal
 from hansa.deploy.network.journal import Journal
 from hansa.deploy.network.retry import GaveUp
 from hansa.deploy.network.session import Session
@@ -54,7 +54,7 @@ class NatsLink:
         subjects: Subjects,
         children: Sequence[NodeId],
         session: Session,
-        depot: Depot,
+        depot: BlobServer,
         journal: Journal,
         refused: Callable[[str, str], None],
     ) -> None:
@@ -217,7 +217,7 @@ class NatsLink:
             if envelope is None:
                 reason = "it was revoked" if self._revoked(node) else NO_ANSWER
                 self._journal.lost(pending.envelope.request, reason)
-                return Answer(node, Lost(reason), pending.sent)
+                return Answer(node, Failure(reason), pending.sent)
             try:
                 return self._opened(node, pending, envelope)
             except Missing:
@@ -238,9 +238,9 @@ class NatsLink:
             reply: Any = wire.join(text.read_text(encoding="utf-8"), vectors)
             if isinstance(reply, Request):
                 raise wire.BadMessage(f"a {type(reply).__name__} is no reply")
-            reply = Lost(printable(reply.reason)) if isinstance(reply, Lost) else reply
+            reply = Failure(printable(reply.reason)) if isinstance(reply, Failure) else reply
         except (wire.BadMessage, ValueError) as error:
-            reply = Lost(f"its reply cannot be used: {printable(str(error))}")
+            reply = Failure(f"its reply cannot be used: {printable(str(error))}")
             self._refuse(node, printable(str(error)))
         self._journal.answered(envelope)
         return Answer(node, reply, pending.sent, received)
@@ -278,9 +278,9 @@ class NatsLink:
         and does not lie in its box from before."""
         try:
             if self._revoked(node):
-                raise Unsealed("it is no member any more")
+                raise EnvelopeError("it is no member any more")
             envelope = unseal(letter, node, self._identity.name, self._identity.public(node))
-        except Unsealed as why:
+        except EnvelopeError as why:
             self._refuse(node, str(why))
             return
         pending = self._pending.get(node)
@@ -288,7 +288,7 @@ class NatsLink:
         if asked is None or (envelope.run, envelope.request) != (asked.run, asked.request):
             if fresh:
                 self._refuse(node, LATE)
-        elif envelope.kind == Lost.__name__ and envelope.sequence != asked.sequence:
+        elif envelope.kind == Failure.__name__ and envelope.sequence != asked.sequence:
             pass  # why it gave no answer when it was asked before; asked again, it looks again
         elif node not in self._answers:
             self._answers[node] = envelope

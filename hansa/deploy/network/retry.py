@@ -17,7 +17,7 @@ class GaveUp(Exception):
     """Nobody waits for this any more."""
 
 
-class Patience:
+class Retry:
     """``stop`` says whether to give up; ``say`` hears of the first failure, of each new reason, and now and then."""
 
     def __init__(self, say: Callable[[str], None], stop: Callable[[], bool], until: float | None = None) -> None:

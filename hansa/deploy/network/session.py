@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from hansa.deploy.network.address import Address, Here, Proxy
 from hansa.deploy.network.connection import Broken, Connection, Message
-from hansa.deploy.network.retry import GaveUp, Patience
+from hansa.deploy.network.retry import GaveUp, Retry
 from hansa.deploy.network.tls import Tls
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class Session:
 
     def do(self, work: Callable[[Connection], T], until: float | None = None) -> T:
         """Work that may be repeated, on a connection; again on a new one until it succeeds."""
-        return Patience(self._say, self._stop, until).keep_trying(lambda: self._attempt(work))
+        return Retry(self._say, self._stop, until).keep_trying(lambda: self._attempt(work))
 
     def next(self, seconds: float, until: float | None = None) -> Message | None:
         """The next message of a subscription. A broken connection is nothing heard; it is made again ``until`` then,

@@ -99,7 +99,7 @@ def federation(task: Downstream, size: "Size", snapshot: str, fresh: bool = Fals
             "task": task.task,
             "model": {"path": snapshot, "fresh": fresh},
             # Mentions too far apart for a sample are left out and counted: some sentences are long.
-            "data": {"max_length": 2 * size.length, "valid": 0.0, "test": 0.2, "broken": 0.2},
+            "data": {"max_length": 2 * size.length, "valid": 0.0, "test": 0.2, "max_bad_rows": 0.2},
             "silos": task.silos,
             "rounds": task.times * size.epochs,
             "train": {"batch": 16, "samples": {"epochs": 1}},

@@ -81,4 +81,4 @@ class Jobs:
 
 
 def _matrix(folder: Path, share: float) -> dict[str, Scored]:
-    return every_model(folder, lambda site, model: on_silos(site, model, share))
+    return every_model(folder, lambda runtime, model: on_silos(runtime, model, share))

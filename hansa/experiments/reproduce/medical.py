@@ -228,9 +228,9 @@ def table_3_silos(outcome: Outcome, silos: dict[str, dict[str, str]], folder: Pa
     rows: list[list[str]] = [[corpora.NAMES[code]] for code in silos]
     some = [corpora.first(Path(source["test"]), folder / f"{code}.some.jsonl") for code, source in silos.items()]
     for silo in silos:
-        site, model = load(outcome.folder, silo)
+        runtime, model = load(outcome.folder, silo)
         for row, file in zip(rows, some, strict=True):
-            found = score(site, model, file, {})
+            found = score(runtime, model, file, {})
             row.append(short(next(iter(found.values()))["perplexity"]))
     columns = ["", *(f"own {code}" for code in silos)]
     note = f"On the first {corpora.SOME} texts of each test set; Table 3 itself is on all of them."

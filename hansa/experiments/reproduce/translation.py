@@ -242,18 +242,18 @@ class Study:
     def found(self) -> Found:
         scored = {name: [self._scored(name, seed) for seed in seeds] for name, seeds in self.variants.items()}
         single = {} if self.size.brief else dict(self.jobs.matrix(SINGLE))
-        site = open_run(self.folder(SERVER))
-        generic = site.fresh().model  # now that all runs are done: threads must not load models at once
-        start = on_silos(site, generic)
+        runtime = open_run(self.folder(SERVER))
+        generic = runtime.fresh().model  # now that all runs are done: threads must not load models at once
+        start = on_silos(runtime, generic)
         return Found(
             rounds=self.size.rounds,
-            start=Scored(start, start, on_silos(site, generic, self.size.others), 0),
+            start=Scored(start, start, on_silos(runtime, generic, self.size.others), 0),
             scored=scored,
             single=single | ({GENERIC: start} if single else {}),  # the generic model is the largest domain's own
             fine_tuned=self.jobs.matrix(f"{FINE_TUNED} 0"),
             curves={rounds: self._curve(rounds) for rounds in self.size.rounds},
             movement=self._movement(),
-            signatures=site.task.signatures,  # type: ignore[attr-defined]
+            signatures=runtime.task.signatures,  # type: ignore[attr-defined]
         )
 
     def _scored(self, name: str, seed: int) -> Scored:
@@ -319,7 +319,7 @@ def federation(
         "task": {"name": "translate", "beams": size.beams},
         "model": given if path else size.preset,
         "tokenizer": {} if path else {"size": size.vocabulary, "minimum": 2},
-        "data": {"max_length": size.length, "broken": 1.0 if size.brief else 0.2},
+        "data": {"max_length": size.length, "max_bad_rows": 1.0 if size.brief else 0.2},
         "silos": sources,
         "order": list(CHAIN),
         "rounds": rounds,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from hansa.client.release_log import Released, releases
-from hansa.client.runtime import Site
+from hansa.client.runtime import Runtime
 from hansa.core.errors import UserError
 from hansa.core.seeds import stream
 from hansa.core.tensors import Tensors
@@ -67,11 +67,11 @@ class Attacked:
 
 def attack(run: Path, kind: Kind, centroids: int, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
     """Attack at most so many centroids of a run, of all sizes; the findings as plain values."""
-    site = open_run(run)
+    runtime = open_run(run)
     done: list[Attacked] = []
-    for released, rows in choose(run, centroids, site.federation.seed):
+    for released, rows in choose(run, centroids, runtime.federation.seed):
         say(f"attacking {len(rows)} centroids of {released.silo}, round {released.round}")
-        done += attack_offer(site, kind, released, rows)
+        done += attack_offer(runtime, kind, released, rows)
     return findings(kind, done)
 
 
@@ -96,26 +96,26 @@ def choose(run: Path, limit: int, seed: int) -> list[tuple[Released, list[int]]]
     return [(offers[number], rows) for number, rows in picked.items()]
 
 
-def attack_offer(site: Site, kind: Kind, released: Released, rows: Sequence[int]) -> list[Attacked]:
+def attack_offer(runtime: Runtime, kind: Kind, released: Released, rows: Sequence[int]) -> list[Attacked]:
     """Attack these rows of an offer, and one text behind each of them as a control."""
-    learner, special = site.learner, site.vocabulary.special
+    learner, special = runtime.learner, runtime.vocabulary.special
     learner.state.write(Tensors.of(released.received))
     tensors = released.tensors
     centroids = tensors["centroids"] if "centroids" in tensors else tensors["inputs"]  # of FedKC; of FedMix
-    held = site.silo(released.silo).examples("train")
+    held = runtime.silo(released.silo).examples("train")
     frequencies = Frequencies((held[i] for i in range(len(held))), special)
     targets, controls = [], []
-    kinds = kinds_in(site)
+    kinds = kinds_in(runtime)
     victim = Victim(learner.model, len(special), centroids.ndim == 3, kinds)
     for row in rows:
         texts = tuple(held[i].astype(np.int64) for i in released.notes["samples"][row])
         lengths = released.notes["lengths"]  # without positions, the attacker is told the longest text's
         length = lengths[row] if lengths else max(map(len, texts))
         targets.append(Target(centroids[row], length, Truth(texts, special)))
-        one = int(stream(site.federation.seed, "audit", released.silo, row).integers(len(texts)))
+        one = int(stream(runtime.federation.seed, "audit", released.silo, row).integers(len(texts)))
         alone = as_ways(held, released.notes["samples"][row][one], len(special), kinds)
         controls.append(Target(victim.release(alone), len(alone), Truth((texts[one],), special)))
-    found, single = _guess(victim, kind, targets, site), _guess(victim, kind, controls, site)
+    found, single = _guess(victim, kind, targets, runtime), _guess(victim, kind, controls, runtime)
     return [
         Attacked(
             t.truth,
@@ -133,9 +133,9 @@ def _at(candidates: list[list[int]]) -> Callable[[int], list[int]]:
     return lambda position: candidates[position] if position < len(candidates) else []
 
 
-def _guess(victim: Victim, kind: Kind, targets: Sequence[Target], site: Site) -> list[list[list[int]]]:
+def _guess(victim: Victim, kind: Kind, targets: Sequence[Target], runtime: Runtime) -> list[list[list[int]]]:
     """For every target, candidates for each of its positions."""
-    banned = torch.from_numpy(site.vocabulary.special)
+    banned = torch.from_numpy(runtime.vocabulary.special)
     longest = max(t.length for t in targets)
     size = max(1, LARGEST // (longest * len(victim.table)))
     found: list[list[list[int]]] = []
@@ -147,7 +147,7 @@ def _guess(victim: Victim, kind: Kind, targets: Sequence[Target], site: Site) ->
             candidates = nearest(victim.encode, victim.table, values, mask, banned)
         else:
             with frozen(victim.model):
-                candidates = invert(victim.encode, victim.table, values, mask, banned, site.federation.seed + start)
+                candidates = invert(victim.encode, victim.table, values, mask, banned, runtime.federation.seed + start)
         found += [candidates[i, : t.length].tolist() for i, t in enumerate(some)]
     return found
 

@@ -27,13 +27,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hansa.client.release_log import releases
-from hansa.client.runtime import Site
+from hansa.client.runtime import Runtime
 from hansa.client.silo import Silo
-from hansa.client.state import Memory
+from hansa.client.state import StateStore
 from hansa.config.nodes import leaves
 from hansa.config.sections import Privacy, Upload
 from hansa.core.errors import RunFailed, UserError, did_you_mean
-from hansa.core.messages import Lost, Train
+from hansa.core.messages import Failure, Train
 from hansa.core.model_parts import block_lists
 from hansa.core.tensors import Tensors
 from hansa.privacy.attacks.hits import CLEARLY, Frequencies
@@ -79,31 +79,31 @@ class Sent:
 
 def attack(run: Path, silo: str | None, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
     """Attack one silo's update (the smallest silo's, where none is named) with every defence; the findings."""
-    site = open_run(run)
-    nodes = leaves(site.federation.silos)
+    runtime = open_run(run)
+    nodes = leaves(runtime.federation.silos)
     if silo is not None and silo not in nodes:
         raise UserError(f"--silo: the run has no silo '{silo}'; {did_you_mean(silo, nodes)}")
-    if site.method.tree is not None or not site.shared.names:
+    if runtime.method.tree is not None or not runtime.shared.names:
         raise UserError(
             f"{run}: with method '{site.method.name}' no silo sends a plain update; gradient inversion attacks "
             "those of flat federations (fedavg, fedprox, fedkc, …)"
         )
-    name = silo or min(nodes, key=lambda n: (len(site.silo(n).examples("train")), n))
-    held, special = site.silo(name).examples("train"), site.vocabulary.special
+    name = silo or min(nodes, key=lambda n: (len(runtime.silo(n).examples("train")), n))
+    held, special = runtime.silo(name).examples("train"), runtime.vocabulary.special
     frequencies = Frequencies((held[i] for i in range(len(held))), special)
     say(f"{name} trains on one text, one batch and one round: everything, all but the embeddings, LoRA")
-    sent = {adapt: _updates(site, name, adapt) for adapt in dict.fromkeys(d.adapt for d in DEFENCES)}
+    sent = {adapt: _updates(runtime, name, adapt) for adapt in dict.fromkeys(d.adapt for d in DEFENCES)}
     rows = []
     for defence in DEFENCES:
         say(f"attacking {name}, defence: {defence.name}")
-        rows += [_read(one, defence, special, frequencies, site.federation.seed) for one in sent[defence.adapt]]
+        rows += [_read(one, defence, special, frequencies, runtime.federation.seed) for one in sent[defence.adapt]]
     found = {"kind": "gradient-inversion", "silo": name, "vocabulary": int((~special).sum()), "rows": rows}
     return found | {"reading": reading(found)}
 
 
-def _updates(site: Site, name: str, adapt: str) -> list[Sent]:
+def _updates(runtime: Runtime, name: str, adapt: str) -> list[Sent]:
     """What would leave the silo in round 1, undefended, trained on ever more."""
-    federation = site.federation
+    federation = runtime.federation
     silos = leaves(federation.silos)
     amounts: dict[str, dict[str, int]] = {
         "one text": {"batch": 1, "max_batches": 1},
@@ -116,29 +116,29 @@ def _updates(site: Site, name: str, adapt: str) -> list[Sent]:
         "silos": silos | {name: silos[name].model_copy(update={"privacy": None})},
         "upload": Upload(),
         "aggregate": None,
-        "secure": None,
+        "secure_aggregation": None,
     }
     found = []
     for amount, less in amounts.items():
         training = federation.train.model_copy(update=less)
         variant = federation.model_copy(update=changed | {"train": training})
-        found.append(_update(Site(variant, site.folder), name, amount))
+        found.append(_update(Runtime(variant, runtime.folder), name, amount))
     return found
 
 
-def _update(site: Site, name: str, amount: str) -> Sent:
+def _update(runtime: Runtime, name: str, amount: str) -> Sent:
     with tempfile.TemporaryDirectory() as folder:
-        node = site.federation.silos[name]
-        silo = Silo(name, node, site, Memory(Path(folder) / "silos" / name / "memory"))
-        shared = site.start.only(site.shared.names).copy()
+        node = runtime.federation.silos[name]
+        silo = Silo(name, node, runtime, StateStore(Path(folder) / "silos" / name / "memory"))
+        shared = runtime.start.only(runtime.shared.names).copy()
         reply = silo.answer(Train(1, shared))
-        if isinstance(reply, Lost):
+        if isinstance(reply, Failure):
             raise RunFailed(f"silo '{name}' gives no update to attack: {reply.reason}")
         [released] = releases(Path(folder), "update")
         held = silo.examples("train")
         texts = [held[i] for i in dict.fromkeys(released.notes["samples"])]
-        site.learner.state.write(shared)  # what the attacker knows
-        return Sent(amount, released.tensors, site.learner.model, texts, kinds_in(site))
+        runtime.learner.state.write(shared)  # what the attacker knows
+        return Sent(amount, released.tensors, runtime.learner.model, texts, kinds_in(runtime))
 
 
 def _read(sent: Sent, defence: Defence, special: NDArray[np.bool_], known: Frequencies, seed: int) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from hansa.core.settings import Named
 from hansa.methods.centroid_noise import spent
 from hansa.privacy.attacks import centroids as leak
 from hansa.report import audit, html
-from hansa.runs.callbacks import Watcher
+from hansa.runs.callbacks import RunCallbacks
 from hansa.runs.run import run
 
 FLOORS = (5, 20, 50)
@@ -41,10 +41,10 @@ class Tried:
 
 
 def price(
-    federation: Federation, seeds: int, out: Path, workers: int | None, watch: Callable[[str], Watcher]
+    federation: Federation, seeds: int, out: Path, workers: int | None, watch: Callable[[str], RunCallbacks]
 ) -> dict[str, Any]:
     """Run every defence with so many seeds; the findings as plain values, kept with the first run."""
-    load_plugins(federation.uses)
+    load_plugins(federation.plugins)
     defended = defences(federation)
     for one in defended.values():
         check(one)

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hansa.client.runtime import Site
+from hansa.client.runtime import Runtime
 from hansa.core import representations as inside
 from hansa.data.examples import Examples
 
@@ -27,9 +27,9 @@ def ways(model: Any, vocabulary: int, kinds: int) -> Tensor:
     return torch.cat([table + told[kind] - told[0] for kind in range(kinds)])
 
 
-def kinds_in(site: Site) -> int:
+def kinds_in(runtime: Runtime) -> int:
     """How many kinds of token the task's samples have."""
-    return site.vocabulary.types if getattr(site.task, "takes", 1) > 1 else 1
+    return runtime.vocabulary.types if getattr(runtime.task, "takes", 1) > 1 else 1
 
 
 def as_ways(held: Examples, index: int, vocabulary: int, kinds: int) -> NDArray[np.int64]:

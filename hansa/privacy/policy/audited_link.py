@@ -6,13 +6,13 @@ from typing import Any
 
 from hansa.core import wire
 from hansa.core.link import Answer, Link
-from hansa.core.messages import Lost, NodeId, Reply, Request
+from hansa.core.messages import Failure, NodeId, Reply, Request
 from hansa.privacy.policy.audit_log import AuditLog
 from hansa.privacy.policy.guard import Answer as Answering
 from hansa.privacy.policy.guard import digest
 
 
-class Witness:
+class AuditedLink:
     """A link that writes everything down: questions before they go, answers before they are used."""
 
     def __init__(self, link: Link, log: AuditLog) -> None:
@@ -31,14 +31,14 @@ class Witness:
             self._log.add("asked", **about, to=node, digest=digests[id(request)])
         for answer in self._link.ask(asks, until):
             about = _about(answer.reply, getattr(asks[answer.node], "round", 0))
-            if isinstance(answer.reply, Lost):
+            if isinstance(answer.reply, Failure):
                 self._log.add("lost", **about, to=answer.node, reason=answer.reply.reason)
             else:
                 self._log.add("answer", **about, to=answer.node, bytes=answer.received, digest=digest(answer.reply))
             yield answer
 
 
-class Recorded:
+class AuditedNode:
     """A node's answer, with every request and release written down; ``to``: who asks."""
 
     def __init__(self, answer: Answering, log: AuditLog, to: NodeId) -> None:
@@ -48,7 +48,7 @@ class Recorded:
         round = getattr(request, "round", 0)
         self._log.add("request", **_about(request, round), to=self._to, bytes=wire.size(request))
         reply = self._answer(request)
-        if isinstance(reply, Lost):
+        if isinstance(reply, Failure):
             self._log.add("failed", **_about(request, round), to=self._to)
         else:
             told = {"bytes": wire.size(reply), "digest": digest(reply)}

@@ -9,7 +9,7 @@ from hansa.config.method import build_method
 from hansa.config.tree import federated_vocabulary, protected
 from hansa.core.method import Method
 from hansa.methods import centroid_noise as release
-from hansa.methods.alone import Nothing
+from hansa.methods.alone import ShareNothing
 from hansa.privacy.dp.updates import spent
 from hansa.tasks.base import TASKS, Writing
 
@@ -50,7 +50,7 @@ def _before(federation: Federation, survey: Mapping[str, Any] | None) -> Iterato
 
 
 def _in_rounds(federation: Federation, method: Method) -> Iterator[str]:
-    if not isinstance(method.scope, Nothing):
+    if not isinstance(method.scope, ShareNothing):
         yield "In every round, from each silo taking part: its model update, mean training loss and step counts."
     if method.exchange is not None:
         yield (
@@ -59,7 +59,7 @@ def _in_rounds(federation: Federation, method: Method) -> Iterator[str]:
         )
         if blurred := release.spent(federation, federation.rounds):
             yield f"What is exchanged is blurred before it leaves: {blurred.line}."
-    if federation.secure is not None:
+    if federation.secure_aggregation is not None:
         yield (
             "The updates leave under masks that cancel in their sum: whoever coordinates learns the sum alone. Between "
             "organisations silos check one another's signatures and what they were told (docs/privacy.md). Sample "

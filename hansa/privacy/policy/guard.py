@@ -14,31 +14,31 @@ from typing import Any
 from hansa.config.federation import Federation
 from hansa.config.nodes import walk
 from hansa.core import wire
-from hansa.core.encoding import Coded
+from hansa.core.encoding import EncodedUpdate
 from hansa.core.errors import HansaError, RunFailed
 from hansa.core.messages import (
-    Advertise,
-    Advertised,
-    Card,
-    Describe,
-    Entrust,
-    Entrusted,
+    AdvertisedKeys,
+    AdvertiseKeys,
+    CollectVocabulary,
+    DataCard,
+    DescribeData,
     Evaluate,
-    Findings,
+    Failure,
     Fit,
-    Lost,
-    Offer,
-    Personal,
+    Knowledge,
     Personalise,
+    PersonalScores,
     Reply,
     Request,
-    Reveal,
-    Revealed,
+    RevealedShares,
+    RevealShares,
     Scores,
-    Survey,
-    Trade,
+    SecretShares,
+    ShareKnowledge,
+    ShareSecrets,
     Train,
     Update,
+    VocabularyCounts,
 )
 from hansa.core.tensors import Tensors
 from hansa.privacy.policy.audit_log import NAME, AuditLog
@@ -48,8 +48,8 @@ log = logging.getLogger("hansa.policy")
 
 # Every field of every reply, by what it releases.
 CONTENTS: Mapping[type, Mapping[str, Kind]] = {
-    Findings: {"pieces": "pieces", "withheld": "pieces", "labels": "labels"},
-    Card: dict.fromkeys(("groups", "per_round", "problems", "inner", "steps"), "samples"),
+    VocabularyCounts: {"pieces": "pieces", "withheld": "pieces", "labels": "labels"},
+    DataCard: dict.fromkeys(("groups", "per_round", "problems", "inner", "steps"), "samples"),
     Update: {
         "gradient": "tensors",
         "samples": "samples",
@@ -70,12 +70,18 @@ CONTENTS: Mapping[type, Mapping[str, Kind]] = {
         "cut": "tensors",
     },
     # Keys and shares are there for the sum of the updates, and release nothing else.
-    Advertised: {"seal": "tensors", "mask": "tensors", "samples": "samples", "model": "tensors", "vouch": "tensors"},
-    Entrusted: {"sealed": "tensors"},
-    Revealed: {"shares": "tensors"},
-    Offer: {"knowledge": "offers", "members": "offers", "lengths": "offers", "withheld": "offers"},
+    AdvertisedKeys: {
+        "seal": "tensors",
+        "mask": "tensors",
+        "samples": "samples",
+        "model": "tensors",
+        "vouch": "tensors",
+    },
+    SecretShares: {"sealed": "tensors"},
+    RevealedShares: {"shares": "tensors"},
+    Knowledge: {"knowledge": "offers", "members": "offers", "lengths": "offers", "withheld": "offers"},
     Scores: {"sums": "metrics"},
-    Personal: {
+    PersonalScores: {
         "gradient": "tensors",
         "sums": "personal",
         "losses": "personal",
@@ -91,20 +97,20 @@ PartOf = Callable[[str], str]  # the part of the model that a tensor belongs to
 def asked_for(request: object) -> list[Wanted] | None:
     """What a reply would release, as far as the request tells; None if nothing here knows the request."""
     match request:
-        case Survey():
+        case CollectVocabulary():
             pieces = [Wanted("pieces", seen=request.pieces)] if request.pieces else []
             return pieces + ([Wanted("labels")] if request.labels else [])
-        case Describe():
+        case DescribeData():
             return [Wanted("samples")]
-        case Trade():
+        case ShareKnowledge():
             return [Wanted("offers")]
         case Train() | Fit():
             held = isinstance(request, Train) and request.held
             tensors = [Wanted("tensors")] if request.model.layout.names or held else []
             return [*tensors, Wanted("samples"), Wanted("metrics")]
-        case Advertise():
+        case AdvertiseKeys():
             return [Wanted("tensors"), Wanted("samples")]
-        case Entrust() | Reveal():
+        case ShareSecrets() | RevealShares():
             return [Wanted("tensors")]
         case Evaluate():
             return [Wanted("metrics")]
@@ -124,7 +130,7 @@ def held_by(reply: Reply, request: Request, part_of: PartOf) -> list[Wanted] | N
     for name in present:
         value, kind = getattr(reply, name), known[name]
         parts = frozenset(map(part_of, _tensors(value))) if kind == "tensors" else frozenset()
-        seen = request.pieces if isinstance(request, Survey) else 0
+        seen = request.pieces if isinstance(request, CollectVocabulary) else 0
         earlier = found.get(kind, Wanted(kind))
         found[kind] = Wanted(kind, earlier.parts | parts, seen if kind == "pieces" else 0)
     return list(found.values())
@@ -132,11 +138,11 @@ def held_by(reply: Reply, request: Request, part_of: PartOf) -> list[Wanted] | N
 
 def _tensors(value: Any) -> tuple[str, ...]:
     """The names of the tensors that a field holds."""
-    return value.layout.names if isinstance(value, Tensors) else value.names if isinstance(value, Coded) else ()
+    return value.layout.names if isinstance(value, Tensors) else value.names if isinstance(value, EncodedUpdate) else ()
 
 
 def _empty(value: Any) -> bool:
-    return not _tensors(value) if isinstance(value, Tensors | Coded) else not value
+    return not _tensors(value) if isinstance(value, Tensors | EncodedUpdate) else not value
 
 
 @dataclass(frozen=True)
@@ -161,7 +167,7 @@ class Guard:
         if refusal:
             return self._refuse(about, refusal)
         reply = self._work(request, about)
-        if isinstance(reply, Lost):
+        if isinstance(reply, Failure):
             self.log.add("failed", **about, reason=reply.reason)
             return reply
         about["message"] = type(reply).__name__
@@ -185,11 +191,11 @@ class Guard:
             self.log.add("failed", **about, reason=type(error).__name__)
             raise RunFailed(f"{type(error).__name__} (what it says stays at the silo)") from None
 
-    def _refuse(self, about: dict[str, Any], reason: str) -> Lost:
+    def _refuse(self, about: dict[str, Any], reason: str) -> Failure:
         """Tell the node's own operator, in the log it reads and the one it cannot change, and whoever asked."""
         log.warning("%s refused a %s of %s: %s", self.log.node, about["message"], self.to, reason)
         self.log.add("refusal", **about, reason=reason)
-        return Lost(f"its policy refuses: {reason}")
+        return Failure(f"its policy refuses: {reason}")
 
 
 def met(purpose: Purpose, request: Request, masked: bool) -> Purpose:

@@ -10,7 +10,16 @@ from hansa.config.federation import Federation
 from hansa.config.method import build_method
 from hansa.config.nodes import ROOT, leaves, walk
 from hansa.config.tree import federated_vocabulary
-from hansa.core.messages import Describe, Evaluate, Fit, Personalise, Request, Survey, Trade, Train
+from hansa.core.messages import (
+    CollectVocabulary,
+    DescribeData,
+    Evaluate,
+    Fit,
+    Personalise,
+    Request,
+    ShareKnowledge,
+    Train,
+)
 from hansa.core.model_parts import parts
 from hansa.core.tensors import Layout, Tensors
 from hansa.models import build
@@ -67,7 +76,7 @@ def decide(policy: Policy, federation: Federation, node: str | None = None) -> l
         for wanted in [*(asked_for(request) or []), *(handed_on if isinstance(request, Fit) else [])]:
             if wanted.kind == "tensors":
                 wanted = Wanted("tensors", travels)
-            masked = federation.secure is not None and isinstance(request, Train)
+            masked = federation.secure_aggregation is not None and isinstance(request, Train)
             found.append(Decision(type(request).__name__, policy.judge(wanted, met(purpose, request, masked))))
     return found
 
@@ -89,14 +98,14 @@ def foreseen(federation: Federation) -> list[Request]:
     task, some = TASKS.build(federation.task), Tensors(Layout(("model",), ((0,),)), torch.zeros(0))
     pieces = federation.tokenizer.minimum if federated_vocabulary(federation) else 0
     labels = task.needs_labels and not getattr(task, "labels", ())
-    found: list[Request] = [Survey(pieces, labels)] if pieces or labels else []
-    found.append(Describe())
+    found: list[Request] = [CollectVocabulary(pieces, labels)] if pieces or labels else []
+    found.append(DescribeData())
     if federation.rounds and federation.kind != "base":
         empty = Tensors.zeros(Layout((), ()))
         model = some if travelling(federation) else empty
         method = build_method(federation)
         if method.exchange is not None and federation.kind == "federated":
-            found.append(Trade(1, model))
+            found.append(ShareKnowledge(1, model))
         found.append(Fit(1, ROOT, model, empty) if method.tree is not None else Train(1, model))
     found.append(Evaluate(0, some))
     if federation.personal is not None and federation.kind == "federated":

@@ -21,7 +21,7 @@ def propose(federation: Federation) -> dict[str, Any]:
     from hansa.config.tree import federated_vocabulary
     from hansa.tasks.base import TASKS
 
-    load_plugins(federation.uses)
+    load_plugins(federation.plugins)
     task, method = TASKS.build(federation.task), build_method(federation)
     release: dict[str, Any] = {"tensors": "any", "samples": True, "metrics": True}
     if federated_vocabulary(federation):
@@ -34,7 +34,7 @@ def propose(federation: Federation) -> dict[str, Any]:
     }
     release |= {kind: True for kind, asked in also.items() if asked}
     whom = {"federations": [federation.name], "methods": [federation.method.name]}
-    if federation.secure is None:
+    if federation.secure_aggregation is None:
         return {"rules": {federation.name: {**whom, "release": release}}}
     # An update leaves under masks or not at all, whatever a coordinator writes into its settings later.
     own = {kind: release.pop(kind) for kind in ("personal",) if kind in release}

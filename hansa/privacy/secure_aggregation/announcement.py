@@ -8,56 +8,56 @@ from hashlib import sha256
 from typing import Any, Protocol
 
 from hansa.core.messages import (
-    Advertised,
+    AdvertisedKeys,
     NodeId,
 )
-from hansa.core.method import Weighing
+from hansa.core.method import Weighting
 from hansa.core.tensors import Tensors
 from hansa.methods.fedavg import BySamples
 from hansa.privacy.secure_aggregation.protocol import Keys, Refused
 
 FILE = "veil.json"
 MOST_SAMPLES = 10**12
-Roster = Mapping[NodeId, tuple[str, ...]]  # as messages carry it: what every silo said, see `Said`
+Roster = Mapping[NodeId, tuple[str, ...]]  # as messages carry it: what every silo said, see `Announcement`
 
 
 @dataclass(frozen=True)
-class Said:
+class Announcement:
     """What a silo says of itself before a round: its keys, its samples, the digest of the model it was told of."""
 
     keys: Keys
     samples: int
     model: str
-    vouch: str = ""  # its signature, between organisations
+    signature: str = ""  # its signature, between organisations
 
     @staticmethod
-    def read(words: tuple[str, ...]) -> "Said":
+    def read(words: tuple[str, ...]) -> "Announcement":
         if len(words) != 5 or not all(re.fullmatch("[0-9a-f]{64}", key) for key in (words[0], words[1], words[3])):
             raise Refused("a silo's keys are no keys")
         if not re.fullmatch("[0-9]{1,13}", words[2]) or not 0 < int(words[2]) <= MOST_SAMPLES:
             raise Refused("a silo claims a number of samples that none has")
-        return Said(Keys(words[0], words[1]), int(words[2]), words[3], words[4])
+        return Announcement(Keys(words[0], words[1]), int(words[2]), words[3], words[4])
 
     @staticmethod
-    def heard(reply: Advertised) -> "Said":
-        return Said.read((reply.seal, reply.mask, str(reply.samples), reply.model, reply.vouch))
+    def heard(reply: AdvertisedKeys) -> "Announcement":
+        return Announcement.read((reply.seal, reply.mask, str(reply.samples), reply.model, reply.signature))
 
     @property
     def words(self) -> tuple[str, ...]:
-        return self.keys.seal, self.keys.mask, str(self.samples), self.model, self.vouch
+        return self.keys.seal, self.keys.mask, str(self.samples), self.model, self.signature
 
 
-class Vouching(Protocol):
+class AnnouncementSigner(Protocol):
     """Between organisations: a silo stands for what it says, and knows whom to believe."""
 
-    def sign(self, round: int, said: Said) -> str: ...
+    def sign(self, round: int, said: Announcement) -> str: ...
 
-    def check(self, round: int, roster: Mapping[NodeId, Said]) -> None:
+    def check(self, round: int, roster: Mapping[NodeId, Announcement]) -> None:
         """`Refused` if somebody on the list is not who it seems."""
 
 
-def read(roster: Roster) -> dict[NodeId, Said]:
-    return {name: Said.read(tuple(words)) for name, words in roster.items()}
+def read(roster: Roster) -> dict[NodeId, Announcement]:
+    return {name: Announcement.read(tuple(words)) for name, words in roster.items()}
 
 
 def keys_of(roster: Roster) -> dict[NodeId, Keys]:
@@ -70,10 +70,10 @@ def label_of(federation: str, round: int, roster: Roster, threshold: int) -> str
     return f"{federation} {round} {sha256(json.dumps(shown).encode()).hexdigest()}"
 
 
-def weights_of(roster: Roster, weigh: Weighing) -> dict[NodeId, float]:
+def weights_of(roster: Roster, weighting: Weighting) -> dict[NodeId, float]:
     """Every silo's share of the sum, as anybody who has the list can tell."""
-    assert isinstance(weigh, BySamples), "checked when the method was built"
-    weights = {name: weigh.of(said.samples) for name, said in sorted(read(roster).items())}
+    assert isinstance(weighting, BySamples), "checked when the method was built"
+    weights = {name: weighting.of(said.samples) for name, said in sorted(read(roster).items())}
     total = sum(weights.values())
     return {name: weight / total for name, weight in weights.items()}
 

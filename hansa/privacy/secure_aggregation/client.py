@@ -10,24 +10,24 @@ import numpy as np
 import torch
 
 from hansa.core.messages import (
-    Advertise,
-    Advertised,
-    Entrust,
-    Entrusted,
-    Lost,
+    AdvertisedKeys,
+    AdvertiseKeys,
+    Failure,
     NodeId,
     Reply,
-    Reveal,
-    Revealed,
+    RevealedShares,
+    RevealShares,
+    SecretShares,
+    ShareSecrets,
     Train,
 )
-from hansa.core.method import Weighing
+from hansa.core.method import Weighting
 from hansa.core.tensors import Tensors
 from hansa.privacy.secure_aggregation import protocol as secagg
 from hansa.privacy.secure_aggregation.announcement import (
     FILE,
-    Said,
-    Vouching,
+    Announcement,
+    AnnouncementSigner,
     digest_of,
     keys_of,
     label_of,
@@ -40,36 +40,36 @@ from hansa.privacy.secure_aggregation.protocol import Refused, Secrets
 
 
 @dataclass(frozen=True)
-class Wearer:
+class MaskingClient:
     """A silo's side: its name, the federation's, where it keeps its secrets, how many samples it has."""
 
     name: NodeId
     federation: str
     home: Path
     samples: int
-    vouching: Vouching | None = None
+    signer: AnnouncementSigner | None = None
 
-    def answer(self, request: Advertise | Entrust | Reveal) -> Reply:
+    def answer(self, request: AdvertiseKeys | ShareSecrets | RevealShares) -> Reply:
         try:
             match request:
-                case Advertise():
+                case AdvertiseKeys():
                     return self._advertise(request)
-                case Entrust():
+                case ShareSecrets():
                     return self._entrust(request)
-                case Reveal():
+                case RevealShares():
                     return self._reveal(request)
         except Refused as why:
-            return Lost(f"it refuses: {why}")
+            return Failure(f"it refuses: {why}")
 
-    def cover(self, request: Train, update: Tensors, weigh: Weighing, bound: float) -> tuple[Tensors, int]:
+    def cover(self, request: Train, update: Tensors, weighting: Weighting, bound: float) -> tuple[Tensors, int]:
         """The update under the silo's masks, and how many of its values were beyond the bound."""
         note = self._recall(request.round)
         roster, shown = keys_of(request.roster), keys_of(note.get("roster", {}))
         if not roster.items() <= shown.items() or len(roster) <= note.get("threshold", 0) or self.name not in roster:
             raise Refused("the list of silos is not the one that this silo entrusted its secrets to")
-        if self.vouching is not None and "masked with" in note:
+        if self.signer is not None and "masked with" in note:
             raise Refused("it has sent its update of this round, and sends no other under the same masks")
-        weight = weights_of(note["roster"], weigh)[self.name]
+        weight = weights_of(note["roster"], weighting)[self.name]
         values, cut = secagg.to_fixed(update.flat.numpy(), weight, bound)
         masked = secagg.mask(self.name, Secrets(**note["secrets"]), roster, values, note["label"])
         self._keep(request.round, note | {"masked with": {n: list(words) for n, words in request.roster.items()}})
@@ -77,7 +77,7 @@ class Wearer:
 
     def check(self, request: Train) -> None:
         """Before the work: is this what everybody else on the list was told, too?"""
-        if self.vouching is None:
+        if self.signer is None:
             return
         note = self._recall(request.round)
         if digest_of(request.model) != note["model"]:
@@ -85,8 +85,8 @@ class Wearer:
         if request.total or request.begin or request.room or request.probe:
             raise Refused("under masks every silo does the same plain round")
 
-    def _advertise(self, request: Advertise) -> Advertised:
-        note = self._note() if self.vouching is not None else {}
+    def _advertise(self, request: AdvertiseKeys) -> AdvertisedKeys:
+        note = self._note() if self.signer is not None else {}
         if note.get("round", 0) > request.round:
             raise Refused(f"it has come to round {note['round']}, and does not go back")
         if note.get("round") == request.round and note["model"] != request.model:
@@ -94,30 +94,30 @@ class Wearer:
         secrets = Secrets(**note["secrets"]) if note.get("round") == request.round else Secrets.fresh()
         if note.get("round") != request.round:
             self._keep(request.round, {"secrets": secrets.as_dict(), "model": request.model})
-        said = Said(secrets.keys, self.samples, request.model)
-        vouch = self.vouching.sign(request.round, said) if self.vouching is not None else ""
-        return Advertised(said.keys.seal, said.keys.mask, said.samples, said.model, vouch)
+        said = Announcement(secrets.keys, self.samples, request.model)
+        signature = self.signer.sign(request.round, said) if self.signer is not None else ""
+        return AdvertisedKeys(said.keys.seal, said.keys.mask, said.samples, said.model, signature)
 
-    def _entrust(self, request: Entrust) -> Entrusted:
+    def _entrust(self, request: ShareSecrets) -> SecretShares:
         note, listed = self._recall(request.round), {name: list(words) for name, words in request.roster.items()}
         roster = read(request.roster)
-        if self.vouching is not None:
+        if self.signer is not None:
             if "roster" in note:
                 raise Refused("it has entrusted its secrets of this round to a list of silos, and does so once")
             if 2 * request.threshold <= len(roster) - 1:
                 raise Refused(
                     f"{request.threshold} of {len(roster) - 1} others are no more than half: two lists would do"
                 )
-            self.vouching.check(request.round, roster)
+            self.signer.check(request.round, roster)
         if {said.model for said in roster.values()} != {note["model"]}:
             raise Refused("the silos on the list were told of different models")
         label = label_of(self.federation, request.round, request.roster, request.threshold)
         keys = {name: said.keys for name, said in roster.items()}
         sealed = secagg.share(self.name, Secrets(**note["secrets"]), keys, request.threshold, label)
         self._keep(request.round, note | {"roster": listed, "threshold": request.threshold, "label": label})
-        return Entrusted(sealed)
+        return SecretShares(sealed)
 
-    def _reveal(self, request: Reveal) -> Revealed:
+    def _reveal(self, request: RevealShares) -> RevealedShares:
         note = self._recall(request.round)
         if "masked with" not in note:
             raise Refused("it has sent no update in this round")
@@ -134,7 +134,7 @@ class Wearer:
             note["threshold"],
             note["label"],
         )
-        return Revealed({name: (f"{x:x}", f"{y:x}") for name, (x, y) in shares.items()})
+        return RevealedShares({name: (f"{x:x}", f"{y:x}") for name, (x, y) in shares.items()})
 
     def _recall(self, round: int) -> dict[str, Any]:
         note = self._note()

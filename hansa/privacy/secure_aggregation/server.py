@@ -1,8 +1,8 @@
 """Secure aggregation in a round: updates meet under masks, and nobody sees more than their sum. See privacy/secagg.py.
 
-    before training   Advertise → public keys; Entrust → sealed shares           `Veil.draw`
-    with Train        who is still there                                         `Veil.brief`
-    after it          the sum of masked updates; Reveal → shares; the mean       `Veil.combine`
+    before training   Advertise → public keys; Entrust → sealed shares           `MaskingServer.draw`
+    with Train        who is still there                                         `MaskingServer.brief`
+    after it          the sum of masked updates; Reveal → shares; the mean       `MaskingServer.combine`
 
 With its keys a silo says how many samples it has and of which model it was told; everybody on the list reads that, and
 weighs itself: no server chooses weights, nor sends two silos different models. Between organisations silos sign what
@@ -23,19 +23,19 @@ import torch
 
 from hansa.config.sections import Secure
 from hansa.core.messages import (
-    Advertise,
-    Advertised,
-    Entrust,
-    Entrusted,
-    Lost,
+    AdvertisedKeys,
+    AdvertiseKeys,
+    Failure,
     NodeId,
     Request,
-    Reveal,
-    Revealed,
+    RevealedShares,
+    RevealShares,
+    SecretShares,
+    ShareSecrets,
     Train,
     Update,
 )
-from hansa.core.method import Weighing
+from hansa.core.method import Weighting
 from hansa.core.participation import Asker, until
 from hansa.core.tensors import Layout, Tensors
 from hansa.privacy.secure_aggregation import protocol as secagg
@@ -43,13 +43,13 @@ from hansa.privacy.secure_aggregation.protocol import Refused, Words
 
 if TYPE_CHECKING:
     from hansa.core.round import Record
-from hansa.privacy.secure_aggregation.announcement import Said, digest_of, keys_of, label_of, weights_of
+from hansa.privacy.secure_aggregation.announcement import Announcement, digest_of, keys_of, label_of, weights_of
 
 # ── at the server ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass
-class Veil:
+class MaskingServer:
     """One round's masks, as the server sees them."""
 
     asker: Asker
@@ -62,18 +62,20 @@ class Veil:
     weights: dict[NodeId, float] = field(default_factory=dict)
 
     @classmethod
-    def draw(cls, asker: Asker, settings: Secure, weigh: Weighing, record: "Record", model: Tensors) -> "Veil":
+    def draw(
+        cls, asker: Asker, settings: Secure, weighting: Weighting, record: "Record", model: Tensors
+    ) -> "MaskingServer":
         """Keys of the cohort, then shares of its secrets. Who is silent is left out from here on."""
         veil = cls(asker, settings, record.round, record)
         announced = digest_of(model)
-        told = veil._ask(dict.fromkeys(record.cohort, Advertise(record.round, announced)), Advertised)
+        told = veil._ask(dict.fromkeys(record.cohort, AdvertiseKeys(record.round, announced)), AdvertisedKeys)
         veil.shown = veil._usable(told, announced)
         others = len(veil.shown) - 1
         veil.threshold = max(2, ceil(settings.threshold * others))
         if others >= veil.threshold:
-            veil.weights = weights_of(veil.shown, weigh)
+            veil.weights = weights_of(veil.shown, weighting)
             entrusted = veil._ask(
-                dict.fromkeys(veil.shown, Entrust(record.round, veil.shown, veil.threshold)), Entrusted
+                dict.fromkeys(veil.shown, ShareSecrets(record.round, veil.shown, veil.threshold)), SecretShares
             )
             for node, reply in entrusted.items():
                 if set(reply.sealed) == set(veil.shown) - {node}:
@@ -108,12 +110,12 @@ class Veil:
         weight = sum(self.weights[node] for node in answered)
         return Tensors(layout, torch.from_numpy(secagg.from_fixed(plain, weight, self.settings.bound)))
 
-    def _usable(self, told: Mapping[NodeId, Advertised], announced: str) -> dict[NodeId, tuple[str, ...]]:
+    def _usable(self, told: Mapping[NodeId, AdvertisedKeys], announced: str) -> dict[NodeId, tuple[str, ...]]:
         """What silos said of themselves, where it makes sense: the others would refuse the whole list otherwise."""
         found = {}
         for node, reply in told.items():
             try:
-                said = Said.heard(reply)
+                said = Announcement.heard(reply)
                 if said.model != announced:
                     raise Refused("it speaks of another model than it was told of")
                 found[node] = said.words
@@ -127,9 +129,9 @@ class Veil:
         asks: dict[NodeId, Request] = {}
         for node in answered:
             inbox = {sender: sealed[node] for sender, sealed in self.sealed.items() if sender != node}
-            asks[node] = Reveal(self.number, inbox, tuple(answered))
+            asks[node] = RevealShares(self.number, inbox, tuple(answered))
         shares: dict[NodeId, list[secagg.Share]] = {}
-        for node, reply in self._ask(asks, Revealed).items():
+        for node, reply in self._ask(asks, RevealedShares).items():
             for silo, point in reply.shares.items():
                 place = secagg.place_of(node, silo, self.shown)  # its own is none of its shares
                 if place and silo in self.sealed and (value := _point(point, place)) is not None:
@@ -147,7 +149,7 @@ class Veil:
             if isinstance(reply, kind):
                 found[answer.node] = reply
             elif answer.node not in self.record.updates:
-                said = reply.reason if isinstance(reply, Lost) else f"it sent a {type(reply).__name__}"
+                said = reply.reason if isinstance(reply, Failure) else f"it sent a {type(reply).__name__}"
                 self.record.lost[answer.node] = said
         return found
 
