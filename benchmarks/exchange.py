@@ -31,7 +31,7 @@ def seconds(folder: Path, files: dict[str, str], method: dict[str, object]) -> t
             "name": "bench",
             "task": "classify",
             "model": "small",
-            "tokenizer": {"size": 4000, "minimum": 1},
+            "tokenizer": {"size": 4000, "min_count": 1},
             "data": {"max_length": LENGTH, "valid": 0.0, "test": 0.0},
             "silos": files,
             "method": method,

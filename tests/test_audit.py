@@ -37,7 +37,7 @@ def federated(folder: Path, **settings: object) -> Federation:
     raw = {
         "name": "audited",
         "task": "classify",
-        "tokenizer": {"size": 330, "minimum": 2},
+        "tokenizer": {"size": 330, "min_count": 2},
         "data": {"max_length": 12, "valid": 0.0, "test": 0.2},
         "silos": silos,
         "method": {"name": "fedkc", "layer": "all", "q": 4, "floor": 1},
@@ -269,7 +269,8 @@ def test_a_policy_is_asked_about_centroids_and_their_cost_before_anybody_works(t
     assert not verdicts(told % "false")["Trade"]
     assert verdicts(told % "true")["Trade"]
     north, south = (
-        {"train": str(tmp_path / "data" / f"{n}.jsonl"), "privacy": {"sigma": 50}} for n in ("north", "south")
+        {"train": str(tmp_path / "data" / f"{n}.jsonl"), "privacy": {"noise_multiplier": 50}}
+        for n in ("north", "south")
     )
     blurred = {"silos": {"north": north, "south": south}}
     for multiplier, kept in ((0.1, False), (50, True)):

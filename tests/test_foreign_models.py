@@ -37,7 +37,11 @@ def test_frozen_parts_stay_and_do_not_travel(tmp_path):
 @pytest.mark.parametrize(
     ("change", "error", "reason"),
     [
-        ({"tokenizer": {"kind": "federated", "size": 330, "minimum": 1}}, ConfigError, "use the model's own tokenizer"),
+        (
+            {"tokenizer": {"kind": "federated", "size": 330, "min_count": 1}},
+            ConfigError,
+            "use the model's own tokenizer",
+        ),
         ({"tokenizer": {"kind": "model"}, "data": {"max_length": 64}}, ConfigError, "knows 32 positions"),
     ],
 )

@@ -82,7 +82,7 @@ def pairs(tmp_path):
         {
             "name": "pairs",
             "task": {"name": "pairs", "negative": "0"},
-            "tokenizer": {"size": 300, "minimum": 1},
+            "tokenizer": {"size": 300, "min_count": 1},
             "data": {"max_length": 16, "valid": 0.0, "test": 0.2},
             "silos": silos,
             "method": {"name": "fedkc", "layer": "all", "q": 2, "floor": 1},

@@ -44,7 +44,7 @@ def test_news_in_three_languages_is_classified(tmp_path):
     settings = parse(
         {
             "task": "classify",
-            "tokenizer": {"size": 2000, "minimum": 2},
+            "tokenizer": {"size": 2000, "min_count": 2},
             "data": {"max_length": 24, "valid": 0.0, "test": 0.2},
             "silos": silos,
             "rounds": 10,

@@ -14,7 +14,7 @@ MANY = {"north": 30, "south": 30, "east": 30, "north-2": 30, "south-2": 30}
 
 
 def private(settings):
-    silo = settings.silos["south"].model_copy(update={"privacy": Privacy(sigma=1.0)})
+    silo = settings.silos["south"].model_copy(update={"privacy": Privacy(noise_multiplier=1.0)})
     return settings.model_copy(update={"silos": settings.silos | {"south": silo}})
 
 
@@ -84,7 +84,7 @@ from hansa.methods.fedbuff import Buffered
 @METHODS.register("impatient")
 class Settings(Section):
     def build(self):
-        return replace(fedavg(), name="impatient", pace=Buffered(2))
+        return replace(fedavg(), name="impatient", participation=Buffered(2))
 """
     (tmp_path / "impatient.py").write_text(code)
     settings = federation(method="impatient", plugins=[str(tmp_path / "impatient.py")], secure_aggregation=True)

@@ -208,7 +208,7 @@ def federation(folder: Path, **changes):
     raw = {
         "name": "translation",
         "task": {"name": "translate", "beams": 1},
-        "tokenizer": {"size": 340, "minimum": 2},
+        "tokenizer": {"size": 340, "min_count": 2},
         "data": {"max_length": 16, "valid": 0.1, "test": 0.2},
         "silos": silos,
         "rounds": 2,

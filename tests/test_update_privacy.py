@@ -18,7 +18,7 @@ from hansa.runs.ledger import Ledger
 from hansa.runs.run import run
 from tests.conftest import same, weights
 
-PRIVATE = {"sigma": 0.5, "among": 7}
+PRIVATE = {"noise_multiplier": 0.5, "noise_shared_by": 7}
 
 
 def drawn(size: int, seed: int = 0) -> torch.Tensor:
@@ -28,7 +28,7 @@ def drawn(size: int, seed: int = 0) -> torch.Tensor:
 def test_without_noise_a_short_update_passes_untouched():
     update = drawn(100) * 1e-3
     before = update.clone()
-    protect(update, Privacy(sigma=1e-30, clip=5.0), {}, 0, 1, "a")
+    protect(update, Privacy(noise_multiplier=1e-30, clip=5.0), {}, 0, 1, "a")
     torch.testing.assert_close(update, before, rtol=0, atol=1e-20)
 
 
@@ -36,7 +36,7 @@ def test_without_noise_a_short_update_passes_untouched():
 def test_a_long_update_is_as_long_as_the_bound_and_keeps_its_direction(bound, length):
     update = drawn(50) * length
     before = update.clone()
-    protect(update, Privacy(sigma=1e-30, clip=bound), {}, 0, 1, "a")
+    protect(update, Privacy(noise_multiplier=1e-30, clip=bound), {}, 0, 1, "a")
     expected = before.numpy() * min(1.0, bound / float(np.linalg.norm(before.numpy())))
     np.testing.assert_allclose(update.numpy(), expected, rtol=1e-4)
 
@@ -44,7 +44,7 @@ def test_a_long_update_is_as_long_as_the_bound_and_keeps_its_direction(bound, le
 @pytest.mark.parametrize("among", [1, 7])
 def test_the_noise_has_the_stated_size_and_no_other(among):
     update = torch.zeros(200_000)
-    protect(update, Privacy(sigma=0.5, clip=3.0, among=among), {}, 0, 1, "a")
+    protect(update, Privacy(noise_multiplier=0.5, clip=3.0, noise_shared_by=among), {}, 0, 1, "a")
     stated = 0.5 * 3.0 / among
     spread, error = float(update.std()), 4 * stated / math.sqrt(2 * 200_000)
     assert abs(spread - stated) < error
@@ -54,8 +54,8 @@ def test_the_noise_has_the_stated_size_and_no_other(among):
 def test_shrunk_it_is_the_same_update_times_a_factor_that_tells_nothing_and_nearer_to_the_truth():
     truth = drawn(10_000) * (3.0 / drawn(10_000).norm())
     plain, shrunk = truth.clone(), truth.clone()
-    protect(plain, Privacy(sigma=0.5, clip=3.0, among=7), {}, 0, 1, "a")
-    protect(shrunk, Privacy(sigma=0.5, clip=3.0, among=7, shrink=True), {}, 0, 1, "a")
+    protect(plain, Privacy(noise_multiplier=0.5, clip=3.0, noise_shared_by=7), {}, 0, 1, "a")
+    protect(shrunk, Privacy(noise_multiplier=0.5, clip=3.0, noise_shared_by=7, shrink=True), {}, 0, 1, "a")
     torch.testing.assert_close(shrunk, plain / (1 + 10_000 * (0.5 / 7) ** 2))
     errors = {factor: float((factor * plain - truth).norm()) for factor in (1.0, 1 / 52, 1 / 26, 1 / 104)}
     assert errors[1.0] > 7 * float((shrunk - truth).norm())
@@ -63,7 +63,7 @@ def test_shrunk_it_is_the_same_update_times_a_factor_that_tells_nothing_and_near
 
 
 def test_the_bound_is_one_at_first_and_then_the_last_norm():
-    settings, update = Privacy(sigma=1e-30), drawn(50) * 10
+    settings, update = Privacy(noise_multiplier=1e-30), drawn(50) * 10
     norm = float(update.norm())
     protect(update, settings, {}, 0, 1, "a")
     assert float(update.norm()) == pytest.approx(1.0)

@@ -453,7 +453,7 @@ def predict(
     runtime, model = load(run, silo)
     takes = getattr(runtime.task, "takes", 1)  # texts for one answer
     if len(texts) % takes:
-        raise UserError(f"task '{site.federation.task.name}' takes {takes} texts at a time; {len(texts)} were given")
+        raise UserError(f"task '{runtime.federation.task.name}' takes {takes} texts at a time; {len(texts)} were given")
     asked = ["\t".join(texts[i : i + takes]) for i in range(0, len(texts), takes)]
     found: list[dict[str, Any]] = [
         {"text": text, "answers": runtime.task.predict(model, runtime.vocabulary, text)} for text in asked

@@ -1,4 +1,5 @@
-"""How much a silo trains on adapts, so that no language over- or under-fits (`train.samples.adapt`; off by default).
+"""Adaptive sampling: the number of samples per round follows the validation loss (`train.samples.adapt`, off by
+default).
 
 The Medical paper names it as open: results are sensitive to the amount of data per silo and round. Here each silo
 watches the shared model on its own validation data, every few rounds:
@@ -11,7 +12,18 @@ always between `least` and `most` times the rule's amount. Only the silo sees th
 used goes with its update, as ever.
 """
 
+from dataclasses import dataclass
+
 from hansa.config.sections import AdaptiveSampling
+
+
+@dataclass(frozen=True)
+class SampleFactor:
+    """What a silo remembers: the factor on the number of samples, and its last validation loss with its round."""
+
+    factor: float
+    loss: float
+    round: float
 
 
 def next_factor(factor: float, before: float, now: float, settings: AdaptiveSampling) -> float:

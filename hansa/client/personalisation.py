@@ -21,13 +21,13 @@ from dataclasses import dataclass, field
 from itertools import chain
 from math import ceil, inf, sqrt
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from hansa.client.evaluation import PART, PARTS, whole
-from hansa.client.training import Optimizer, Parts, train
+from hansa.client.resident import ResidentSilo
+from hansa.client.training import MicroBatches, Optimizer, train
 from hansa.config.sections import Personal as Settings
 from hansa.config.sections import Training
 from hansa.core.device import CPU
@@ -38,19 +38,12 @@ from hansa.core.seeds import torch_seeded
 from hansa.core.tensors import Layout, Tensors, is_finite
 from hansa.tasks.base import Task
 
-if TYPE_CHECKING:
-    from hansa.client.silo import Silo
-
-
 ALPHAS = tuple(i / 20 for i in range(21))
 ENOUGH = 2000  # validation samples: large silos need not look at all of them 21 times
 FEDERATED, OWN, MIXED, NEARBY = "federated", "personalised", "interpolated", "nearby"
 
 
-# ── at the silo ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def personalise(silo: "Silo", request: Personalise, settings: Settings) -> PersonalScores | Failure:
+def personalise(silo: ResidentSilo, request: Personalise, settings: Settings) -> PersonalScores | Failure:
     """Train the silo's own model; then give its update, or weigh it against the shared one and keep the better."""
     learner = silo.runtime.learner
     silo.load(request.round + 1, request.model)
@@ -78,7 +71,7 @@ def personalise(silo: "Silo", request: Personalise, settings: Settings) -> Perso
     return PersonalScores(Tensors(Layout((), ()), torch.zeros(0)), sums, losses, curves, alpha)
 
 
-def _sweep(silo: "Silo", own: Tensor, shared: Tensor, draws: int) -> tuple[float, dict[str, tuple[float, ...]]]:
+def _sweep(silo: ResidentSilo, own: Tensor, shared: Tensor, draws: int) -> tuple[float, dict[str, tuple[float, ...]]]:
     """The α to keep, and each metric over all of them on validation data (Figure 3)."""
     looks = {a: overall(silo.runtime.task, _look(silo, own, shared, a)) for a in ALPHAS}
     curves = {metric: tuple(look[metric] for look in looks.values()) for metric in looks[0.0]}
@@ -88,7 +81,7 @@ def _sweep(silo: "Silo", own: Tensor, shared: Tensor, draws: int) -> tuple[float
 
 
 def _scores(
-    silo: "Silo", own: Tensor, shared: Tensor, shares: set[float], draws: int
+    silo: ResidentSilo, own: Tensor, shared: Tensor, shares: set[float], draws: int
 ) -> dict[float, tuple[float, dict[str, dict[str, float]]]]:
     """Of each mixture, which at 0 and at 1 is one of the others: its validation loss, and its sums on the test set."""
     found = {}
@@ -99,7 +92,7 @@ def _scores(
     return found
 
 
-def _train(silo: "Silo", request: Personalise, settings: Settings, shared: Tensor) -> float:
+def _train(silo: ResidentSilo, request: Personalise, settings: Settings, shared: Tensor) -> float:
     runtime = silo.runtime
     federation, learner = runtime.federation, runtime.learner
     training = settings.train or federation.baseline
@@ -107,11 +100,13 @@ def _train(silo: "Silo", request: Personalise, settings: Settings, shared: Tenso
     training = training.model_copy(update=amount | {"keep_optimizer": False})
     rounds = settings.rounds if not settings.nearby else max(1, settings.rounds // 2)  # half of them in each leg
     first = request.round + 1 + request.leg * rounds
-    batches: Iterator[Parts] = chain.from_iterable(silo.batches(r, training) for r in range(first, first + rounds))
+    batches: Iterator[MicroBatches] = chain.from_iterable(
+        silo.batches(r, training) for r in range(first, first + rounds)
+    )
     mixing = None
     if settings.mix == "adaptive":
         mixing = Mixing(learner, shared, training, settings.alpha, settings.alpha_lr)
-    work = Work(learner, request.start, first, {})
+    work = Work(learner, request.start, first)
     steps = rounds * ceil(training.per_round(len(silo.examples("train"))) / training.batch)
     before, total = request.leg * steps, steps * (2 if settings.nearby else 1)
     with torch_seeded(federation.seed, first, silo.name, "personal"):
@@ -165,7 +160,7 @@ class Mixing:
         torch.lerp(self.shared, self.own, self.alpha, out=self.learner.flat)
 
 
-def _look(silo: "Silo", own: Tensor, shared: Tensor, alpha: float, draws: int = 1) -> Scores:
+def _look(silo: ResidentSilo, own: Tensor, shared: Tensor, alpha: float, draws: int = 1) -> Scores:
     """How the model at ``alpha`` does on validation data, part by part; it is left in the resident model."""
     torch.lerp(shared, own, alpha, out=silo.runtime.learner.flat)
     return silo.score("valid", min(1.0, ENOUGH / max(1, len(silo.examples("valid")))), PARTS, draws=draws)
@@ -201,7 +196,7 @@ def overall(task: Task, scores: Scores) -> dict[str, float]:
     return {"loss": inf} | task.metrics(total.sums.get("", {}))
 
 
-def _keep(silo: "Silo", own: Tensor, shared: Tensor, alpha: float, name: str, loss: float) -> None:
+def _keep(silo: ResidentSilo, own: Tensor, shared: Tensor, alpha: float, name: str, loss: float) -> None:
     """Write the silo's model, unless an earlier one was better on the same validation data."""
     note = silo.home / "personal.json"
     if note.is_file() and json.loads(note.read_text())["loss"] <= loss:

@@ -1,9 +1,9 @@
-"""Copies of what left a silo, kept in its own folder for an audit (`record: {offers: true, updates: true}`).
+"""Copies of what left a silo, kept in its own folder for an audit (`release_log: {knowledge: true, updates: true}`).
 
 runs/NAME/silos/SILO/released/round-R/
-  offer.safetensors    the offer's tensors as they left: of FedKC `centroids` (pairs × width, or pairs × positions ×
+  knowledge.safetensors the tensors that it shared: of FedKC `centroids` (pairs × width, or pairs × positions ×
                        width) and `predictions` (pairs × classes); a pair is one row of each
-  offer.json           {"members": [...], "lengths": [...], "withheld": n, as in the offer;
+  knowledge.json         {"members": [...], "lengths": [...], "withheld": n, as in `Knowledge`;
                         "samples": [[...], ...]: for each row the samples it was made from}
   update.safetensors   the update's tensors as they left: θ − θᵢ by name
   update.json          {"samples": [...]: the samples trained on, once per pass}
@@ -23,7 +23,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hansa.core.exchange import Indices, SharedKnowledge
+from hansa.core.knowledge import Indices, SharedKnowledge
 from hansa.core.tensors import Tensors
 
 
@@ -52,14 +52,16 @@ class Released:
         return found
 
 
-def offer(home: Path, round: int, told: SharedKnowledge, received: Tensors) -> None:
-    given = told.offer
+def log_knowledge(home: Path, round: int, shared: SharedKnowledge, received: Tensors) -> None:
+    """Keep what a silo shares in an exchange, and the samples behind it."""
+    given = shared.knowledge
     notes = {"members": given.members, "lengths": given.lengths, "withheld": given.withheld}
-    notes |= {"samples": [rows.tolist() for rows in told.samples]}
-    _write(home, round, "offer", given.knowledge, notes, received)
+    notes |= {"samples": [rows.tolist() for rows in shared.samples]}
+    _write(home, round, "knowledge", given.tensors, notes, received)
 
 
-def update(home: Path, round: int, gradient: Tensors, samples: Indices, received: Tensors) -> None:
+def log_update(home: Path, round: int, gradient: Tensors, samples: Indices, received: Tensors) -> None:
+    """Keep an update as it leaves, and the samples that it was trained on."""
     _write(home, round, "update", gradient, {"samples": samples.tolist()}, received)
 
 

@@ -1,32 +1,25 @@
-"""TODO docstring."""
+"""A silo: holds text that stays, and answers requests. What it releases is in its replies and nowhere else."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from math import ceil, inf, isfinite
-from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import Any, cast
 
-import numpy as np
 import torch
 
-from hansa.client import release_log as record
-from hansa.client.adaptive_sampling import next_factor
-from hansa.client.evaluation import evaluate
+from hansa.client.adaptive_sampling import SampleFactor, next_factor
 from hansa.client.personalisation import overall, personalise
-from hansa.client.sampling import draw
-from hansa.client.state import StateStore
-from hansa.client.training import Parts, train
-from hansa.config.nodes import Holder, repeats
+from hansa.client.release_log import log_knowledge, log_update
+from hansa.client.resident import PERSONAL, PersonalTensors, ResidentSilo
+from hansa.client.state import StoredStates
+from hansa.client.training import OptimizerState, Trained, train
 from hansa.config.sections import Training
-from hansa.config.tree import protected
-from hansa.core.batch import Batch
-from hansa.core.compression import OutgoingUpdate, restore_local
+from hansa.core.compression import OutgoingUpdate, UploadState
 from hansa.core.device import CPU
 from hansa.core.encoding import EncodedUpdate
 from hansa.core.errors import DataError
-from hansa.core.exchange import Indices, Samples
-from hansa.core.hierarchy import MODEL, fit_leaf
+from hansa.core.hierarchy import SLOT, OwnModel, adopt_parent, layers_part, own_model, to_keep
+from hansa.core.knowledge import Samples
 from hansa.core.learner import Work
 from hansa.core.messages import (
     AdvertiseKeys,
@@ -35,7 +28,7 @@ from hansa.core.messages import (
     DescribeData,
     Evaluate,
     Failure,
-    Fit,
+    MaskedPart,
     NodeId,
     Personalise,
     Reply,
@@ -48,85 +41,83 @@ from hansa.core.messages import (
     Update,
     VocabularyCounts,
 )
-from hansa.core.method import Method
 from hansa.core.schedules import schedule_factor
 from hansa.core.seeds import stream, torch_seeded
 from hansa.core.tensors import NOTHING, Tensors, is_finite
-from hansa.data import examples
-from hansa.data.batching import batches
 from hansa.data.readers import Problems, rows
-from hansa.files import atomically
-from hansa.models.adapt import merged
 from hansa.models.tokenizer import count_pieces
-from hansa.privacy.dp.updates import NORM, protect
+from hansa.privacy.dp.updates import UpdateNorm
 from hansa.privacy.secure_aggregation.client import MaskingClient
 from hansa.privacy.secure_aggregation.protocol import Refused
 from hansa.tasks.base import Labelled, texts_of
 
-if TYPE_CHECKING:
-    from hansa.client.runtime import Runtime
+MAX_LABELS = 50  # so many different labels are plausible, however few rows there are
+REFERENCE_ROUNDS = 1_000_000  # reference updates use batches of rounds that never come
+OPTIMIZER, OBJECTIVE, UPLOAD, PRIVACY, SAMPLING = "optimizer", "objective", "upload", "privacy", "sampling"  # slots
 
 
-PERSONAL = "personal"
-LABELS = 50  # so many different ones are believed, however few rows there are
-PROBES = 1_000_000  # batches of rounds that never come: a probe must not go over what was just learned
-WATCHED = "validation"  # what a silo remembers of its validation loss
-
-
+@dataclass
 class Silo:
-    """Holds text that stays. All it ever says is in its replies."""
+    """Answers requests from its own data."""
 
-    def __init__(self, name: NodeId, node: Holder, runtime: "Runtime", memory: StateStore) -> None:
-        self.name, self.node, self.runtime, self.memory = name, node, runtime, memory
-        self._examples: dict[str, examples.Examples] = {}
-        self._held: ShareKnowledge | None = None  # whose model this round's training starts from
+    resident: ResidentSilo
+    _held: ShareKnowledge | None = None  # the request whose model this round's training starts from
+
+    @property
+    def name(self) -> NodeId:
+        """The silo's name."""
+        return self.resident.name
 
     def answer(self, request: Request) -> Reply:
+        """The reply to a request; a `Failure` where the silo cannot or must not give one."""
         match request:
             case CollectVocabulary():
-                return self._survey(request)
+                return self._vocabulary(request)
             case DescribeData():
                 return self._describe()
             case ShareKnowledge():
                 self._held = request
-                return self._trade(request)
+                return self._share(request)
             case Train():
                 whole = self._with_model(request)
                 if isinstance(whole, Failure):
                     return whole
-                reply = self._checked(whole) or self.train(whole, whole.model)
+                reply = self._refused(whole) or (
+                    self._train_own(whole) if whole.subtree else self.train(whole, whole.model)
+                )
                 self._held = None  # only now: what fails is tried once more
                 return reply
-            case Fit():
-                return fit_leaf(self, request)
             case AdvertiseKeys() | ShareSecrets() | RevealShares():
-                return self._veil.answer(request)
+                return self._masking.answer(request)
             case Evaluate():
                 return self._evaluate(request)
             case Personalise():
-                settings = self.runtime.federation.personal
-                return (
-                    personalise(self, request, settings) if settings else Failure("its file has no 'personal' section")
-                )
+                settings = self.resident.runtime.federation.personal
+                if settings is None:
+                    return Failure("its federation file has no 'personal' section")
+                return personalise(self.resident, request, settings)
 
-    def _survey(self, request: CollectVocabulary) -> VocabularyCounts:
-        problems, data, task = Problems(), self.runtime.federation.data, self.runtime.task
+    # ── before the first round ────────────────────────────────────────────────────────────────────────────────────
+
+    def _vocabulary(self, request: CollectVocabulary) -> VocabularyCounts:
+        runtime, problems = self.resident.runtime, Problems()
+        data, task = runtime.federation.data, runtime.task
         texts_in, labels, seen = texts_of(task), set[str](), 0
 
         def texts() -> Iterator[str]:
             """One by one: all of a silo's text may be more than its memory."""
             nonlocal seen
-            for source in self.node.sources:
+            for source in self.resident.holder.sources:
                 for row in rows(source, "train", data, problems):
                     seen += 1
                     if request.labels:
                         labels.update(cast(Labelled, task).labels_in(row, source))
-                    if request.pieces:
+                    if request.min_count:
                         yield from texts_in(row, source)
                 problems.check(data.max_bad_rows, source.train)
 
-        pieces, withheld = count_pieces(texts(), request.pieces)
-        if len(labels) > max(LABELS, seen // 2):
+        pieces, withheld = count_pieces(texts(), request.min_count)
+        if len(labels) > max(MAX_LABELS, seen // 2):
             raise DataError(
                 f"silos.{self.name}: {len(labels)} different labels in {seen} rows are text, which does not leave; "
                 "name the right field with 'label:', or list the labels in task.labels"
@@ -134,242 +125,225 @@ class Silo:
         return VocabularyCounts(pieces, tuple(sorted(labels)), withheld)
 
     def _describe(self) -> DataCard:
-        splits = {split: self.examples(split) for split in ("train", "valid", "test")}
-        used = self.runtime.federation.train.per_round(len(splits["train"]))
+        splits = {split: self.resident.examples(split) for split in ("train", "valid", "test")}
+        used = self.resident.runtime.federation.train.per_round(len(splits["train"]))
         problems = tuple(dict.fromkeys(f"{split}: {p}" for split, held in splits.items() for p in held.problems))
         return DataCard({split: held.counts() for split, held in splits.items()}, used, problems)
 
+    # ── a round ───────────────────────────────────────────────────────────────────────────────────────────────────
+
     def _with_model(self, request: Train) -> Train | Failure:
-        """A model that stayed behind on the wire is the one that this round's trade brought."""
-        if not request.held or request.model.layout.names:
+        """A model that did not travel is the one that this round's `ShareKnowledge` brought."""
+        if request.knowledge is None or not request.knowledge.model_held or request.model.layout.names:
             return request
         held = self._held
         if held is None or held.round != request.round:
-            return Failure(f"it no longer holds the model that came with the trade of round {request.round}")
+            return Failure(f"it no longer holds the model that came with the exchange of round {request.round}")
         return replace(request, model=held.model)
 
-    def _trade(self, request: ShareKnowledge) -> Reply:
-        runtime, held = self.runtime, self.examples("train")
-        if self.method.exchange is None:
-            return Failure(f"method '{self.method.name}' exchanges nothing")
-        if not len(held):
+    def _share(self, request: ShareKnowledge) -> Reply:
+        resident, exchange = self.resident, self.resident.method.exchange
+        if exchange is None:
+            return Failure(f"method '{resident.method.name}' exchanges nothing")
+        samples = len(resident.examples("train"))
+        if not samples:
             return Failure("it has no training samples")
-        memory = self.load(request.round, request.model)
-        if runtime.learner.model.training:
-            runtime.learner.model.eval()
-        work = Work(runtime.learner, request.model, request.round, memory)
-        rng = stream(runtime.federation.seed, request.round, self.name, "trade")
-        told = self.method.exchange.offer(work, Samples(len(held), self._in_order, rng))
-        if runtime.federation.record.offers:
-            record.offer(self.home, request.round, told, request.model)
-        return told.offer
+        resident.load(request.round, request.model)
+        learner = resident.runtime.learner
+        if learner.model.training:
+            learner.model.eval()
+        rng = stream(resident.runtime.federation.seed, request.round, self.name, "trade")
+        shared = exchange.share(Work(learner, request.model, request.round), Samples(samples, resident.in_order, rng))
+        if resident.runtime.federation.release_log.knowledge:
+            log_knowledge(resident.home, request.round, shared, request.model)
+        return shared.knowledge
 
-    def _in_order(self) -> Iterator[tuple[Indices, Batch]]:
-        """Every training sample once, in batches of similar length."""
-        held, settings = self.examples("train"), self.runtime.federation
-        rng = stream(settings.seed, self.name, "in order")
-        for indices in batches(np.arange(len(held)), held.lengths, settings.evaluate.batch, None):
-            yield indices, self.runtime.task.batch(held, indices, rng, self.runtime.vocabulary).to(self.runtime.device)
+    def _train_own(self, request: Train) -> Reply:
+        """On a tree of models: take the parent's model into the silo's own, then train that."""
+        resident, runtime = self.resident, self.resident.runtime
+        hierarchy, keys = resident.method.hierarchy, runtime.keys
+        if hierarchy is None:
+            return Failure(f"method '{resident.method.name}' does not give every node a model of its own")
+        states = resident.store.recall(request.round)
+        adopted = adopt_parent(
+            self.name, hierarchy, keys, states, lambda: runtime.start_of(self.name), request, leaf=True
+        )
+        plain = replace(request, model=adopted.model, subtree=None)
+        reply = self.train(plain, request.model, lambda state: to_keep(keys, hierarchy, state, request))
+        if not isinstance(reply, Update):
+            return reply
+        return replace(reply, layers=layers_part(adopted, self.name, self.name in runtime.private))
 
-    def train(
-        self, request: Train, received: Tensors, remember: Callable[[Tensors], dict[str, torch.Tensor]] | None = None
-    ) -> Reply:
-        """Work from the request's model; answer with how far that led from what was ``received``."""
-        runtime, federation = self.runtime, self.runtime.federation
-        held = self.examples("train")
-        if not len(held):
+    def train(self, request: Train, received: Tensors, own: Callable[[Tensors], OwnModel] | None = None) -> Reply:
+        """Train from the request's model; answer with how far that led from what was ``received``.
+
+        ``own``: on a tree of models, what of the trained model the silo keeps.
+        """
+        resident, runtime = self.resident, self.resident.runtime
+        federation, learner, method = runtime.federation, runtime.learner, resident.method
+        samples = len(resident.examples("train"))
+        if not samples:
             return Failure("it has no training samples")
-        learner = runtime.learner
-        memory = self.load(request.round, request.model)
+        states = resident.load(request.round, request.model)
+        upload = states.get(UPLOAD, UploadState)
         if runtime.method.upload.keeps_local:
-            own = restore_local(learner.state, memory)
-            if {*own, *request.model.layout.names} < {*runtime.shared.names}:
+            restored = upload.restore_local(learner.state) if upload is not None else []
+            if {*restored, *request.model.layout.names} < {*runtime.shared.names}:
                 return Failure("it was sent some of the tensors only, and does not remember the others")
-        training, watched = self._amount(request.round, memory)
-        work = Work(learner, request.model, request.round, memory, offers=request.offers)
-        batches = self.batches(request.round + PROBES * request.probe, training)
+        training, factor = self._amount(request.round, states)
+        work = self._work(request, states)
+        batches = resident.batches(request.round + REFERENCE_ROUNDS * request.reference, training)
+        kept = states.get(OPTIMIZER, OptimizerState) if training.keep_optimizer else None
         with torch_seeded(federation.seed, request.round, self.name, "dropout"):
-            done = train(work, runtime.task, self.method.objective, training, batches, self._rate(request))
-        leaving, sent = self._leave(request, received, memory)
-        kept = done.memory | watched | leaving.kept | (remember(learner.state) if remember else {})
-        if self._personal:
-            kept = kept | {f"{PERSONAL}.{name}": learner.state[name] for name in self._personal}
-        if not request.probe:
-            self.memory.keep(request.round, kept, request.durable)
-        if federation.record.updates and not request.probe:
-            left = sent.open(request.model.layout) if isinstance(sent, EncodedUpdate) else sent
-            record.update(self.home, request.round, left, self._drawn(request.round, training), request.model)
-        update = Update(NOTHING, len(held), done.seen, done.steps, done.loss, done.seconds, moved=leaving.moved)
+            rate = self._rate(request)
+            done = train(work, runtime.task, method.objective, training, batches, rate, kept=kept)
+        outgoing, norm, sent = self._outgoing(request, received, upload, states)
+        if not request.reference:
+            slots = self._slots(done, factor, outgoing.kept, norm, own)
+            resident.store.keep(request.round, slots, request.durable)
+            if federation.release_log.updates:
+                left = sent.open(request.model.layout) if isinstance(sent, EncodedUpdate) else sent
+                log_update(resident.home, request.round, left, resident.drawn(request.round, training), request.model)
+        update = Update(NOTHING, samples, done.seen, done.steps, done.loss, done.seconds, movement=outgoing.movement)
+        if work.contribution is not None:
+            update = replace(update, shared_state=work.contribution.to(CPU))
         if isinstance(sent, EncodedUpdate):
-            return replace(update, coded=sent)
+            return replace(update, encoded=sent)
         return self._masked(request, update, sent) if federation.secure_aggregation else replace(update, gradient=sent)
 
-    def _checked(self, request: Train) -> Failure | None:
-        """Under masks, why it does not work on this at all."""
-        if self.runtime.federation.secure_aggregation is None:
+    def _work(self, request: Train, states: StoredStates) -> Work:
+        """What the objective sees of the round."""
+        objective = self.resident.method.objective
+        state = states.get(OBJECTIVE, objective.state) if objective.state is not None else None
+        shared = request.knowledge.items if request.knowledge is not None else ()
+        return Work(
+            self.resident.runtime.learner,
+            request.model,
+            request.round,
+            state,
+            knowledge=shared,
+            shared_state=request.shared_state,
+        )
+
+    def _slots(
+        self,
+        done: Trained,
+        factor: SampleFactor | None,
+        upload: UploadState | None,
+        norm: UpdateNorm | None,
+        own: Callable[[Tensors], OwnModel] | None,
+    ) -> dict[str, Any]:
+        """The silo's state after a round, by slot; slots without state are left out."""
+        learner, personal = self.resident.runtime.learner, self.resident.personal
+        slots: dict[str, Any] = {
+            OBJECTIVE: done.objective,
+            OPTIMIZER: done.optimizer,
+            SAMPLING: factor,
+            UPLOAD: upload,
+            PRIVACY: norm,
+            SLOT: own(learner.state) if own is not None else None,
+            PERSONAL: PersonalTensors(learner.state.only(personal)) if personal else None,
+        }
+        return {slot: state for slot, state in slots.items() if state is not None}
+
+    def _outgoing(
+        self, request: Train, received: Tensors, upload: UploadState | None, states: StoredStates
+    ) -> tuple[OutgoingUpdate, UpdateNorm | None, Tensors | EncodedUpdate]:
+        """What of the silo's work leaves it: the pseudo-gradient, with noise where it is private, compressed."""
+        runtime, seed = self.resident.runtime, self.resident.runtime.federation.seed
+        if runtime.method.upload.both_ways:  # a tensor that was not sent counts as zero: see core/downlink.py
+            received = Tensors.zeros(runtime.shared)
+            received.write(request.model)
+        layout = received.layout
+        model = runtime.learner.state.only(layout.names).to(CPU)
+        flat = torch.sub(received.flat, model.flat, out=runtime.learner.scratch(layout.size))
+        norm = None
+        if (mechanism := runtime.private.get(self.name)) is not None:
+            norm = mechanism.apply(flat, states.get(PRIVACY, UpdateNorm), seed, request.round, self.name)
+        if poison := runtime.federation.simulate.poison.get(self.name):
+            flat.mul_(poison.times)
+        outgoing = OutgoingUpdate(
+            Tensors(layout, flat), model, request.round, self.name, seed, runtime.sides, runtime.embeddings, upload
+        )
+        return outgoing, norm, runtime.method.upload.compress(outgoing)
+
+    def _rate(self, request: Train) -> float | Callable[[int], float]:
+        """The factor on the learning rate: by rounds, or by steps where the work is a part of a sequence of steps."""
+        runtime, federation, window = self.resident.runtime, self.resident.runtime.federation, request.schedule
+        schedule = federation.train.schedule
+        begin, total = (window.begin, window.total) if window is not None else (0, 0)
+        if federation.without_rounds:
+            samples = len(self.resident.examples("train"))
+            steps = ceil(federation.train.per_round(samples) / federation.train.batch)
+            begin, total = (request.round - 1) * steps, federation.rounds * steps
+        if not total:
+            often = runtime.repeats.get(self.name, 1)  # below a region with rounds of its own
+            return schedule_factor(schedule, request.round, federation.rounds * often)
+        return lambda step: schedule_factor(schedule, begin + step + 1, total)
+
+    def _amount(self, round: int, states: StoredStates) -> tuple[Training, SampleFactor | None]:
+        """This round's training; and what to remember of the validation loss, where the amount of samples adapts."""
+        training = self.resident.runtime.federation.train
+        settings = training.samples.adapt
+        if settings is None:
+            return training, None
+        kept = states.get(SAMPLING, SampleFactor) or SampleFactor(1.0, inf, -inf)
+        if round - kept.round >= settings.every:  # a silo that is not in every cohort evaluates when its turn comes
+            now = overall(self.resident.runtime.task, self.resident.score("valid", 1.0))["loss"]
+            known = isfinite(kept.loss)
+            kept = SampleFactor(
+                next_factor(kept.factor, kept.loss, now, settings) if known else kept.factor, now, round
+            )
+        return training.model_copy(update={"samples": training.samples.scaled(kept.factor)}), kept
+
+    # ── secure aggregation ────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _masking(self) -> MaskingClient:
+        resident, runtime = self.resident, self.resident.runtime
+        samples = len(resident.examples("train"))
+        return MaskingClient(self.name, runtime.federation.name, resident.home, samples, runtime.signer)
+
+    def _refused(self, request: Train) -> Failure | None:
+        """Under secure aggregation, why it does not work on this request at all."""
+        if self.resident.runtime.federation.secure_aggregation is None:
             return None
         try:
-            self._veil.check(request)
+            self._masking.check(request)
         except Refused as why:
             return Failure(f"it refuses: {why}")
         return None
 
     def _masked(self, request: Train, update: Update, sent: Tensors) -> Reply:
-        """Where the federation says that updates meet under masks, none leaves without."""
-        assert self.runtime.federation.secure_aggregation is not None
+        """Where the federation file says so, no update leaves without a mask."""
+        settings = self.resident.runtime.federation.secure_aggregation
+        assert settings is not None
         if not is_finite(sent.flat):  # under a mask nobody could see it
             return Failure("its update has values that are not finite (NaN or Inf)")
         try:
-            masked, cut = self._veil.cover(
-                request, sent, self.runtime.method.weighting, self.runtime.federation.secure_aggregation.bound
-            )
+            weighting = self.resident.runtime.method.weighting
+            masked, clipped = self._masking.mask(request, sent, weighting, settings.bound)
         except Refused as why:
             return Failure(f"it refuses: {why}")
-        return replace(update, gradient=masked, masked=True, cut=cut)
+        return replace(update, gradient=masked, masked=MaskedPart(clipped))
 
-    @property
-    def _veil(self) -> MaskingClient:
-        runtime = self.runtime
-        return MaskingClient(self.name, runtime.federation.name, self.home, len(self.examples("train")), runtime.signer)
-
-    def _leave(
-        self, request: Train, received: Tensors, memory: dict[str, torch.Tensor]
-    ) -> tuple[OutgoingUpdate, Tensors | EncodedUpdate]:
-        """What of the silo's work leaves it, and what it remembers for that."""
-        runtime = self.runtime
-        if runtime.method.upload.both:  # a tensor that was not sent counts as zero: see links/narrow.py
-            received = Tensors.zeros(runtime.shared)
-            received.write(request.model)
-        layout = received.layout
-        state = runtime.learner.state.only(layout.names).to(CPU)
-        flat = torch.sub(received.flat, state.flat, out=runtime.learner.spare(layout.size))
-        kept, seed = {}, runtime.federation.seed
-        privacy = protected(runtime.federation).get(self.name)
-        if privacy is not None:
-            kept[NORM] = flat.norm()
-            protect(flat, privacy, memory, seed, request.round, self.name)
-        if poison := runtime.federation.simulate.poison.get(self.name):
-            flat.mul_(poison.times)
-        leaving = OutgoingUpdate(
-            Tensors(layout, flat),
-            state,
-            request.round,
-            self.name,
-            seed,
-            runtime.sides,
-            runtime.embeddings,
-            memory,
-            kept,
-        )
-        return leaving, runtime.method.upload.leave(leaving)
-
-    def _rate(self, request: Train) -> float | Callable[[int], float]:
-        """How the learning rate goes: by rounds, or on a tree by the sequential steps of all of it."""
-        federation, begin, total = self.runtime.federation, request.begin, request.total
-        schedule = federation.train.schedule
-        if federation.without_rounds:
-            steps = ceil(federation.train.per_round(len(self.examples("train"))) / federation.train.batch)
-            begin, total = (request.round - 1) * steps, federation.rounds * steps
-        if not total:
-            often = repeats(federation.silos).get(self.name, 1)  # below a region with rounds of its own
-            return schedule_factor(schedule, request.round, federation.rounds * often)
-        return lambda step: schedule_factor(schedule, begin + step + 1, total)
+    # ── evaluation ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _evaluate(self, request: Evaluate) -> Scores:
+        resident = self.resident
         if not request.by_node:
-            self.load(request.round + 1, request.model)
+            resident.load(request.round + 1, request.model)
             if request.own:
-                restore_local(self.runtime.learner.state, self.memory.newest())
-            return self.score(request.split, request.share, request.parts, request.decode)
-        self.load(request.round + 1, request.model if request.model.layout.names else self.model(request.round))
-        scores = self.score(request.split, request.share)
+                upload = resident.store.newest().get(UPLOAD, UploadState)
+                if upload is not None:
+                    upload.restore_local(resident.runtime.learner.state)
+            return resident.score(request.split, request.share, request.parts, request.decode)
+        model = request.model if request.model.layout.names else self.own_model(request.round)
+        resident.load(request.round + 1, model)
+        scores = resident.score(request.split, request.share)
         return sum((Scores({self.name: sums}) for sums in scores.sums.values()), Scores({}))
 
-    def model(self, round: int) -> Tensors:
-        """On a tree: its own model after a round."""
-        memory = self.memory.recall(round + 1)
-        return (
-            Tensors(self.runtime.learner.layout, memory[MODEL]) if MODEL in memory else self.runtime.start_of(self.name)
-        )
-
-    def _amount(self, round: int, memory: dict[str, torch.Tensor]) -> tuple[Training, dict[str, torch.Tensor]]:
-        """This round's training, and what to remember of the validation loss that its amount follows (stability.py)."""
-        training = self.runtime.federation.train
-        settings = training.samples.adapt
-        if settings is None:
-            return training, {}
-        factor, before, last = memory[WATCHED].tolist() if WATCHED in memory else (1.0, inf, -inf)
-        if round - last >= settings.every:  # a silo that is not in every cohort looks when its turn comes
-            now = overall(self.runtime.task, self.score("valid", 1.0))["loss"]
-            factor = next_factor(factor, before, now, settings) if isfinite(before) else factor
-            before, last = now, float(round)
-        samples = training.samples.scaled(factor)
-        return training.model_copy(update={"samples": samples}), {WATCHED: torch.tensor([factor, before, last])}
-
-    def score(self, split: str, share: float, parts: int = 1, decode: bool = False, draws: int = 1) -> Scores:
-        """How the resident model does, as it is now."""
-        runtime, held = self.runtime, self.examples(split)
-        batch, seed = runtime.federation.evaluate.batch, runtime.federation.seed
-        return evaluate(
-            runtime.learner.model, runtime.task, held, runtime.vocabulary, seed, share, batch, parts, decode, draws
-        )
-
-    def examples(self, split: str) -> examples.Examples:
-        """The samples of a split: tokenised by whoever asks first, mapped from the cache by everyone else."""
-        if split not in self._examples:
-            runtime = self.runtime
-            names = [source.group(self.name) for source in self.node.sources]
-            self._examples[split] = examples.load(
-                self.node.sources,
-                split,
-                runtime.federation.data,
-                names,
-                lambda some, source: runtime.task.encode(some, source, runtime.vocabulary),
-                runtime.fingerprint,
-            )
-        return self._examples[split]
-
-    def load(self, round: int, shared: Tensors) -> dict[str, torch.Tensor]:
-        """Put the received tensors and this silo's own into the resident model; return what it remembers."""
-        memory = self.memory.recall(round)
-        learner = self.runtime.learner
-        learner.state.write(shared)
-        for name in self._personal:
-            own = memory.get(f"{PERSONAL}.{name}")
-            learner.state[name].copy_(own if own is not None else self.runtime.start[name])
-        return memory
-
-    @property
-    def home(self) -> Path:
-        """Where the silo keeps what is its own."""
-        return self.memory.folder.parent
-
-    def export(self) -> None:
-        """The resident model as a plain Hugging Face folder of the silo's own."""
-        with atomically(self.home / "model") as draft:
-            merged(self.runtime.learner.model).save_pretrained(draft)
-            self.runtime.vocabulary.tokenizer.save_pretrained(draft)
-
-    @cached_property
-    def method(self) -> Method:
-        return self.runtime.method_of(self.name)
-
-    @cached_property
-    def _personal(self) -> list[str]:
-        layout = self.runtime.learner.layout
-        shared = set(self.method.scope.shared(layout, self.runtime.parts))
-        return [name for name in layout.names if name not in shared]
-
-    def batches(self, round: int, training: Training) -> Iterator[Parts]:
-        runtime, held = self.runtime, self.examples("train")
-        rng = stream(runtime.federation.seed, round, self.name, "batches")
-        chosen = self._drawn(round, training, rng)
-        for indices in batches(chosen, held.lengths, training.batch, rng):
-            cuts = range(0, len(indices), training.micro_batch or len(indices))
-            yield [runtime.task.batch(held, indices[i : i + cuts.step], rng, runtime.vocabulary) for i in cuts]
-
-    def _drawn(self, round: int, training: Training, rng: np.random.Generator | None = None) -> Indices:
-        """The training samples of a round."""
-        seed, size = self.runtime.federation.seed, len(self.examples("train"))
-        rng = rng or stream(seed, round, self.name, "batches")
-        return draw(training, size, rng, seed, round, self.name)
+    def own_model(self, round: int) -> Tensors:
+        """On a tree of models: the silo's own model after a round."""
+        runtime = self.resident.runtime
+        return own_model(self.resident.store.recall(round + 1), lambda: runtime.start_of(self.name))

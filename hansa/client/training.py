@@ -1,7 +1,7 @@
-"""The only local training loop, and the model it works on."""
+"""The local training loop: one for all methods and tasks."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -12,35 +12,48 @@ from hansa.config.sections import Training
 from hansa.core.batch import Batch
 from hansa.core.learner import Work
 from hansa.core.method import Objective
+from hansa.core.tensors import Tensors
 from hansa.tasks.base import Task
+
+
+@dataclass(frozen=True)
+class OptimizerState:
+    """What a silo keeps of its optimizer, where `train.keep_optimizer` says so: parameter group → its tensors."""
+
+    groups: dict[int, Tensors]
 
 
 @dataclass
 class Trained:
+    """What local training came to. ``objective``: the objective's state, ``optimizer``: the optimizer's, if kept."""
+
     loss: float = 0.0
     steps: int = 0
     seen: int = 0
     seconds: float = 0.0
-    memory: dict[str, Tensor] = field(default_factory=dict)
+    objective: Any = None
+    optimizer: OptimizerState | None = None
 
 
 class Parameters(Protocol):
-    """What an optimiser moves: a flat vector and its gradient, matrices first."""
+    """What an optimizer moves: a flat vector and its gradient, matrices first."""
 
     flat: Tensor
     grad: Tensor
     matrices: int
 
 
-Parts = Sequence[Batch]  # of one step: samples that go through the model together
+MicroBatches = Sequence[Batch]  # of one batch: what goes through the model together
 
 
 class Stepping(Protocol):
     """Moves the parameters once per batch, after the gradient is there."""
 
-    def rate(self, lr: float) -> None: ...
+    def rate(self, lr: float) -> None:
+        """Set the learning rate of the next step."""
 
-    def step(self) -> None: ...
+    def step(self) -> None:
+        """Take a step."""
 
 
 def train(
@@ -48,17 +61,21 @@ def train(
     task: Task,
     objective: Objective,
     settings: Training,
-    batches: Iterator[Parts],
+    batches: Iterator[MicroBatches],
     scale: float | Callable[[int], float],
     stepping: Stepping | None = None,
+    kept: OptimizerState | None = None,
 ) -> Trained:
-    """Take one step per batch; return what a silo reports about it. A batch that does not fit into memory comes in
-    parts, whose gradients add up to its own. ``scale`` of the learning rate may depend on the step, counted from 0."""
+    """Take one step per batch; return what a silo reports about it.
+
+    A batch that does not fit into memory comes in micro-batches, whose gradients add up to its own. ``scale`` of the
+    learning rate may depend on the step, counted from 0. ``kept``: the optimizer's state of the last round.
+    """
     learner, done, losses = work.learner, Trained(), list[Tensor]()
-    optimiser = Optimizer(learner, settings)
-    if settings.keep_optimizer:
-        optimiser.restore(work.memory)
-    stepping = stepping or optimiser
+    optimizer = Optimizer(learner, settings)
+    if kept is not None:
+        optimizer.restore(kept)
+    stepping = stepping or optimizer
     if not learner.model.training:  # walking over all modules costs as much as a small step
         learner.model.train()
     for parts in batches:
@@ -74,14 +91,14 @@ def train(
         objective.gradient(work)
         if settings.clip is not None:
             _clip(learner.grad, settings.clip)
-        stepping.rate(settings.lr * (scale if isinstance(scale, float) else scale(done.steps)))
+        work.lr = settings.lr * (scale if isinstance(scale, float) else scale(done.steps))
+        stepping.rate(work.lr)
         stepping.step()
-        done.steps += 1
+        done.steps = work.steps = done.steps + 1
         done.seconds += perf_counter() - began
     done.loss = sum(map(float, losses)) / max(1, done.steps)  # read in the end: an accelerator need not wait for us
-    done.memory = objective.keep(work)
-    if settings.keep_optimizer:
-        done.memory = done.memory | optimiser.state()
+    done.objective = objective.finish(work)
+    done.optimizer = optimizer.state() if settings.keep_optimizer else None
     return done
 
 
@@ -135,19 +152,16 @@ class Optimizer:
         else:
             self.inner.step()
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> OptimizerState | None:
+        """The optimizer's state, to continue with in the silo's next round."""
         if self.inner is None:
-            return {}
+            return None
         entries = self.inner.state_dict()["state"]
-        return {f"optimizer.{i}.{key}": value for i, entry in entries.items() for key, value in entry.items()}
+        return OptimizerState({index: Tensors.of(entry) for index, entry in entries.items()})
 
-    def restore(self, memory: dict[str, Tensor]) -> None:
-        if self.inner is None:
+    def restore(self, state: OptimizerState) -> None:
+        """Continue with a state that was kept."""
+        if self.inner is None or not state.groups:
             return
-        entries: dict[int, dict[str, Tensor]] = {}
-        for name, value in memory.items():
-            if name.startswith("optimizer."):
-                _, index, key = name.split(".")
-                entries.setdefault(int(index), {})[key] = value.clone()
-        if entries:
-            self.inner.load_state_dict(self.inner.state_dict() | {"state": entries})
+        entries = {index: {k: v.clone() for k, v in group.named().items()} for index, group in state.groups.items()}
+        self.inner.load_state_dict(self.inner.state_dict() | {"state": entries})

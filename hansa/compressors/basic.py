@@ -1,4 +1,4 @@
-"""Codes for updates: fewer values, or fewer bits for each. Steps of an upload; see upload.py.
+"""Sparsification and quantisation of updates: fewer values, or fewer bits for each.
 
 rows     of tables of embeddings, the share ``keep`` of the rows that moved most; 1: all that moved, which is exact
 top-k    of every tensor, the share ``keep`` of its values that are largest
@@ -26,11 +26,15 @@ Kept = Annotated[float, Field(gt=0.0, le=1.0)]
 
 @dataclass(frozen=True)
 class TopRows:
+    """Of tables of embeddings, the rows that moved most."""
+
     keep: float = 1.0
     kind: ClassVar[Kind] = "values"
+    keeps_local: ClassVar[bool] = False
+    both_ways: ClassVar[bool] = False
 
-    def code(self, parcel: EncodedTensors, leaving: OutgoingUpdate) -> EncodedTensors:
-        return {name: self._rows(part) if name in leaving.embeddings else part for name, part in parcel.items()}
+    def compress(self, tensors: EncodedTensors, update: OutgoingUpdate) -> EncodedTensors:
+        return {name: self._rows(part) if name in update.embeddings else part for name, part in tensors.items()}
 
     def _rows(self, part: EncodedTensor) -> EncodedTensor:
         if len(part.shape) != 2 or not part.values.numel():
@@ -46,11 +50,15 @@ class TopRows:
 
 @dataclass(frozen=True)
 class TopK:
+    """Of every tensor, the values that are largest."""
+
     keep: float
     kind: ClassVar[Kind] = "values"
+    keeps_local: ClassVar[bool] = False
+    both_ways: ClassVar[bool] = False
 
-    def code(self, parcel: EncodedTensors, leaving: OutgoingUpdate) -> EncodedTensors:
-        return {name: self._largest(part) for name, part in parcel.items()}
+    def compress(self, tensors: EncodedTensors, update: OutgoingUpdate) -> EncodedTensors:
+        return {name: self._largest(part) for name, part in tensors.items()}
 
     def _largest(self, part: EncodedTensor) -> EncodedTensor:
         count = ceil(self.keep * len(part.values))
@@ -62,10 +70,14 @@ class TopK:
 
 @dataclass(frozen=True)
 class Bf16:
-    kind: ClassVar[Kind] = "numbers"
+    """Every value as bfloat16."""
 
-    def code(self, parcel: EncodedTensors, leaving: OutgoingUpdate) -> EncodedTensors:
-        return {name: replace(part, values=part.values.to(torch.bfloat16)) for name, part in parcel.items()}
+    kind: ClassVar[Kind] = "numbers"
+    keeps_local: ClassVar[bool] = False
+    both_ways: ClassVar[bool] = False
+
+    def compress(self, tensors: EncodedTensors, update: OutgoingUpdate) -> EncodedTensors:
+        return {name: replace(part, values=part.values.to(torch.bfloat16)) for name, part in tensors.items()}
 
 
 @dataclass(frozen=True)
@@ -74,9 +86,11 @@ class Quantize:
 
     most: int
     kind: ClassVar[Kind] = "numbers"
+    keeps_local: ClassVar[bool] = False
+    both_ways: ClassVar[bool] = False
 
-    def code(self, parcel: EncodedTensors, leaving: OutgoingUpdate) -> EncodedTensors:
-        return {name: self._rounded(part) for name, part in parcel.items()}
+    def compress(self, tensors: EncodedTensors, update: OutgoingUpdate) -> EncodedTensors:
+        return {name: self._rounded(part) for name, part in tensors.items()}
 
     def _rounded(self, part: EncodedTensor) -> EncodedTensor:
         values, most = part.values, self.most

@@ -25,7 +25,7 @@ from pydantic import model_validator
 from torch import Tensor
 
 from hansa.compressors.basic import Kept
-from hansa.core.compression import COMPRESSORS, Compressor, EncodedTensors, Kind, OutgoingUpdate, last_state
+from hansa.core.compression import COMPRESSORS, Compressor, EncodedTensors, Kind, OutgoingUpdate
 from hansa.core.seeds import stream
 from hansa.core.settings import Section
 
@@ -45,21 +45,29 @@ class DynamicPulling:
     like: Literal["active", "calm"] = "calm"
     kind: ClassVar[Kind] = "tensors"
 
-    def code(self, parcel: EncodedTensors, leaving: OutgoingUpdate) -> EncodedTensors:
-        before = last_state(leaving.memory)
+    @property
+    def keeps_local(self) -> bool:
+        return self.local
+
+    @property
+    def both_ways(self) -> bool:
+        return self.both
+
+    def compress(self, tensors: EncodedTensors, update: OutgoingUpdate) -> EncodedTensors:
+        before = update.before.last_model() if update.before is not None else {}
         if not before:
-            return parcel
-        moved = {name: movement(t, before[name], self.norm) for name, t in leaving.state.named().items()}
-        leaving.moved = tuple(float(f"{d:.4g}") for d in moved.values())
-        sizes = {name: prod(part.shape) for name, part in parcel.items()}
+            return tensors
+        moved = {name: movement(t, before[name], self.norm) for name, t in update.model.named().items()}
+        update.movement = tuple(float(f"{d:.4g}") for d in moved.values())
+        sizes = {name: prod(part.shape) for name, part in tensors.items()}
         chosen: set[str] = set()
-        for side in sorted(set(leaving.sides.values())):
-            names = [n for n in parcel if leaving.sides[n] == side and (self.embeddings or n not in leaving.embeddings)]
-            chosen.update(self._choose(names, moved, sizes, leaving))
-        return {name: part for name, part in parcel.items() if name in chosen}
+        for side in sorted(set(update.sides.values())):
+            names = [n for n in tensors if update.sides[n] == side and (self.embeddings or n not in update.embeddings)]
+            chosen.update(self._choose(names, moved, sizes, update))
+        return {name: part for name, part in tensors.items() if name in chosen}
 
     def _choose(
-        self, names: list[str], moved: Mapping[str, float], sizes: Mapping[str, int], leaving: OutgoingUpdate
+        self, names: list[str], moved: Mapping[str, float], sizes: Mapping[str, int], update: OutgoingUpdate
     ) -> Collection[str]:
         rule = self.like if self.choose == "random" else self.choose
         order = sorted(names, key=lambda name: moved[name], reverse=rule == "active")
@@ -70,7 +78,7 @@ class DynamicPulling:
             chosen = list(_filling(order, sizes, self.keep * sum(sizes[n] for n in order)))
         if self.choose != "random":
             return chosen
-        shuffled = stream(leaving.seed, leaving.round, leaving.node, "random tensors").permutation(len(names))
+        shuffled = stream(update.seed, update.round, update.node, "random tensors").permutation(len(names))
         return list(_filling([names[i] for i in shuffled], sizes, sum(sizes[n] for n in chosen)))
 
 

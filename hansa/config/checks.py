@@ -10,8 +10,6 @@ from hansa.config.plugins import load_plugins
 from hansa.config.tree import holders
 from hansa.core.errors import ConfigError, DataError
 from hansa.core.method import Method
-from hansa.core.participation import BufferedRegions
-from hansa.methods.fltrust import Trust
 from hansa.tasks.base import TASKS, Task, Worded
 
 CLASSIFIER = "AutoModelForSequenceClassification"
@@ -62,7 +60,7 @@ def check_settings(federation: Federation) -> None:
 
 
 def _check_texts(federation: Federation, method: Method, task: Task) -> None:
-    if method.whole_texts and task.auto != CLASSIFIER:
+    if method.needs_text_vectors and task.auto != CLASSIFIER:
         raise ConfigError(
             f"method '{method.name}' looks at the representation of a whole text, which task "
             f"'{federation.task.name}' does not have: use it with 'classify' or 'pairs'"
@@ -73,9 +71,9 @@ def _check_node(federation: Federation, name: str, node: Node, method: Method, t
     """A node's own settings; ``method``: the root's."""
     own = build_method(federation, node)
     _check_texts(federation, own, task)
-    if method.tree is None and own.tree is not None:
+    if method.hierarchy is None and own.hierarchy is not None:
         raise ConfigError(f"silos.{name}.method is '{own.name}': one for whole trees, which the root must have too")
-    if own.tree != method.tree:
+    if own.hierarchy != method.hierarchy:
         raise ConfigError(
             f"silos.{name}.method is '{own.name}' with a tree of its own, but models meet by one rule on the whole "
             f"tree ('{method.name}' at the root): give a node a method for its own steps (fedprox), or the same one"
@@ -86,7 +84,7 @@ def _check_node(federation: Federation, name: str, node: Node, method: Method, t
             f"silos.{name}.model: {node.model.path or node.model.preset} is not a Hugging Face model folder; "
             "a node's own model is a folder with weights to start from"
         )
-    for setting in ("server", "model") if method.tree is None else ():
+    for setting in ("server", "model") if method.hierarchy is None else ():
         if getattr(node, setting) is not None:
             raise ConfigError(
                 f"silos.{name}.{setting}: with method '{method.name}' the root alone has one; "
@@ -99,21 +97,21 @@ def _check_tree(federation: Federation, method: Method) -> None:
     inner = [ROOT] * (federation.root is not None) + [
         n for n, node in walk(federation.silos) if node.silos and node.holds
     ]
-    if method.tree is None and inner and federation.kind == "federated":
+    if method.hierarchy is None and inner and federation.kind == "federated":
         raise ConfigError(
             f"'{inner[0]}' has silos below it and data of its own, which method '{method.name}' does not train on: "
             "use a method for trees (worldlm), or make the data a silo"
         )
-    if isinstance(method.participation, BufferedRegions) and method.participation.size > len(federation.silos):
+    if method.participation.on_trees and method.participation.buffer > len(federation.silos):
         raise ConfigError(
-            f"method.buffer is {method.pace.size}, but {len(federation.silos)} nodes stand below the root"
+            f"method.buffer is {method.participation.buffer}, but {len(federation.silos)} nodes stand below the root"
         )
 
 
 def _check_filter(method: Method) -> None:
     """What key layers are filtered by must be sent."""
-    tree = method.tree
-    if tree is None or not isinstance(tree.filter, Trust) or tree.filter.by == "update":
+    tree = method.hierarchy
+    if tree is None or tree.filter is None or not tree.filter.needs_key_layers:
         return
     if not tree.keys_travel or not tree.key_layers:
         raise ConfigError(

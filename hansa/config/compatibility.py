@@ -1,49 +1,84 @@
-"""Combinations that make no sense, refused before anything is loaded: what was asked for, why not, what to do.
+"""Combinations of settings that make no sense, refused before anything is loaded.
 
-They are judged by what a method *is*, slot by slot, never by its name, so that a method of your own is held to the same
-rules. `methods.build` asks here whoever builds a method: the command line, a coordinator, and every silo for itself.
+Each refusal says what was asked for, why it cannot be, and what to do. They read what the slots of a method declare
+(`hansa.core.method`), never its name or the class of a slot, so that a method of your own is held to the same rules.
+`build_method` asks here for the command line, for a coordinator, and for every silo by itself.
 """
 
 from hansa.config.federation import Federation
 from hansa.config.nodes import Node
+from hansa.config.sections import MIN_MASKED_COHORT
 from hansa.config.tree import is_tree, protected
 from hansa.core.errors import ConfigError
 from hansa.core.method import Method
-from hansa.core.participation import BufferedRegions, Synchronous, cohort_size
-from hansa.methods.alone import ShareNothing
-from hansa.methods.dga import ByLoss
-from hansa.methods.fedavg import BySamples, Mean
-from hansa.methods.fedbuff import Buffered
-from hansa.methods.robust import Krum
-from hansa.privacy.secure_aggregation.protocol import SAFE_COHORT
+from hansa.core.participation import cohort_size
+
+DECLARATIONS = {
+    "participation": ("synchronous", "buffer", "on_trees"),
+    "scope": ("shares_nothing",),
+    "objective": ("needs_text_vectors", "state"),
+    "exchange": ("description", "release", "needs_text_vectors"),
+    "upload": ("selects", "keeps_local", "both_ways", "lossy"),
+    "weighting": ("known_before_training", "replaceable"),
+    "aggregator": ("linear", "per_tensor", "min_cohort", "replaceable"),
+    "hierarchy": ("order", "key_layers", "filter", "keys_travel", "forwards_layers", "compares_moves"),
+}
+
+
+def check_slots(method: Method) -> None:
+    """Refuse a method whose slots lack a declaration, or contradict each other."""
+    for slot, names in DECLARATIONS.items():
+        value = getattr(method, slot)
+        missing = next((name for name in names if value is not None and not hasattr(value, name)), None)
+        if missing is not None:
+            raise ConfigError(
+                f"method '{method.name}': its {slot} {type(value).__name__} does not declare '{missing}'; add it "
+                "(hansa/core/method.py says what it means)"
+            )
+    if method.hierarchy is not None and not method.participation.on_trees:
+        raise ConfigError(
+            f"method '{method.name}': its participation {type(method.participation).__name__} does not work on "
+            "trees, and its hierarchy needs one: replace one of the two"
+        )
+    if method.hierarchy is not None and method.exchange is not None:
+        raise ConfigError(
+            f"method '{method.name}' has both a hierarchy and an exchange, and on a tree there is no cohort whose "
+            "silos could hear one another: leave one of the two out"
+        )
+    if method.shared_state is not None and (method.hierarchy is not None or not method.participation.synchronous):
+        raise ConfigError(
+            f"method '{method.name}' has a shared state, which needs synchronous rounds in a flat federation: leave "
+            "out its hierarchy, or use a synchronous participation"
+        )
 
 
 def refuse(federation: Federation, method: Method, node: Node | None = None) -> None:
-    """``method``: the root's, or that of a ``node``."""
-    if isinstance(method.participation, Buffered | BufferedRegions):
-        _by_the_clock(federation, method)
+    """Refuse what does not go with a method: the root's, or that of a ``node``."""
+    if method.participation.buffer:
+        _buffered(federation, method)
     if federation.upload.steps:
         _uploads(federation, method)
     if method.exchange is not None:
         _exchange(federation, method)
-    if isinstance(method.aggregate, Krum):
-        _krum(federation, method.aggregate, node)
+    if method.shared_state is not None:
+        _shared_state(federation, method)
+    _cohort(federation, method, node)
     if federation.secure_aggregation is not None:
-        _secure(federation, method)
+        _secure_aggregation(federation, method)
     if federation.personal is not None:
         _personal(federation, method)
 
 
 def refuse_aggregation(federation: Federation, method: Method) -> None:
-    """``method`` as its paper has it, before the file's ``aggregate`` takes the place of its own."""
+    """Refuse an ``aggregate`` section that cannot take the place of the method's own aggregation."""
     assert federation.aggregate is not None
     by = federation.aggregate.weights.by
-    if isinstance(method.weighting, ByLoss) and by != "loss":
+    if not method.weighting.replaceable and (method.weighting.known_before_training or by != "loss"):
         raise ConfigError(
-            f"method '{method.name}' weighs silos by their loss, but aggregate.weights says '{by}': "
+            f"method '{method.name}' has weights of its own, but aggregate.weights says '{by}': "
             "leave aggregate.weights out, or use method 'fedavg'"
         )
-    if not isinstance(method.aggregate, Mean):
+    if not method.aggregator.replaceable:
         raise ConfigError(
             f"method '{method.name}' has an aggregation of its own: leave 'aggregate' out "
             "(its settings stand below 'method')"
@@ -51,73 +86,98 @@ def refuse_aggregation(federation: Federation, method: Method) -> None:
 
 
 def refuse_node(name: str, own: Method, method: Method) -> None:
-    """What a node may not have for itself; ``method``: the root's."""
-    if isinstance(own.participation, Buffered) and own.participation != method.participation:
+    """Refuse what a node may not have for itself; ``method``: the root's."""
+    if not own.participation.on_trees and own.participation != method.participation:
         raise ConfigError(
-            f"silos.{name}.method is '{own.name}', which says who is waited for: that is the root's business, give it "
+            f"silos.{name}.method is '{own.name}', which decides who takes part: that is the root's decision, give it "
             "to the whole federation"
         )
     if own.exchange != method.exchange:
         raise ConfigError(
-            f"silos.{name}.method is '{own.name}', but what silos tell one another is the same for all "
+            f"silos.{name}.method is '{own.name}', but what silos share with one another is the same for all "
+            f"('{method.name}' at the root): give it to the whole federation"
+        )
+    if (own.shared_state is None) != (method.shared_state is None):
+        raise ConfigError(
+            f"silos.{name}.method is '{own.name}', but the state that silos and server share is the same for all "
             f"('{method.name}' at the root): give it to the whole federation"
         )
 
 
-def _secure(federation: Federation, method: Method) -> None:
-    """Under masks there is a sum of whole updates, with weights that are known before."""
-    if not isinstance(method.aggregate, Mean):
+def _secure_aggregation(federation: Federation, method: Method) -> None:
+    """Masks add up whole updates, with weights that are known before training."""
+    if not method.aggregator.linear:
         raise ConfigError(
-            f"'secure_aggregation' hides each update in the sum, but the aggregation of '{method.name}' must see each by itself: "
-            "leave one of the two out"
+            f"'secure_aggregation' hides each update in the sum, but the aggregation of '{method.name}' must see each "
+            "by itself: leave one of the two out"
         )
-    if not isinstance(method.weighting, BySamples) or not isinstance(method.participation, Synchronous):
+    if not method.weighting.known_before_training or not method.participation.synchronous:
         raise ConfigError(
-            f"'secure_aggregation' needs weights and a cohort that are known before anybody trains, and method '{method.name}' has "
-            "not: use weights by samples (or uniform), or leave 'secure_aggregation' out"
+            f"'secure_aggregation' needs weights and a cohort that are known before training, which method "
+            f"'{method.name}' does not have: use weights by samples (or uniform), or leave 'secure_aggregation' out"
+        )
+    if method.shared_state is not None:
+        raise ConfigError(
+            f"'secure_aggregation' masks the update alone, and method '{method.name}' also sends a state to the "
+            "server: leave one of the two out"
         )
     if federation.upload.steps:
         raise ConfigError("'secure_aggregation' adds whole updates under masks: leave 'upload' out")
-    if method.tree is not None or is_tree(federation):
+    if method.hierarchy is not None or is_tree(federation):
         raise ConfigError(
             "'secure_aggregation' works in a flat federation: the silos must stand directly below 'silos'"
         )
     fewest = cohort_size(federation.participation, len(federation.silos))
-    if fewest < SAFE_COHORT:
+    if fewest < MIN_MASKED_COHORT:
         raise ConfigError(
-            f"'secure_aggregation' needs a cohort of at least {SAFE_COHORT} silos to hide in, and {fewest} take part in a round"
+            f"'secure_aggregation' needs a cohort of at least {MIN_MASKED_COHORT} silos to hide in, and {fewest} take "
+            "part in a round"
         )
 
 
 def _exchange(federation: Federation, method: Method) -> None:
     if is_tree(federation):
         raise ConfigError(
-            f"method '{method.name}' has silos that tell one another what they know, in one cohort: "
+            f"method '{method.name}' has silos share knowledge with one another, in one cohort: "
             "the silos must stand directly below 'silos'"
         )
     if cohort_size(federation.participation, len(federation.silos)) < 2 and federation.kind == "federated":
         raise ConfigError(
-            f"method '{method.name}' has silos that hear one another, and one takes part in a round: raise "
+            f"method '{method.name}' has silos share knowledge with one another, and one takes part in a round: raise "
             "participation.count or .share to two silos or more"
         )
     private = sorted(protected(federation))
-    if private and getattr(method.exchange, "noise", None) is None:
+    if private and method.exchange is not None and method.exchange.release is None:
         raise ConfigError(
             f"privacy: the noise of silo '{private[0]}' covers its updates, not what method '{method.name}' has it "
-            "tell the others: use fedkc with noise of its own ('noise: {multiplier: 1}'), or leave privacy out"
+            "share with others: use fedkc with noise of its own ('noise: {multiplier: 1}'), or leave privacy out"
+        )
+
+
+def _shared_state(federation: Federation, method: Method) -> None:
+    if is_tree(federation):
+        raise ConfigError(
+            f"method '{method.name}' shares a state between the server and its silos: the silos must stand directly "
+            "below 'silos'"
+        )
+    private = sorted(protected(federation))
+    if private:
+        raise ConfigError(
+            f"privacy: the noise of silo '{private[0]}' covers its updates, not the state that method '{method.name}' "
+            "has it send to the server: use another method, or leave privacy out"
         )
 
 
 def _uploads(federation: Federation, method: Method) -> None:
-    inner, waits = is_tree(federation), isinstance(method.participation, Synchronous)
-    if method.upload.both and (inner or not waits):
+    inner = is_tree(federation)
+    if method.upload.both_ways and (inner or not method.participation.synchronous):
         what = "federations of federations" if inner else f"method '{method.name}'"
-        raise ConfigError(f"upload: 'both' needs one federation that remembers what each silo sent; not for {what}")
-    if method.upload.selects and method.tree is not None:
+        raise ConfigError(f"upload: 'both' needs one server that remembers what each silo sent; not for {what}")
+    if method.upload.selects and method.hierarchy is not None:
         raise ConfigError(
-            f"upload: on a tree, '{method.name}' compares whole layers: leave no tensors out (codes work)"
+            f"upload: on a tree, '{method.name}' compares whole layers: leave no tensors out (quantisation works)"
         )
-    if method.upload.both and method.exchange is not None:
+    if method.upload.both_ways and method.exchange is not None:
         raise ConfigError(
             f"upload: 'both' sends silos some tensors only, and method '{method.name}' needs the whole model before "
             "they train: leave 'both' out"
@@ -126,34 +186,34 @@ def _uploads(federation: Federation, method: Method) -> None:
     if method.upload.selects and private:
         raise ConfigError(
             f"upload: which tensors leave tells about the data; the noise of silo '{private[0]}' does not cover it: "
-            "leave the choice of tensors out, or privacy; codes (top-k, int8, int4, bf16, rows) go with it"
+            "leave the choice of tensors out, or privacy; other compressors (top-k, int8, int4, bf16, rows) go with it"
         )
-    if method.upload.selects and isinstance(method.aggregate, Krum):
+    if method.upload.selects and not method.aggregator.per_tensor:
         raise ConfigError(
-            "'krum' compares whole updates, but 'upload' leaves tensors out, and others at every silo: "
-            "use rule 'median' or 'trimmed-mean', which look at every tensor by itself"
+            f"the aggregation of '{method.name}' compares whole updates, but 'upload' leaves tensors out, and others "
+            "at every silo: use rule 'median' or 'trimmed-mean', which look at every tensor by itself"
         )
 
 
-def _krum(federation: Federation, krum: Krum, node: Node | None) -> None:
-    """Wherever updates meet: at the root, and in every region."""
+def _cohort(federation: Federation, method: Method, node: Node | None) -> None:
+    """Wherever updates are combined, at the root and in every region, there must be enough of them."""
     below = federation.silos if node is None else node.silos
     rules = federation.participation if node is None else node.participation or federation.participation
-    needed, cohort = 2 * krum.bad + 3, cohort_size(rules, len(below))
+    needed, cohort = method.aggregator.min_cohort, cohort_size(rules, len(below))
     if below and cohort < needed and federation.kind == "federated":
         raise ConfigError(
-            f"krum with {krum.bad} bad silos needs at least {needed} silos, and {cohort} take part in a round: lower "
-            "'bad', or use 'median'"
+            f"the aggregation {method.aggregator} needs at least {needed} silos, and {cohort} take part in a round: "
+            "change its settings, or use 'median'"
         )
 
 
-def _by_the_clock(federation: Federation, method: Method) -> None:
+def _buffered(federation: Federation, method: Method) -> None:
     simulate = federation.simulate
-    if not all((simulate.usual, *simulate.delay.values())):
+    if not all((simulate.default_delay, *simulate.delay.values())):
         raise ConfigError(
-            f"method '{method.name}' goes by the clock: simulate.delay and simulate.usual must be above 0"
+            f"method '{method.name}' goes by the virtual clock: simulate.delay and .default_delay must be above 0"
         )
-    if isinstance(method.participation, BufferedRegions):
+    if method.participation.on_trees:
         return
     part = federation.participation
     if part.count is not None or part.share < 1.0:
@@ -176,10 +236,10 @@ def _by_the_clock(federation: Federation, method: Method) -> None:
 
 
 def _personal(federation: Federation, method: Method) -> None:
-    if method.tree is not None:
+    if method.hierarchy is not None:
         raise ConfigError(f"method '{method.name}' gives every node a model of its own: leave 'personal' out")
     assert federation.personal is not None
-    if not federation.personal.nearby or isinstance(method.scope, ShareNothing):
+    if not federation.personal.nearby or method.scope.shares_nothing:
         return
     private = sorted(protected(federation))
     if private:
@@ -189,6 +249,6 @@ def _personal(federation: Federation, method: Method) -> None:
         )
     if federation.secure_aggregation is not None:
         raise ConfigError(
-            "personal.nearby compares each silo's update with the others', and 'secure_aggregation' hides them in the sum: "
-            "leave one of the two out"
+            "personal.nearby compares each silo's update with the others', and 'secure_aggregation' hides them in the "
+            "sum: leave one of the two out"
         )

@@ -1,8 +1,8 @@
-"""What a federation file may say: its sections, their defaults, and what contradicts what."""
+"""A federation file as a whole: its sections, their defaults, and which settings contradict each other."""
 
 import re
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -13,54 +13,64 @@ from hansa.config.sections import (
     Checkpointing,
     Evaluation,
     Personal,
-    ReleaseLogSettings,
+    ReleaseLog,
     Samples,
-    Secure,
+    SecureAggregation,
     Server,
     Training,
     Upload,
 )
 from hansa.core.errors import did_you_mean
 from hansa.core.participation import Participation
-from hansa.core.settings import Count as Count
-from hansa.core.settings import Named as Named
-from hansa.core.settings import Positive as Positive
-from hansa.core.settings import Section as Section
-from hansa.core.settings import Share as Share
-from hansa.core.simulation import Poison as Poison
-from hansa.core.simulation import Simulation as Simulation
+from hansa.core.settings import Named, Section
+from hansa.core.simulation import Simulation
 from hansa.data.settings import Data
-from hansa.data.source import Files as Files
-from hansa.data.source import Source as Source
 from hansa.models.settings import Model, Tokenizer
 
 
 class Federation(Section):
-    name: str = "run"
-    seed: int = 0
-    kind: Literal["federated", "central", "dominant", "per-silo", "chained", "base"] = "federated"
-    order: tuple[str, ...] = ()  # chained: whose data come first, second, …; default as below 'silos'
-    plugins: tuple[str, ...] = ()  # Python files that add tasks or methods of your own
-    task: Named = Named(name="mlm")
-    model: Model = Model(preset="tiny")
-    tokenizer: Tokenizer = Tokenizer()
-    data: Data = Data()
-    silos: dict[str, Node]
-    root: Holder | None = None  # on a tree: what the root itself trains on
-    method: Named = Named(name="fedavg")
-    rounds: Annotated[int, Field(ge=0)] = 10
-    participation: Participation = Participation()
-    simulate: Simulation = Simulation()
-    train: Training = Training()
-    baseline: Training = Training(optimizer="adamw", lr=3e-5, eps=1e-6, weight_decay=0.01, keep_optimizer=True)
-    server: Server | None = None  # default: what the method brings
-    aggregate: Aggregation | None = None
-    secure_aggregation: Secure | None = None
-    upload: Upload = Upload()
-    personal: Personal | None = None
-    evaluate: Evaluation = Evaluation()
-    checkpoint: Checkpointing = Checkpointing()
-    record: ReleaseLogSettings = ReleaseLogSettings()
+    """A whole federation file."""
+
+    name: str = Field(default="run", description="Name of the federation; also the run directory's.")
+    seed: int = Field(default=0, description="Seed of everything random, but privacy noise with `secret`.")
+    kind: Literal["federated", "central", "dominant", "per-silo", "chained", "base"] = Field(
+        default="federated", description="federated, or a baseline: see docs/design.md."
+    )
+    order: tuple[str, ...] = Field(default=(), description="chained: order of the silos; default: as under `silos`.")
+    plugins: tuple[str, ...] = Field(
+        default=(), description="Python files that register methods, tasks, compressors or readers."
+    )
+    task: Named = Field(default=Named(name="mlm"), description="What is learned: a task and its settings.")
+    model: Model = Field(default=Model(preset="tiny"), description="The model.")
+    tokenizer: Tokenizer = Field(default=Tokenizer(), description="The tokenizer.")
+    data: Data = Field(default=Data(), description="How rows become samples.")
+    silos: dict[str, Node] = Field(description="The silos and regions, by name.")
+    root: Holder | None = Field(default=None, description="On a tree of models: data that the root itself trains on.")
+    method: Named = Field(default=Named(name="fedavg"), description="The federated learning method and its settings.")
+    rounds: int = Field(default=10, ge=0, description="Number of rounds.")
+    participation: Participation = Field(default=Participation(), description="Which silos take part in a round.")
+    simulate: Simulation = Field(default=Simulation(), description="Slow and lying silos; simulation only.")
+    train: Training = Field(default=Training(), description="Local training.")
+    baseline: Training = Field(
+        default=Training(optimizer="adamw", lr=3e-5, eps=1e-6, weight_decay=0.01, keep_optimizer=True),
+        description="Training of baselines and, unless they have their own, of personal models.",
+    )
+    server: Server | None = Field(default=None, description="The server optimizer; default: the method's.")
+    aggregate: Aggregation | None = Field(
+        default=None, description="How updates are combined; default: as the method does."
+    )
+    secure_aggregation: SecureAggregation | None = Field(
+        default=None, description="The server learns only the sum of the updates; `true`: with defaults."
+    )
+    upload: Upload = Field(default=Upload(), description="Compression of updates.")
+    personal: Personal | None = Field(
+        default=None, description="A model of its own for every silo, after the last round."
+    )
+    evaluate: Evaluation = Field(default=Evaluation(), description="Evaluation.")
+    checkpoint: Checkpointing = Field(default=Checkpointing(), description="Checkpoints.")
+    release_log: ReleaseLog = Field(
+        default=ReleaseLog(), description="Copies of what leaves a silo, for an audit; simulation only."
+    )
 
     @property
     def without_rounds(self) -> bool:

@@ -3,45 +3,66 @@
 from dataclasses import replace
 
 from hansa import compressors, methods  # noqa: F401  they register themselves
-from hansa.config.compatibility import refuse, refuse_aggregation
+from hansa.config.compatibility import check_slots, refuse, refuse_aggregation
 from hansa.config.federation import Federation
 from hansa.config.nodes import Node
-from hansa.config.sections import Upload as UploadSettings
+from hansa.config.sections import Server, Upload, Weights
 from hansa.core.compression import COMPRESSORS, KINDS, Compression, CompressorChain, NoCompression
 from hansa.core.errors import ConfigError
-from hansa.core.method import METHODS, Method
+from hansa.core.method import AGGREGATORS, METHODS, Method, ServerOptimizer, Weighting
 from hansa.methods.controllers import Layers, of_added
-from hansa.methods.fedopt import server_optimizer
-from hansa.methods.robust import aggregation
+from hansa.methods.dga import ByLoss
+from hansa.methods.fedavg import BySamples, ServerSgd
+from hansa.methods.fedopt import Adaptive, Momentum
 
 
 def build_method(federation: Federation, node: Node | None = None) -> Method:
-    """The method a federation file asks for: the named paper, then the slots the file fills itself. A ``node`` may have
-    a method and a server of its own; how models meet on the tree is the whole federation's."""
+    """Return the method that a federation file asks for.
+
+    A ``node`` may have a method and a server optimizer of its own; how models are combined on a tree is the whole
+    federation's. Raises `ConfigError` for a method that is not known, and for combinations that make no sense.
+    """
     method = METHODS.build(federation.method)
     if node is not None and node.method is not None:
         own = METHODS.build(node.method)
-        method = replace(own, tree=own.tree or method.tree)
+        method = replace(own, hierarchy=own.hierarchy or method.hierarchy)
+    check_slots(method)
     if isinstance(method.scope, Layers) and not method.scope.layers:
-        method = replace(method, scope=of_added(federation.model))
+        method = replace(method, scope=of_added(federation.model.added))
     server = node.server if node is not None and node.server is not None else federation.server
     if server is not None:
         method = replace(method, server=server_optimizer(server))
     if federation.aggregate is not None:
         refuse_aggregation(federation, method)
-        weighting, aggregate = aggregation(federation.aggregate)
-        method = replace(method, weigh=weighting, aggregate=aggregate)
+        aggregator = AGGREGATORS.build(federation.aggregate.named)
+        method = replace(method, weighting=weighting(federation.aggregate.weights), aggregator=aggregator)
     if federation.upload.steps:
         method = replace(method, upload=build_upload(federation.upload))
     refuse(federation, method, node)
     return method
 
 
-def build_upload(settings: UploadSettings) -> Compression:
-    """The upload a federation file asks for; steps in an order that makes no sense are refused."""
-    steps = tuple(COMPRESSORS.build(named) for named in settings.steps)
-    order = [KINDS.index(step.kind) for step in steps]
-    for i in range(1, len(steps)):
+def server_optimizer(server: Server) -> ServerOptimizer:
+    """The server optimizer that a ``server`` section describes."""
+    if server.optimizer == "sgd":
+        return ServerSgd(server.lr)
+    if server.optimizer == "momentum":
+        return Momentum(server.lr, server.momentum)
+    return Adaptive(server.optimizer, server.lr, server.betas, server.eps, server.bias_correction)
+
+
+def weighting(weights: Weights) -> Weighting:
+    """The weighting that an ``aggregate.weights`` section describes."""
+    if weights.by == "loss":
+        return ByLoss(weights.temperature)
+    return BySamples(weights.temperature if weights.by == "samples" else 0.0)
+
+
+def build_upload(settings: Upload) -> Compression:
+    """The compression that an ``upload`` section describes; raises `ConfigError` for an order that makes no sense."""
+    chain = tuple(COMPRESSORS.build(named) for named in settings.steps)
+    order = [KINDS.index(one.kind) for one in chain]
+    for i in range(1, len(chain)):
         first, second = settings.steps[i - 1].name, settings.steps[i].name
         if order[i] < order[i - 1]:
             raise ConfigError(
@@ -50,12 +71,12 @@ def build_upload(settings: UploadSettings) -> Compression:
             )
         if order[i] == order[i - 1] and (first == second or KINDS[order[i]] != "values"):
             raise ConfigError(f"upload: '{first}' and '{second}' both decide about {KINDS[order[i]]}: keep one of them")
-    if not steps:
+    if not chain:
         return NoCompression()
-    upload = CompressorChain(steps, settings.feedback)
-    if upload.both and upload.codes:
+    upload = CompressorChain(chain, settings.feedback)
+    if upload.both_ways and upload.lossy:
         raise ConfigError(
-            f"upload: with 'both' tensors travel that the silo does not know the federation's value of, and "
+            f"upload: with 'both' tensors travel that the silo does not know the server's value of, and "
             f"'{settings.steps[-1].name}' is made for differences: leave one of the two out"
         )
     return upload

@@ -3,22 +3,15 @@
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic import field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from hansa.config.sections import (
     Privacy,
     Server,
 )
 from hansa.core.participation import Participation
-from hansa.core.settings import Count as Count
-from hansa.core.settings import Named as Named
-from hansa.core.settings import Positive as Positive
-from hansa.core.settings import Section as Section
-from hansa.core.settings import Share as Share
-from hansa.core.simulation import Poison as Poison
-from hansa.core.simulation import Simulation as Simulation
-from hansa.data.source import Files as Files
-from hansa.data.source import Source as Source
+from hansa.core.settings import Count, Named, Section
+from hansa.data.source import Source
 from hansa.models.settings import Model
 
 ROOT = "root"  # the name of the root of the tree, where it holds data of its own
@@ -26,10 +19,14 @@ NO_DATA = "a node needs data of its own ('train: FILE'), silos below it ('silos:
 
 
 class Holder(Section):
-    """What a node holds itself: files of its own or, of an inner node, the ``mixture`` of its descendants' data."""
+    """The data of a node: files of its own or, of a region, the ``mixture`` of its descendants' data."""
 
-    sources: tuple[Source, ...] = ()
-    mixture: bool = False
+    sources: tuple[Source, ...] = Field(
+        default=(), description="Files of its own; a single one may stand without `sources`."
+    )
+    mixture: bool = Field(
+        default=False, description="Of an inner node: train on the data of all silos below it (simulation only)."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -56,14 +53,21 @@ class Node(Holder):
     Settings that are not given are the federation's.
     """
 
-    silos: dict[str, "Node"] = {}
-    rounds: Count = 1  # of a federation: rounds among its own silos for each round above
-    method: Named | None = None
-    server: Server | None = None  # of a federation on a tree: how it moves its own model
-    participation: Participation | None = None  # of a federation: who of its silos takes part
-    privacy: Privacy | None = None  # of a silo
-    policy: str | None = None  # what may leave it: a file of its own, see privacy/policy.py
-    model: Model | None = None  # where its own model starts, on a tree; the architecture is the federation's
+    silos: dict[str, "Node"] = Field(default={}, description="Nodes below this one; then it is a region.")
+    rounds: Count = Field(default=1, description="Of a region: rounds among its own nodes for each round above.")
+    method: Named | None = Field(default=None, description="A method of its own, for its own local training.")
+    server: Server | None = Field(
+        default=None, description="Of a region on a tree of models: its own server optimizer."
+    )
+    participation: Participation | None = Field(default=None, description="Of a region: which of its nodes take part.")
+    privacy: Privacy | None = Field(default=None, description="Of a silo: differential privacy of its updates.")
+    policy: str | None = Field(
+        default=None, description="Of a silo: file with its policy on what may leave (docs/policies.md)."
+    )
+    model: Model | None = Field(
+        default=None,
+        description="On a tree of models: where its own model starts; the architecture is the federation's.",
+    )
 
     @field_validator("method", mode="before")
     @classmethod

@@ -1,61 +1,75 @@
-"""TODO docstring."""
+"""The sections of a federation file that describe training, aggregation, privacy and evaluation."""
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from hansa.core.schedules import Schedule
-from hansa.core.settings import Count as Count
-from hansa.core.settings import Named as Named
-from hansa.core.settings import Positive as Positive
-from hansa.core.settings import Section as Section
-from hansa.core.settings import Share as Share
-from hansa.core.simulation import Poison as Poison
-from hansa.core.simulation import Simulation as Simulation
-from hansa.data.source import Files as Files
-from hansa.data.source import Source as Source
+from hansa.core.settings import Count, Named, Positive, Section, Share
+
+MIN_MASKED_COHORT = 3  # with two silos, each could compute the other's update from the sum
+MAX_LOSS_TEMPERATURE = 50.0  # of a softmax over losses: beyond it a single silo would count
 
 
-class Secure(Section):
-    """Secure aggregation: the server learns the silos' sum and nothing else; see veil.py."""
+class SecureAggregation(Section):
+    """Secure aggregation: the server learns only the sum of the silos' updates."""
 
-    threshold: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.6  # of the others: so many restore a silo's secrets
-    bound: Positive = 1.0  # of each value of an update; what is beyond it is cut
+    threshold: float = Field(
+        default=0.6, gt=0.0, lt=1.0, description="Fraction of the other silos needed to reconstruct a silo's secret."
+    )
+    bound: Positive = Field(
+        default=1.0, description="Each value of an update is clipped to ±bound before it is masked."
+    )
 
 
 class Privacy(Section):
-    """Differential privacy of a silo's updates; see privacy/update.py."""
+    """Differential privacy of a silo's updates: clip, then add Gaussian noise. The protected unit is the silo."""
 
-    sigma: Positive = 0.5
-    clip: Positive | Literal["median"] = "median"  # the bound C on an update's norm, or the norms seen so far
-    among: Count = 1  # the noise has the standard deviation σ·C/among: 1 to the letter, n where a mean of n carries it
-    delta: Annotated[float, Field(gt=0.0, lt=1.0)] = 1e-5
-    shrink: bool = False  # send the blurred update as long as its signal can be, instead of as long as the noise is
-    secret: bool = False  # noise from the system, which no seed repeats: for real use
+    noise_multiplier: Positive = Field(
+        default=0.5, description="Standard deviation of the noise over the clipping norm, σ."
+    )
+    clip: Positive | Literal["median"] = Field(
+        default="median", description="Clipping norm C of an update; `median`: the norm of the silo's last update."
+    )
+    noise_shared_by: Count = Field(
+        default=1, description="Number n of updates whose mean carries the noise: each adds noise of deviation σ·C/n."
+    )
+    delta: float = Field(default=1e-5, gt=0.0, lt=1.0, description="The δ at which ε is stated.")
+    shrink: bool = Field(
+        default=False,
+        description="After the noise, scale the update by 1/(1 + d·(σ/n)²), the factor of least mean square error.",
+    )
+    secret: bool = Field(
+        default=False, description="Draw the noise from the operating system instead of the seed: for real use."
+    )
 
 
 class AdaptiveSampling(Section):
-    """The amount of samples follows the silo's validation loss; see stability.py."""
+    """The number of samples per round follows the silo's validation loss (client/adaptive_sampling.py)."""
 
-    every: Count = 5  # rounds between looks
-    tolerance: Annotated[float, Field(ge=0.0)] = 0.005
-    least: Share = 0.25
-    most: Annotated[float, Field(ge=1.0)] = 4.0
+    every: Count = Field(default=5, description="Rounds between two evaluations on the validation data.")
+    tolerance: float = Field(default=0.005, ge=0.0, description="Changes of the loss up to this size count as none.")
+    least: Share = Field(default=0.25, description="Smallest factor on the number of samples.")
+    most: float = Field(default=4.0, ge=1.0, description="Largest factor on the number of samples.")
 
 
 class Samples(Section):
-    """How much a silo trains on in one round: ``max(floor, fraction·N)`` samples, or whole passes (``epochs``).
+    """How many samples a silo trains on in one round: ``max(floor, fraction·N)``, or whole ``epochs``."""
 
-    ``replace``: draw them with replacement (the Medical paper's rule); otherwise take the next ones of an endless
-    series of passes, so that every sample comes once per pass. ``times``: of all that, so many times as much.
-    """
-
-    floor: Count | None = None
-    fraction: Share = 0.0
-    epochs: Count | None = None
-    replace: bool = True
-    times: Positive = 1.0
-    adapt: AdaptiveSampling | None = None
+    floor: Count | None = Field(default=None, description="Smallest number of samples in a round.")
+    fraction: Share = Field(default=0.0, description="Fraction of the silo's N training samples.")
+    epochs: Count | None = Field(
+        default=None, description="Passes over the silo's training samples, instead of floor and fraction."
+    )
+    replace: bool = Field(
+        default=True,
+        description="Draw samples with replacement (the Medical paper's rule); false: continue an endless series of "
+        "passes, so that every sample comes once per pass.",
+    )
+    times: Positive = Field(default=1.0, description="Factor on the number of samples that the rule gives.")
+    adapt: AdaptiveSampling | None = Field(
+        default=None, description="Adapt the number to the validation loss; `true`: with defaults."
+    )
 
     @field_validator("adapt", mode="before")
     @classmethod
@@ -69,6 +83,7 @@ class Samples(Section):
         return self
 
     def amount(self, size: int) -> int:
+        """How many samples a silo with ``size`` training samples uses in a round."""
         amount = self.epochs * size if self.epochs is not None else max(self.floor or 1, int(self.fraction * size))
         return amount if self.times == 1.0 else max(1, round(amount * self.times))
 
@@ -78,22 +93,30 @@ class Samples(Section):
 
 
 class Training(Section):
-    """The silo's work in one round. The optimiser is made anew each round unless ``keep_optimizer``."""
+    """Local training of a silo in one round."""
 
-    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    lr: Positive = 0.1
-    momentum: Share = 0.0
-    betas: tuple[Share, Share] = (0.9, 0.999)
-    eps: Positive = 1e-8
-    weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
-    clip: Positive | None = None  # bound on the norm of a batch's gradient
-    batch: Count = 16
-    micro_batch: Count | None = None  # of a batch, samples that go through the model together; default all: memory
-    samples: Samples = Samples(epochs=1)
-    steps: Count | None = None  # instead of ``samples``: local steps of a silo, spread evenly over the rounds
-    max_batches: Count | None = None
-    keep_optimizer: bool = False
-    schedule: Schedule = Schedule()
+    optimizer: Literal["sgd", "adam", "adamw"] = Field(default="sgd", description="Local optimizer.")
+    lr: Positive = Field(default=0.1, description="Learning rate.")
+    momentum: Share = Field(default=0.0, description="SGD: momentum.")
+    betas: tuple[Share, Share] = Field(default=(0.9, 0.999), description="Adam: decay of the first and second moment.")
+    eps: Positive = Field(default=1e-8, description="Adam: added to the denominator.")
+    weight_decay: float = Field(default=0.0, ge=0.0, description="Weight decay, applied to matrices only.")
+    clip: Positive | None = Field(default=None, description="Clipping norm of the gradient of a batch.")
+    batch: Count = Field(default=16, description="Samples in a batch.")
+    micro_batch: Count | None = Field(
+        default=None,
+        description="Samples that go through the model together; smaller needs less memory. Default: the batch.",
+    )
+    samples: Samples = Field(default=Samples(epochs=1), description="How many samples a silo trains on in a round.")
+    steps: Count | None = Field(
+        default=None,
+        description="Local steps of a silo over the whole run, spread evenly over the rounds, instead of `samples`.",
+    )
+    max_batches: Count | None = Field(default=None, description="Upper bound on the batches of a round.")
+    keep_optimizer: bool = Field(
+        default=False, description="Keep the optimizer's state from round to round; default: start anew."
+    )
+    schedule: Schedule = Field(default=Schedule(), description="How the learning rate changes over the rounds.")
 
     def per_round(self, size: int) -> int:
         """How many of ``size`` samples a silo trains on in a round."""
@@ -102,34 +125,52 @@ class Training(Section):
 
 
 class Personal(Section):
-    """A model of its own for every silo, after the shared one; see personal.py."""
+    """Personalisation: a model of its own for every silo, after the shared one (client/personalisation.py)."""
 
-    start: Annotated[int, Field(ge=0)] | None = None  # the round whose shared model it starts from; default the last
-    rounds: Count = 20  # of local work, each on as much data as a federated round
-    train: Training | None = None  # its optimiser; default the baseline's. The amount of data is the federation's.
-    mix: Literal["sweep", "adaptive", "none"] = "sweep"
-    draws: Count = 1  # how often every sample is asked, each time with other masks, where models are compared
-    alpha: Share = 0.5  # adaptive: where α starts
-    alpha_lr: Positive = 0.1
-    nearby: Annotated[int, Field(ge=0)] = 0  # start from a mixture with so many similar silos, and compare
+    start: int | None = Field(
+        default=None, ge=0, description="Round whose shared model it starts from; default: the last."
+    )
+    rounds: Count = Field(
+        default=20, description="Rounds of local training, each on as much data as a federated round."
+    )
+    train: Training | None = Field(
+        default=None, description="Its optimizer; default: `baseline`. The amount of data is the federation's."
+    )
+    mix: Literal["sweep", "adaptive", "none"] = Field(
+        default="sweep",
+        description="Interpolation α·own + (1 − α)·shared: α swept on validation data, adaptive (APFL), or none.",
+    )
+    draws: Count = Field(default=1, description="How often each sample is masked anew where models are compared.")
+    alpha: Share = Field(default=0.5, description="adaptive: the first α.")
+    alpha_lr: Positive = Field(default=0.1, description="adaptive: learning rate of α.")
+    nearby: int = Field(default=0, ge=0, description="Start from a mixture with this many similar silos, and compare.")
 
 
 class Server(Section):
-    optimizer: Literal["sgd", "momentum", "adam", "adagrad", "yogi"] = "sgd"
-    lr: Positive = 1.0
-    momentum: Share = 0.9
-    betas: tuple[Share, Share] = (0.9, 0.99)
-    eps: Positive = 1e-8  # τ, the degree of adaptivity
-    bias_correction: bool = True
-    schedule: Schedule = Schedule()
+    """The server optimizer, which moves the shared model by the aggregated pseudo-gradient."""
 
-
-STEEPEST = 50.0  # temperature of a softmax over losses
+    optimizer: Literal["sgd", "momentum", "adam", "adagrad", "yogi"] = Field(
+        default="sgd", description="Server optimizer."
+    )
+    lr: Positive = Field(default=1.0, description="Server learning rate.")
+    momentum: Share = Field(default=0.9, description="momentum: μ.")
+    betas: tuple[Share, Share] = Field(
+        default=(0.9, 0.99), description="adam, yogi: decay of the first and second moment."
+    )
+    eps: Positive = Field(default=1e-8, description="adam, adagrad, yogi: τ, the degree of adaptivity.")
+    bias_correction: bool = Field(
+        default=True, description="adam, adagrad, yogi: correct the moments' bias towards zero."
+    )
+    schedule: Schedule = Field(default=Schedule(), description="How the server learning rate changes over the rounds.")
 
 
 class Weights(Section):
-    by: Literal["samples", "uniform", "loss"] = "samples"
-    temperature: float = 1.0  # samples: N^temperature; loss: softmax(−temperature·loss), negative favours bad fits
+    """The weight of each silo's update in the mean."""
+
+    by: Literal["samples", "uniform", "loss"] = Field(default="samples", description="What the weights follow from.")
+    temperature: float = Field(
+        default=1.0, description="samples: N^temperature; loss: softmax(−temperature·loss), negative favours bad fits."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -140,29 +181,39 @@ class Weights(Section):
     def _sign(self) -> "Weights":
         if self.by == "samples" and self.temperature < 0:
             raise ValueError(f"temperature is {self.temperature}: below 0, large silos would count least")
-        if self.by == "loss" and abs(self.temperature) > STEEPEST:
-            raise ValueError(f"temperature is {self.temperature}: beyond {STEEPEST:g} a single silo would count")
+        if self.by == "loss" and abs(self.temperature) > MAX_LOSS_TEMPERATURE:
+            raise ValueError(
+                f"temperature is {self.temperature}: beyond {MAX_LOSS_TEMPERATURE:g} a single silo would count"
+            )
         return self
 
 
 class Aggregation(Section):
-    rule: Literal["mean", "median", "trimmed-mean", "krum", "norm-bound"] = "mean"
-    weights: Weights = Weights()
-    trim: Annotated[float, Field(ge=0.0, lt=0.5)] = 0.2  # trimmed-mean: share cut from each end
-    bad: Annotated[int, Field(ge=0)] = 1  # krum: how many silos may lie
-    bound: Positive = 1.0  # norm-bound: the largest norm an update keeps
+    """How updates are combined. Settings of the rule stand beside it: ``{rule: trimmed-mean, trim: 0.1}``."""
+
+    model_config = ConfigDict(extra="allow")
+
+    rule: str = Field(default="mean", description="mean, median, trimmed-mean, krum, norm-bound, or a plug-in's.")
+    weights: Weights = Field(default=Weights(), description="The weights of the silos.")
 
     @model_validator(mode="before")
     @classmethod
     def _short_form(cls, value: Any) -> Any:
         return {"rule": value} if isinstance(value, str) else value
 
+    @property
+    def named(self) -> Named:
+        """The rule with its settings."""
+        return Named(name=self.rule, **(self.model_extra or {}))
+
 
 class Upload(Section):
-    """What of an update leaves a silo, in which code; see upload.py. `[top-k, int8]` and 'top-k+int8' say the same."""
+    """Compression of updates: a chain of compressors. `[top-k, int8]` and 'top-k+int8' are the same."""
 
-    steps: tuple[Named, ...] = ()  # none: everything leaves, as it is
-    feedback: bool = True  # what a code loses is added to the silo's next update
+    steps: tuple[Named, ...] = Field(default=(), description="Compressors, in order; none: updates leave as they are.")
+    feedback: bool = Field(
+        default=True, description="Error feedback: what a compressor loses is added to the silo's next update."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -181,20 +232,32 @@ class Upload(Section):
 
 
 class Evaluation(Section):
-    every: Count = 5
-    target: float | None = None  # the report says when the mean of the headline metric got there
-    share: Share = 0.1  # of the test data, while running; the final figures use all of it
-    batch: Count = 64
-    decode: Annotated[int, Field(ge=0)] = 0  # translate at every n-th look (0: at the end alone); it takes long
+    """Evaluation while the run goes on, and at its end."""
+
+    every: Count = Field(default=5, description="Rounds between two evaluations.")
+    target: float | None = Field(
+        default=None, description="The report states when the mean of the headline metric reached it."
+    )
+    share: Share = Field(
+        default=0.1, description="Fraction of the data used while running; the final figures use all of it."
+    )
+    batch: Count = Field(default=64, description="Samples in a batch.")
+    decode: int = Field(
+        default=0,
+        ge=0,
+        description="Generate texts at every n-th evaluation (translation); 0: at the end only. It takes long.",
+    )
 
 
 class Checkpointing(Section):
-    every: Count = 10
-    keep: Count = 2
+    """Checkpoints of the run."""
+
+    every: Count = Field(default=10, description="Rounds between two checkpoints.")
+    keep: Count = Field(default=2, description="How many checkpoints are kept.")
 
 
-class ReleaseLogSettings(Section):
-    """What silos keep a copy of when it leaves them, for an audit; see record.py."""
+class ReleaseLog(Section):
+    """Copies of what leaves a silo, kept in its own folder for an audit (`hansa audit attack`)."""
 
-    offers: bool = False
-    updates: bool = False
+    knowledge: bool = Field(default=False, description="Keep what is shared in an exchange, such as FedKC's centroids.")
+    updates: bool = Field(default=False, description="Keep model updates.")

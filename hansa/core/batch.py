@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""A batch of model inputs and targets."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Batch:
-    """Model inputs; the rows (of batch × position, flattened) whose output counts; and what it should be there."""
+    """Model inputs, the rows (of batch × position, flattened) whose output counts, and the targets there."""
 
     inputs: dict[str, Tensor]
     rows: Tensor | None
@@ -16,6 +16,7 @@ class Batch:
     bytes: int = 0  # of text that the targets stand for, where a task counts them
 
     def to(self, device: torch.device) -> "Batch":
+        """The batch on a device; itself if it is there."""
         if self.targets.device == device:
             return self
         inputs = {name: values.to(device) for name, values in self.inputs.items()}

@@ -1,14 +1,14 @@
-"""What of an update leaves a silo, and in which code: step 4 of a round.
+"""Compression of updates: what of an update leaves a silo, and in how many bytes. Step 4 of a round.
 
-    Whole()                                         everything, as it is
-    Then((Pulling("calm"),))                        some tensors only; the others keep their local value in the silo
-    Then((TopK(0.01), Steps(127)))                  choose tensors, then values, then how numbers are written
+    NoCompression()                                     everything, as it is
+    CompressorChain((DynamicPulling("calm"),))          some tensors only; the others keep their local value in the silo
+    CompressorChain((TopK(0.01), Quantize(127)))        choose tensors, then values, then how numbers are written
 
-`CompressorChain` passes an update through steps, each of which makes it smaller. What steps lose of the tensors that leave is
-remembered and added to the next update (error feedback; Karimireddy et al. (2019), Error Feedback Fixes SignSGD,
-Algorithm 2): e ← (g + e) − decoded(coded(g + e)), so that over the rounds nothing is lost.
+`CompressorChain` passes an update through compressors, each of which makes it smaller. What they lose of the tensors
+that leave is remembered and added to the next update (error feedback; Karimireddy et al. (2019), Error Feedback Fixes
+SignSGD, Algorithm 2): e ← (g + e) − decoded(encoded(g + e)), so that over the rounds nothing is lost.
 
-Steps register in `COMPRESSORS` under the name a federation file uses, as methods do.
+Compressors register in `COMPRESSORS` under the name that a federation file uses, as methods do.
 """
 
 from collections.abc import Mapping
@@ -19,14 +19,36 @@ import torch
 from torch import Tensor
 
 from hansa.core.encoding import EncodedTensor, EncodedUpdate
+from hansa.core.messages import no_tensors
 from hansa.core.registry import Registry
 from hansa.core.tensors import Tensors, is_finite
 
-LOCAL, SENT, RESIDUAL = "upload.local.", "upload.sent.", "upload.residual"  # in the silo's memory
 KINDS = ("tensors", "values", "numbers")
 
 Kind = Literal["tensors", "values", "numbers"]
 EncodedTensors = dict[str, EncodedTensor]
+
+
+@dataclass(frozen=True)
+class UploadState:
+    """What a silo remembers of its last update.
+
+    ``local``: its own values of the tensors that did not leave and that it keeps; ``sent``: its values of the others,
+    where compressors choose tensors; ``residual``: what compressors lost.
+    """
+
+    local: Tensors = field(default_factory=no_tensors)
+    sent: Tensors = field(default_factory=no_tensors)
+    residual: Tensors | None = None
+
+    def restore_local(self, model: Tensors) -> list[str]:
+        """Put the silo's own values of the tensors that did not leave it back into ``model``; return their names."""
+        model.write(self.local)
+        return list(self.local.layout.names)
+
+    def last_model(self) -> dict[str, Tensor]:
+        """The silo's model as it was after its last round; empty if that was not kept."""
+        return self.local.named() | self.sent.named()
 
 
 @dataclass
@@ -34,40 +56,57 @@ class OutgoingUpdate:
     """An update on its way out of a silo, and what the silo knows about it."""
 
     gradient: Tensors  # θ − θᵢ
-    state: Tensors  # θᵢ
+    model: Tensors  # θᵢ
     round: int
     node: str
     seed: int
     sides: Mapping[str, str]  # tensor → encoder, decoder or model
     embeddings: frozenset[str]  # tensors that are tables of embeddings
-    memory: Mapping[str, Tensor]  # what the silo kept from its last round
-    kept: dict[str, Tensor] = field(default_factory=dict)  # what it keeps for its next
-    moved: tuple[float, ...] = ()  # how far each tensor moved since the silo's last round, where a step measured it
+    before: UploadState | None = None  # what the silo kept from its last round
+    kept: UploadState | None = None  # what it keeps for its next
+    movement: tuple[float, ...] = ()  # how far each tensor moved since the silo's last round, where that was measured
 
 
 class Compressor(Protocol):
-    """Makes a parcel smaller: by choosing tensors, by choosing values in them, or by writing numbers in fewer bits."""
+    """Makes an update smaller: chooses tensors, chooses values in them, or writes numbers in fewer bits."""
 
     @property
-    def kind(self) -> Kind: ...
+    def kind(self) -> Kind:
+        """What it decides about: ``tensors``, ``values`` or ``numbers``. A chain has them in this order."""
 
-    def code(self, parcel: EncodedTensors, leaving: OutgoingUpdate) -> EncodedTensors: ...
+    @property
+    def keeps_local(self) -> bool:
+        """Whether tensors that it leaves out keep the silo's own value."""
+
+    @property
+    def both_ways(self) -> bool:
+        """Whether a silo is also sent only the tensors that it sent last."""
+
+    def compress(self, tensors: EncodedTensors, update: OutgoingUpdate) -> EncodedTensors:
+        """The tensors that still leave, as they leave. It may set ``update.movement``."""
 
 
 class Compression(Protocol):
+    """The upload slot of a method."""
+
     @property
     def selects(self) -> bool:
-        """Whether tensors may be left out."""
+        """Whether tensors may be left out: which ones tells about the data."""
 
     @property
     def keeps_local(self) -> bool:
         """Whether tensors that were left out keep the silo's own value."""
 
     @property
-    def both(self) -> bool:
+    def both_ways(self) -> bool:
         """Whether a silo is also sent only the tensors that it sent last."""
 
-    def leave(self, leaving: OutgoingUpdate) -> Tensors | EncodedUpdate: ...
+    @property
+    def lossy(self) -> bool:
+        """Whether values of the tensors that leave may get lost."""
+
+    def compress(self, update: OutgoingUpdate) -> Tensors | EncodedUpdate:
+        """What leaves of an update; sets ``update.kept``."""
 
 
 @dataclass(frozen=True)
@@ -76,74 +115,73 @@ class NoCompression:
 
     selects: ClassVar[bool] = False
     keeps_local: ClassVar[bool] = False
-    both: ClassVar[bool] = False
+    both_ways: ClassVar[bool] = False
+    lossy: ClassVar[bool] = False
 
-    def leave(self, leaving: OutgoingUpdate) -> Tensors | EncodedUpdate:
-        return leaving.gradient
+    def compress(self, update: OutgoingUpdate) -> Tensors | EncodedUpdate:
+        return update.gradient
 
 
 @dataclass(frozen=True)
 class CompressorChain:
-    steps: tuple[Compressor, ...]
+    """Compressors one after another, with error ``feedback`` for what they lose."""
+
+    compressors: tuple[Compressor, ...]
     feedback: bool = True
 
     @property
     def selects(self) -> bool:
-        return any(step.kind == "tensors" for step in self.steps)
+        return any(one.kind == "tensors" for one in self.compressors)
 
     @property
     def keeps_local(self) -> bool:
-        return any(getattr(step, "local", False) for step in self.steps)
+        return any(one.keeps_local for one in self.compressors)
 
     @property
-    def both(self) -> bool:
-        return any(getattr(step, "both", False) for step in self.steps)
+    def both_ways(self) -> bool:
+        return any(one.both_ways for one in self.compressors)
 
     @property
-    def codes(self) -> bool:
-        """Whether values of the tensors that leave may get lost."""
-        return any(step.kind != "tensors" for step in self.steps)
+    def lossy(self) -> bool:
+        return any(one.kind != "tensors" for one in self.compressors)
 
-    def leave(self, leaving: OutgoingUpdate) -> Tensors | EncodedUpdate:
-        gradient = leaving.gradient
-        before = leaving.memory.get(RESIDUAL) if self.feedback else None
-        if not is_finite(gradient.flat):  # the federation will refuse it: do not let it into the memory
-            leaving.kept |= {name: t for name, t in leaving.memory.items() if name.startswith("upload.")}
+    def compress(self, update: OutgoingUpdate) -> Tensors | EncodedUpdate:
+        gradient, before = update.gradient, update.before
+        if not is_finite(gradient.flat):  # the server will refuse it: do not let it into the state
+            update.kept = before
             return gradient
-        target = gradient if before is None else Tensors(gradient.layout, gradient.flat + before)
-        parcel = {name: EncodedTensor(tuple(t.shape), t.reshape(-1)) for name, t in target.named().items()}
-        for step in self.steps:
-            parcel = step.code(parcel, leaving)
+        missing = before.residual if before is not None and self.feedback else None
+        target = gradient if missing is None else Tensors(gradient.layout, gradient.flat + missing.flat)
+        tensors = {name: EncodedTensor(tuple(t.shape), t.reshape(-1)) for name, t in target.named().items()}
+        for compressor in self.compressors:
+            tensors = compressor.compress(tensors, update)
+        update.kept = self._state(update, target, tensors, missing)
+        if all(one.plain for one in tensors.values()):
+            return target.only(tensors)
+        return EncodedUpdate.of(tensors)
+
+    def _state(
+        self, update: OutgoingUpdate, target: Tensors, tensors: EncodedTensors, missing: Tensors | None
+    ) -> UploadState | None:
+        """What the silo keeps for its next round."""
+        if not self.selects and not (self.feedback and self.lossy):
+            return None
+        local = sent = no_tensors()
         if self.selects:
-            stay = LOCAL if self.keeps_local else SENT
-            leaving.kept |= {(SENT if n in parcel else stay) + n: t for n, t in leaving.state.named().items()}
-        if self.feedback and self.codes:
-            leaving.kept[RESIDUAL] = _residual(target, parcel, before)
-        if all(part.plain for part in parcel.values()):
-            return target.only(parcel)
-        return EncodedUpdate.of(parcel)
+            stay = [name for name in update.model.layout.names if name not in tensors] if self.keeps_local else []
+            local = update.model.only(stay)
+            sent = update.model.only([name for name in update.model.layout.names if name not in set(stay)])
+        residual = _residual(target, tensors, missing) if self.feedback and self.lossy else None
+        return UploadState(local, sent, residual)
 
 
-def _residual(target: Tensors, parcel: EncodedTensors, before: Tensor | None) -> Tensor:
-    """What the code lost of the tensors that left; of the others, what was already missing."""
-    lost = torch.zeros_like(target.flat) if before is None else before.clone()
-    for name, part in parcel.items():
+def _residual(target: Tensors, tensors: EncodedTensors, missing: Tensors | None) -> Tensors:
+    """What the encoding lost of the tensors that left; of the others, what was already missing."""
+    lost = torch.zeros_like(target.flat) if missing is None else missing.flat.clone()
+    for name, one in tensors.items():
         span = target.layout.spans[name]
-        torch.sub(target.flat[span], part.dense(), out=lost[span])
-    return lost
-
-
-def restore_local(state: Tensors, memory: Mapping[str, Tensor]) -> list[str]:
-    """Put back, over what was received, the silo's own values of the tensors that did not leave it last time."""
-    own = {name.removeprefix(LOCAL): value for name, value in memory.items() if name.startswith(LOCAL)}
-    for name, value in own.items():
-        state[name].copy_(value)
-    return list(own)
-
-
-def last_state(memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The silo's model as it was after its last round."""
-    return {n.removeprefix(prefix): t for prefix in (LOCAL, SENT) for n, t in memory.items() if n.startswith(prefix)}
+        torch.sub(target.flat[span], one.dense(), out=lost[span])
+    return Tensors(target.layout, lost)
 
 
 COMPRESSORS: Registry[Compressor] = Registry("upload")

@@ -1,43 +1,56 @@
-"""A link that sends every silo only the tensors it sent last time, for uploads that choose in both directions.
+"""Partial downlink: a silo is sent only the tensors that it sent last time, for uploads that choose both ways.
 
-A silo does not know the federation's value of a tensor it was not sent; if it sends that tensor now, its update holds
-−θᵢ instead of θ − θᵢ, and θ is added here.
+A silo does not know the server's value of a tensor it was not sent; if it sends that tensor now, its update holds −θᵢ
+instead of θ − θᵢ, and θ is added here.
 """
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from hansa.core.link import Answer, Link
-from hansa.core.messages import NodeId, Reply, Request, Train, Update
+from hansa.core.messages import NodeId, Train, Update
+from hansa.core.participation import Assignment
+from hansa.core.round import Round, RoundPart
+from hansa.core.state import DOWNLINK
 from hansa.core.tensors import Layout, Tensors
 
 
 @dataclass(frozen=True)
-class NarrowLink:
-    link: Link
-    sent: Mapping[NodeId, Collection[str]]  # what each silo sent last; whoever is not here is sent everything
+class DownlinkState:
+    """The names of the tensors that each silo sent last; a silo that is not here is sent everything."""
 
-    def ask(self, asks: Mapping[NodeId, Request], until: float | None) -> Iterator[Answer]:
-        narrow = {node: self._narrow(node, request) for node, request in asks.items()}
-        for answer in self.link.ask(narrow, until):
-            whole, pushed = asks[answer.node], narrow[answer.node]
-            if isinstance(whole, Train) and isinstance(pushed, Train) and pushed is not whole:
-                yield replace(answer, reply=_completed(answer.reply, whole.model, pushed.model.layout))
-            else:
-                yield answer
+    sent: dict[NodeId, tuple[str, ...]] = field(default_factory=dict)
 
-    def _narrow(self, node: NodeId, request: Request) -> Request:
-        if not isinstance(request, Train) or node not in self.sent:
+
+@dataclass
+class PartialDownlink(RoundPart):
+    """The part of a round that leaves tensors out of what silos are sent."""
+
+    state: DownlinkState = field(default_factory=DownlinkState)
+    model: Tensors | None = None
+    pushed: dict[NodeId, Layout] = field(default_factory=dict)
+
+    def prepare(self, round: Round) -> None:
+        self.state = round.state.slots.get(DOWNLINK) or DownlinkState()
+        self.model = round.start
+
+    def extend(self, assignment: Assignment, request: Train) -> Train:
+        names = self.state.sent.get(assignment.node)
+        if names is None:
             return request
-        whole = request.model
-        return replace(request, model=whole.only(self.sent[node]), room=whole.layout.size)
+        model = request.model.only(names)
+        self.pushed[assignment.node] = model.layout
+        return replace(request, model=model, capacity=request.model.layout.size)
 
+    def accept(self, assignment: Assignment, update: Update) -> Update:
+        pushed = self.pushed.get(assignment.node)
+        if pushed is None or self.model is None:
+            return update
+        gradient = update.gradient.copy()
+        for name, value in gradient.named().items():
+            if name not in pushed.spans:
+                value.add_(self.model[name])
+        return replace(update, gradient=gradient)
 
-def _completed(reply: Reply, model: Tensors, pushed: Layout) -> Reply:
-    if not isinstance(reply, Update):
-        return reply
-    gradient, known = reply.gradient.copy(), model.named()
-    for name, value in gradient.named().items():
-        if name not in pushed.spans and name in known and known[name].shape == value.shape:  # else it is refused later
-            value.add_(known[name])
-    return replace(reply, gradient=gradient)
+    def finish(self, round: Round) -> None:
+        record = round.record
+        kept = {node: names for node, names in self.state.sent.items() if node not in record.failures}
+        round.state.slots[DOWNLINK] = DownlinkState(kept | {n: layout.names for n, layout in record.tensors.items()})

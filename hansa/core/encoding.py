@@ -1,10 +1,10 @@
 """An update in fewer bytes: some of its tensors, some of their values, in small numbers.
 
-A `EncodedTensor` is what leaves of one tensor: values (float32, bfloat16, or int8 and int4 with a scale for every `BLOCK` of
-them), and, where not all of it leaves, the positions they stand at. `EncodedUpdate` is parts as they travel: a line of JSON
-that says what the parts are, then their bytes side by side. Positions are written as one bit per value of the tensor,
-or as the gaps between them, whichever is shorter. Opening trusts nobody: whatever does not fit the model is refused
-with a reason.
+A `EncodedTensor` is what leaves of one tensor: values (float32, bfloat16, or int8 and int4 with a scale for every
+`BLOCK` of them), and, where not all of it leaves, the positions they stand at. `EncodedUpdate` is parts as they travel:
+a line of JSON that says what the parts are, then their bytes side by side. Positions are written as one bit per value
+of the tensor, or as the gaps between them, whichever is shorter. Opening trusts nobody: whatever does not fit the model
+is refused with a reason.
 """
 
 import json

@@ -1,117 +1,81 @@
-"""Step 2 of a round: silos tell one another what they know before they train.
+"""Knowledge exchange: silos share something about their data before they train. Step 2 of a round.
 
-    Trade(model) → the cohort          the model travels now, and not again with Train: silos hold it
-    Offer        ← each                what the method's exchange makes of the silo's data
-    Train(others' offers) → each       every silo hears all offers but its own
+    ShareKnowledge(model) → the cohort      the model travels now, and not again with `Train`: silos hold it
+    Knowledge             ← each            what the method's exchange makes of the silo's data
+    Train(others' knowledge) → each         every silo gets what all others shared
 
-An offer that makes no sense goes no further: the reason is in the record, and the round goes on without it. What an
-offer may contain is the method's business (`method.Exchange`); everything in it is a release.
+Knowledge that fails its checks goes no further: the reason is in the record, and the round goes on without it. What it
+may contain is the method's business (`method.Exchange`); everything in it is a release.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-from numpy.typing import NDArray
-
 from hansa.core import wire
-from hansa.core.batch import Batch
-from hansa.core.messages import Failure, Knowledge, NodeId, ShareKnowledge, Train
+from hansa.core.knowledge import ExchangeOutcome, Sizes
+from hansa.core.messages import Failure, Knowledge, KnowledgePart, NodeId, ShareKnowledge, Train
 from hansa.core.method import Exchange
-from hansa.core.participation import Asker, ServerState, until
+from hansa.core.participation import Assignment
+from hansa.core.round import Round, RoundPart
 from hansa.core.tensors import is_finite
 
-FARTHEST = 1e4  # what embedded texts and predictions never come to: one silo's offer must not end the others' training
-
-Indices = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Samples:
-    """A silo's training samples as an exchange sees them."""
-
-    size: int
-    batches: Callable[[], Iterator[tuple[Indices, Batch]]]  # all of them, always in the same order
-    rng: np.random.Generator
-
-
-@dataclass(frozen=True)
-class SharedKnowledge:
-    """An offer, and the samples behind each of its rows; those stay in the silo."""
-
-    offer: Knowledge
-    samples: tuple[Indices, ...] = ()
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """What an offer is held against: the model's widths and classes, the longest sample."""
-
-    embedding: int  # of a token where the first block gets it
-    pooled: int  # of a text where the last linear layer gets it
-    labels: int
-    length: int
+MAX_VALUE = 1e4  # beyond what embedded texts and predictions reach: one silo must not ruin the others' training
 
 
 @dataclass
-class ExchangeOutcome:
-    """What an exchange came to: what each silo hears, who was not heard and why, and what it took."""
+class KnowledgeExchange(RoundPart):
+    """The part of a round in which the cohort shares knowledge. ``sizes``: what it is checked by, where known."""
 
-    heard: dict[NodeId, tuple[Knowledge, ...]] = field(default_factory=dict)
-    unheard: dict[NodeId, str] = field(default_factory=dict)
-    sent: dict[NodeId, int] = field(default_factory=dict)  # bytes down with Trade: the model
-    received: dict[NodeId, int] = field(default_factory=dict)
-    up: dict[NodeId, int] = field(default_factory=dict)  # of the offers' tensors alone, without headers
-    down: dict[NodeId, int] = field(default_factory=dict)
+    exchange: Exchange
+    sizes: Callable[[], Sizes] | None = None
+    outcome: ExchangeOutcome = field(default_factory=ExchangeOutcome)
 
-    def brief(self, node: NodeId, plain: Train) -> Train:
-        """Who took part hears the others, and holds the model already."""
-        return replace(plain, offers=self.heard[node], held=True) if node in self.heard else plain
+    def prepare(self, round: Round) -> None:
+        """Ask the cohort, and note what each silo will receive. A silo that could not answer holds no model either."""
+        outcome, good, holding = self.outcome, dict[NodeId, Knowledge](), list[NodeId]()
+        sizes = self.sizes() if self.sizes is not None else None
+        request = ShareKnowledge(round.number, round.start)
+        for answer in round.link.ask(dict.fromkeys(round.record.cohort, request), round.deadline()):
+            node, reply = answer.node, answer.reply
+            round.record.count_bytes(answer)
+            if isinstance(reply, Failure):
+                outcome.rejected[node] = reply.reason
+                continue
+            holding.append(node)
+            outcome.up[node] = wire.payload(reply)
+            if reason := problem(reply, self.exchange, sizes):
+                outcome.rejected[node] = reason
+            else:
+                assert isinstance(reply, Knowledge)
+                good[node] = replace(reply, tensors=reply.tensors.copy())
+        for node in holding:
+            outcome.received[node] = tuple(knowledge for other, knowledge in good.items() if other != node)
+            outcome.down[node] = sum(map(wire.payload, outcome.received[node]))
+        round.record.exchange = outcome
+        round.lap("exchange")
 
-
-def trade(
-    exchange: Exchange, cohort: list[NodeId], asker: Asker, moving: ServerState, sizes: Sizes | None
-) -> ExchangeOutcome:
-    """Ask the cohort for offers, and note what each member will hear. Who could not answer holds no model either."""
-    traded, good, holding = ExchangeOutcome(), {}, []
-    request = ShareKnowledge(moving.round + 1, moving.model)
-    for answer in asker.link.ask(dict.fromkeys(cohort, request), until(asker.settings.participation)):
-        node, reply = answer.node, answer.reply
-        traded.sent[node], traded.received[node] = answer.sent, answer.received
-        if isinstance(reply, Failure):
-            traded.unheard[node] = reply.reason
-            continue
-        holding.append(node)
-        traded.up[node] = wire.payload(reply)
-        if reason := flaw(reply, exchange, sizes):
-            traded.unheard[node] = reason
-        else:
-            assert isinstance(reply, Knowledge)
-            good[node] = replace(reply, knowledge=reply.knowledge.copy())
-    for node in holding:
-        traded.heard[node] = tuple(offer for other, offer in good.items() if other != node)
-        traded.down[node] = sum(map(wire.payload, traded.heard[node]))
-    return traded
+    def extend(self, assignment: Assignment, request: Train) -> Train:
+        """A silo that took part gets what the others shared, and holds the model already."""
+        if assignment.node not in self.outcome.received:
+            return request
+        return replace(request, knowledge=KnowledgePart(self.outcome.received[assignment.node], model_held=True))
 
 
-def flaw(offer: object, exchange: Exchange, sizes: Sizes | None) -> str:
-    """Why the others must not get this offer; empty if they may."""
-    if not isinstance(offer, Knowledge):
-        return f"it sent a {type(offer).__name__} instead of an offer"
-    if not offer.members:
-        return (
-            f"it told nothing: {offer.withheld} groups of its samples are too small"
-            if offer.withheld
-            else "it told nothing"
-        )
-    if any(shape[:1] != (len(offer.members),) for shape in offer.knowledge.layout.shapes):
-        return "the tensors of its offer differ in their number of rows"
-    if any(count < 1 for count in offer.members):
-        return "its offer has a row that stands for no sample"
-    if not offer.knowledge.flat.numel():
-        return "its offer has no numbers"
-    if not is_finite(offer.knowledge.flat):
-        return "its offer has values that are not finite (NaN or Inf)"
-    if float(offer.knowledge.flat.abs().max()) > FARTHEST:
-        return f"its offer has values beyond {FARTHEST:g}, which no text has"
-    return exchange.flaw(offer, sizes) if sizes is not None else ""
+def problem(reply: object, exchange: Exchange, sizes: Sizes | None) -> str:
+    """Why the other silos must not get this reply; empty if they may."""
+    if not isinstance(reply, Knowledge):
+        return f"it sent a {type(reply).__name__} instead of knowledge"
+    if not reply.members:
+        too_small = f": {reply.withheld} groups of its samples are too small" if reply.withheld else ""
+        return f"it shared nothing{too_small}"
+    if any(shape[:1] != (len(reply.members),) for shape in reply.tensors.layout.shapes):
+        return "the tensors that it shared differ in their number of rows"
+    if any(count < 1 for count in reply.members):
+        return "it shared a row that stands for no sample"
+    if not reply.tensors.flat.numel():
+        return "what it shared has no numbers"
+    if not is_finite(reply.tensors.flat):
+        return "it shared values that are not finite (NaN or Inf)"
+    if float(reply.tensors.flat.abs().max()) > MAX_VALUE:
+        return f"it shared values beyond {MAX_VALUE:g}, which embedded texts do not have"
+    return exchange.check(reply, sizes) if sizes is not None else ""

@@ -1,6 +1,6 @@
-"""TODO docstring."""
+"""The model in training, and one silo's work on it in one round, as objectives see it."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -13,14 +13,14 @@ from hansa.core.tensors import Layout, Tensors
 
 
 class Learner:
-    """A model whose trainable parameters and gradients lie in two flat buffers: loading, resetting, subtracting and
-    stepping are one pass each, and the module never has to be rebuilt.
+    """A model whose trainable parameters and gradients lie in two flat buffers.
 
+    Loading, resetting, subtracting and stepping are one pass over memory each, and the module never has to be rebuilt.
     Matrices come first, vectors after, so that weight decay (matrices only) is one slice.
     """
 
     def __init__(self, model: nn.Module, device: torch.device = CPU) -> None:
-        self.model, self.device = moved(model, device), device
+        self.model, self.device = on_device(model, device), device
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         named.sort(key=lambda pair: pair[1].ndim < 2)
         start = Tensors.of(dict(named))
@@ -38,14 +38,13 @@ class Learner:
         """The parameters themselves, not a copy."""
         return Tensors(self.layout, self.flat)
 
-    def spare(self, size: int) -> Tensor:
-        """Room in main memory. On the CPU the batches' gradients are spent by then, and fresh memory costs page
-        faults."""
+    def scratch(self, size: int) -> Tensor:
+        """A scratch buffer on the CPU. Reuses the gradient buffer, which is free after the last step."""
         return self.grad[:size] if self.device == CPU else torch.empty(size)
 
 
-def moved(model: nn.Module, device: torch.device) -> nn.Module:
-    """On some devices a moved parameter is a new one: what was tied is tied again."""
+def on_device(model: nn.Module, device: torch.device) -> nn.Module:
+    """The model on a device. On some devices a moved parameter is a new one: tied parameters are tied again."""
     if device != CPU:
         model.to(device)
         getattr(model, "tie_weights", lambda: None)()
@@ -54,14 +53,18 @@ def moved(model: nn.Module, device: torch.device) -> nn.Module:
 
 @dataclass
 class Work:
-    """One silo's work in one round, as objectives see it."""
+    """One silo's work in one round."""
 
     learner: Learner
     received: Tensors  # the shared tensors as they came
     round: int
-    memory: dict[str, Tensor]  # what the silo kept from its last round, and keeps for its next
+    state: Any = None  # what the objective kept from the silo's last round, of the type that it declares
     batch: Batch | None = None
-    offers: tuple[Knowledge, ...] = ()  # what the others told before this round's training
+    knowledge: tuple[Knowledge, ...] = ()  # what other silos shared before this round's training
+    shared_state: Tensors | None = None  # the server's part of the method's state
+    contribution: Tensors | None = None  # set by the objective's `finish`: what travels to the server's part
+    steps: int = 0  # taken so far
+    lr: float = 0.0  # of the last step
     prepared: dict[str, Any] = field(default_factory=dict)  # what an objective works out once and needs at every step
 
     def __post_init__(self) -> None:
@@ -69,5 +72,13 @@ class Work:
         device = self.learner.device
         if device != CPU:
             self.received = self.received.to(device)
-            self.memory = {name: values.to(device) for name, values in self.memory.items()}
-            self.offers = tuple(replace(offer, knowledge=offer.knowledge.to(device)) for offer in self.offers)
+            self.knowledge = tuple(replace(one, tensors=one.tensors.to(device)) for one in self.knowledge)
+            if self.shared_state is not None:
+                self.shared_state = self.shared_state.to(device)
+            if self.state is not None:
+                moved = {
+                    f.name: v.to(device)
+                    for f in fields(self.state)
+                    if isinstance(v := getattr(self.state, f.name), Tensors)
+                }
+                self.state = replace(self.state, **moved)

@@ -1,102 +1,226 @@
-"""What nodes say to one another: frozen values, nothing else crosses a link.
+"""The messages between nodes: frozen values, and the only things that cross a link.
 
-A request is one of `CollectVocabulary`, `DescribeData`, `ShareKnowledge`, `Train`, `Fit`, `Evaluate`, `Personalise`; a reply is one of
-`VocabularyCounts`, `DataCard`, `Knowledge`, `Update`, `Scores`, `PersonalScores`, or `Failure` where a node gave none. Secure aggregation adds
-`AdvertiseKeys`, `ShareSecrets`, `RevealShares` and their replies. Everything in a reply has left the silo: it is a release.
+Requests: `CollectVocabulary`, `DescribeData`, `ShareKnowledge`, `Train`, `Evaluate`, `Personalise`. Replies:
+`VocabularyCounts`, `DataCard`, `Knowledge`, `Update`, `Scores`, `PersonalScores`, and `Failure` where a node gives
+none. Secure aggregation adds `AdvertiseKeys`, `ShareSecrets`, `RevealShares` and their replies.
+
+What most runs do not use stands in optional parts of `Train` and `Update`, one dataclass for each feature. Everything
+in a reply has left the silo: it is a release, and `hansa.privacy.policy.guard` lists what each field releases.
 """
 
 from dataclasses import dataclass, field
 
+from hansa.core.codec import LOCAL
 from hansa.core.encoding import EncodedUpdate
 from hansa.core.tensors import Layout, Tensors
 
 NodeId = str
+NO_ANSWER = "it did not answer before the deadline"
 
 
-# ── requests ──────────────────────────────────────────────────────────────────────────────────────────────────────
+def no_tensors() -> Tensors:
+    """An empty `Tensors`."""
+    return Tensors.zeros(Layout((), ()))
+
+
+# ── before the first round ────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
 class CollectVocabulary:
-    """Before there is a model: which word pieces do you see at least ``pieces`` times (0: do not tell), and, where
-    the task has classes, which ``labels``?"""
+    """Before there is a model: count word pieces, and list the labels that the training rows use.
 
-    pieces: int = 0
+    ``min_count``: count only pieces seen at least this often; 0 counts none.
+    """
+
+    min_count: int = 0
     labels: bool = False
 
 
 @dataclass(frozen=True)
-class DescribeData:
-    """How much data do you hold?"""
+class VocabularyCounts:
+    """The reply to `CollectVocabulary`. ``withheld``: how many pieces were seen too rarely to be sent."""
+
+    pieces: dict[str, int]
+    labels: tuple[str, ...] = ()
+    withheld: int = 0
 
 
 @dataclass(frozen=True)
-class Knowledge:
-    """What a silo tells the others before they train: knowledge in pairs (or triples, …), one per row of each tensor.
+class DescribeData:
+    """Report how many samples the node holds."""
 
-    A silo's reply to a `ShareKnowledge`; the others receive it with their `Train`.
-    """
 
-    knowledge: Tensors
-    members: tuple[int, ...] = ()  # how many samples each row stands for
-    lengths: tuple[int, ...] = ()  # where a row is a text: how many of its positions are real
-    withheld: int = 0  # rows that stand for too few samples to be told
+@dataclass(frozen=True)
+class DataCard:
+    """The reply to `DescribeData`: sample counts as ``groups[split][language or domain]``."""
+
+    groups: dict[str, dict[str, int]]
+    per_round: int  # training samples used in one round
+    problems: tuple[str, ...] = ()  # rows that could not be used, and why
+    inner: bool = False  # the card of a region in another organisation, which stands for all nodes below it,
+    steps: int = 0  # and, where nodes work one after another, takes this many sequential steps for one reply
+
+    def samples(self, split: str = "train") -> int:
+        """The number of samples of a split, over all groups."""
+        return sum(self.groups.get(split, {}).values())
+
+
+# ── a round ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
 class ShareKnowledge:
-    """What does ``model`` make of your data? Keep the model: the round's `Train` starts from it."""
+    """Before training: run ``model`` over the training data and return what the method's exchange shares of it.
+
+    The silo keeps the model; the round's `Train` starts from it.
+    """
 
     round: int
     model: Tensors
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """The reply to `ShareKnowledge`: rows of tensors, each standing for several samples (a cluster, a batch)."""
+
+    tensors: Tensors
+    members: tuple[int, ...] = ()  # how many samples each row stands for
+    lengths: tuple[int, ...] = ()  # where a row is a text: how many of its positions are real
+    withheld: int = 0  # rows that stand for too few samples to be shared
+
+
+@dataclass(frozen=True)
+class KnowledgePart:
+    """Of `Train`: what the other silos of the cohort shared before training."""
+
+    items: tuple[Knowledge, ...]
+    model_held: bool = False  # this round's `ShareKnowledge` brought the model: on a wire it does not travel again
+
+
+@dataclass(frozen=True)
+class MaskingPart:
+    """Of `Train`, under secure aggregation: the silos whose masks cancel, with what each announced."""
+
+    roster: dict[NodeId, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class SubtreePart:
+    """Of `Train`, on a tree of models: take the parent's model into the node's own before training.
+
+    ``residuals``: layers of other nodes, named ``NUMBER|LAYER|ORIGIN``; a leaf takes them in, an inner node routes
+    them. ``time_limit``: seconds until the parent goes on without the node; 0: it waits.
+    """
+
+    parent: NodeId
+    residuals: Tensors
+    time_limit: float = 0.0
+
+
+@dataclass(frozen=True)
+class StepWindow:
+    """Of `Train`, where nodes work one after another: the learning rate follows the steps of the whole tree.
+
+    ``begin``: the sequential step at which this work begins; ``total``: how many there will be.
+    """
+
+    begin: int
+    total: int
 
 
 @dataclass(frozen=True)
 class Train:
-    """Start from ``model``, work locally, send back what moved."""
+    """Start from ``model``, train locally, return the pseudo-gradient."""
 
     round: int
     model: Tensors
-    durable: int = 0  # the newest checkpointed round: what a silo remembers from before it may be forgotten
-    begin: int = 0  # on a tree: the sequential step of the whole tree at which this work begins,
-    total: int = 0  # and how many there will be; 0: the learning rate goes by rounds
-    offers: tuple[Knowledge, ...] = ()  # the others'
-    held: bool = False  # this round's `ShareKnowledge` brought the model: over a wire it does not travel again
-    roster: dict[NodeId, tuple[str, ...]] = field(default_factory=dict)  # whose masks cancel: see veil.py; empty: none
-    room: int = 0  # how many values the update may have, where that is more than the model here
-    probe: bool = False  # only to compare others with: on other batches, and nothing is remembered
+    durable: int = 0  # the newest checkpointed round: the silo may forget its state from before it
+    schedule: StepWindow | None = None  # none: the learning rate follows the rounds
+    knowledge: KnowledgePart | None = None
+    masking: MaskingPart | None = None
+    subtree: SubtreePart | None = None
+    shared_state: Tensors | None = None  # the server's part of the method's state, such as SCAFFOLD's control variate
+    capacity: int = 0  # how many values the update may have, where that is more than ``model`` has
+    reference: bool = False  # only to compare other updates with: on other batches, and no state is kept
 
 
 @dataclass(frozen=True)
-class Fit:
-    """On a tree: take your parent's ``model`` into yours, work with your children, send back how far you are from it.
+class MaskedPart:
+    """Of `Update`: the gradient is fixed-point numbers under masks. ``clipped``.
 
-    Residuals are layers of others; a leaf takes them in, an inner node hands them on. See fit.py.
+    Values beyond the fixed-point bound.
     """
 
-    round: int
-    parent: NodeId
-    model: Tensors
-    residuals: Tensors  # tensor names are `NUMBER|LAYER|ORIGIN`, one flat layer each
-    durable: int = 0
-    begin: int = 0
-    total: int = 0
-    within: float = 0.0  # seconds until the parent goes on without you; 0: it waits
+    clipped: int = 0
+
+
+@dataclass(frozen=True)
+class BelowPart:
+    """Of `Update`, from an inner node: what happened below it, node by node."""
+
+    failures: dict[NodeId, str] = field(default_factory=dict)
+    sent: dict[NodeId, int] = field(default_factory=dict)  # bytes down to each node
+    received: dict[NodeId, int] = field(default_factory=dict)  # bytes up from it
+
+
+@dataclass(frozen=True)
+class LayersPart:
+    """Of `Update`, on a tree of models: layers for other nodes, and attention weights for the report."""
+
+    residuals: Tensors = field(default_factory=no_tensors)  # named as in `SubtreePart`
+    attention: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)  # `down|up NODE` → layer → member
+    refused: dict[NodeId, str] = field(default_factory=dict)  # by node: a residual that it did not accept, and why
+
+
+@dataclass(frozen=True)
+class Update:
+    """The reply to `Train`: the pseudo-gradient θ − θᵢ of the tensors that leave, and how it came about."""
+
+    gradient: Tensors
+    samples: int  # training samples that the silo holds
+    seen: int  # samples trained on in this round
+    steps: int
+    loss: float  # mean training loss
+    seconds: float  # spent in training steps
+    encoded: EncodedUpdate | None = None  # the gradient in fewer bytes; then ``gradient`` is empty until it is decoded
+    movement: tuple[float, ...] = ()  # how far each tensor moved since the silo's last round (dynamic pulling)
+    masked: MaskedPart | None = None
+    below: BelowPart | None = None
+    layers: LayersPart | None = None
+    shared_state: Tensors | None = None  # the silo's contribution to the method's state at the server
+    staleness: int = field(default=0, metadata=LOCAL)  # versions since the silo began; set by the server
+
+
+# ── secure aggregation ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
 class AdvertiseKeys:
-    """Secure aggregation: make keys for this round, which starts from the model with this digest, and tell the public
-    ones. See veil.py."""
+    """Make keys for this round, which starts from the model with digest ``model``, and return the public ones."""
 
     round: int
     model: str = ""
 
 
 @dataclass(frozen=True)
+class AdvertisedKeys:
+    """The reply to `AdvertiseKeys`.
+
+    ``seal`` encrypts shares, ``mask`` agrees on masks; ``model`` is the digest that the silo was told; between
+    organisations the silo signs all of it.
+    """
+
+    seal: str
+    mask: str
+    samples: int
+    model: str = ""
+    signature: str = ""
+
+
+@dataclass(frozen=True)
 class ShareSecrets:
-    """Deal out shares of this round's secrets to those on the ``roster``, each sealed for its receiver; any
-    ``threshold`` of them shall restore a secret."""
+    """Split this round's secrets among the silos on the ``roster``; any ``threshold`` shares reconstruct a secret."""
 
     round: int
     roster: dict[NodeId, tuple[str, ...]]
@@ -104,8 +228,15 @@ class ShareSecrets:
 
 
 @dataclass(frozen=True)
+class SecretShares:
+    """The reply to `ShareSecrets`: one share for each other silo, encrypted for it."""
+
+    sealed: dict[NodeId, str]
+
+
+@dataclass(frozen=True)
 class RevealShares:
-    """Open what was entrusted to you: the seed of whoever ``answered``, the key of whoever did not."""
+    """Decrypt the shares you hold: of the self-mask seed of each silo that ``answered``, of the key of the others."""
 
     round: int
     sealed: dict[NodeId, str]
@@ -113,85 +244,32 @@ class RevealShares:
 
 
 @dataclass(frozen=True)
+class RevealedShares:
+    """The reply to `RevealShares`: for every other silo one point of its polynomial, in hexadecimal."""
+
+    shares: dict[NodeId, tuple[str, ...]]
+
+
+# ── evaluation and personalisation ────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
 class Evaluate:
-    """Score ``model`` on a split of your data; ``share`` of it, always the same part."""
+    """Score ``model`` on a split of the node's data; ``share`` of it, always the same part."""
 
     round: int
     model: Tensors
     split: str = "test"
     share: float = 1.0
     parts: int = 1  # cut every group's samples in so many, and score each: `fr` becomes `fr|0`, `fr|1`, …
-    decode: bool = False  # also write texts and compare them, where the task can
+    decode: bool = False  # also generate texts and compare them, where the task can
     own: bool = False  # score the silo's own model: this one, with the silo's values where it keeps its own
     by_node: bool = False  # on a tree: every node scores its own model (this one, unless it is empty), under its name
 
 
 @dataclass(frozen=True)
-class Personalise:
-    """Train a model of your own from ``start`` and weigh it against the shared ``model``; see personal.py."""
-
-    round: int
-    model: Tensors
-    start: Tensors
-    label: str
-    leg: int = 0  # which stretch of the personal rounds this is: other batches each time
-    share: bool = False  # send the update back, and nothing else
-
-
-# ── replies ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True)
-class VocabularyCounts:
-    pieces: dict[str, int]
-    labels: tuple[str, ...] = ()
-    withheld: int = 0  # pieces seen too rarely to be told
-
-
-@dataclass(frozen=True)
-class DataCard:
-    """Sample counts: ``groups[split][language or domain]``; training samples used per round; what could not be read."""
-
-    groups: dict[str, dict[str, int]]
-    per_round: int
-    problems: tuple[str, ...] = ()
-    inner: bool = False  # of a region in another organisation: it stands for all below it,
-    steps: int = 0  # and, on a tree, takes so many sequential steps to answer
-
-    def samples(self, split: str = "train") -> int:
-        return sum(self.groups.get(split, {}).values())
-
-
-def nothing() -> Tensors:
-    return Tensors.zeros(Layout((), ()))
-
-
-@dataclass(frozen=True)
-class Update:
-    """The pseudo-gradient θ − θᵢ of the tensors that left the silo, and how it came about."""
-
-    gradient: Tensors
-    samples: int
-    seen: int
-    steps: int
-    loss: float
-    seconds: float  # in training steps alone
-    lost: dict[str, str] = field(default_factory=dict)  # below a federation: who gave no update, and why
-    stale: int = 0  # versions of the model since the silo began; noted by whoever waited (fedbuff)
-    coded: EncodedUpdate | None = None  # the gradient in fewer bytes; then ``gradient`` is empty until it is opened
-    moved: tuple[float, ...] = ()  # how far each tensor moved since the silo's last round, where that decides (pulling)
-    residuals: Tensors = field(default_factory=nothing)  # on a tree: layers for others, named as in `Fit`
-    attention: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)  # `down|up NODE` → layer → whom
-    refused: dict[str, str] = field(default_factory=dict)  # by node: which layer it would not take, and why
-    masked: bool = False  # the gradient is fixed-point numbers under masks, in the bits of its tensors: see veil.py
-    cut: int = 0  # under a mask: how many values were beyond the bound
-    sent: dict[str, int] = field(default_factory=dict)  # below a federation: bytes down to each node, and up from it
-    received: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Scores:
-    """Sums that add up over batches, silos and federations: ``sums[group][quantity]``."""
+    """The reply to `Evaluate`: sums that add up over batches, silos and regions, as ``sums[group][quantity]``."""
 
     sums: dict[str, dict[str, float]]
 
@@ -205,8 +283,20 @@ class Scores:
 
 
 @dataclass(frozen=True)
+class Personalise:
+    """Train a personal model from ``start`` and compare it with the shared ``model``."""
+
+    round: int
+    model: Tensors
+    start: Tensors
+    label: str
+    leg: int = 0  # which stretch of the personal rounds this is: other batches each time
+    share: bool = False  # return the update, and nothing else
+
+
+@dataclass(frozen=True)
 class PersonalScores:
-    """How a silo's own models do: sums on its test data, losses on its validation data; metrics over α."""
+    """The reply to `Personalise`: sums on the test data, losses on the validation data, metrics over α."""
 
     gradient: Tensors  # empty unless it was asked for
     sums: dict[str, dict[str, dict[str, float]]]  # model → group → quantity
@@ -216,37 +306,8 @@ class PersonalScores:
 
 
 @dataclass(frozen=True)
-class AdvertisedKeys:
-    """A silo's public keys of a round: to seal shares with, and to agree on masks with; how many samples it has, of
-    which model it was told, and, between organisations, its signature."""
-
-    seal: str
-    mask: str
-    samples: int
-    model: str = ""
-    signature: str = ""
-
-
-@dataclass(frozen=True)
-class SecretShares:
-    """Shares of a silo's secrets, sealed for each of the others."""
-
-    sealed: dict[NodeId, str]
-
-
-@dataclass(frozen=True)
-class RevealedShares:
-    """Of every other silo, this one's share of what undoes its masks: a point, in hexadecimal."""
-
-    shares: dict[NodeId, tuple[str, ...]]
-
-
-NO_ANSWER = "it did not answer before the deadline"
-
-
-@dataclass(frozen=True)
 class Failure:
-    """No reply, and why. A drop-out is a value, not an exception."""
+    """No reply, and why. A silo that drops out or refuses is a value, not an exception."""
 
     reason: str
 
@@ -256,7 +317,6 @@ Request = (
     | DescribeData
     | ShareKnowledge
     | Train
-    | Fit
     | Evaluate
     | Personalise
     | AdvertiseKeys

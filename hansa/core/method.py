@@ -2,129 +2,196 @@
 
     fedavg()                                                   every slot at its plainest
     replace(fedavg(), objective=Proximal(mu=0.1))              FedProx
-    replace(fedprox(mu=0.1), server=Adam(lr=0.01))             FedProx with a server Adam: compose, never inherit
+    replace(fedprox(mu=0.1), server=ServerAdam(lr=0.01))       FedProx with a server Adam: compose, never inherit
 
-`round.py` shows when each slot is asked.
+`hansa/core/round.py` shows when each slot is used. A slot declares what it needs and what it supports
+(`Aggregator.linear`, `Weighting.known_before_training`, `Exchange.release`, …). Refusals of combinations, secure
+aggregation, the disclosure preview and policies read these declarations and nothing else, so that a method of your own
+gets the same treatment as ours.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
 from hansa.core.compression import Compression
+from hansa.core.knowledge import Samples, SharedKnowledge, Sizes
+from hansa.core.learner import Work
 from hansa.core.link import Answer
+from hansa.core.mechanism import Mechanism
 from hansa.core.messages import Knowledge, NodeId, Update
-from hansa.core.participation import Ask, Asker, BufferedRegions, ServerState
+from hansa.core.participation import ParticipationRule
 from hansa.core.registry import Registry
 from hansa.core.tensors import Layout, Tensors
 
-if TYPE_CHECKING:
-    from hansa.core.exchange import Samples, SharedKnowledge, Sizes
-    from hansa.core.learner import Work
+TaskLoss = Callable[[], Tensor]
+Layers = Mapping[str, Tensor]  # key layers: `block.3` → all of its values, flat
+Attention = dict[str, dict[str, float]]  # layer → member → its weight
 
 
 class Scope(Protocol):
-    """Which tensors travel; the others are personal: they stay in the silo and are kept there between rounds."""
+    """Which tensors are shared; the others are personal: they stay in the silo and are kept there between rounds."""
+
+    @property
+    def shares_nothing(self) -> bool:
+        """Whether no tensor ever leaves, so that silos train on their own."""
 
     def shared(self, layout: Layout, parts: Mapping[str, str]) -> Sequence[str]:
-        """``parts``: which part of the model each tensor belongs to (models/parts.py)."""
+        """The names of the shared tensors; ``parts`` names the part of the model that each tensor belongs to."""
 
 
 class Exchange(Protocol):
-    """What silos tell one another before they train; `Method.exchange` is None where they tell nothing."""
+    """What silos share with one another before they train; `Method.exchange` is None where they share nothing."""
 
     @property
-    def says(self) -> str:
-        """What leaves a silo with an offer, in words."""
+    def description(self) -> str:
+        """What leaves a silo, in words."""
 
-    def numbers(self, sizes: "Sizes") -> int:
-        """How many numbers a silo tells in a round, at most."""
+    @property
+    def release(self) -> Mechanism | None:
+        """The privacy mechanism on what is shared; None: it is shared as it is."""
 
-    def offer(self, work: "Work", samples: "Samples") -> "SharedKnowledge":
-        """At the silo: what it tells of its data, seen with the model it received."""
+    @property
+    def needs_text_vectors(self) -> bool:
+        """Whether it looks at one vector for a whole text, which only classifiers have."""
 
-    def flaw(self, offer: Knowledge, sizes: "Sizes") -> str:
-        """At the federation: why the others must not get this offer; empty if they may."""
+    def numbers(self, sizes: Sizes) -> int:
+        """How many numbers a silo shares in a round, at most."""
 
+    def share(self, work: Work, samples: Samples) -> SharedKnowledge:
+        """At the silo: what it shares of its data, seen with the model it received."""
 
-TaskLoss = Callable[[], Tensor]
+    def check(self, knowledge: Knowledge, sizes: Sizes) -> str:
+        """At the server: why the other silos must not get this; empty if they may."""
 
 
 class Objective(Protocol):
     """What a silo minimises."""
 
-    def loss(self, work: "Work", task_loss: TaskLoss) -> Tensor:
-        """What to differentiate: the task's loss, with a term beside it or something in its place. Calling
-        ``task_loss`` runs the model on ``work.batch``; who puts something else in its place does not call it."""
+    @property
+    def needs_text_vectors(self) -> bool:
+        """Whether it looks at one vector for a whole text, which only classifiers have."""
 
-    def gradient(self, work: "Work") -> None:
-        """A term whose gradient is known in closed form: add it to ``work.learner.grad``."""
+    @property
+    def state(self) -> type | None:
+        """The dataclass that a silo keeps for it between rounds, found in ``work.state``; None: nothing."""
 
-    def keep(self, work: "Work") -> dict[str, Tensor]:
-        """After the last step: what the silo keeps, to find it in ``work.memory`` in its next round."""
+    def loss(self, work: Work, task_loss: TaskLoss) -> Tensor:
+        """The loss to differentiate: the task's, with a term beside it, or something in its place.
+
+        Calling ``task_loss`` runs the model on ``work.batch``; an objective with a loss of its own does not call it.
+        """
+
+    def gradient(self, work: Work) -> None:
+        """Add a term whose gradient is known in closed form to ``work.learner.grad``."""
+
+    def finish(self, work: Work) -> Any:
+        """After the last step: the state to keep for the next round, of type `state`, or None.
+
+        It may also set ``work.contribution``, which travels to the server's `SharedState`.
+        """
+
+
+class SharedState(Protocol):
+    """State that flows between the server and the silos beside the model, such as SCAFFOLD's control variate.
+
+    The server's value travels to each silo with its `Train` (``work.shared_state``); what the objective leaves in
+    ``work.contribution`` travels back with the update.
+    """
+
+    def begin(self, layout: Layout) -> Tensors:
+        """The server's value before the first round."""
+
+    def merge(self, value: Tensors, mean: Tensors, participation: float) -> Tensors:
+        """The value after a round: ``mean`` of the contributions; ``participation``.
+
+        The share of silos that sent one.
+        """
 
 
 class Weighting(Protocol):
     """The weight of an update, relative to the others of its round."""
 
-    def weight(self, update: Update) -> float: ...
+    @property
+    def known_before_training(self) -> bool:
+        """Whether the weight follows from the number of samples alone; secure aggregation needs that."""
+
+    @property
+    def replaceable(self) -> bool:
+        """Whether `aggregate.weights` in a federation file may take its place."""
+
+    def weight(self, update: Update) -> float:
+        """The weight of an update; its tensors must not be read."""
 
 
 class Aggregator(Protocol):
-    """How updates become one pseudo-gradient. ``needs`` says whether a running sum is enough or whether the rule
-    must see each update on its own (then secure aggregation cannot be used)."""
+    """How the updates of a round become one pseudo-gradient."""
 
     @property
-    def needs(self) -> Literal["sum", "each"]: ...
+    def linear(self) -> bool:
+        """Whether it is the weighted mean, which follows from the weighted sum alone; secure aggregation needs that."""
 
-    def combine(self, layout: Layout, updates: Iterable[tuple[Update, float]]) -> Tensors: ...
+    @property
+    def per_tensor(self) -> bool:
+        """Whether every tensor is combined by itself, so that silos may leave different tensors out."""
+
+    @property
+    def min_cohort(self) -> int:
+        """How many updates it needs at least."""
+
+    @property
+    def replaceable(self) -> bool:
+        """Whether `aggregate` in a federation file may take its place."""
+
+    def combine(self, layout: Layout, updates: Iterable[tuple[Update, float]]) -> Tensors:
+        """The pseudo-gradient from updates and their weights. An update's tensors are valid until the next one."""
 
 
 class ServerOptimizer(Protocol):
-    """How the pseudo-gradient moves the model; ``state`` persists over rounds and in checkpoints."""
+    """How the pseudo-gradient moves the model."""
 
-    def begin(self, layout: Layout) -> dict[str, Tensors]: ...
+    def begin(self, layout: Layout) -> Any:
+        """The state before the first round: a dataclass of `Tensors`, or None."""
 
-    def step(self, model: Tensors, gradient: Tensors, state: dict[str, Tensors], round: int, scale: float) -> None: ...
+    def step(self, model: Tensors, gradient: Tensors, state: Any, round: int, scale: float) -> None:
+        """Move ``model`` in place and change ``state`` in place; ``scale``.
 
-
-class ParticipationRule(Protocol):
-    """Who takes part in a round, and whose answers end it."""
-
-    def gather(self, asker: Asker, moving: ServerState) -> tuple[list[NodeId], Ask]:
-        """The cohort, and how to ask it once it is known what each member hears from the others."""
-
-
-Layers = Mapping[str, Tensor]  # key layers: `block.3` → all of its values, flat
+        The schedule's factor on the learning rate.
+        """
 
 
 @dataclass(frozen=True)
 class Residual:
-    """A layer that fits badly where it stands, on its way to a node where it may fit better."""
+    """A layer that fits badly at its node, on its way to a node where it may fit better."""
 
     layer: str
-    origin: NodeId  # whose it is, as a path of nodes
+    origin: NodeId  # the node it comes from, as a path
     values: Tensor
 
 
-Weights = dict[str, dict[str, float]]  # layer → member → how much it was listened to
-
-
 class Filter(Protocol):
-    """Which children are believed."""
+    """Which children of an inner node are trusted."""
+
+    @property
+    def needs_key_layers(self) -> bool:
+        """Whether it judges by the key layers that children send."""
 
     def sift(self, answers: Iterator[Answer], name: NodeId, counts: bool, keys: Sequence[str]) -> Iterator[Answer]:
-        """The answers, with those that are not believed as `Lost`. Under its ``name`` the asking node's own work from
-        the same start may be among them: something to compare with, and unless it ``counts`` not handed on. ``keys``:
-        the tensors of key layers."""
+        """The answers, with a `Failure` in the place of those that are not trusted.
+
+        Under its ``name`` the asking node's own work from the same start may be among them: something to compare with,
+        and unless it ``counts`` not passed on. ``keys``: the tensors of key layers.
+        """
 
 
 class Hierarchy(Protocol):
-    """How the nodes of a tree combine their models; `fit.py` shows when each question is asked. What is not a key
-    layer is the backbone: it comes from the parent, and moves by the ``aggregate`` and ``server`` slots.
-    ``base``: the layers that all of those compared once had in common."""
+    """How the nodes of a tree combine their models; `hansa/core/hierarchy.py` shows when each question is asked.
+
+    What is not a key layer is the backbone: it comes from the parent, and moves by the ``aggregator`` and ``server``
+    slots. ``base``: the layers that all of those compared once had in common.
+    """
 
     @property
     def order(self) -> Literal["sequential", "parallel"]:
@@ -135,51 +202,60 @@ class Hierarchy(Protocol):
         """A share of the blocks, the last ones, or their names."""
 
     @property
-    def filter(self) -> Filter | None: ...
+    def filter(self) -> Filter | None:
+        """Which children are trusted; None: all."""
 
     @property
     def keys_travel(self) -> bool:
         """Whether key layers leave their node at all."""
 
     @property
-    def hands_on(self) -> bool:
-        """Whether layers of one node may reach others, and nodes tell whom they listen to."""
+    def forwards_layers(self) -> bool:
+        """Whether layers of one node may reach others, and nodes report their attention weights."""
 
     @property
     def compares_moves(self) -> bool:
-        """Whether layers are compared by what they moved: then a node remembers what its parent's were."""
+        """Whether layers are compared by how far they moved: then a node remembers what its parent's were."""
 
     def keys(self, parts: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-        """Key layers, each with its tensors; ``parts`` names the part of the model each tensor belongs to."""
+        """Key layers, each with its tensors; ``parts`` names the part of the model that each tensor belongs to."""
 
-    def adopt(self, own: Layers, others: Mapping[str, Layers], base: Layers) -> tuple[Layers, Weights]:
-        """A node's key layers after listening to itself, its parent and residuals; an other may lack layers."""
+    def adopt(self, own: Layers, others: Mapping[str, Layers], base: Layers) -> tuple[Layers, Attention]:
+        """A node's key layers after attention to itself, its parent and residuals; an other may lack layers."""
 
-    def meet(self, own: str, members: Mapping[str, Layers], base: Layers) -> tuple[Layers, Weights]:
-        """A federation's key layers from its members', its own among them."""
+    def merge(self, own: str, members: Mapping[str, Layers], base: Layers) -> tuple[Layers, Attention]:
+        """An inner node's key layers from its members', its own among them."""
 
     def route(
         self, residuals: Sequence[Residual], children: Mapping[NodeId, Layers], base: Layers
     ) -> dict[NodeId, list[Residual]]:
         """Which child each residual goes to."""
 
-    def part(self, new: Layers, children: Mapping[NodeId, Layers], base: Layers) -> list[Residual]:
-        """Which children's layers are handed on, because they fit badly here."""
+    def select_residuals(self, new: Layers, children: Mapping[NodeId, Layers], base: Layers) -> list[Residual]:
+        """Which children's layers are passed on, because they fit badly here."""
 
 
 @dataclass(frozen=True)
 class Method:
+    """A federated learning method: one value for each slot. Change a slot with `dataclasses.replace`."""
+
     name: str
-    participation: ParticipationRule | BufferedRegions  # the latter on trees alone, whose rounds are in fit.py
+    participation: ParticipationRule
     exchange: Exchange | None
     scope: Scope
     objective: Objective
     upload: Compression
     weighting: Weighting
-    aggregate: Aggregator
+    aggregator: Aggregator
     server: ServerOptimizer
-    tree: Hierarchy | None = None  # none: inner federations average what their silos send
-    whole_texts: bool = False  # it looks at the representation of a whole text: of classifiers alone
+    hierarchy: Hierarchy | None = None  # none: inner nodes average what their children send
+    shared_state: SharedState | None = None
+
+    @property
+    def needs_text_vectors(self) -> bool:
+        """Whether some slot looks at one vector for a whole text, which only classifiers have."""
+        return self.objective.needs_text_vectors or (self.exchange is not None and self.exchange.needs_text_vectors)
 
 
 METHODS: Registry[Method] = Registry("method")
+AGGREGATORS: Registry[Aggregator] = Registry("aggregate")

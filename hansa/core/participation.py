@@ -1,32 +1,39 @@
-"""Who is waited for: the first steps of a round, and the slot that FedBuff fills differently.
+"""Client participation: which children are asked in a round, from which model each starts, and when the round ends.
 
-`Synchronous` asks a cohort and waits for all of it. Time may be virtual: `simulate.delay` says how long a silo's work
-would take, nobody sleeps, and methods can be compared by the clock on one machine.
+`Synchronous` asks a cohort and waits for all of it; FedBuff fills the slot differently. Time may be virtual:
+`simulate.delay` says how long a silo's work would take, nobody sleeps, and methods can be compared by the clock on one
+machine.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Annotated
+from typing import Annotated, ClassVar, Protocol
 
 from pydantic import Field, model_validator
 
-from hansa.config.federation import Federation
-from hansa.core.link import Answer, Link
-from hansa.core.messages import NodeId, Train
+from hansa.core.messages import NodeId
+from hansa.core.schedules import Schedule
 from hansa.core.seeds import stream
 from hansa.core.settings import Count, Positive, Section, Share
 from hansa.core.simulation import Simulation
+from hansa.core.state import PARTICIPATION, ServerState
 from hansa.core.tensors import Tensors
 
 
 class Participation(Section):
-    """Who takes part in a round: everyone, a share or a number of silos; how many must answer, and by when."""
+    """Which silos take part in a round (all, a share or a number of them), how many must answer, and by when."""
 
-    share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    count: Count | None = None
-    quorum: Share = 0.5  # a round counts only if this share of those asked answered
-    deadline: Positive | None = None  # seconds
+    share: Annotated[float, Field(gt=0.0, le=1.0, description="Fraction of the silos that take part in a round.")] = 1.0
+    count: Annotated[
+        Count | None, Field(description="Number of silos that take part in a round, instead of `share`.")
+    ] = None
+    quorum: Annotated[
+        Share, Field(description="A round counts only if at least this fraction of the silos asked has answered.")
+    ] = 0.5
+    deadline: Annotated[
+        Positive | None, Field(description="Seconds after which a round ends without the silos that have not answered.")
+    ] = None
 
     @model_validator(mode="after")
     def _one_size(self) -> "Participation":
@@ -36,19 +43,101 @@ class Participation(Section):
 
 
 @dataclass(frozen=True)
+class RoundSettings:
+    """The settings that a round needs."""
+
+    federation: str = "federation"
+    seed: int = 0
+    rounds: int = 1
+    participation: Participation = field(default_factory=Participation)
+    simulate: Simulation = field(default_factory=Simulation)
+    server_schedule: Schedule = field(default_factory=Schedule)
+
+
+@dataclass(frozen=True)
 class Child:
-    """What a federation knows of a child before it asks."""
+    """What an inner node knows of a child before it asks."""
 
     samples: int
-    work: int  # samples per round: who has most is asked first, so that workers end together
-    steps: int = 0  # on a tree: sequential steps of one answer
-    leaf: bool = True
-    lasts: Callable[[int], float] | None = None  # of a federation: virtual seconds of its n-th answer
+    work: int  # samples per round: the largest is asked first, so that workers end together
+    steps: int = 0  # on a tree: sequential steps of one reply
+    duration: Callable[[int], float] | None = None  # of an inner node: virtual seconds of its n-th reply
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One piece of work: which child trains, from which model, and as which of its rounds."""
+
+    node: NodeId
+    number: int  # the child's own count of rounds
+    durable: int
+    model: Tensors | None = None  # none: the model that the round starts from
+    staleness: int = 0  # versions of the model since that one
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who takes part in a round. Each wave is asked at once, the next one when all of it has answered."""
+
+    cohort: list[NodeId]
+    waves: list[list[Assignment]]
+
+
+@dataclass(frozen=True)
+class PlanContext:
+    """What a participation rule decides by."""
+
+    name: NodeId
+    children: Mapping[NodeId, Child]
+    settings: RoundSettings
+    number: int
+    durable: int
+
+
+class ParticipationRule(Protocol):
+    """The participation slot of a method."""
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether one cohort, known before anybody trains, starts from the newest model and is waited for."""
+
+    @property
+    def buffer(self) -> int:
+        """How many replies end a round; 0: those of the whole cohort."""
+
+    @property
+    def on_trees(self) -> bool:
+        """Whether the root of a tree may use it."""
+
+    def plan(self, context: PlanContext, state: ServerState) -> Plan:
+        """Choose who works; advance ``state.clock`` and the slot's own state, replacing it, not changing it in
+        place."""
+
+    def damping(self, staleness: int) -> float:
+        """The factor on what a late reply changes."""
+
+
+@dataclass(frozen=True)
+class Synchronous:
+    """A cohort, drawn from the seed; the round ends when all of it has answered, or the deadline has passed."""
+
+    synchronous: ClassVar[bool] = True
+    buffer: ClassVar[int] = 0
+    on_trees: ClassVar[bool] = True
+
+    def plan(self, context: PlanContext, state: ServerState) -> Plan:
+        settings, number = context.settings, context.number
+        cohort = choose(context.children, settings.participation, settings.seed, number, context.name)
+        state.clock += slowest(context.children, cohort, number, settings)
+        return Plan(cohort, [[Assignment(node, number, context.durable) for node in cohort]])
+
+    def damping(self, staleness: int) -> float:
+        return 1.0
 
 
 @dataclass(frozen=True)
 class PendingWork:
-    """A silo at work: which version of the model it has, when it will be done, and how many such works there were."""
+    """A child at work: which version of the model it has, when it will be done, and how many such works there were."""
 
     node: NodeId
     version: int
@@ -56,115 +145,111 @@ class PendingWork:
     number: int
 
 
-@dataclass
-class ServerState:
-    """What a round moves: the shared model, the server optimiser's memory, the number of rounds done, virtual time."""
-
-    model: Tensors
-    state: dict[str, Tensors]
-    round: int = 0
-    clock: float = 0.0
-    flights: list[PendingWork] = field(default_factory=list)  # of silos that nobody waits for (fedbuff)
-    sent: dict[NodeId, list[str]] = field(
-        default_factory=dict
-    )  # the tensors each sent last (uploads in both directions)
-
-
 @dataclass(frozen=True)
-class Asker:
-    """Who asks whom, by which rules; silos may forget what is older than the ``durable`` round."""
+class BufferState:
+    """State of buffered asynchronous participation: the work under way, and every version of the model in use."""
 
-    name: NodeId
-    members: Mapping[NodeId, Child]
-    link: Link
-    settings: Federation
-    durable: int
+    pending: tuple[PendingWork, ...] = ()
+    versions: dict[int, Tensors] = field(default_factory=dict)
 
-
-Brief = Callable[[NodeId, Train], Train | None]  # what a member is asked, made of the plain request; None: it is not
-Ask = Callable[[Brief], Iterator[Answer]]
-
-
-@dataclass(frozen=True)
-class Synchronous:
-    """A cohort, drawn from the seed; the round ends when all of it has answered, or the deadline has passed."""
-
-    def gather(self, asker: Asker, moving: ServerState) -> tuple[list[NodeId], Ask]:
-        number, settings = moving.round + 1, asker.settings
-        cohort = choose(asker.members, settings.participation, settings.seed, number, asker.name)
-        moving.clock += together(asker.members, cohort, number, settings)
-        plain = Train(number, moving.model, asker.durable)
-
-        def ask(brief: Brief) -> Iterator[Answer]:
-            asks = {node: told for node in cohort if (told := brief(node, plain)) is not None}
-            return asker.link.ask(asks, until(settings.participation))
-
-        return cohort, ask
+    def with_arrivals(
+        self, pending: Sequence[PendingWork], arrived: Iterable[PendingWork], state: ServerState
+    ) -> "BufferState":
+        """The state with new pending work; versions that nobody works with any more are dropped."""
+        needed = {work.version for work in (*pending, *arrived)}
+        versions = {version: model for version, model in self.versions.items() if version in needed}
+        if state.round in needed:
+            versions[state.round] = state.model.copy()
+        return BufferState(tuple(pending), versions)
 
 
 @dataclass(frozen=True)
 class BufferedRegions:
-    """On a tree: the root's round ends when ``size`` of its children are done, by the virtual clock. Whoever is done
-    waits for that moment and goes on from the model it makes; the others go on with the one they have. What is τ
-    versions old counts (1 + τ)^−power."""
+    """On a tree: the root's round ends when ``buffer`` of its children are done, by the virtual clock.
 
-    size: int
+    A child that is done waits for that moment and goes on from the model it makes; the others go on with the one they
+    have. A reply that is τ versions old counts (1 + τ)^−power.
+    """
+
+    buffer: int
     power: float = 0.5
+    synchronous: ClassVar[bool] = False
+    on_trees: ClassVar[bool] = True
 
-    def land(self, members: Mapping[NodeId, Child], settings: Federation, moving: ServerState) -> list[PendingWork]:
-        """The children whose work ends this round; they take off again at its end."""
+    def plan(self, context: PlanContext, state: ServerState) -> Plan:
+        before: BufferState = state.slots.get(PARTICIPATION) or BufferState()
 
-        def take_off(node: NodeId, version: int, number: int) -> PendingWork:
-            due = moving.clock + span(node, members[node], number, settings)
+        def start(node: NodeId, version: int, number: int) -> PendingWork:
+            due = state.clock + duration(node, context.children[node], number, context.settings)
             return PendingWork(node, version, due, number)
 
-        flights = moving.flights or [take_off(node, moving.round, 1) for node in sorted(members)]
-        flights = sorted(flights, key=lambda flight: (flight.due, flight.node))
-        arrived, away = flights[: self.size], flights[self.size :]
-        moving.clock = max(moving.clock, arrived[-1].due)
-        moving.flights = away + [take_off(f.node, moving.round + 1, f.number + 1) for f in arrived]
-        return arrived
+        pending = before.pending or tuple(start(node, state.round, 1) for node in sorted(context.children))
+        ordered = sorted(pending, key=lambda work: (work.due, work.node))
+        arrived, away = ordered[: self.buffer], ordered[self.buffer :]
+        state.clock = max(state.clock, arrived[-1].due)
+        pending = (*away, *(start(work.node, state.round + 1, work.number + 1) for work in arrived))
+        after = before.with_arrivals(pending, arrived, state)
+        state.slots[PARTICIPATION] = after
+        wave = [
+            Assignment(w.node, context.number, context.durable, after.versions[w.version], state.round - w.version)
+            for w in arrived
+        ]
+        return Plan([work.node for work in arrived], [wave])
+
+    def damping(self, staleness: int) -> float:
+        return float((1 + staleness) ** -self.power)
 
 
-def until(participation: Participation) -> float | None:
+def without_waiting(rule: ParticipationRule) -> ParticipationRule:
+    """The rule of an inner node below the root: only the root may go on without some of its children."""
+    return rule if rule.synchronous else Synchronous()
+
+
+def deadline_of(participation: Participation) -> float | None:
+    """When a request that is sent now is given up, on the monotonic clock; None: never."""
     return None if participation.deadline is None else monotonic() + participation.deadline
 
 
 def choose(
-    members: Mapping[NodeId, Child], participation: Participation, seed: int, round: int, federation: NodeId
+    children: Mapping[NodeId, Child], participation: Participation, seed: int, round: int, federation: NodeId
 ) -> list[NodeId]:
     """The cohort, largest work first. Who takes part depends on the seed and on names, not on their order."""
-    names = sorted(members)
+    names = sorted(children)
     count = cohort_size(participation, len(names))
     if count < len(names):
         chosen = stream(seed, round, federation, "cohort").permutation(len(names))[:count]
         names = [names[i] for i in chosen]
-    return sorted(names, key=lambda n: (-members[n].work, n))
+    return sorted(names, key=lambda n: (-children[n].work, n))
 
 
-def cohort_size(participation: Participation, members: int) -> int:
-    return participation.count or max(1, round_half_up(participation.share * members))
+def cohort_size(participation: Participation, children: int) -> int:
+    """How many of so many children take part in a round."""
+    return participation.count or max(1, round_half_up(participation.share * children))
 
 
 def round_half_up(x: float) -> int:
+    """The nearest whole number; halves go up."""
     return int(x + 0.5)
 
 
-def span(node: NodeId, member: Child, number: int, settings: Federation) -> float:
-    """Virtual seconds until a member answers; a federation is as slow as those below it, unless a delay is its own."""
-    if member.lasts is None or node in settings.simulate.delay:
-        return duration(node, number, settings.simulate, settings.seed)
-    return member.lasts(number)
+def duration(node: NodeId, child: Child, number: int, settings: RoundSettings) -> float:
+    """Virtual seconds until a child answers.
+
+    An inner node is as slow as those below it, unless it has a delay itself.
+    """
+    if child.duration is None or node in settings.simulate.delay:
+        return silo_duration(node, number, settings.simulate, settings.seed)
+    return child.duration(number)
 
 
-def together(members: Mapping[NodeId, Child], cohort: Sequence[NodeId], number: int, settings: Federation) -> float:
+def slowest(children: Mapping[NodeId, Child], cohort: Sequence[NodeId], number: int, settings: RoundSettings) -> float:
     """Virtual seconds until all of a cohort have answered."""
-    return max(span(node, members[node], number, settings) for node in cohort)
+    return max(duration(node, children[node], number, settings) for node in cohort)
 
 
-def duration(node: NodeId, number: int, simulate: Simulation, seed: int) -> float:
+def silo_duration(node: NodeId, number: int, simulate: Simulation, seed: int) -> float:
     """Virtual seconds of a silo's work."""
-    usual = simulate.delay.get(node, simulate.usual)
+    usual = simulate.delay.get(node, simulate.default_delay)
     if not simulate.jitter:
         return usual
     return usual * (1 + simulate.jitter * float(stream(seed, node, number, "delay").uniform(-1.0, 1.0)))

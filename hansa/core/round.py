@@ -1,37 +1,64 @@
 """START HERE: one federated round.
 
-1 who takes part          a cohort, drawn from the seed, or whoever is done first: see pace.py
-2 trade knowledge         methods that exchange something before training: see exchange.py
-3 local work              every silo starts from the model and minimises its objective
-4 what leaves a silo      the pseudo-gradient of the tensors in scope, or a part of it, or a code: see upload.py
-5 where updates meet      a running sum, or each by each for robust rules, tensor by tensor; nonsense never gets in;
-                          or under masks, where nobody sees more than the sum: see veil.py
-6 move the model          the server optimiser takes the step
-7 look                    evaluate, record, checkpoint: see run.py, which repeats this round
+1 participation    which children are asked, and from which model each starts              participation.py
+2 preparation      what the method does before training: exchange knowledge (exchange.py), train on the node's own data
+                   (hierarchy.py), agree on keys for secure aggregation (privacy/secure_aggregation/server.py)
+3 local training   every child starts from the model and minimises its objective           client/training.py
+4 upload           the pseudo-gradient of the shared tensors, or a part of it, or an encoding   compression.py
+5 aggregation      a running weighted sum, or each update by itself for robust rules; invalid updates never get in
+6 server step      the server optimizer moves the model
+7 finishing        what the method does after the step: key layers (hierarchy.py), shared state (shared_state.py)
+
+`hansa/core/inner_node.py` runs rounds for a node of a tree, `hansa/runs/run.py` for a whole run. Flat federated
+learning, HierFAVG and WorldLM all run this one function.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import ceil
 from time import perf_counter
 from typing import Literal
 
-from hansa.config.federation import Federation
-from hansa.core.downlink import NarrowLink
 from hansa.core.encoding import EncodingError
 from hansa.core.errors import printable
-from hansa.core.exchange import ExchangeOutcome, Sizes, trade
+from hansa.core.knowledge import ExchangeOutcome
 from hansa.core.link import Answer, Link
-from hansa.core.messages import Failure, NodeId, Reply, Train, Update, nothing
+from hansa.core.messages import BelowPart, Failure, LayersPart, NodeId, Reply, Train, Update, no_tensors
 from hansa.core.method import Method
-from hansa.core.participation import Asker, BufferedRegions, Child, Participation, ServerState
+from hansa.core.participation import Assignment, Child, Participation, Plan, PlanContext, RoundSettings, deadline_of
 from hansa.core.schedules import schedule_factor
+from hansa.core.state import SERVER, ServerState, tensors_in
 from hansa.core.tensors import Layout, Tensors, is_finite
-from hansa.privacy.secure_aggregation.server import MaskingServer
 
-HIGHEST = 1e4  # no loss of a model that learns anything: weights that follow from losses must stay numbers
-LARGEST = 1e12  # no silo has more samples than this: a larger figure is a lie or a bug
+MAX_LOSS = 1e4  # a model that learns anything has a smaller one; weights that follow from losses must stay finite
+MAX_SAMPLES = 1e12  # a larger claim is a lie or a bug
+
+
+@dataclass(frozen=True)
+class Server:
+    """Who asks: a node with children, the link to them, and the method that they follow."""
+
+    name: NodeId
+    children: Mapping[NodeId, Child]
+    link: Link
+    method: Method
+    settings: RoundSettings
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Which round it is. ``durable``: the newest checkpointed round; ``end``: when the parent goes on without us.
+
+    Where the nodes of a tree work one after another, ``begin`` is the sequential step of the whole tree at which this
+    round begins, and ``total`` how many there will be.
+    """
+
+    number: int
+    durable: int = 0
+    begin: int = 0
+    total: int = 0
+    end: float | None = None
 
 
 @dataclass
@@ -41,172 +68,270 @@ class Record:
     round: int
     cohort: list[NodeId]
     updates: dict[NodeId, Update] = field(default_factory=dict)  # without their tensors
-    lost: dict[NodeId, str] = field(default_factory=dict)
+    failures: dict[NodeId, str] = field(default_factory=dict)
     sent: dict[NodeId, int] = field(default_factory=dict)
     received: dict[NodeId, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     clock: float = 0.0  # virtual time at its end
-    tensors: dict[NodeId, dict[str, None]] = field(default_factory=dict)  # that each sent
-    failed: str = ""
-    attention: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)  # on a tree: see `Update`
+    tensors: dict[NodeId, Layout] = field(default_factory=dict)  # that each sent
+    failed: str = ""  # why the round does not count; empty if it does
+    attention: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)  # on a tree: see `LayersPart`
     refused: dict[NodeId, str] = field(default_factory=dict)
-    traded: ExchangeOutcome = field(default_factory=ExchangeOutcome)  # in its exchange, if it had one
+    exchange: ExchangeOutcome = field(default_factory=ExchangeOutcome)
+
+    def count_bytes(self, answer: Answer) -> None:
+        """Add what an answer took."""
+        self.sent[answer.node] = self.sent.get(answer.node, 0) + answer.sent
+        self.received[answer.node] = self.received.get(answer.node, 0) + answer.received
 
     def bytes(self, way: Literal["sent", "received"], own: NodeId) -> dict[NodeId, int]:
         """What went to, or came from, every node below; ``own`` work stays where it is."""
         here = {node: count for node, count in getattr(self, way).items() if node != own}
-        return summed(here, *(getattr(update, way) for update in self.updates.values()))
+        return summed(here, *(getattr(update.below, way) for update in self.updates.values() if update.below))
 
     @property
     def loss(self) -> float:
+        """The mean training loss, weighted by samples."""
         samples = sum(u.samples for u in self.updates.values())
         return sum(u.loss * u.samples for u in self.updates.values()) / max(1, samples)
 
 
-def federated_round(
-    name: NodeId,
-    members: Mapping[NodeId, Child],
-    link: Link,
-    method: Method,
-    settings: Federation,
-    moving: ServerState,
-    durable: int,
-    sizes: Sizes | None = None,
-) -> Record:
-    """Run round ``moving.round + 1`` among ``members``. If too few answer, the model stays and the record says so."""
-    number = moving.round + 1
-    began = perf_counter()
-    before = moving.clock, list(moving.flights), dict(moving.state)
+class RoundPart:
+    """An optional part of a round, such as the exchange of knowledge.
 
-    # 1 who takes part
-    if method.upload.both:
-        link = NarrowLink(link, moving.sent)
-    asker = Asker(name, members, link, settings, durable)
-    assert not isinstance(method.participation, BufferedRegions), "the children of a tree are asked to fit: see fit.py"
-    cohort, ask = method.participation.gather(asker, moving)
-    record = Record(number, cohort, clock=moving.clock)
+    Each step does nothing unless a part overrides it.
+    """
 
-    # 2 trade knowledge
-    if method.exchange is not None:
-        record.traded = trade(method.exchange, cohort, asker, moving, sizes)
-        record.sent, record.received = dict(record.traded.sent), dict(record.traded.received)
-        record.seconds["trade"] = perf_counter() - began
-        began = perf_counter()
+    def prepare(self, round: "Round") -> None:
+        """Before training: ask the cohort something, or change where the round starts from."""
 
-    # 3, 4 local work, what leaves a silo; 5 where updates meet
-    veil = None
-    if settings.secure_aggregation is not None:
-        veil = MaskingServer.draw(asker, settings.secure_aggregation, method.weighting, record, moving.model)
-    answers = ask(lambda node, plain: brief(node, plain, record.traded, veil))
-    accepted = screen(answers, moving.model.layout, record, method.upload.selects, veil is not None)
-    if veil is not None:
-        gradient = veil.combine(moving.model.layout, accepted)
-    else:
-        gradient = method.aggregate.combine(moving.model.layout, ((u, method.weighting.weight(u)) for u in accepted))
-    record.seconds["work"] = perf_counter() - began
-    record.failed = record.failed or too_few(record, settings.participation) or astray(record, gradient)
+    def extend(self, assignment: Assignment, request: Train) -> Train | None:
+        """Add this part to the request for a child; None: the child is not asked."""
+        return request
+
+    def sift(self, answers: Iterator[Answer]) -> Iterator[Answer]:
+        """Look at answers before they are checked; one that is not trusted becomes a `Failure`."""
+        return answers
+
+    def accept(self, assignment: Assignment, update: Update) -> Update:
+        """Take this part out of a valid update."""
+        return update
+
+    def finish(self, round: "Round") -> None:
+        """After the server step."""
+
+
+class Round:
+    """A round under way, as its parts see it.
+
+    They may change ``start``, ``expected``, ``aggregated`` and ``combine``.
+    """
+
+    def __init__(self, server: Server, state: ServerState, turn: Turn, plan: Plan) -> None:
+        self.server, self.state, self.turn, self.plan = server, state, turn, plan
+        self.record = Record(turn.number, plan.cohort, clock=state.clock)
+        self.start: Tensors = state.model  # the model that children start from
+        self.expected: Layout = state.model.layout  # the tensors that an update may have
+        self.aggregated: Layout = state.model.layout  # those of them that are combined by the aggregator
+        self.partial = server.method.upload.selects  # whether updates may leave tensors out
+        self.masked = False  # whether updates come under masks
+        self.combine: Callable[[Layout, Iterator[Update]], Tensors] = self._combine
+        self._requests: dict[tuple[int, int, int], Train] = {}
+        self._began = perf_counter()
+
+    @property
+    def number(self) -> int:
+        """The number of the round, counted from 1."""
+        return self.turn.number
+
+    @property
+    def link(self) -> Link:
+        """The link to the children."""
+        return self.server.link
+
+    def deadline(self) -> float | None:
+        """When requests that are sent now are given up: the node's own deadline or its parent's, whichever is first."""
+        given = [at for at in (deadline_of(self.server.settings.participation), self.turn.end) if at is not None]
+        return min(given, default=None)
+
+    def request(self, assignment: Assignment) -> Train:
+        """The plain request of an assignment; the same object for all that get the same, so that it is written once."""
+        model = self.start if assignment.model is None else assignment.model
+        key = (assignment.number, assignment.durable, id(model))
+        if key not in self._requests:
+            self._requests[key] = Train(assignment.number, model, assignment.durable)
+        return self._requests[key]
+
+    def lap(self, phase: str) -> None:
+        """Note the seconds since the last lap."""
+        now = perf_counter()
+        self.record.seconds[phase] = now - self._began
+        self._began = now
+
+    def _combine(self, layout: Layout, updates: Iterator[Update]) -> Tensors:
+        method = self.server.method
+        return method.aggregator.combine(layout, ((u, method.weighting.weight(u)) for u in updates))
+
+
+def federated_round(server: Server, state: ServerState, turn: Turn, parts: Sequence[RoundPart] = ()) -> Record:
+    """Run one round and move ``state``; if too few children answer, the state stays and the record says so."""
+    method, before = server.method, (state.clock, dict(state.slots))
+
+    # 1 participation
+    plan = method.participation.plan(
+        PlanContext(server.name, server.children, server.settings, turn.number, turn.durable), state
+    )
+    round = Round(server, state, turn, plan)
+
+    # 2 preparation
+    for part in parts:
+        part.prepare(round)
+
+    # 3 local training, 4 upload, 5 aggregation
+    gradient = round.combine(round.aggregated, accepted(round, parts))
+    round.lap("work")
+    record = round.record
+    record.failed = record.failed or too_few(record, server.settings.participation) or not_finite(record, gradient)
     if record.failed:
-        moving.clock, moving.flights, moving.state = before
+        state.clock, state.slots = before
         return record
 
-    # 6 move the model
-    began = perf_counter()
-    rate = schedule_factor(settings.server.schedule, number, settings.rounds) if settings.server else 1.0
-    with unmoved(moving, {name for names in record.tensors.values() for name in names}):
-        method.server.step(moving.model, gradient, moving.state, number, rate)
-    moving.round = number
-    if method.upload.both:
-        moving.sent = {n: s for n, s in moving.sent.items() if n not in record.lost}
-        moving.sent |= {node: list(names) for node, names in record.tensors.items()}
-    record.seconds["move"] = perf_counter() - began
+    # 6 server step
+    move(round, gradient)
+
+    # 7 finishing
+    for part in parts:
+        part.finish(round)
+    record.clock = state.clock
+    round.lap("move")
     return record
 
 
-def brief(node: NodeId, plain: Train, traded: ExchangeOutcome, veil: MaskingServer | None) -> Train | None:
-    """What a member of the cohort is asked; None if it is not."""
-    told = traded.brief(node, plain)
-    return told if veil is None else veil.brief(node, told)
+def accepted(round: Round, parts: Sequence[RoundPart]) -> Iterator[Update]:
+    """Ask the children; yield the updates that pass the checks, decoded. The record notes the others, with a reason."""
+    for wave in round.plan.waves:
+        assignments = {assignment.node: assignment for assignment in wave}
+        asks = {node: request for node, one in assignments.items() if (request := requested(round, one, parts))}
+        answers = round.link.ask(asks, round.deadline())
+        for part in parts:
+            answers = part.sift(answers)
+        for answer in answers:
+            assignment = assignments[answer.node]
+            update = admit(answer, round.expected, round.record, round.partial, round.masked)
+            if update is None:
+                continue
+            if assignment.staleness:
+                update = replace(update, staleness=assignment.staleness)
+            for part in parts:
+                update = part.accept(assignment, update)
+            yield update
+
+
+def requested(round: Round, assignment: Assignment, parts: Sequence[RoundPart]) -> Train | None:
+    """The request for a child with all its parts; None if the child is not asked."""
+    request: Train | None = round.request(assignment)
+    for part in parts:
+        request = part.extend(assignment, request) if request is not None else None
+    return request
+
+
+def move(round: Round, gradient: Tensors) -> None:
+    """Let the server optimizer move the aggregated tensors of the model."""
+    server, state, number = round.server, round.state, round.number
+    factor = schedule_factor(server.settings.server_schedule, number, server.settings.rounds)
+    moving = round.start.only(round.aggregated.names)
+    own = state.slots.get(SERVER)
+    with unmoved(round.record, moving, [moving, *tensors_in(own)]):
+        server.method.server.step(moving, gradient, own, number, factor)
+    if moving is not round.start:
+        round.start.write(moving)
+    state.model, state.round = round.start, number
 
 
 @contextmanager
-def unmoved(moving: ServerState, sent: set[str]) -> Iterator[None]:
-    """Tensors that nobody sent stay as they are, and so does what the server optimiser remembers of them: a zero in
-    the pseudo-gradient would still let its momentum move them."""
-    missing = [name for name in moving.model.layout.names if name not in sent]
-    changing = [moving.model, *moving.state.values()] if missing else []
-    before = [tensors.only(missing).copy() for tensors in changing]
+def unmoved(record: Record, model: Tensors, changing: Sequence[Tensors]) -> Iterator[None]:
+    """Leave tensors that no child sent as they are, and the optimizer's state of them too.
+
+    A zero in the pseudo-gradient would still let the optimizer's momentum move them.
+    """
+    layouts = set(record.tensors.values())
+    sent = {name for layout in layouts for name in layout.names}
+    missing = [name for name in model.layout.names if name not in sent]
+    before = [tensors.only(missing).copy() for tensors in changing] if missing else []
     yield
-    for tensors, old in zip(changing, before, strict=True):
+    for tensors, old in zip(changing, before, strict=False):
         tensors.write(old)
 
 
 def too_few(record: Record, participation: Participation) -> str:
-    """Why the round does not count; empty if enough answered."""
+    """Why the round does not count; empty if enough children answered."""
     asked = len(set(record.cohort))
     needed = max(1, ceil(participation.quorum * asked))
     if len(record.updates) >= needed:
         return ""
-    reasons = "; ".join(f"{node}: {reason}" for node, reason in record.lost.items())
+    reasons = "; ".join(f"{node}: {reason}" for node, reason in record.failures.items())
     return f"round {record.round}: {len(record.updates)} of {asked} answered, {needed} needed ({reasons})"
 
 
-def astray(record: Record, gradient: Tensors) -> str:
-    """Why the model must not take this step; empty if it may. Updates were finite: how they were combined was not."""
+def not_finite(record: Record, gradient: Tensors) -> str:
+    """Why the model must not take this step; empty if it may. Each update was finite; their combination may not be."""
     if is_finite(gradient.flat):
         return ""
     return f"round {record.round}: the combined update has values that are not finite (look at 'method', 'aggregate')"
 
 
-def screen(
-    answers: Iterator[Answer], layout: Layout, record: Record, partial: bool = False, masked: bool = False
-) -> Iterator[Update]:
-    """Let through updates that make sense, opened; note the others as lost, with a reason. ``partial``: tensors may be
-    left out; ``masked``: they must be under masks."""
-    for answer in answers:
-        update = admit(answer, layout, record, partial, masked)
-        if update is not None:
-            yield update
-
-
 def admit(answer: Answer, layout: Layout, record: Record, partial: bool = False, masked: bool = False) -> Update | None:
-    """The update of an answer, if it makes sense."""
-    record.sent[answer.node] = record.sent.get(answer.node, 0) + answer.sent
-    record.received[answer.node] = record.received.get(answer.node, 0) + answer.received
-    reply = opened(answer.reply, layout)
-    reason = flaw(reply, layout, partial, masked)
+    """The update of an answer, decoded, if it passes the checks; else None, and the record has the reason."""
+    record.count_bytes(answer)
+    reply = decoded(answer.reply, layout)
+    reason = problem(reply, layout, partial, masked)
     if reason:
-        record.lost[answer.node] = reason
+        record.failures[answer.node] = reason
         return None
     assert isinstance(reply, Update)
-    record.tensors.setdefault(answer.node, {}).update(dict.fromkeys(reply.gradient.layout.names))
-    if layout.names and not reply.gradient.layout.names:
+    sent = reply.gradient.layout
+    before = record.tensors.get(answer.node)
+    record.tensors[answer.node] = (
+        sent if before is None or before == sent else layout.only({*before.names, *sent.names})
+    )
+    if layout.names and not sent.names:
         record.refused[answer.node] = "no tensor is small enough for what 'upload' lets it send: raise upload.keep"
     _note(record, answer.node, reply)
     return reply
 
 
-def opened(reply: Reply, layout: Layout) -> Reply:
-    """An update as it was before it was coded."""
-    if not isinstance(reply, Update) or reply.coded is None:
+def decoded(reply: Reply, layout: Layout) -> Reply:
+    """An update as it was before it was encoded."""
+    if not isinstance(reply, Update) or reply.encoded is None:
         return reply
     try:
-        return replace(reply, gradient=reply.coded.open(layout), coded=None)
+        return replace(reply, gradient=reply.encoded.open(layout), encoded=None)
     except EncodingError as error:
         return Failure(str(error))
 
 
 def _note(record: Record, node: NodeId, update: Update) -> None:
-    """Remember an update without its tensors; of a silo that gave two, both."""
-    noted = replace(update, gradient=nothing(), residuals=nothing())
+    """Remember an update without its tensors; of a silo that sent two, both."""
+    layers = update.layers and LayersPart(no_tensors(), update.layers.attention, update.layers.refused)
+    noted = replace(update, gradient=no_tensors(), layers=layers, shared_state=None)
     before = record.updates.get(node)
     if before is not None:
         both = {key: getattr(before, key) + getattr(noted, key) for key in ("seen", "steps", "seconds")}
-        both |= {way: summed(getattr(before, way), getattr(noted, way)) for way in ("sent", "received")}
-        noted = replace(noted, **both)
+        noted = replace(noted, **both, below=below(before, noted))
     record.updates[node] = noted
 
 
+def below(*updates: Update) -> BelowPart | None:
+    """What happened below the senders of several updates, in one part; None if nothing is below them."""
+    parts = [update.below for update in updates if update.below is not None]
+    if not parts:
+        return None
+    failures = {node: reason for part in parts for node, reason in part.failures.items()}
+    return BelowPart(failures, summed(*(p.sent for p in parts)), summed(*(p.received for p in parts)))
+
+
 def summed(*counts: Mapping[str, int]) -> dict[str, int]:
+    """Counts added up key by key."""
     total: dict[str, int] = {}
     for one in counts:
         for key, count in one.items():
@@ -214,8 +339,8 @@ def summed(*counts: Mapping[str, int]) -> dict[str, int]:
     return total
 
 
-def flaw(reply: object, layout: Layout, partial: bool = False, masked: bool = False) -> str:
-    """Why a reply must not enter the model; empty if it may."""
+def problem(reply: object, layout: Layout, partial: bool = False, masked: bool = False) -> str:
+    """Why a reply must not enter the model; empty if it may. ``partial``: tensors may be left out."""
     if isinstance(reply, Failure):
         return reply.reason
     if not isinstance(reply, Update):
@@ -229,14 +354,14 @@ def flaw(reply: object, layout: Layout, partial: bool = False, masked: bool = Fa
         missing = [name for name in layout.names if name not in sent.spans]
         if missing and not partial:
             return f"its update lacks {missing[0]}, and the federation's 'upload' leaves no tensors out"
-    if not 0 < reply.samples <= LARGEST:
-        return f"it claims {reply.samples} samples"
-    if not abs(reply.loss) <= HIGHEST:  # nor is it NaN
-        return f"its training loss is {reply.loss:g}"
-    if reply.masked != masked:
-        return (
-            "its update is under a mask, and none was asked for" if reply.masked else "its update is not under a mask"
-        )
+    if not 0 < reply.samples <= MAX_SAMPLES:
+        return f"it claims {reply.samples} samples; the number must lie between 1 and {MAX_SAMPLES:g}"
+    if not abs(reply.loss) <= MAX_LOSS:  # nor is it NaN
+        return f"its training loss is {reply.loss:g}; it must lie within ±{MAX_LOSS:g}"
+    if masked and reply.masked is None:
+        return "its update is not masked, and secure aggregation needs masked updates"
+    if not masked and reply.masked is not None:
+        return "its update is masked, and no masks were asked for"
     if not masked and not is_finite(reply.gradient.flat):
         return "its update has values that are not finite (NaN or Inf)"
     return ""

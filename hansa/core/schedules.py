@@ -1,7 +1,7 @@
 """Learning-rate schedules: the factor on a learning rate in each round or step."""
 
 from math import cos, pi, sqrt
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -9,13 +9,23 @@ from hansa.core.settings import Section, Share
 
 
 class Schedule(Section):
-    """lr(r)/lr₀ over rounds: ``constant``; ``linear``: 1 − decay·r; ``cosine`` to ``final`` at the last round;
-    ``inverse-sqrt``: √((warmup + 1)/r). Of baselines (but chained ones) and personal models, over steps."""
+    """The factor lr(r)/lr₀ on a learning rate in round r.
 
-    kind: Literal["constant", "linear", "cosine", "inverse-sqrt"] = "constant"
-    decay: Share | None = None  # linear: per round (or step); default reaches zero after the last one
-    final: Share = 0.0
-    warmup: Annotated[int, Field(ge=0)] = 0
+    Baselines (but chained ones) and personal models count steps.
+    """
+
+    kind: Literal["constant", "linear", "cosine", "inverse-sqrt"] = Field(
+        default="constant",
+        description="constant; linear: 1 − decay·r; cosine: down to `final` at the last round; inverse-sqrt: "
+        "√((warmup + 1)/r).",
+    )
+    decay: Share | None = Field(
+        default=None, description="linear: decrease per round (or step); default: reaches zero after the last one."
+    )
+    final: Share = Field(default=0.0, description="cosine: the factor at the end.")
+    warmup: int = Field(
+        default=0, ge=0, description="Rounds (or steps) over which the learning rate rises linearly at first."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -24,7 +34,7 @@ class Schedule(Section):
 
 
 def schedule_factor(schedule: Schedule, round: int, rounds: int) -> float:
-    """lr(r)/lr₀ for round r = 1 … rounds. ``linear`` with decay 1e-3 is the Medical paper's (1 − 1e-3·r)."""
+    """lr(r)/lr₀ for round r = 1 … ``rounds``. ``linear`` with decay 1e-3 is the Medical paper's (1 − 1e-3·r)."""
     if round <= schedule.warmup:
         return round / (schedule.warmup + 1)
     if schedule.kind == "linear":

@@ -1,4 +1,4 @@
-"""What a run only plays: silos that are slow, silos that lie."""
+"""What a simulation plays: slow silos and lying silos."""
 
 from typing import Annotated, Literal
 
@@ -6,22 +6,30 @@ from pydantic import Field
 
 from hansa.core.settings import Positive, Section, Share
 
+Seconds = Annotated[float, Field(ge=0.0)]
+
 
 class Poison(Section):
-    """A silo that lies: its update is turned round (``sign-flip``), or not, and multiplied by ``factor``."""
+    """A silo that lies about its update."""
 
-    kind: Literal["sign-flip", "scale"]
-    factor: Positive = 1.0
+    kind: Literal["sign-flip", "scale"] = Field(description="sign-flip: send the negative update; scale: the true one.")
+    factor: Positive = Field(default=1.0, description="Factor on the update.")
 
     @property
     def times(self) -> float:
+        """What the update is multiplied by."""
         return -self.factor if self.kind == "sign-flip" else self.factor
 
 
 class Simulation(Section):
-    """What is only played: slow silos, by virtual seconds of work in one round (nobody sleeps), and lying ones."""
+    """Slow and lying silos, played by a simulation; time is virtual, nobody sleeps."""
 
-    poison: dict[str, Poison] = {}  # by silo, at any level
-    delay: dict[str, Annotated[float, Field(ge=0.0)]] = {}  # by node, at any level; of a region: of its whole answer
-    usual: Annotated[float, Field(ge=0.0)] = 1.0  # of silos not named in delay
-    jitter: Share = 0.0  # how far a delay may differ, as a share of it; from the seed
+    poison: dict[str, Poison] = Field(default={}, description="Silos that lie, by name, at any level of the tree.")
+    delay: dict[str, Seconds] = Field(
+        default={},
+        description="Virtual seconds of a node's work in one round, by name; of a region: of its whole reply.",
+    )
+    default_delay: Seconds = Field(default=1.0, description="Virtual seconds of silos not named in `delay`.")
+    jitter: Share = Field(
+        default=0.0, description="How far a delay may differ from round to round, as a fraction of it."
+    )

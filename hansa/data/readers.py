@@ -68,7 +68,8 @@ class Problems:
 
     def check(self, allowed: float, what: str) -> None:
         if self.broken > allowed * max(1, self.lines):
-            remedy = f"mend them, or raise data.max_bad_rows above {self.broken / max(1, self.lines):.3g} to go on without them"
+            share = self.broken / max(1, self.lines)
+            remedy = f"mend them, or raise data.max_bad_rows above {share:.3g} to go on without them"
             if self.broken >= self.lines:
                 remedy = "look at the file, and name its fields with 'text:', 'label:' … (or --text, --label …)"
             raise DataError(f"{what}: {self.broken} of {self.lines} lines cannot be used, {self._why}; {remedy}")

@@ -1,23 +1,22 @@
-"""TODO docstring."""
-
-from typing import Annotated
+"""The ``data`` section of a federation file."""
 
 from pydantic import Field
 
-from hansa.core.settings import Count as Count
-from hansa.core.settings import Named as Named
-from hansa.core.settings import Positive as Positive
-from hansa.core.settings import Section as Section
-from hansa.core.settings import Share as Share
-from hansa.core.simulation import Poison as Poison
-from hansa.core.simulation import Simulation as Simulation
-from hansa.data.source import Files as Files
-from hansa.data.source import Source as Source
+from hansa.core.settings import Section, Share
 
 
 class Data(Section):
-    max_length: Annotated[int, Field(ge=8, le=8192)] = 64
-    valid: Share = 0.05
-    test: Share = 0.1
-    max_bad_rows: Share = 0.01  # go on while at most this share of the lines cannot be read
-    deidentify: str | None = None  # before anything else: 'rules', or a finder of your own as 'module:Class'
+    """How rows become samples."""
+
+    max_length: int = Field(
+        default=64, ge=8, le=8192, description="Tokens in a sample; longer texts are cut into several."
+    )
+    valid: Share = Field(
+        default=0.05, description="Fraction of the rows for validation, where a silo names no file for it."
+    )
+    test: Share = Field(default=0.1, description="Fraction of the rows for testing, where a silo names no file for it.")
+    max_bad_rows: Share = Field(default=0.01, description="Fail if a larger fraction of the input rows cannot be read.")
+    deidentify: str | None = Field(
+        default=None,
+        description="De-identify rows while reading them: `rules`, or a finder of your own as `module:Class`.",
+    )

@@ -1,6 +1,6 @@
-"""Where a silo's samples lie, and how they are read."""
+"""Where a silo's samples lie, and how they are read: part of a federation file."""
 
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
@@ -8,11 +8,11 @@ from hansa.core.settings import Count, Positive, Section
 
 
 class Files(Section):
-    """A file or folder for training; where valid and test have none of their own, they are cut from it."""
+    """Files or folders for each split; without files of their own, valid and test are cut from the training rows."""
 
-    train: str
-    valid: str | None = None
-    test: str | None = None
+    train: str = Field(description="File or folder with the training rows.")
+    valid: str | None = Field(default=None, description="File or folder with the validation rows.")
+    test: str | None = Field(default=None, description="File or folder with the test rows.")
 
     def files(self) -> dict[str, str]:
         """Split → file, where it has one."""
@@ -20,30 +20,38 @@ class Files(Section):
 
 
 class Part(Section):
-    """Client ``number`` of the ``of`` clients that silo ``name`` was split into; see data/clients.py."""
+    """One of the clients that a silo was split into by `clients: N` (data/clients.py)."""
 
-    name: str
-    number: Annotated[int, Field(ge=0)]
-    of: Count
-    skew: Positive | None = None
-    seed: int = 0
+    name: str = Field(description="The silo that was split.")
+    number: int = Field(ge=0, description="Which of the clients this is, counted from 0.")
+    of: Count = Field(description="How many clients there are.")
+    skew: Positive | None = Field(
+        default=None, description="Dirichlet parameter of the label distribution; none: even."
+    )
+    seed: int = Field(default=0, description="Seed of the split.")
 
 
 class Source(Files):
-    """Samples and how to read them."""
+    """The samples of a silo and how to read them."""
 
     model_config = ConfigDict(coerce_numbers_to_str=True)  # `text: 1` is the first column of a table without header
-    language: str = ""
-    domain: str = ""  # what its scores are told apart by; default the language, of translations the silo
-    text: str = "text"
-    second: str = "second"  # the other text of a pair
-    label: str = "label"
-    target: str = "target"  # of translations: the field beside ``text``
-    target_language: str = ""
-    aligned: Files | None = None  # plain text whose line n is the translation of line n of the files above
-    where: dict[str, str | int] = {}  # keep only rows whose fields have these values
-    limit: Annotated[int, Field(ge=0)] | None = None  # use the first so many training rows; 0: test on it alone
-    part: Part | None = None  # written by 'clients: N' on the silo
+    language: str = Field(default="", description="Language code of the texts.")
+    domain: str = Field(
+        default="", description="Name under which scores are grouped; default: the language, of translations the silo."
+    )
+    text: str = Field(default="text", description="Field with the text.")
+    second: str = Field(default="second", description="Field with the second text of a pair.")
+    label: str = Field(default="label", description="Field with the label.")
+    target: str = Field(default="target", description="Field with the translation.")
+    target_language: str = Field(default="", description="Language code of the translations.")
+    aligned: Files | None = Field(
+        default=None, description="Plain text whose line n is the translation of line n of the files above."
+    )
+    where: dict[str, str | int] = Field(default={}, description="Keep only rows whose fields have these values.")
+    limit: int | None = Field(
+        default=None, ge=0, description="Use only the first rows for training; 0: the silo is only tested on."
+    )
+    part: Part | None = Field(default=None, description="Written by `clients: N`; do not set it yourself.")
 
     @field_validator("aligned", mode="before")
     @classmethod
@@ -60,5 +68,5 @@ class Source(Files):
         return self
 
     def group(self, silo: str) -> str:
-        """The name of its scores: translations share their languages, so silos tell them apart."""
+        """The name of its scores: translations share their languages, so they are grouped by silo."""
         return self.domain or (not self.target_language and self.language) or silo

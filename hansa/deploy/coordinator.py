@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from hansa.client.host import SiloHost
 from hansa.client.runtime import Runtime
 from hansa.config.checks import check_settings
 from hansa.config.federation import Federation
@@ -43,7 +44,7 @@ from hansa.runs.start import begin, describe
 from hansa.runs.topology import build_region
 
 
-def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, watcher: RunCallbacks) -> Outcome:
+def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, callbacks: RunCallbacks) -> Outcome:
     """Run a federation file to its end among the members of the kit; started again, it continues."""
     if kit.card.kind != COORDINATOR:
         raise UserError(f"{kit.folder} is the kit of {kit.card.kind} '{kit.name}'; the root needs the coordinator's")
@@ -68,28 +69,29 @@ def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, watcher
         raise ConfigError(f"'{brought[0]}' names a model of its own, and no member opens a folder that another names")
     if federation.secure_aggregation is not None and federation.secure_aggregation.threshold <= 0.5:
         raise ConfigError(
-            fsecure_aggregation.threshold is is {federation.secure_aggregation.threshold:g}: between organisations more than half of the others "
-            "must be needed to open a silo's secrets, or two lists of who answered would open both; set it above 0.5"
+            f"secure_aggregation.threshold is {federation.secure_aggregation.threshold:g}: between organisations more "
+            "than half of the other silos must be needed to reconstruct a secret, or two lists of silos would "
+            "reconstruct both secrets of one; set it above 0.5"
         )
     check_settings(federation)
     torch.set_num_threads(1)
     members = _direct(federation)
     directory = RunDirectory.create(members, out, resume=(out / "federation.yaml").is_file())
     ledger = Ledger(directory.path)
-    runtime = Runtime(members, directory.path)
+    host = SiloHost(Runtime(members, directory.path))
     try:
-        with server_session(kit, directory.path / "seat", nats, watcher.say) as link:
+        with server_session(kit, directory.path / "seat", nats, callbacks.say) as link:
             told = public(federation).model_dump_json().encode()
             link.share_settings(told)
-            own = {ROOT: lambda request: runtime.silo(ROOT).answer(request)} if federation.root is not None else {}
+            own = {ROOT: lambda request: host.silo(ROOT).answer(request)} if federation.root is not None else {}
             vouched = VerifiedLink(link, KitSigner(kit, directory.path, told, link.run))
             seen: Link = AuditedLink(vouched, AuditLog(directory.path / NAME, kit.name))
             everybody: Link = TreeLink(seen, own) if own else seen
-            begin(members, directory, everybody, ledger, watcher)
+            begin(members, directory, everybody, ledger, callbacks)
             link.share_start(pack(directory.start, directory.path / "seat" / "start.bundle"))
-            cards = describe(members, directory, everybody, ledger, watcher)
+            cards = describe(members, directory, everybody, ledger, callbacks)
             members = members.model_copy(update={"silos": {n: s for n, s in members.silos.items() if n in cards}})
-            return Run(members, directory, everybody, cards, ledger, watcher).go()
+            return Run(members, directory, everybody, cards, ledger, callbacks).go()
     finally:
         ledger.close()
 
@@ -130,7 +132,14 @@ class Region:
         plugins: tuple[str, ...],
         law: PolicyEnforcer | None = None,
     ) -> None:
-        self._kit, self._link, self._seat, self._own, self._plugins, self._law = kit, link, server_session, own, plugins, law
+        self._kit, self._link, self._seat, self._own, self._plugins, self._law = (
+            kit,
+            link,
+            server_session,
+            own,
+            plugins,
+            law,
+        )
         self.due: Callable[[], float | None] = lambda: None  # when the parent waits no longer
 
     def refuse(self, message: str, round: int, reason: str) -> None:
@@ -141,13 +150,14 @@ class Region:
     def open(self, folder: Path, settings: bytes) -> Callable[[Request], Reply]:
         name = self._kit.name
         runtime = Runtime(own_settings(settings, name, self._own, self._plugins), folder, device=device.choose())
+        host = SiloHost(runtime)
         self._link.share_settings(settings)
         if (folder / "start").exists():
             self._link.share_start(pack(folder / "start", self._seat / "start.bundle"))
         log = AuditLog(self._seat.parent / NAME, name)
         vouched = VerifiedLink(self._link, KitSigner(self._kit, folder, settings, self._link.run))
         seen: Link = AuditedLink(DeadlineLink(vouched, self._kit.card.rounds, lambda: self.due()), log)
-        link: Link = TreeLink(seen, {name: runtime.silo(name).answer}) if self._own else seen
+        link: Link = TreeLink(seen, {name: host.silo(name).answer}) if self._own else seen
         names = [*self._kit.card.children, *([name] if self._own else [])]
         grown: list[tuple[Callable[[Request], Reply], Child]] = []
 
@@ -161,7 +171,7 @@ class Region:
                         return Failure(
                             f"region '{name}': {node} {card.reason if isinstance(card, Failure) else 'is silent'}"
                         )
-                grown.append(build_region(runtime, name, link, cards))  # type: ignore[arg-type]
+                grown.append(build_region(host, name, link, cards))  # type: ignore[arg-type]
             if isinstance(request, DescribeData):
                 card, member = _together(name, link, names, request), grown[0][1]
                 if not isinstance(card, DataCard):

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from pydantic import ValidationError
 
+from hansa.client.host import SiloHost
 from hansa.client.runtime import Runtime
 from hansa.config.federation import Federation
 from hansa.config.nodes import Node, walk
@@ -57,7 +58,7 @@ class SiloTrade:
         torch.set_num_threads(self._threads)
         told = own_settings(settings, self._name, self._sources, self._plugins)
         runtime = Runtime(told, folder, KitSigner(self._kit, folder, settings), device.choose())
-        answer = runtime.silo(self._name).answer
+        answer = SiloHost(runtime).silo(self._name).answer
         return self._law.over(answer, runtime) if self._law is not None else answer
 
 

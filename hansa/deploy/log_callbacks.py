@@ -16,7 +16,7 @@ class LogCallbacks(NoCallbacks):
         log.info(text)
 
     def round(self, record: Record, seconds: Mapping[str, float]) -> None:
-        told = {"round": record.round, "loss": record.loss, "answered": len(record.updates), "lost": record.lost}
+        told = {"round": record.round, "loss": record.loss, "answered": len(record.updates), "lost": record.failures}
         log.info("round %d is done", record.round, extra=told)
 
     def scores(self, round: int, metrics: Mapping[str, Mapping[str, float]], headline: str) -> None:

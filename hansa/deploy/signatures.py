@@ -1,11 +1,12 @@
 """Secure aggregation between organisations: silos stand for what they say, and believe members of the federation alone.
 
 A server that makes up silos, or keys for real ones, could hide one silo's update among updates that it knows. So each
-silo signs what it says before a round (veil.py: `Announcement`) with the key of its kit, together with everything that its work
-depends on: the run, the settings, the common start, the round, the model. Whoever is shown a list checks every name
-on it against its own members.json, which the federation's authority has signed: a list with a stranger, a forged or
-borrowed key, or a silo that was told something else, is refused as a whole, with the reason. So an honest server checks
-what silos say before it puts them on a list (`VerifiedLink`): one that signs nonsense costs itself its place, and no more.
+silo signs what it says before a round (veil.py: `Announcement`) with the key of its kit, together with everything that
+its work depends on: the run, the settings, the common start, the round, the model. Whoever is shown a list checks every
+name on it against its own members.json, which the federation's authority has signed: a list with a stranger, a forged
+or borrowed key, or a silo that was told something else, is refused as a whole, with the reason. So an honest server
+checks what silos say before it puts them on a list (`VerifiedLink`): one that signs nonsense costs itself its place,
+and no more.
 """
 
 import json
@@ -17,11 +18,12 @@ from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
 
+from hansa.config.sections import MIN_MASKED_COHORT
 from hansa.core.link import Answer, Link
 from hansa.core.messages import AdvertisedKeys, AdvertiseKeys, Failure, NodeId, Request
 from hansa.deploy.kit import Kit
 from hansa.privacy.secure_aggregation.announcement import Announcement
-from hansa.privacy.secure_aggregation.protocol import SAFE_COHORT, Refused
+from hansa.privacy.secure_aggregation.protocol import Refused
 
 PURPOSE = "hansa secure aggregation 1"  # a signature for this is good for nothing else
 
@@ -39,8 +41,8 @@ class KitSigner:
         return self.kit.key.sign(self._statement(round, self.kit.name, said)).hex()
 
     def check(self, round: int, roster: Mapping[NodeId, Announcement]) -> None:
-        if len(roster) < SAFE_COHORT:
-            raise Refused(f"{len(roster)} silos are on the list, and at least {SAFE_COHORT} must hide in the sum")
+        if len(roster) < MIN_MASKED_COHORT:
+            raise Refused(f"{len(roster)} silos are on the list, and at least {MIN_MASKED_COHORT} must hide in the sum")
         for node, said in roster.items():
             self._check(round, node, said)
 
@@ -80,10 +82,8 @@ class VerifiedLink:
     """A server's link: a silo that does not stand for what it says of itself before a round is lost there and then. The
     others would refuse every list that it is on."""
 
-    far = True
-
-    def __init__(self, link: Link, signature: KitSigner) -> None:
-        self._link, self._signer, self.size = link, signature, getattr(link, "size", 1)
+    def __init__(self, link: Link, signer: KitSigner) -> None:
+        self._link, self._signer, self.size, self.remote = link, signer, link.size, link.remote
 
     def ask(self, asks: Mapping[NodeId, Request], until: float | None) -> Iterator[Answer]:
         for answer in self._link.ask(asks, until):

@@ -76,7 +76,7 @@ def demo(out: Path | None, workers: int | None, offline: bool, console: Console)
     outcomes: dict[str, Outcome] = {}
     progress = Progress(console, "federated")
     try:
-        outcomes["FL"] = run(federation, folder / "federated", workers=workers, watcher=progress)
+        outcomes["FL"] = run(federation, folder / "federated", workers=workers, callbacks=progress)
     finally:
         progress.stop()
     ledger = Ledger(outcomes["FL"].folder)

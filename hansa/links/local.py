@@ -14,7 +14,10 @@ Find = Callable[[NodeId], Callable[[Request], Reply]]  # a node's `answer`, by n
 
 
 class LocalLink:
-    """With ``through_wire`` every message is turned into bytes and back, as on a network."""
+    """Nodes in this process. With ``through_wire`` every message is turned into bytes and back, as on a network."""
+
+    size = 1
+    remote = False
 
     def __init__(self, find: Find, through_wire: bool = False) -> None:
         self._find, self._through_wire = find, through_wire

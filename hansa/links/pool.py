@@ -88,6 +88,10 @@ class Worker:
 
 
 class PoolLink:
+    """Silos on worker processes; see the module."""
+
+    remote = False
+
     def __init__(self, federation: Federation, folder: Path, workers: int | None = None, watch: Watch | None = None):
         self._context = get_context("forkserver")
         preload()
@@ -147,7 +151,7 @@ class PoolLink:
                     room = max(
                         sum(v.numel() for v in vectors.values()), OFFER if isinstance(request, ShareKnowledge) else 0
                     )
-                    room = max(room, request.room) if isinstance(request, Train) else room
+                    room = max(room, request.capacity) if isinstance(request, Train) else room
                     written[id(request)] = (text, places, room, wire.size(request))
                 call.jobs.append(Job(node, *written[id(request)], index, call))
             largest = max((job.room for job in call.jobs), default=0)

@@ -51,16 +51,17 @@ class Desk:
     """The other end, in an actor: a site with one resident model that answers for any silo."""
 
     def __init__(self, federation: str, folder: str) -> None:
+        from hansa.client.host import SiloHost
         from hansa.client.runtime import Runtime
 
         torch.set_num_threads(1)
-        self.runtime = Runtime(Federation.model_validate_json(federation), Path(folder), device=device.choose())
+        self.host = SiloHost(Runtime(Federation.model_validate_json(federation), Path(folder), device=device.choose()))
 
     def answer(self, node: NodeId, text: str, names: list[str], *arrays: Any) -> tuple[str, Packed | None]:
         """A user's mistake in words, or the reply."""
         request = unpack((text, dict(zip(names, arrays, strict=True))))
         try:
-            reply = attempt(lambda asked: self.runtime.answer(node)(asked), request)
+            reply = attempt(lambda asked: self.host.answer(node)(asked), request)
         except UserError as error:
             return str(error), None
         told, vectors = wire.split(reply)
@@ -93,6 +94,10 @@ class Call:
 
 
 class RayLink:
+    """Silos on the actors of a Ray cluster; see the module."""
+
+    remote = False
+
     def __init__(
         self,
         federation: Federation,

@@ -13,7 +13,7 @@ from hansa.links.local import attempt
 class TreeLink:
     def __init__(self, silos: Link, inner: Mapping[NodeId, Callable[[Request], Reply]]) -> None:
         self._silos, self._inner = silos, inner
-        self.size, self.far = getattr(silos, "size", 1), getattr(silos, "far", False)
+        self.size, self.remote = silos.size, silos.remote
 
     def ask(self, asks: Mapping[NodeId, Request], until: float | None) -> Iterator[Answer]:
         below = {node: request for node, request in asks.items() if node in self._inner}

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from hansa.client.host import SiloHost
 from hansa.client.runtime import Runtime
 from hansa.config.federation import Federation
 from hansa.core import device, wire
@@ -22,13 +23,13 @@ def work(connection: Connection, number: int, federation: str, folder: str) -> N
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     torch.set_num_threads(1)
     settings, views = Federation.model_validate_json(federation), Views()
-    runtime = Runtime(settings, Path(folder), device=device.choose(number))
+    host = SiloHost(Runtime(settings, Path(folder), device=device.choose(number)))
     while True:
         try:
             job, request = unpack(connection.recv_bytes())
         except (EOFError, OSError):  # the parent is gone, or done
             os._exit(0)
-        reply = _do(job, request, runtime, views)
+        reply = _do(job, request, host, views)
         try:
             connection.send_bytes(reply)
         except OSError:  # gone meanwhile
@@ -45,11 +46,11 @@ def unpack(data: bytes) -> tuple[dict[str, Any], str]:
     return json.loads(envelope), message
 
 
-def _do(job: dict[str, Any], text: str, runtime: Runtime, views: Views) -> bytes:
+def _do(job: dict[str, Any], text: str, host: SiloHost, views: Views) -> bytes:
     vectors = {name: views.view(tuple(place)) for name, place in job["vectors"].items()}
     request = wire.join(text, vectors)
     try:
-        reply = attempt(lambda r: runtime.answer(job["node"])(r), request)
+        reply = attempt(lambda r: host.answer(job["node"])(r), request)
     except UserError as error:
         return pack({"user_error": str(error)}, "")
     text, out = wire.split(reply)

@@ -6,6 +6,7 @@ sharing: nothing is in scope, everything is personal.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from hansa.core.method import METHODS, Method
 from hansa.core.settings import Section
@@ -15,6 +16,10 @@ from hansa.methods.fedavg import fedavg
 
 @dataclass(frozen=True)
 class ShareNothing:
+    """No tensor is shared."""
+
+    shares_nothing: ClassVar[bool] = True
+
     def shared(self, layout: Layout, parts: Mapping[str, str]) -> Sequence[str]:
         return ()
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hansa.core import representations as inside
 from hansa.core.errors import ConfigError
-from hansa.core.exchange import Indices, Samples
+from hansa.core.knowledge import Indices, Samples
 from hansa.core.learner import Learner
 from hansa.methods.centroid_noise import Noise, bounded
 

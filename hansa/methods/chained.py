@@ -6,25 +6,35 @@ Deviations: none; after the last silo the first would have its turn again.
 """
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from hansa.core.messages import NodeId, Train
+from hansa.core.messages import NodeId
 from hansa.core.method import METHODS, Method
-from hansa.core.participation import Ask, Asker, ServerState, duration, until
+from hansa.core.participation import Assignment, Plan, PlanContext, silo_duration
 from hansa.core.settings import Section
+from hansa.core.state import ServerState
 from hansa.methods.fedavg import fedavg
 
 
 @dataclass(frozen=True)
 class InTurn:
+    """One silo in each round, in a fixed order."""
+
     order: tuple[NodeId, ...] = ()  # default: as the federation has them
 
-    def gather(self, asker: Asker, moving: ServerState) -> tuple[list[NodeId], Ask]:
-        number, settings = moving.round + 1, asker.settings
-        order = self.order or tuple(asker.members)
-        node = order[moving.round % len(order)]
-        moving.clock += duration(node, number, settings.simulate, settings.seed)
-        request = Train(number, moving.model, asker.durable)
-        return [node], lambda _brief: asker.link.ask({node: request}, until(settings.participation))
+    synchronous: ClassVar[bool] = False
+    buffer: ClassVar[int] = 0
+    on_trees: ClassVar[bool] = False
+
+    def plan(self, context: PlanContext, state: ServerState) -> Plan:
+        number, settings = context.number, context.settings
+        order = self.order or tuple(context.children)
+        node = order[state.round % len(order)]
+        state.clock += silo_duration(node, number, settings.simulate, settings.seed)
+        return Plan([node], [[Assignment(node, number, context.durable)]])
+
+    def damping(self, staleness: int) -> float:
+        return 1.0
 
 
 @METHODS.register("chained")
@@ -32,4 +42,4 @@ class Chained(Section):
     order: tuple[str, ...] = ()
 
     def build(self) -> Method:
-        return replace(fedavg(), name="chained", pace=InTurn(self.order))
+        return replace(fedavg(), name="chained", participation=InTurn(self.order))

@@ -12,7 +12,7 @@ As a method it is a scope. Deviations: which layers travel is a setting and does
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -21,7 +21,6 @@ from hansa.core.method import METHODS, Method
 from hansa.core.settings import Section
 from hansa.core.tensors import Layout
 from hansa.methods.fedavg import fedavg
-from hansa.models.settings import Model
 
 
 @dataclass(frozen=True)
@@ -29,6 +28,7 @@ class Layers:
     """The given layers, counted from 0, of each side; none given: those that `model.added` put in."""
 
     layers: tuple[int, ...]
+    shares_nothing: ClassVar[bool] = False
 
     def shared(self, layout: Layout, parts: Mapping[str, str]) -> Sequence[str]:
         found = {name: int(m[1]) for name in layout.names if (m := re.search(r"\bblock\.(\d+)$", parts[name]))}
@@ -41,13 +41,14 @@ class Layers:
         return [name for name, index in found.items() if index in self.layers]
 
 
-def of_added(model: Model) -> Layers:
-    if not model.added:
+def of_added(added: tuple[int, ...]) -> Layers:
+    """The layers that `model.added` put in; raises `ConfigError` if there are none."""
+    if not added:
         raise ConfigError(
             "method 'controllers' exchanges some layers alone: name them (method.layers: [0, 3]), "
             "or add layers for it (model.added: [0, 6])"
         )
-    return Layers(model.added)
+    return Layers(added)
 
 
 @METHODS.register("controllers")

@@ -8,22 +8,26 @@ the uniform mean. Deviations: the softmax form only; their learned weighting net
 
 from dataclasses import dataclass, replace
 from math import exp
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from hansa.config.sections import STEEPEST
 from hansa.core.messages import Update
 from hansa.core.method import METHODS, Method
 from hansa.core.settings import Section
 from hansa.methods.fedavg import fedavg
 
+STEEPEST = 50.0  # largest temperature: beyond it a single silo would count
 LARGEST = 700.0  # e to this is about the largest number there is
 
 
 @dataclass(frozen=True)
 class ByLoss:
+    """wᵢ ∝ exp(−β·Lᵢ)."""
+
     temperature: float = 1.0
+    known_before_training: ClassVar[bool] = False
+    replaceable: ClassVar[bool] = False
 
     def weight(self, update: Update) -> float:
         return exp(max(-LARGEST, min(LARGEST, -self.temperature * update.loss)))
@@ -34,4 +38,4 @@ class Dga(Section):
     temperature: Annotated[float, Field(ge=0.0, le=STEEPEST)] = 1.0
 
     def build(self) -> Method:
-        return replace(fedavg(), name="dga", weigh=ByLoss(self.temperature))
+        return replace(fedavg(), name="dga", weighting=ByLoss(self.temperature))

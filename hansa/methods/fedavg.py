@@ -9,24 +9,24 @@ Deviations: none.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar
 
 from torch import Tensor
 
 from hansa.core.compression import NoCompression
+from hansa.core.learner import Work
 from hansa.core.messages import Update
-from hansa.core.method import METHODS, Method, TaskLoss
+from hansa.core.method import AGGREGATORS, METHODS, Aggregator, Method, TaskLoss
 from hansa.core.participation import Synchronous
 from hansa.core.settings import Section
 from hansa.core.tensors import Layout, Tensors, WeightedMean
 
-if TYPE_CHECKING:
-    from hansa.core.learner import Work
-
 
 @dataclass(frozen=True)
 class ShareEverything:
-    """All trainable tensors travel."""
+    """All trainable tensors are shared."""
+
+    shares_nothing: ClassVar[bool] = False
 
     def shared(self, layout: Layout, parts: Mapping[str, str]) -> Sequence[str]:
         return layout.names
@@ -34,16 +34,19 @@ class ShareEverything:
 
 @dataclass(frozen=True)
 class PlainObjective:
-    """Nothing beside the task's own loss, and nothing kept."""
+    """The task's own loss, and no state."""
 
-    def loss(self, work: "Work", task_loss: TaskLoss) -> Tensor:
+    needs_text_vectors: ClassVar[bool] = False
+    state: ClassVar[None] = None
+
+    def loss(self, work: Work, task_loss: TaskLoss) -> Tensor:
         return task_loss()
 
-    def gradient(self, work: "Work") -> None:
+    def gradient(self, work: Work) -> None:
         return None
 
-    def keep(self, work: "Work") -> dict[str, Tensor]:
-        return {}
+    def finish(self, work: Work) -> None:
+        return None
 
 
 @dataclass(frozen=True)
@@ -51,19 +54,21 @@ class BySamples:
     """wᵢ ∝ Nᵢ^t: t = 1 is FedAvg, t = 0 counts every silo the same, between them small silos gain."""
 
     temperature: float = 1.0
+    known_before_training: ClassVar[bool] = True
+    replaceable: ClassVar[bool] = True
 
     def weight(self, update: Update) -> float:
-        return self.of(update.samples)
-
-    def of(self, samples: int) -> float:
-        return float(samples**self.temperature)
+        return float(update.samples**self.temperature)
 
 
 @dataclass(frozen=True)
 class Mean:
     """A running weighted mean: one sum in memory, whatever the number of silos."""
 
-    needs: ClassVar[Literal["sum"]] = "sum"
+    linear: ClassVar[bool] = True
+    per_tensor: ClassVar[bool] = True
+    min_cohort: ClassVar[int] = 1
+    replaceable: ClassVar[bool] = True
 
     def combine(self, layout: Layout, updates: Iterable[tuple[Update, float]]) -> Tensors:
         mean = WeightedMean(layout)
@@ -78,25 +83,33 @@ class ServerSgd:
 
     lr: float = 1.0
 
-    def begin(self, layout: Layout) -> dict[str, Tensors]:
-        return {}
+    def begin(self, layout: Layout) -> None:
+        return None
 
-    def step(self, model: Tensors, gradient: Tensors, state: dict[str, Tensors], round: int, scale: float) -> None:
+    def step(self, model: Tensors, gradient: Tensors, state: None, round: int, scale: float) -> None:
         model.flat.add_(gradient.flat, alpha=-self.lr * scale)
 
 
 def fedavg() -> Method:
     return Method(
         name="fedavg",
-        pace=Synchronous(),
+        participation=Synchronous(),
         exchange=None,
         scope=ShareEverything(),
         objective=PlainObjective(),
         upload=NoCompression(),
-        weigh=BySamples(),
-        aggregate=Mean(),
+        weighting=BySamples(),
+        aggregator=Mean(),
         server=ServerSgd(),
     )
+
+
+@AGGREGATORS.register("mean")
+class MeanSettings(Section):
+    """The weighted mean."""
+
+    def build(self) -> Aggregator:
+        return Mean()
 
 
 @METHODS.register("fedavg")

@@ -10,94 +10,91 @@ schedule). ``temperature`` t weighs silos by Nᵢ^t among the K (0, the paper: a
 Deviations: time is virtual (`simulate.delay`), so a run gives the same result on any machine.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from hansa.config.federation import Federation
-from hansa.core.link import Answer
-from hansa.core.messages import NodeId, Train, Update
+from hansa.core.messages import NodeId, Update
 from hansa.core.method import METHODS, Method
-from hansa.core.participation import Ask, Asker, Child, PendingWork, ServerState, duration, until
+from hansa.core.participation import Assignment, BufferState, PendingWork, Plan, PlanContext, silo_duration
 from hansa.core.settings import Count, Section
+from hansa.core.state import PARTICIPATION, ServerState
 from hansa.core.tensors import Layout, Tensors, WeightedMean
 from hansa.methods.fedavg import fedavg
-
-VERSION = "version."
 
 
 @dataclass(frozen=True)
 class Buffered:
-    """The next ``size`` silos to be done, by the virtual clock."""
+    """The next ``buffer`` silos to be done, by the virtual clock."""
 
-    size: int
+    buffer: int
+    synchronous: ClassVar[bool] = False
+    on_trees: ClassVar[bool] = False
 
-    def gather(self, asker: Asker, moving: ServerState) -> tuple[list[NodeId], Ask]:
-        arrived = self._arrivals(asker.members, asker.settings, moving)
-        keep_versions(moving, arrived)
-        return [flight.node for flight in arrived], lambda _brief: self._ask(asker, moving, arrived)
+    def plan(self, context: PlanContext, state: ServerState) -> Plan:
+        before: BufferState = state.slots.get(PARTICIPATION) or BufferState()
+        arrived, pending = self._arrivals(context, before, state)
+        after = before.with_arrivals(pending, arrived, state)
+        state.slots[PARTICIPATION] = after
+        return Plan([work.node for work in arrived], self._waves(context, arrived, after, state))
+
+    def damping(self, staleness: int) -> float:
+        return 1.0
 
     def _arrivals(
-        self, members: Mapping[NodeId, Child], settings: Federation, moving: ServerState
-    ) -> list[PendingWork]:
-        """Take the earliest flights off the list; whoever arrived takes off again with the newest model."""
+        self, context: PlanContext, before: BufferState, state: ServerState
+    ) -> tuple[list[PendingWork], list[PendingWork]]:
+        """The earliest works to be done, and those still under way: a silo that is done starts again at once."""
+        simulate, seed = context.settings.simulate, context.settings.seed
 
-        def take_off(node: NodeId, version: int, at: float, number: int) -> PendingWork:
-            return PendingWork(node, version, at + duration(node, number, settings.simulate, settings.seed), number)
+        def start(node: NodeId, version: int, at: float, number: int) -> PendingWork:
+            return PendingWork(node, version, at + silo_duration(node, number, simulate, seed), number)
 
-        flights = moving.flights or [take_off(node, moving.round, moving.clock, 1) for node in sorted(members)]
+        pending = list(before.pending) or [start(n, state.round, state.clock, 1) for n in sorted(context.children)]
         arrived: list[PendingWork] = []
-        while len(arrived) < self.size:
-            flights.sort(key=lambda flight: (flight.due, flight.node))
-            first = flights.pop(0)
+        while len(arrived) < self.buffer:
+            pending.sort(key=lambda work: (work.due, work.node))
+            first = pending.pop(0)
             arrived.append(first)
-            flights.append(take_off(first.node, moving.round, first.due, first.number + 1))
-        moving.clock = arrived[-1].due
-        # Who is there at the moment of the step takes the model that it makes.
-        there = {(f.node, f.number + 1) for f in arrived if f.due == moving.clock}
-        moving.flights = [replace(f, version=moving.round + 1) if (f.node, f.number) in there else f for f in flights]
-        return arrived
+            pending.append(start(first.node, state.round, first.due, first.number + 1))
+        state.clock = arrived[-1].due
+        # A silo that is done at the very moment of the step starts from the model that the step makes.
+        now = {(work.node, work.number + 1) for work in arrived if work.due == state.clock}
+        newest = state.round + 1
+        return arrived, [replace(w, version=newest) if (w.node, w.number) in now else w for w in pending]
 
-    def _ask(self, asker: Asker, moving: ServerState, arrived: list[PendingWork]) -> Iterator[Answer]:
-        """The arrivals' updates, in order. A silo that arrives twice is asked again after the others. Silos count their
-        own works; since the durable round, one of them has done at most ``size`` in every round."""
-        waiting = list(arrived)
-        requests = {
-            (f.version, f.number): Train(
-                f.number,
-                moving.state[f"{VERSION}{f.version}"],
-                f.number - self.size * (moving.round + 1 - asker.durable),
-            )
-            for f in arrived
-        }
+    def _waves(
+        self, context: PlanContext, arrived: list[PendingWork], after: BufferState, state: ServerState
+    ) -> list[list[Assignment]]:
+        """A silo that arrives twice is asked again after the others. Silos count their own works; since the durable
+        round, one of them has done at most ``buffer`` in every round."""
+        waiting, waves = list(arrived), list[list[Assignment]]()
+        forgotten = self.buffer * (state.round + 1 - context.durable)
         while waiting:
-            now = {f.node: f for f in reversed(waiting)}  # the first of every silo
-            asks = {node: requests[f.version, f.number] for node, f in sorted(now.items())}
-            for answer in asker.link.ask(asks, until(asker.settings.participation)):
-                reply, stale = answer.reply, moving.round - now[answer.node].version
-                yield replace(answer, reply=replace(reply, stale=stale) if isinstance(reply, Update) else reply)
-            waiting = [f for f in waiting if f is not now[f.node]]
-
-
-def keep_versions(moving: ServerState, arrived: Iterable[PendingWork]) -> None:
-    """Keep every version of the model that somebody still works with."""
-    needed = {f"{VERSION}{f.version}" for f in (*moving.flights, *arrived)}
-    newest = f"{VERSION}{moving.round}"
-    if newest in needed:
-        moving.state[newest] = moving.model.copy()
-    for name in [n for n in moving.state if n.startswith(VERSION) and n not in needed]:
-        del moving.state[name]
+            first = {work.node: work for work in reversed(waiting)}
+            waves.append(
+                [
+                    Assignment(node, w.number, w.number - forgotten, after.versions[w.version], state.round - w.version)
+                    for node, w in sorted(first.items())
+                ]
+            )
+            waiting = [work for work in waiting if work is not first[work.node]]
+        return waves
 
 
 @dataclass(frozen=True)
 class ByStaleness:
+    """wᵢ ∝ Nᵢ^t·s(τᵢ)."""
+
     power: float
     temperature: float = 0.0
+    known_before_training: ClassVar[bool] = False
+    replaceable: ClassVar[bool] = True
 
     def weight(self, update: Update) -> float:
-        return float(update.samples**self.temperature * (1 + update.stale) ** -self.power)
+        return float(update.samples**self.temperature * (1 + update.staleness) ** -self.power)
 
 
 @dataclass(frozen=True)
@@ -105,12 +102,15 @@ class DampedMean:
     """(1/K)·Σ s·Δ: stale updates make the step smaller, not only their share of it."""
 
     power: float
-    needs: ClassVar[Literal["sum"]] = "sum"
+    linear: ClassVar[bool] = False  # its denominator is not the sum of the weights
+    per_tensor: ClassVar[bool] = True
+    min_cohort: ClassVar[int] = 1
+    replaceable: ClassVar[bool] = False
 
     def combine(self, layout: Layout, updates: Iterable[tuple[Update, float]]) -> Tensors:
         mean = WeightedMean(layout)
         for update, weight in updates:
-            mean.add(update.gradient, weight, weight * (1 + update.stale) ** self.power)
+            mean.add(update.gradient, weight, weight * (1 + update.staleness) ** self.power)
         return mean.mean()
 
 
@@ -122,4 +122,6 @@ class FedBuff(Section):
 
     def build(self) -> Method:
         weighting, mean = ByStaleness(self.power, self.temperature), DampedMean(self.power)
-        return replace(fedavg(), name="fedbuff", pace=Buffered(self.buffer), weigh=weighting, aggregate=mean)
+        return replace(
+            fedavg(), name="fedbuff", participation=Buffered(self.buffer), weighting=weighting, aggregator=mean
+        )

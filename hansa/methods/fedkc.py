@@ -12,7 +12,7 @@ costs: d + k numbers (last) or T·d + k (all), up once and down to every other s
 
 ``local`` is any other method: its objective, weights, aggregation and server are kept, so knowledge composes with
 FedProx, MOON or a server Adam. Clusters of fewer than ``floor`` members are not told, nor positions that fewer of them
-reach; ``noise`` blurs what is told (privacy/release.py).
+reach; ``noise`` blurs what is told (methods/centroid_noise.py).
 
 Deviations: L is one mean over all pairs heard, where Equation 2 sums over silos: α does not depend on how many take
 part. A position of e is the mean over the members that have a real token there. The floor, the noise and ``sample`` are
@@ -21,7 +21,7 @@ on average.
 """
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, field_validator
@@ -29,19 +29,16 @@ from torch import Tensor, nn
 
 from hansa.core import representations as inside
 from hansa.core.errors import ConfigError
-from hansa.core.exchange import Samples, SharedKnowledge, Sizes
+from hansa.core.knowledge import Samples, SharedKnowledge, Sizes
+from hansa.core.learner import Work
+from hansa.core.mechanism import Mechanism
 from hansa.core.messages import Knowledge
 from hansa.core.method import METHODS, Method, Objective, TaskLoss
-from hansa.core.participation import Synchronous
 from hansa.core.settings import Count, Named, Section
 from hansa.core.tensors import Layout, Tensors
-from hansa.methods import centroids as knowledge
-from hansa.methods.alone import ShareNothing
-from hansa.methods.centroid_noise import Noise, blurred, blurred_predictions, bounded
-from hansa.privacy.dp import accounting
-
-if TYPE_CHECKING:
-    from hansa.core.learner import Work
+from hansa.methods.centroid_noise import Noise, bounded
+from hansa.methods.centroids import clusters as k_means
+from hansa.methods.centroids import mean_rows, mean_texts, needs_sklearn, reached, real_positions, view
 
 Layer = Literal["last", "all"]
 FLOORS: dict[Layer, int] = {"last": 2, "all": 20}  # a mean of embedded texts tells their tokens: docs/privacy.md
@@ -56,9 +53,14 @@ class Composition:
     clusters: int  # 1: no k-means
     floor: int
     noise: Noise | None = None
+    needs_text_vectors: ClassVar[bool] = True
 
     @property
-    def says(self) -> str:
+    def release(self) -> Mechanism | None:
+        return self.noise
+
+    @property
+    def description(self) -> str:
         what = "their pooled outputs" if self.layer == "last" else "their embedded tokens, position by position"
         how = "as it is" if self.noise is None else f"with noise (multiplier {self.noise.multiplier:g})"
         return (
@@ -70,11 +72,11 @@ class Composition:
         centroid = sizes.pooled if self.layer == "last" else sizes.length * sizes.embedding
         return self.clusters * (centroid + sizes.labels)
 
-    def offer(self, work: "Work", samples: Samples) -> SharedKnowledge:
-        seen = knowledge.view(work.learner, samples)
+    def share(self, work: Work, samples: Samples) -> SharedKnowledge:
+        seen = view(work.learner, samples)
         groups = [torch.arange(samples.size).numpy()]
         if self.clusters > 1:
-            groups = knowledge.clusters(seen.pooled.numpy(), self.clusters, samples.rng)
+            groups = k_means(seen.pooled.numpy(), self.clusters, samples.rng)
         kept = [members for members in groups if len(members) >= self.floor]
         withheld = len(groups) - len(kept)
         if not kept:
@@ -82,33 +84,33 @@ class Composition:
         lengths: tuple[int, ...] = ()
         members = tuple(map(len, kept))
         counts = torch.tensor(members, dtype=torch.float32)
-        predictions = knowledge.mean_rows(seen.predictions, kept)
+        predictions = mean_rows(seen.predictions, kept)
         if self.noise is not None:
-            predictions = blurred_predictions(predictions, counts, self.noise, samples.rng)
+            predictions = self.noise.blur_predictions(predictions, counts, samples.rng)
         if self.layer == "last":
-            centroids = knowledge.mean_rows(bounded(seen.pooled, self.noise), kept)
+            centroids = mean_rows(bounded(seen.pooled, self.noise), kept)
             centroids = self._blur(centroids, counts, torch.ones(len(kept)), samples)
         else:
-            means, counts = knowledge.mean_texts(work.learner, samples, kept, self.noise)
+            means, counts = mean_texts(work.learner, samples, kept, self.noise)
             means = self._blur(means, counts, (counts >= self.floor).sum(dim=1), samples)
-            centroids, lengths = knowledge.reached(means, counts, self.floor)
+            centroids, lengths = reached(means, counts, self.floor)
         pairs = Tensors.of(dict(zip(PAIR, (centroids, predictions), strict=True)))
         return SharedKnowledge(Knowledge(pairs, members, lengths, withheld), tuple(kept))
 
     def _blur(self, means: Tensor, counts: Tensor, lengths: Tensor, samples: Samples) -> Tensor:
-        return means if self.noise is None else blurred(means, counts, lengths, self.noise, samples.rng)
+        return means if self.noise is None else self.noise.blur(means, counts, lengths, samples.rng)
 
-    def flaw(self, offer: Knowledge, sizes: Sizes) -> str:
-        layout = offer.knowledge.layout
+    def check(self, knowledge: Knowledge, sizes: Sizes) -> str:
+        layout = knowledge.tensors.layout
         if layout.names != PAIR:
-            return f"its offer has {', '.join(layout.names) or 'nothing'} instead of {' and '.join(PAIR)}"
+            return f"it shared {', '.join(layout.names) or 'nothing'} instead of {' and '.join(PAIR)}"
         centroids, predictions = layout.shapes
         width = sizes.pooled if self.layer == "last" else sizes.embedding
         if len(centroids) != (2 if self.layer == "last" else 3) or centroids[-1] != width:
             return f"its centroids have the shape {list(centroids)}, and their width must be {width}"
-        if self.layer == "all" and not text_fits(centroids[1], offer.lengths, len(offer.members), sizes.length):
-            return f"its centroids have {centroids[1]} positions, of which {list(offer.lengths)[:3]}… are real"
-        return distribution_flaw(offer.knowledge["predictions"], predictions, sizes.labels, "predictions")
+        if self.layer == "all" and not text_fits(centroids[1], knowledge.lengths, len(knowledge.members), sizes.length):
+            return f"its centroids have {centroids[1]} positions, of which {list(knowledge.lengths)[:3]}… are real"
+        return distribution_flaw(knowledge.tensors["predictions"], predictions, sizes.labels, "predictions")
 
 
 def text_fits(positions: int, lengths: tuple[int, ...], rows: int, longest: int) -> bool:
@@ -131,17 +133,23 @@ class Consistent:
     alpha: float
     layer: Layer
     sample: int | None = None  # so many pairs at every step; none: all
+    needs_text_vectors: ClassVar[bool] = True
 
-    def loss(self, work: "Work", task_loss: TaskLoss) -> Tensor:
+    @property
+    def state(self) -> type | None:
+        """That of the local objective."""
+        return self.local.state
+
+    def loss(self, work: Work, task_loss: TaskLoss) -> Tensor:
         loss = self.local.loss(work, task_loss)
-        if not work.offers or not self.alpha:
+        if not work.knowledge or not self.alpha:
             return loss
         return loss + self.alpha * self.consistency(work)
 
-    def consistency(self, work: "Work") -> Tensor:
+    def consistency(self, work: Work) -> Tensor:
         """Equation 8, over all pairs heard."""
         if "pairs" not in work.prepared:
-            work.prepared["pairs"] = self._pairs(work.offers)
+            work.prepared["pairs"] = self._pairs(work.knowledge)
         centroids, mask, predictions = self._some(*work.prepared["pairs"])
         model = work.learner.model
         if self.layer == "last":
@@ -158,22 +166,22 @@ class Consistent:
         drawn = torch.randperm(len(predictions))[: self.sample].to(predictions.device)
         return centroids[drawn], mask[drawn], predictions[drawn]
 
-    def _pairs(self, offers: tuple[Knowledge, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    def _pairs(self, shared: tuple[Knowledge, ...]) -> tuple[Tensor, Tensor, Tensor]:
         """All centroids one below the other, the mask of their real positions, all predictions."""
-        predictions = torch.cat([offer.knowledge["predictions"] for offer in offers])
-        centroids = [offer.knowledge["centroids"] for offer in offers]
+        predictions = torch.cat([one.tensors["predictions"] for one in shared])
+        centroids = [one.tensors["centroids"] for one in shared]
         if self.layer == "last":
             return torch.cat(centroids), torch.zeros(len(predictions), 0), predictions
         longest = max(c.shape[1] for c in centroids)
         padded = [nn.functional.pad(c, (0, 0, 0, longest - c.shape[1])) for c in centroids]
-        masks = [knowledge.real_positions(offer.lengths, longest) for offer in offers]
+        masks = [real_positions(one.lengths, longest) for one in shared]
         return torch.cat(padded), torch.cat(masks).to(predictions.device), predictions
 
-    def gradient(self, work: "Work") -> None:
+    def gradient(self, work: Work) -> None:
         self.local.gradient(work)
 
-    def keep(self, work: "Work") -> dict[str, Tensor]:
-        return self.local.keep(work)
+    def finish(self, work: Work) -> Any:
+        return self.local.finish(work)
 
 
 def fedkc(
@@ -188,18 +196,18 @@ def fedkc(
     if reason := cannot_compose(local):
         raise ConfigError(f"method.local is '{local.name}', which {reason}: choose another, for example 'fedprox'")
     exchange, objective = Composition(layer, clusters, floor, noise), Consistent(local.objective, alpha, layer, sample)
-    return replace(local, name="fedkc", exchange=exchange, objective=objective, whole_texts=True)
+    return replace(local, name="fedkc", exchange=exchange, objective=objective)
 
 
 def cannot_compose(local: Method) -> str:
     """Why knowledge composition adds nothing meaningful to a method; empty if it does."""
     if local.exchange is not None:
         return "has an exchange of its own"
-    if local.tree is not None:
+    if local.hierarchy is not None:
         return "works on trees, where there is no cohort whose silos could hear one another"
-    if not isinstance(local.participation, Synchronous):
+    if not local.participation.synchronous:
         return "has no rounds in which several silos train at the same time"
-    if isinstance(local.scope, ShareNothing):
+    if local.scope.shares_nothing:
         return "has no model in common, so that nobody could make sense of the others' centroids"
     return ""
 
@@ -222,9 +230,7 @@ class FedKC(Section):
 
     def build(self) -> Method:
         if self.kmeans and self.q > 1:
-            knowledge.needs_sklearn("fedkc")
-        if self.noise is not None:
-            accounting.library()  # said before a run begins
+            needs_sklearn("fedkc")
         floor = FLOORS[self.layer] if self.floor is None else self.floor
         clusters = self.q if self.kmeans else 1
         return fedkc(METHODS.build(self.local), self.layer, clusters, self.alpha, floor, self.noise, self.sample)

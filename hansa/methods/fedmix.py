@@ -16,24 +16,22 @@ model, as many as ``means``; a position is averaged over real tokens. The loss t
 """
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from hansa.core import representations as inside
-from hansa.core.exchange import Samples, SharedKnowledge, Sizes
+from hansa.core.knowledge import Samples, SharedKnowledge, Sizes
+from hansa.core.learner import Work
 from hansa.core.messages import Knowledge
 from hansa.core.method import METHODS, Method, TaskLoss
 from hansa.core.settings import Count, Section, Share
 from hansa.core.tensors import Layout, Tensors
-from hansa.methods import centroids as knowledge
+from hansa.methods.centroids import mean_rows, mean_texts, reached
 from hansa.methods.fedavg import fedavg
 from hansa.methods.fedkc import distribution_flaw, text_fits
-
-if TYPE_CHECKING:
-    from hansa.core.learner import Work
 
 MEAN = ("inputs", "labels")
 
@@ -44,9 +42,11 @@ class Means:
 
     size: int
     count: int
+    needs_text_vectors: ClassVar[bool] = True
+    release: ClassVar[None] = None
 
     @property
-    def says(self) -> str:
+    def description(self) -> str:
         return (
             f"for at most {self.count} groups of {self.size} samples the mean of their embedded tokens, position by "
             "position, and of their labels, as they are"
@@ -55,30 +55,30 @@ class Means:
     def numbers(self, sizes: Sizes) -> int:
         return self.count * (sizes.length * sizes.embedding + sizes.labels)
 
-    def offer(self, work: "Work", samples: Samples) -> SharedKnowledge:
+    def share(self, work: Work, samples: Samples) -> SharedKnowledge:
         order = samples.rng.permutation(samples.size)
         count = min(self.count, samples.size // self.size)
         if not count:
             return SharedKnowledge(Knowledge(Tensors.zeros(Layout((), ())), withheld=1))
         groups = [np.sort(order[i * self.size : (i + 1) * self.size]) for i in range(count)]
-        inputs, lengths = knowledge.reached(*knowledge.mean_texts(work.learner, samples, groups))
-        labels = knowledge.mean_rows(_labels(work, samples), groups)
+        inputs, lengths = reached(*mean_texts(work.learner, samples, groups))
+        labels = mean_rows(_labels(work, samples), groups)
         means = Tensors.of(dict(zip(MEAN, (inputs, labels), strict=True)))
         return SharedKnowledge(Knowledge(means, (self.size,) * count, lengths), tuple(groups))
 
-    def flaw(self, offer: Knowledge, sizes: Sizes) -> str:
-        layout = offer.knowledge.layout
+    def check(self, knowledge: Knowledge, sizes: Sizes) -> str:
+        layout = knowledge.tensors.layout
         if layout.names != MEAN:
-            return f"its offer has {', '.join(layout.names) or 'nothing'} instead of {' and '.join(MEAN)}"
+            return f"it shared {', '.join(layout.names) or 'nothing'} instead of {' and '.join(MEAN)}"
         inputs, labels = layout.shapes
         if len(inputs) != 3 or inputs[-1] != sizes.embedding:
             return f"its inputs have the shape {list(inputs)}, and their width must be {sizes.embedding}"
-        if not text_fits(inputs[1], offer.lengths, len(offer.members), sizes.length):
-            return f"its inputs have {inputs[1]} positions, of which {list(offer.lengths)[:3]}… are real"
-        return distribution_flaw(offer.knowledge["labels"], labels, sizes.labels, "labels")
+        if not text_fits(inputs[1], knowledge.lengths, len(knowledge.members), sizes.length):
+            return f"its inputs have {inputs[1]} positions, of which {list(knowledge.lengths)[:3]}… are real"
+        return distribution_flaw(knowledge.tensors["labels"], labels, sizes.labels, "labels")
 
 
-def _labels(work: "Work", samples: Samples) -> Tensor:
+def _labels(work: Work, samples: Samples) -> Tensor:
     """Every sample's label, as a distribution."""
     found = torch.zeros(samples.size, inside.last_linear(work.learner.model).out_features)
     for indices, batch in samples.batches():
@@ -88,14 +88,18 @@ def _labels(work: "Work", samples: Samples) -> Tensor:
 
 @dataclass(frozen=True)
 class Mixed:
+    """FedMix's loss: mixup with the means that other silos shared."""
+
     mix: float
     naive: bool = False
+    needs_text_vectors: ClassVar[bool] = True
+    state: ClassVar[None] = None
 
-    def loss(self, work: "Work", task_loss: TaskLoss) -> Tensor:
-        if not work.offers or work.batch is None:
+    def loss(self, work: Work, task_loss: TaskLoss) -> Tensor:
+        if not work.knowledge or work.batch is None:
             return task_loss()
         if "means" not in work.prepared:
-            pairs = [zip(*(o.knowledge[name] for name in MEAN), strict=True) for o in work.offers]
+            pairs = [zip(*(o.tensors[name] for name in MEAN), strict=True) for o in work.knowledge]
             work.prepared["means"] = [mean for several in pairs for mean in several]
         means = work.prepared["means"]
         # torch's generator is seeded for this silo and round, so the draw is the same wherever the silo runs.
@@ -106,11 +110,11 @@ class Mixed:
         x, logits = inside.scaled(work.learner.model, work.batch.inputs, 1 - self.mix)
         return mixed_loss(x, logits, work.batch.targets, others, label, self.mix)
 
-    def gradient(self, work: "Work") -> None:
+    def gradient(self, work: Work) -> None:
         return None
 
-    def keep(self, work: "Work") -> dict[str, Tensor]:
-        return {}
+    def finish(self, work: Work) -> None:
+        return None
 
 
 def mixed_loss(x: Tensor, logits: Tensor, targets: Tensor, others: Tensor, label: Tensor, mix: float) -> Tensor:
@@ -141,5 +145,4 @@ class FedMix(Section):
             name="fedmix",
             exchange=Means(self.average, self.means),
             objective=Mixed(self.mix, self.naive),
-            whole_texts=True,
         )

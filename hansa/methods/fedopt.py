@@ -19,11 +19,17 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 
-from hansa.config.sections import Server
-from hansa.core.method import METHODS, Method, ServerOptimizer
+from hansa.core.method import METHODS, Method
 from hansa.core.settings import Positive, Section, Share
 from hansa.core.tensors import Layout, Tensors
-from hansa.methods.fedavg import ServerSgd, fedavg
+from hansa.methods.fedavg import fedavg
+
+
+@dataclass(frozen=True)
+class MomentumState:
+    """State of `Momentum`, changed in place."""
+
+    m: Tensors
 
 
 @dataclass(frozen=True)
@@ -33,29 +39,39 @@ class Momentum:
     lr: float
     momentum: float = 0.9
 
-    def begin(self, layout: Layout) -> dict[str, Tensors]:
-        return {"m": Tensors.zeros(layout)}
+    def begin(self, layout: Layout) -> MomentumState:
+        return MomentumState(Tensors.zeros(layout))
 
-    def step(self, model: Tensors, gradient: Tensors, state: dict[str, Tensors], round: int, scale: float) -> None:
-        m = state["m"].flat
+    def step(self, model: Tensors, gradient: Tensors, state: MomentumState, round: int, scale: float) -> None:
+        m = state.m.flat
         m.mul_(self.momentum).add_(gradient.flat)
         model.flat.add_(m, alpha=-self.lr * scale)
 
 
 @dataclass(frozen=True)
+class MomentsState:
+    """State of `Adaptive`, changed in place: first and second moment."""
+
+    m: Tensors
+    v: Tensors
+
+
+@dataclass(frozen=True)
 class Adaptive:
+    """Adam, Adagrad or Yogi at the server; the equations are above."""
+
     rule: Literal["adam", "adagrad", "yogi"]
     lr: float
     betas: tuple[float, float] = (0.9, 0.99)
     eps: float = 1e-8
     bias_correction: bool = True
 
-    def begin(self, layout: Layout) -> dict[str, Tensors]:
-        return {"m": Tensors.zeros(layout), "v": Tensors.zeros(layout)}
+    def begin(self, layout: Layout) -> MomentsState:
+        return MomentsState(Tensors.zeros(layout), Tensors.zeros(layout))
 
-    def step(self, model: Tensors, gradient: Tensors, state: dict[str, Tensors], round: int, scale: float) -> None:
+    def step(self, model: Tensors, gradient: Tensors, state: MomentsState, round: int, scale: float) -> None:
         beta1, beta2 = self.betas
-        m, v, g = state["m"].flat, state["v"].flat, gradient.flat
+        m, v, g = state.m.flat, state.v.flat, gradient.flat
         m.lerp_(g, 1 - beta1)
         if self.rule == "adam":
             v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
@@ -70,14 +86,6 @@ class Adaptive:
             correct_v = 1 - beta2**round if self.rule == "adam" else 1.0
         denominator = v.sqrt().div_(correct_v**0.5).add_(self.eps)
         model.flat.addcdiv_(m, denominator, value=-self.lr * scale / correct_m)
-
-
-def server_optimizer(server: Server) -> ServerOptimizer:
-    if server.optimizer == "sgd":
-        return ServerSgd(server.lr)
-    if server.optimizer == "momentum":
-        return Momentum(server.lr, server.momentum)
-    return Adaptive(server.optimizer, server.lr, server.betas, server.eps, server.bias_correction)
 
 
 class _FedOpt(Section):

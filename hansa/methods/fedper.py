@@ -24,4 +24,4 @@ class FedPer(Section):
     filter: Trust | None = None
 
     def build(self) -> Method:
-        return replace(fedavg(), name="fedper", tree=Averaged(self.key_layers, self.order, self.filter))
+        return replace(fedavg(), name="fedper", hierarchy=Averaged(self.key_layers, self.order, self.filter))

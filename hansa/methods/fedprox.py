@@ -7,27 +7,29 @@ Deviations: the term covers the tensors that travel; personal tensors have no gl
 """
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 from torch import Tensor
 
+from hansa.core.learner import Work
 from hansa.core.method import METHODS, Method, TaskLoss
 from hansa.core.settings import Section
 from hansa.methods.fedavg import fedavg
 
-if TYPE_CHECKING:
-    from hansa.core.learner import Work
-
 
 @dataclass(frozen=True)
 class Proximal:
-    mu: float
+    """The task's loss and μ/2·‖θᵢ − θ‖²."""
 
-    def loss(self, work: "Work", task_loss: TaskLoss) -> Tensor:
+    mu: float
+    needs_text_vectors: ClassVar[bool] = False
+    state: ClassVar[None] = None
+
+    def loss(self, work: Work, task_loss: TaskLoss) -> Tensor:
         return task_loss()  # the gradient of the other term is known in closed form
 
-    def gradient(self, work: "Work") -> None:
+    def gradient(self, work: Work) -> None:
         learner, start = work.learner, work.received
         if start.layout == learner.layout:
             learner.grad.add_(learner.flat, alpha=self.mu).sub_(start.flat, alpha=self.mu)
@@ -36,8 +38,8 @@ class Proximal:
             mine = learner.layout.spans[name]
             learner.grad[mine].add_(learner.flat[mine] - start.flat[span], alpha=self.mu)
 
-    def keep(self, work: "Work") -> dict[str, Tensor]:
-        return {}
+    def finish(self, work: Work) -> None:
+        return None
 
 
 def fedprox(mu: float) -> Method:

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from hansa.core.link import Answer
-from hansa.core.messages import Failure, NodeId, Update
+from hansa.core.messages import Failure, LayersPart, NodeId, Update
 from hansa.core.settings import Positive, Section
 from hansa.core.tensors import Tensors
 
@@ -36,6 +36,11 @@ class Trust(Section):
     cosine: float = 0.0  # a child must point less away than this
     bound: Positive = 4.0  # and be at most so many times as long
     by: Literal["update", "keys"] = "update"  # all that a child sends, or its key layers alone
+
+    @property
+    def needs_key_layers(self) -> bool:
+        """Whether it judges by the key layers that children send."""
+        return self.by == "keys"
 
     def sift(self, answers: Iterator[Answer], name: NodeId, counts: bool, keys: Sequence[str] = ()) -> Iterator[Answer]:
         held = [_copied(answer) for answer in answers]
@@ -80,5 +85,9 @@ def _copied(answer: Answer) -> Answer:
     """An answer's tensors are valid until the next one is asked for."""
     if not isinstance(answer.reply, Update):
         return answer
-    reply = replace(answer.reply, gradient=answer.reply.gradient.copy(), residuals=answer.reply.residuals.copy())
+    reply = replace(answer.reply, gradient=answer.reply.gradient.copy(), layers=_copied_layers(answer.reply.layers))
     return replace(answer, reply=reply)
+
+
+def _copied_layers(layers: LayersPart | None) -> LayersPart | None:
+    return layers and replace(layers, residuals=layers.residuals.copy())

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from hansa.core.messages import NodeId
-from hansa.core.method import METHODS, Filter, Layers, Method, Residual, Weights
+from hansa.core.method import METHODS, Attention, Filter, Layers, Method, Residual
 from hansa.core.settings import Section
 from hansa.methods.fedavg import fedavg
 from hansa.methods.fltrust import Trust
@@ -30,16 +30,16 @@ class Averaged:
     order: Literal["sequential", "parallel"] = "sequential"
     filter: Filter | None = None
     keys_travel: ClassVar[bool] = False
-    hands_on: ClassVar[bool] = False
+    forwards_layers: ClassVar[bool] = False
     compares_moves: ClassVar[bool] = False
 
     def keys(self, parts: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
         return key_tensors(parts, self.key_layers)
 
-    def adopt(self, own: Layers, others: Mapping[str, Layers], base: Layers) -> tuple[Layers, Weights]:
+    def adopt(self, own: Layers, others: Mapping[str, Layers], base: Layers) -> tuple[Layers, Attention]:
         return own, {}
 
-    def meet(self, own: str, members: Mapping[str, Layers], base: Layers) -> tuple[Layers, Weights]:
+    def merge(self, own: str, members: Mapping[str, Layers], base: Layers) -> tuple[Layers, Attention]:
         return members[own], {}
 
     def route(
@@ -47,7 +47,7 @@ class Averaged:
     ) -> dict[NodeId, list[Residual]]:
         return {}
 
-    def part(self, new: Layers, children: Mapping[NodeId, Layers], base: Layers) -> list[Residual]:
+    def select_residuals(self, new: Layers, children: Mapping[NodeId, Layers], base: Layers) -> list[Residual]:
         return []
 
 
@@ -57,4 +57,4 @@ class HierFAVG(Section):
     filter: Trust | None = None
 
     def build(self) -> Method:
-        return replace(fedavg(), name="hierfavg", tree=Averaged(0.0, self.order, self.filter))
+        return replace(fedavg(), name="hierfavg", hierarchy=Averaged(0.0, self.order, self.filter))

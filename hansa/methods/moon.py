@@ -12,31 +12,38 @@ Deviations: a classifier without such a layer (most decoders) is not given one.
 """
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from hansa.core import representations as inside
+from hansa.core.learner import Work
 from hansa.core.method import METHODS, Method, TaskLoss
 from hansa.core.settings import Positive, Section
 from hansa.core.tensors import Tensors
 from hansa.methods.fedavg import fedavg
 
-if TYPE_CHECKING:
-    from hansa.core.learner import Work
 
-PREVIOUS = "moon.previous"
+@dataclass(frozen=True)
+class PreviousModel:
+    """What a silo keeps: its own model at the end of its last round."""
+
+    model: Tensors
 
 
 @dataclass(frozen=True)
 class Contrastive:
+    """The task's loss and μ times the model-contrastive term."""
+
     mu: float
     temperature: float
+    needs_text_vectors: ClassVar[bool] = True
+    state: ClassVar[type[PreviousModel]] = PreviousModel
 
-    def loss(self, work: "Work", task_loss: TaskLoss) -> Tensor:
-        if PREVIOUS not in work.memory or work.batch is None:
+    def loss(self, work: Work, task_loss: TaskLoss) -> Tensor:
+        if work.state is None or work.batch is None:
             return task_loss()
         model, inputs = work.learner.model, work.batch.inputs
         z, loss = inside.watched(model, inputs, task_loss)
@@ -45,17 +52,17 @@ class Contrastive:
             z_prev = inside.represent_with(model, self._previous(work), inputs)
         return loss + self.mu * contrast(z, z_glob, z_prev, self.temperature)
 
-    def _previous(self, work: "Work") -> dict[str, Tensor]:
-        if PREVIOUS not in work.prepared:
-            work.prepared[PREVIOUS] = Tensors(work.learner.layout, work.memory[PREVIOUS]).named()
-        named: dict[str, Tensor] = work.prepared[PREVIOUS]
+    def _previous(self, work: Work) -> dict[str, Tensor]:
+        if "previous" not in work.prepared:
+            work.prepared["previous"] = work.state.model.named()
+        named: dict[str, Tensor] = work.prepared["previous"]
         return named
 
-    def gradient(self, work: "Work") -> None:
+    def gradient(self, work: Work) -> None:
         return None
 
-    def keep(self, work: "Work") -> dict[str, Tensor]:
-        return {PREVIOUS: work.learner.flat.clone()}
+    def finish(self, work: Work) -> PreviousModel:
+        return PreviousModel(work.learner.state.copy())
 
 
 def contrast(z: Tensor, z_glob: Tensor, z_prev: Tensor, temperature: float) -> Tensor:
@@ -71,4 +78,4 @@ class Moon(Section):
     temperature: Positive = 0.5
 
     def build(self) -> Method:
-        return replace(fedavg(), name="moon", objective=Contrastive(self.mu, self.temperature), whole_texts=True)
+        return replace(fedavg(), name="moon", objective=Contrastive(self.mu, self.temperature))

@@ -10,7 +10,7 @@ server optimiser of your own (`server:`), Σ Δᵢ/Σ hᵢ is the pseudo-gradien
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -23,15 +23,25 @@ from hansa.methods.fedavg import fedavg
 
 @dataclass(frozen=True)
 class Uniform:
+    """Every silo weighs the same."""
+
+    known_before_training: ClassVar[bool] = True
+    replaceable: ClassVar[bool] = True
+
     def weight(self, update: Update) -> float:
         return 1.0
 
 
 @dataclass(frozen=True)
 class FairMean:
+    """q-FedAvg's mean; its denominator needs the norm of every single update."""
+
     q: float
     lipschitz: float
-    needs: ClassVar[Literal["each"]] = "each"  # the norm of every single update
+    linear: ClassVar[bool] = False
+    per_tensor: ClassVar[bool] = True
+    min_cohort: ClassVar[int] = 1
+    replaceable: ClassVar[bool] = False
 
     def combine(self, layout: Layout, updates: Iterable[tuple[Update, float]]) -> Tensors:
         mean = WeightedMean(layout)
@@ -49,4 +59,4 @@ class QFfl(Section):
     lr: Positive = 0.1  # give it train.lr: its inverse bounds the curvature. A server Adam does not mind the scale.
 
     def build(self) -> Method:
-        return replace(fedavg(), name="qffl", weigh=Uniform(), aggregate=FairMean(self.q, 1 / self.lr))
+        return replace(fedavg(), name="qffl", weighting=Uniform(), aggregator=FairMean(self.q, 1 / self.lr))

@@ -12,19 +12,17 @@ Deviations: none.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from hansa.config.sections import Aggregation
 from hansa.core.messages import Update
-from hansa.core.method import METHODS, Aggregator, Method, Weighting
+from hansa.core.method import AGGREGATORS, METHODS, Aggregator, Method
 from hansa.core.settings import Positive, Section
 from hansa.core.tensors import Layout, Tensors, WeightedMean, stack
-from hansa.methods.dga import ByLoss
-from hansa.methods.fedavg import BySamples, Mean, fedavg
+from hansa.methods.fedavg import fedavg
 
 CHUNK = 1 << 20  # coordinates at a time, so that sorting needs no second copy of all updates
 
@@ -34,7 +32,10 @@ class TrimmedMean:
     """``trim`` = 0.5 keeps the middle alone: the median."""
 
     trim: float
-    needs: ClassVar[Literal["each"]] = "each"
+    linear: ClassVar[bool] = False
+    per_tensor: ClassVar[bool] = True
+    min_cohort: ClassVar[int] = 1
+    replaceable: ClassVar[bool] = False
 
     def combine(self, layout: Layout, updates: Iterable[tuple[Update, float]]) -> Tensors:
         given = [update.gradient.copy() for update, _ in updates]
@@ -60,8 +61,16 @@ class TrimmedMean:
 
 @dataclass(frozen=True)
 class Krum:
+    """The update with the smallest distance to its nearest others, where ``bad`` silos may lie."""
+
     bad: int
-    needs: ClassVar[Literal["each"]] = "each"
+    linear: ClassVar[bool] = False
+    per_tensor: ClassVar[bool] = False
+    replaceable: ClassVar[bool] = False
+
+    @property
+    def min_cohort(self) -> int:
+        return 2 * self.bad + 3
 
     def combine(self, layout: Layout, updates: Iterable[tuple[Update, float]]) -> Tensors:
         given = [update.gradient.copy() for update, _ in updates]
@@ -84,7 +93,10 @@ class NormBound:
     """Works on a running sum: every update is shortened on its own before it is added."""
 
     bound: float
-    needs: ClassVar[Literal["sum"]] = "sum"
+    linear: ClassVar[bool] = False
+    per_tensor: ClassVar[bool] = True
+    min_cohort: ClassVar[int] = 1
+    replaceable: ClassVar[bool] = False
 
     def combine(self, layout: Layout, updates: Iterable[tuple[Update, float]]) -> Tensors:
         mean = WeightedMean(layout)
@@ -95,30 +107,53 @@ class NormBound:
         return mean.mean()
 
 
-def aggregation(settings: Aggregation) -> tuple[Weighting, Aggregator]:
-    weights = settings.weights
-    weighting: Weighting
-    if weights.by == "loss":
-        weighting = ByLoss(weights.temperature)
-    else:
-        weighting = BySamples(weights.temperature if weights.by == "samples" else 0.0)
-    match settings.rule:
-        case "mean":
-            return weighting, Mean()
-        case "median":
-            return weighting, TrimmedMean(0.5)
-        case "trimmed-mean":
-            return weighting, TrimmedMean(settings.trim)
-        case "krum":
-            return weighting, Krum(settings.bad)
-        case "norm-bound":
-            return weighting, NormBound(settings.bound)
+Trim = Annotated[float, Field(ge=0.0, lt=0.5, description="Fraction cut from each end of every coordinate.")]
+Bad = Annotated[int, Field(ge=0, description="How many silos may lie.")]
+Bound = Annotated[Positive, Field(description="The largest L2 norm that an update keeps.")]
+
+
+@AGGREGATORS.register("median")
+class MedianRule(Section):
+    """Coordinate-wise median."""
+
+    def build(self) -> Aggregator:
+        return TrimmedMean(0.5)
+
+
+@AGGREGATORS.register("trimmed-mean")
+class TrimmedMeanRule(Section):
+    """β-trimmed mean of every coordinate."""
+
+    trim: Trim = 0.2
+
+    def build(self) -> Aggregator:
+        return TrimmedMean(self.trim)
+
+
+@AGGREGATORS.register("krum")
+class KrumRule(Section):
+    """The update that is nearest to its neighbours."""
+
+    bad: Bad = 1
+
+    def build(self) -> Aggregator:
+        return Krum(self.bad)
+
+
+@AGGREGATORS.register("norm-bound")
+class NormBoundRule(Section):
+    """The mean of updates that are shortened to a bound."""
+
+    bound: Bound = 1.0
+
+    def build(self) -> Aggregator:
+        return NormBound(self.bound)
 
 
 @METHODS.register("median")
 class Median(Section):
     def build(self) -> Method:
-        return replace(fedavg(), name="median", aggregate=TrimmedMean(0.5))
+        return replace(fedavg(), name="median", aggregator=TrimmedMean(0.5))
 
 
 @METHODS.register("trimmed-mean")
@@ -126,7 +161,7 @@ class TrimmedMeanSettings(Section):
     trim: Annotated[float, Field(ge=0.0, lt=0.5)] = 0.2
 
     def build(self) -> Method:
-        return replace(fedavg(), name="trimmed-mean", aggregate=TrimmedMean(self.trim))
+        return replace(fedavg(), name="trimmed-mean", aggregator=TrimmedMean(self.trim))
 
 
 @METHODS.register("krum")
@@ -134,7 +169,7 @@ class KrumSettings(Section):
     bad: Annotated[int, Field(ge=0)] = 1
 
     def build(self) -> Method:
-        return replace(fedavg(), name="krum", aggregate=Krum(self.bad))
+        return replace(fedavg(), name="krum", aggregator=Krum(self.bad))
 
 
 @METHODS.register("norm-bound")
@@ -142,4 +177,4 @@ class NormBoundSettings(Section):
     bound: Positive = 1.0
 
     def build(self) -> Method:
-        return replace(fedavg(), name="norm-bound", aggregate=NormBound(self.bound))
+        return replace(fedavg(), name="norm-bound", aggregator=NormBound(self.bound))

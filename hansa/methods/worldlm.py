@@ -9,7 +9,7 @@
 
 q: a node; p: its parent; l: a key layer, here a whole transformer block as one vector; K_{q,l}: its values at q. Key
 layers are the last blocks (about 30%, never fewer than one); all else is the backbone, which is averaged (line 10,
-uniformly) and moved by server momentum (line 11, η 0.2, μ 0.9). `hansa/fit.py` is the recursion.
+uniformly) and moved by server momentum (line 11, η 0.2, μ 0.9). `hansa/core/hierarchy.py` is its part of a round.
 Deviations: the residuals a root keeps (PartResiduals, line 8) are routed once, in the next round, instead of being
 gathered for ever; a child whose layers are not known yet is taken to have its parent's.
 Ours, off by default: ``similarity: moved`` compares what layers moved since they were last the same; ``temperature``
@@ -28,7 +28,8 @@ from torch import Tensor
 
 from hansa.core.errors import ConfigError
 from hansa.core.messages import NodeId
-from hansa.core.method import METHODS, Filter, Layers, Method, Residual, Weights
+from hansa.core.method import METHODS, Filter, Layers, Method, Residual
+from hansa.core.method import Attention as Shares
 from hansa.core.participation import BufferedRegions, round_half_up
 from hansa.core.settings import Positive, Section, Share
 from hansa.methods.fedavg import BySamples, fedavg
@@ -85,7 +86,7 @@ class Attention:
     back: bool = True
     filter: Filter | None = None
     keys_travel: ClassVar[bool] = True
-    hands_on: ClassVar[bool] = True
+    forwards_layers: ClassVar[bool] = True
 
     @property
     def compares_moves(self) -> bool:
@@ -94,7 +95,7 @@ class Attention:
     def keys(self, parts: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
         return key_tensors(parts, self.key_layers)
 
-    def adopt(self, own: Layers, others: Mapping[str, Layers], base: Layers) -> tuple[Layers, Weights]:
+    def adopt(self, own: Layers, others: Mapping[str, Layers], base: Layers) -> tuple[Layers, Shares]:
         """AggParent, line 6."""
         new, weights = {}, {}
         for layer, mine in own.items():
@@ -106,7 +107,7 @@ class Attention:
             weights[layer] = dict(zip(who, shares.tolist(), strict=True))
         return new, weights
 
-    def meet(self, own: str, members: Mapping[str, Layers], base: Layers) -> tuple[Layers, Weights]:
+    def merge(self, own: str, members: Mapping[str, Layers], base: Layers) -> tuple[Layers, Shares]:
         """Lines 12 to 14: every member asks all; the mean of what they hear is one mean with averaged weights."""
         new, weights = {}, {}
         for layer in members[own]:
@@ -132,7 +133,7 @@ class Attention:
                     routed.setdefault(min(able)[1], []).append(residual)
         return routed
 
-    def part(self, new: Layers, children: Mapping[NodeId, Layers], base: Layers) -> list[Residual]:
+    def select_residuals(self, new: Layers, children: Mapping[NodeId, Layers], base: Layers) -> list[Residual]:
         found, names = [], sorted(children)
         for layer, mine in new.items() if self.residuals else ():
             alike = self.cosine.between([mine], [children[name][layer] for name in names], base[layer])[0]
@@ -182,8 +183,10 @@ class WorldLM(Section):
         keys = float(self.key_layers) if isinstance(self.key_layers, float) else self.key_layers
         cosine = Cosine(self.similarity == "moved")
         tree = Attention(keys, self.residuals, self.order, cosine, self.temperature, self.back, self.filter)
-        method = replace(fedavg(), name="worldlm", weigh=BySamples(0.0), server=Momentum(0.2, 0.9), tree=tree)
+        method = replace(fedavg(), name="worldlm", weighting=BySamples(0.0), server=Momentum(0.2, 0.9), hierarchy=tree)
         if not self.buffer:
             return method
         weighting, mean = ByStaleness(self.power), DampedMean(self.power)
-        return replace(method, pace=BufferedRegions(self.buffer, self.power), weigh=weighting, aggregate=mean)
+        return replace(
+            method, participation=BufferedRegions(self.buffer, self.power), weighting=weighting, aggregator=mean
+        )

@@ -1,29 +1,34 @@
-"""TODO docstring."""
+"""The ``model`` and ``tokenizer`` sections of a federation file."""
 
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from hansa.core.settings import Count as Count
-from hansa.core.settings import Named as Named
-from hansa.core.settings import Positive as Positive
-from hansa.core.settings import Section as Section
-from hansa.core.settings import Share as Share
-from hansa.core.simulation import Poison as Poison
-from hansa.core.simulation import Simulation as Simulation
-from hansa.data.source import Files as Files
-from hansa.data.source import Source as Source
+from hansa.core.settings import Count, Section, Share
 
 
 class Model(Section):
-    preset: Literal["mini", "tiny", "small", "base"] | None = None
-    path: str | None = None  # a Hugging Face folder, or a hub id (then, and only then, it is downloaded)
-    fresh: bool = False  # of the folder take the shape and the tokeniser, not the weights
-    dropout: Share = 0.0
-    added: tuple[Annotated[int, Field(ge=0)], ...] = ()  # places of layers to add to each stack; see models/grow.py
-    adapt: Literal["full", "frozen-embeddings", "frozen", "lora"] = "full"  # what of it is trained: models/adapt.py
-    rank: Count = 8  # lora: of the additions
-    alpha: Count = 16  # lora: their scale is alpha/rank
+    """The model to train: a preset built from nothing, or a Hugging Face folder or hub id."""
+
+    preset: Literal["mini", "tiny", "small", "base"] | None = Field(
+        default=None, description="Size of a model built from nothing."
+    )
+    path: str | None = Field(
+        default=None, description="Hugging Face folder, or hub id (then, and only then, the model is downloaded)."
+    )
+    fresh: bool = Field(
+        default=False, description="Take the architecture and the tokenizer of the folder, not its weights."
+    )
+    dropout: Share = Field(default=0.0, description="Dropout of a preset; a folder has its own in config.json.")
+    added: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        default=(), description="Positions of layers to add to each stack (models/grow.py)."
+    )
+    adapt: Literal["full", "frozen-embeddings", "frozen", "lora"] = Field(
+        default="full",
+        description="What is trained: everything, all but the embeddings, the head alone, or LoRA adapters.",
+    )
+    rank: Count = Field(default=8, description="lora: rank of the adapters.")
+    alpha: Count = Field(default=16, description="lora: the adapters' scale is alpha/rank.")
 
     @model_validator(mode="before")
     @classmethod
@@ -41,12 +46,18 @@ class Model(Section):
         if self.path is not None and self.dropout:
             raise ValueError(f"dropout is {self.dropout:g}: a folder brings its own, in its config.json; leave it out")
         if len(set(self.added)) < len(self.added):
-            raise ValueError(f"added is {list(self.added)}: a place can have one layer")
+            raise ValueError(f"added is {list(self.added)}: a position can have one layer")
         return self
 
 
 class Tokenizer(Section):
-    kind: Literal["model", "bytes", "federated"] | None = None  # default: the model's own, else federated
-    path: str | None = None
-    size: Annotated[int, Field(ge=300, le=1_000_000)] = 8000
-    minimum: Count = 5  # a word piece leaves a silo only if seen at least this often
+    """The tokenizer: the model's own, plain bytes, or a vocabulary built from the silos' counts of word pieces."""
+
+    kind: Literal["model", "bytes", "federated"] | None = Field(
+        default=None, description="Default: the model's own where `model.path` is given, else `federated`."
+    )
+    path: str | None = Field(default=None, description="Folder of another tokenizer.")
+    size: int = Field(default=8000, ge=300, le=1_000_000, description="federated: size of the vocabulary.")
+    min_count: Count = Field(
+        default=5, description="federated: a word piece leaves a silo only if seen at least this often."
+    )

@@ -127,7 +127,7 @@ def preview(federation: Federation) -> Preview:
 def _weights(federation: Federation, silos: list[SiloPreview]) -> list[float] | list[None]:
     """Each silo's share of the aggregate; unknown in trees, and for rules that go by losses or look at each update."""
     method = build_method(federation)
-    by_samples = isinstance(method.weighting, BySamples) and isinstance(method.aggregate, Mean)
+    by_samples = isinstance(method.weighting, BySamples) and isinstance(method.aggregator, Mean)
     if federation.kind != "federated" or not by_samples or is_tree(federation):
         return [None] * len(silos)
     weights = [_weighing(federation)(s.samples) for s in silos]
@@ -191,10 +191,10 @@ def _model(federation: Federation, labels: tuple[str, ...]) -> tuple[int | None,
             model = build.preset(settings.preset, task.auto, words, length, labels=labels, entries=size)
         else:
             model = build.load(str(settings.path), task.auto, labels, fresh=True)
-        if method.tree is not None:
-            method.tree.keys(parts(model))  # refuses key layers that do not exist
+        if method.hierarchy is not None:
+            method.hierarchy.keys(parts(model))  # refuses key layers that do not exist
             if settings.preset is None:
-                check_models(federation, method.tree, task.auto, deepcopy(model))
+                check_models(federation, method.hierarchy, task.auto, deepcopy(model))
         parameters = sum(p.numel() for p in model.parameters())
         adapt(model, federation.model, federation.seed)
     if federation.kind != "federated":

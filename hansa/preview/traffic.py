@@ -16,9 +16,9 @@ from torch import nn
 
 from hansa.core import representations as inside
 from hansa.core import wire
-from hansa.core.compression import Compression, OutgoingUpdate
+from hansa.core.compression import Compression, OutgoingUpdate, UploadState
 from hansa.core.encoding import EncodedUpdate
-from hansa.core.exchange import Sizes
+from hansa.core.knowledge import Sizes
 from hansa.core.messages import Update
 from hansa.core.method import Method
 from hansa.core.model_parts import parts, sides
@@ -62,7 +62,9 @@ def foretell(model: Any, method: Method, silos: int, labels: int, length: int) -
         width = model.get_input_embeddings().weight.shape[1]
         sizes = Sizes(width, inside.last_linear(model).in_features, labels, length)
         told = NUMBER * method.exchange.numbers(sizes) * silos
-    return Traffic(round(size * (left if method.upload.both else 1.0)), round(size * left), told, told * (silos - 1))
+    return Traffic(
+        round(size * (left if method.upload.both_ways else 1.0)), round(size * left), told, told * (silos - 1)
+    )
 
 
 def share(upload: Compression, layout: Layout, model: Any) -> float:
@@ -77,13 +79,13 @@ def share(upload: Compression, layout: Layout, model: Any) -> float:
         if isinstance(module, nn.Embedding)
         for weight, _ in module.named_parameters()
     )
-    memory: dict[str, torch.Tensor] = {}
+    before: UploadState | None = None
     sent: Tensors | EncodedUpdate = NOTHING
     for round in (1, 2):
         gradient = Tensors(small, torch.randn(small.size, generator=generator))
         state = Tensors(small, torch.randn(small.size, generator=generator))
-        leaving = OutgoingUpdate(gradient, state, round, "silo", 0, sides(model), tables, memory, {})
-        sent, memory = upload.leave(leaving), leaving.kept
+        leaving = OutgoingUpdate(gradient, state, round, "silo", 0, sides(model), tables, before)
+        sent, before = upload.compress(leaving), leaving.kept
     plain = Update(NOTHING, 0, 0, 0, 0.0, 0.0)
-    left = replace(plain, coded=sent) if isinstance(sent, EncodedUpdate) else replace(plain, gradient=sent)
+    left = replace(plain, encoded=sent) if isinstance(sent, EncodedUpdate) else replace(plain, gradient=sent)
     return wire.payload(left) / (NUMBER * small.size)

@@ -59,7 +59,7 @@ class Progress:
 
     def round(self, record: Record, seconds: Mapping[str, float]) -> None:
         self._done, self._loss = record.round, record.loss
-        for node, reason in record.lost.items():
+        for node, reason in record.failures.items():
             self._states[node] = "lost"
             if self._lost.get(node) != reason:
                 self.say(f"round {record.round}: {node} is left out: {reason}")

@@ -62,7 +62,7 @@ def _own_slots(named: Named) -> dict[str, None]:
     own: dict[str, None] = {}
     if method.server != plain.server:
         own["server"] = None
-    if (method.aggregate, method.weighting) != (plain.aggregate, plain.weighting):
+    if (method.aggregator, method.weighting) != (plain.aggregator, plain.weighting):
         own["aggregate"] = None
     return own
 
@@ -76,6 +76,6 @@ def compare(
         check(one)  # what is refused is refused before the first run
     outcomes = {}
     for name, one in variants.items():
-        outcomes[name] = run(one, out / name, workers=workers, watcher=watch(name))
+        outcomes[name] = run(one, out / name, workers=workers, callbacks=watch(name))
     html.write([(name, outcome.folder) for name, outcome in outcomes.items()], out / "report.html", federation.name)
     return outcomes

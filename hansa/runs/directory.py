@@ -11,17 +11,17 @@ runs/NAME/
 
 import json
 import shutil
-from collections.abc import Iterator
-from dataclasses import astuple
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
+from hansa.client.state import StoredStates, encoded
 from hansa.config.federation import Federation
 from hansa.config.file import dump
 from hansa.core.errors import UserError
-from hansa.core.participation import PendingWork, ServerState
-from hansa.core.tensors import Layout, Tensors
+from hansa.core.state import ServerState
+from hansa.core.tensors import Tensors
 from hansa.files import atomically
 
 
@@ -73,35 +73,33 @@ class RunDirectory:
 
     # ── checkpoints ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def save(self, moving: ServerState, keep: int, pinned: int | None = None) -> None:
+    def save(self, state: ServerState, keep: int, pinned: int | None = None) -> None:
         """Write a checkpoint; of the older ones only the newest stay, and the ``pinned`` one."""
-        with atomically(self._checkpoint(moving.round)) as draft:
-            save_file(moving.model.named(), draft / "model.safetensors")
-            save_file({name: t.flat for name, t in moving.state.items()}, draft / "server.safetensors")
-            (draft / "layout.json").write_text(moving.model.layout.text)
-            (draft / "server.json").write_text(json.dumps({n: t.layout.text for n, t in moving.state.items()}))
-            flights = [astuple(flight) for flight in moving.flights]
-            (draft / "clock.json").write_text(
-                json.dumps({"clock": moving.clock, "flights": flights, "sent": moving.sent})
+        headers, vectors = encoded(state.slots)
+        with atomically(self._checkpoint(state.round)) as draft:
+            save_file(state.model.named(), draft / "model.safetensors")
+            save_file(vectors, draft / "slots.safetensors")
+            (draft / "state.json").write_text(
+                json.dumps({"layout": state.model.layout.text, "clock": state.clock, "slots": headers})
             )
         for old in self.checkpoints()[:-keep]:
             if old != pinned:
                 shutil.rmtree(self._checkpoint(old))
 
-    def newest(self) -> ServerState | None:
+    def newest(self, kinds: Mapping[str, type]) -> ServerState | None:
+        """The state of the newest checkpoint; None if there is none. ``kinds``: the type of each slot's state."""
         rounds = self.checkpoints()
-        return self.restore(rounds[-1]) if rounds else None
+        return self.restore(rounds[-1], kinds) if rounds else None
 
-    def restore(self, round: int) -> ServerState:
+    def restore(self, round: int, kinds: Mapping[str, type]) -> ServerState:
+        """The state of a checkpoint; slots that ``kinds`` does not name are left out."""
         folder = self._checkpoint(round)
-        layout = _layout((folder / "layout.json").read_text())
+        noted = json.loads((folder / "state.json").read_text())
+        names, _ = json.loads(noted["layout"])
         named = load_file(folder / "model.safetensors")
-        layouts = json.loads((folder / "server.json").read_text())
-        state = {n: Tensors(_layout(layouts[n]), flat) for n, flat in load_file(folder / "server.safetensors").items()}
-        times = json.loads((folder / "clock.json").read_text())
-        flights = [PendingWork(*flight) for flight in times["flights"]]
-        model = Tensors.of({name: named[name] for name in layout.names})
-        return ServerState(model, state, round, times["clock"], flights, times.get("sent", {}))
+        stored = StoredStates(noted["slots"], load_file(folder / "slots.safetensors"))
+        slots = {slot: state for slot, kind in kinds.items() if (state := stored.get(slot, kind)) is not None}
+        return ServerState(Tensors.of({name: named[name] for name in names}), slots, round, noted["clock"])
 
     def checkpoints(self) -> list[int]:
         found = (self.path / "checkpoints").glob("round-*")
@@ -109,11 +107,6 @@ class RunDirectory:
 
     def _checkpoint(self, round: int) -> Path:
         return self.path / "checkpoints" / f"round-{round}"
-
-
-def _layout(text: str) -> Layout:
-    names, shapes = json.loads(text)
-    return Layout(tuple(names), tuple(map(tuple, shapes)))
 
 
 def _numbered(name: str) -> Iterator[Path]:

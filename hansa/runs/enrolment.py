@@ -13,8 +13,8 @@ from typing import TypeVar
 from hansa.core.errors import DataError, RunFailed
 from hansa.core.link import Link
 from hansa.core.messages import CollectVocabulary, DataCard, DescribeData, Failure, NodeId, VocabularyCounts
-from hansa.core.participation import Participation, until
-from hansa.core.round import LARGEST
+from hansa.core.participation import Participation, deadline_of
+from hansa.core.round import MAX_SAMPLES
 from hansa.runs.callbacks import RunCallbacks
 from hansa.runs.ledger import Ledger
 
@@ -22,10 +22,10 @@ T = TypeVar("T", VocabularyCounts, DataCard)
 
 
 def surveyed(
-    link: Link, names: list[NodeId], request: CollectVocabulary, quorum: float, ledger: Ledger, watcher: RunCallbacks
+    link: Link, names: list[NodeId], request: CollectVocabulary, quorum: float, ledger: Ledger, callbacks: RunCallbacks
 ) -> dict[NodeId, VocabularyCounts]:
     found, lost = _gather(link, names, request, VocabularyCounts, _odd_findings, quorum)
-    _note(lost, ledger, watcher)
+    _note(lost, ledger, callbacks)
     return found
 
 
@@ -35,24 +35,24 @@ def described(
     watched: str,
     participation: Participation,
     ledger: Ledger,
-    watcher: RunCallbacks,
+    callbacks: RunCallbacks,
     known: Mapping[NodeId, DataCard],
 ) -> dict[NodeId, DataCard]:
     """Cards of those who can take part; ``watched``: the setting that goes by validation data, if one does;
     ``known``: cards from when the run was begun."""
-    far = getattr(link, "far", False)
+    remote = link.remote
 
     def odd(name: NodeId, card: DataCard) -> str:
         wrong = _odd_card(card) or _unfit(name, card, watched)
-        if wrong and not far:
+        if wrong and not remote:
             raise DataError(wrong)
         return wrong
 
     before = {name: known[name] for name in names if name in known}
-    deadline = until(participation) if before else None
+    deadline = deadline_of(participation) if before else None
     rest = [name for name in names if name not in before]
     found, lost = _gather(link, rest, DescribeData(), DataCard, odd, participation.quorum, deadline, before)
-    _note(lost, ledger, watcher)
+    _note(lost, ledger, callbacks)
     return {name: found[name] for name in names if name in found}
 
 
@@ -78,7 +78,7 @@ def _gather(
             lost[answer.node] = wrong
         else:
             found[answer.node] = reply
-    needed = ceil(quorum * everybody) if getattr(link, "far", False) else everybody
+    needed = ceil(quorum * everybody) if link.remote else everybody
     if lost and len(found) < max(1, needed):
         name, reason = next(iter(lost.items()))
         raise RunFailed(f"silo '{name}' could not answer a {type(request).__name__} request: {reason}")
@@ -87,12 +87,12 @@ def _gather(
 
 def _odd_findings(name: NodeId, found: VocabularyCounts) -> str:
     counts = (*found.pieces.values(), found.withheld)
-    return "" if all(0 <= count <= LARGEST for count in counts) else "it counts word pieces as nobody can"
+    return "" if all(0 <= count <= MAX_SAMPLES for count in counts) else "it counts word pieces as nobody can"
 
 
 def _odd_card(card: DataCard) -> str:
     counts = [count for groups in card.groups.values() for count in groups.values()]
-    sensible = all(0 <= count <= LARGEST for count in (*counts, card.per_round, card.steps))
+    sensible = all(0 <= count <= MAX_SAMPLES for count in (*counts, card.per_round, card.steps))
     return "" if sensible else "it claims a number of samples that no silo has"
 
 
@@ -108,7 +108,7 @@ def _unfit(name: NodeId, card: DataCard, watched: str) -> str:
     return ""
 
 
-def _note(lost: Mapping[NodeId, str], ledger: Ledger, watcher: RunCallbacks) -> None:
+def _note(lost: Mapping[NodeId, str], ledger: Ledger, callbacks: RunCallbacks) -> None:
     for name, reason in lost.items():
-        watcher.say(f"{name} does not take part: {reason}")
+        callbacks.say(f"{name} does not take part: {reason}")
         ledger.event(0, name, "lost", reason)

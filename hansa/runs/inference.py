@@ -7,13 +7,14 @@ from typing import Any
 import yaml
 
 from hansa.client.evaluation import PARTS, evaluate, whole
+from hansa.client.host import SiloHost
 from hansa.client.personalisation import overall
 from hansa.client.runtime import Runtime
 from hansa.config.file import parse
 from hansa.config.tree import holders
 from hansa.core import device
 from hansa.core.errors import UserError, did_you_mean
-from hansa.core.learner import moved
+from hansa.core.learner import on_device
 from hansa.data import examples
 from hansa.data.source import Source
 from hansa.models import build
@@ -33,7 +34,7 @@ def open_run(folder: Path) -> Runtime:
 def load(folder: Path, silo: str | None = None, checkpoint: int | None = None) -> tuple[Runtime, Any]:
     """The site of a run and the model asked for: the final one, a silo's own, or a checkpoint's."""
     runtime, model = _load(folder, silo, checkpoint)
-    return runtime, moved(model, device.choose()).eval()
+    return runtime, on_device(model, device.choose()).eval()
 
 
 def _load(folder: Path, silo: str | None, checkpoint: int | None) -> tuple[Runtime, Any]:
@@ -44,7 +45,7 @@ def _load(folder: Path, silo: str | None, checkpoint: int | None) -> tuple[Runti
             kept = ", ".join(map(str, directory.checkpoints())) or "none"
             raise UserError(f"{folder}: there is no checkpoint of round {checkpoint}; kept are: {kept}")
         learner = runtime.fresh()
-        learner.state.write(directory.restore(checkpoint).model)
+        learner.state.write(directory.restore(checkpoint, {}).model)
         return runtime, learner.model
     if silo is not None:
         own = own_models(folder)
@@ -73,9 +74,9 @@ def every_model(folder: Path, scores: Callable[[Runtime, Any], Scored]) -> dict[
 
 def on_silos(runtime: Runtime, model: Any, share: float = 1.0) -> Scored:
     """Metrics of a model on every silo's test data, or a share of it, by silo."""
-    seed, found = runtime.federation.seed, {}
+    host, seed, found = SiloHost(runtime), runtime.federation.seed, {}
     for name in holders(runtime.federation):
-        held = runtime.silo(name).examples("test")
+        held = host.silo(name).resident.examples("test")
         # All of it is cut as in a run's final evaluation: the same questions. A share of it fits into fewer batches.
         parts = PARTS if share == 1.0 else 1
         scores = evaluate(model, runtime.task, held, runtime.vocabulary, seed, share, parts=parts, decode=True)

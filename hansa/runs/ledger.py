@@ -85,12 +85,12 @@ class Ledger:
             "seen": sum(u.seen for u in updates),
             "steps": sum(u.steps for u in updates),
             "cohort": len(record.cohort),
-            "lost": len(record.lost),
+            "lost": len(record.failures),
             "seconds": sum(seconds.values()),
             "work_seconds": seconds.get("work", 0.0),
             "step_seconds": sum(u.seconds for u in updates) / workers,
             "move_seconds": seconds.get("move", 0.0),
-            "trade_seconds": seconds.get("trade", 0.0),
+            "trade_seconds": seconds.get("exchange", 0.0),
             "evaluate_seconds": seconds.get("evaluate", 0.0),
             "checkpoint_seconds": 0.0,
             "clock": record.clock,
@@ -107,26 +107,26 @@ class Ledger:
                     received,
                     update.seen if update else 0,
                     update.loss if update else None,
-                    record.traded.down.get(node, 0),
-                    record.traded.up.get(node, 0),
+                    record.exchange.down.get(node, 0),
+                    record.exchange.up.get(node, 0),
                 )
                 self._db.execute("insert into traffic values (?,?,?,?,?,?,?,?)", entry)
-            for update in updates:  # of those below a region
-                for node in update.sent.keys() | update.received.keys():
-                    counts = (update.sent.get(node, 0), update.received.get(node, 0))
+            for below in (update.below for update in updates if update.below is not None):
+                for node in below.sent.keys() | below.received.keys():
+                    counts = (below.sent.get(node, 0), below.received.get(node, 0))
                     self._db.execute("insert into traffic values (?,?,?,?,0,null,0,0)", (record.round, node, *counts))
             self._db.executemany("insert into attention values (?,?,?,?,?,?)", _heard(record))
             self._line({"event": "round", **row})
         for kind, reasons in {
-            "lost": record.lost,
+            "lost": record.failures,
             "refused": record.refused,
-            "not heard": record.traded.unheard,
+            "not heard": record.exchange.rejected,
         }.items():
             for node, reason in reasons.items():
                 self.event(record.round, node, kind, reason)
         for node, update in record.updates.items():
-            for below, reason in update.lost.items():
-                self.event(record.round, below, "lost", f"below {node}: {reason}")
+            for inner, reason in (update.below.failures if update.below is not None else {}).items():
+                self.event(record.round, inner, "lost", f"below {node}: {reason}")
 
     def checkpointed(self, round: int, seconds: float) -> None:
         """A round is in the ledger before its checkpoint is on disk, never the other way round."""

@@ -16,7 +16,7 @@ from hansa.tasks.base import Task
 # ── at the federation ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def hand_off(
+def personal_models(
     link: Link, names: list[NodeId], settings: Settings, round: int, model: Tensors, start: Tensors, task: Task
 ) -> dict[str, Any]:
     """Ask every silo for a model of its own; return what is known of them, silo by silo, for ledger and report."""

@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""Before the first round: collect the vocabulary, agree on the starting model, describe the silos' data."""
 
 import json
 import platform
@@ -29,16 +29,13 @@ from hansa.tasks.base import Labelled, Marking, Task
 VERSIONS = ("hansa", "torch", "transformers", "tokenizers", "safetensors", "numpy")
 
 
-# ── before the first round ────────────────────────────────────────────────────────────────────────────────────────
-
-
-def begin(federation: Federation, directory: RunDirectory, link: Link, ledger: Ledger, watcher: RunCallbacks) -> None:
+def begin(federation: Federation, directory: RunDirectory, link: Link, ledger: Ledger, callbacks: RunCallbacks) -> None:
     """Agree on the tokeniser, the labels and the starting weights: `start/` is the same for every silo."""
     if directory.start.exists():
         return
     task = Runtime(federation, directory.path).task
     named: tuple[str, ...] = getattr(task, "labels", ())
-    found = _told(federation, task.needs_labels and not named, link, ledger, watcher)
+    found = _told(federation, task.needs_labels and not named, link, ledger, callbacks)
     words = _tokeniser(federation, task, found.pieces)
     names = named or found.labels
     labels = cast(Labelled, task).classes(names) if task.needs_labels else ()
@@ -48,7 +45,7 @@ def begin(federation: Federation, directory: RunDirectory, link: Link, ledger: L
             f"and the silos have {list(names) or 'none'}; look at the field named by 'label:'"
         )
     model = build.initial(federation.model, task.auto, words, federation.data.max_length, labels, federation.seed)
-    tree = build_method(federation).tree
+    tree = build_method(federation).hierarchy
     if tree is not None:
         check_models(federation, tree, task.auto, deepcopy(model))
     with atomically(directory.start) as draft:
@@ -61,16 +58,18 @@ def begin(federation: Federation, directory: RunDirectory, link: Link, ledger: L
     ledger.fact("parameters", sum(p.numel() for p in model.parameters()))
 
 
-def _told(federation: Federation, labels: bool, link: Link, ledger: Ledger, watcher: RunCallbacks) -> VocabularyCounts:
+def _told(
+    federation: Federation, labels: bool, link: Link, ledger: Ledger, callbacks: RunCallbacks
+) -> VocabularyCounts:
     """What the silos tell for a common start: counts of word pieces, names of labels, both or nothing."""
-    pieces, minimum = federated_vocabulary(federation), federation.tokenizer.minimum
+    pieces, minimum = federated_vocabulary(federation), federation.tokenizer.min_count
     if not pieces and not labels:
         return VocabularyCounts({})
-    watcher.say("asking the silos for word counts" if pieces else "asking the silos for labels")
+    callbacks.say("asking the silos for word counts" if pieces else "asking the silos for labels")
     request = CollectVocabulary(minimum if pieces else 0, labels)
     # A mixture would tell its silos' counts again.
     own = [ROOT] * bool(federation.root and federation.root.sources) + list(leaves(federation.silos))
-    replies = surveyed(link, own, request, federation.participation.quorum, ledger, watcher)
+    replies = surveyed(link, own, request, federation.participation.quorum, ledger, callbacks)
     ledger.fact("survey", _released(replies, minimum, pieces))
     merged = merge(list(replies.values()))
     assert isinstance(merged, VocabularyCounts)
@@ -100,15 +99,15 @@ def _released(told: Mapping[NodeId, VocabularyCounts], minimum: int, pieces: boo
 
 
 def describe(
-    federation: Federation, directory: RunDirectory, link: Link, ledger: Ledger, watcher: RunCallbacks
+    federation: Federation, directory: RunDirectory, link: Link, ledger: Ledger, callbacks: RunCallbacks
 ) -> dict[NodeId, DataCard]:
-    watcher.say("silos prepare their data")
+    callbacks.say("silos prepare their data")
     watched = "personal" if federation.personal else "train.samples.adapt" if federation.train.samples.adapt else ""
     fact = f"cards:{federation.kind}" if federation.kind != "federated" else "cards"
     noted = ledger.facts().get(fact, {})
     before = {name: DataCard(**card | {"problems": tuple(card["problems"])}) for name, card in noted.items()}
-    known = before if getattr(link, "far", False) else {}
-    told = described(link, list(holders(federation)), watched, federation.participation, ledger, watcher, known)
+    known = before if link.remote else {}
+    told = described(link, list(holders(federation)), watched, federation.participation, ledger, callbacks, known)
     times = repeats(federation.silos) | {ROOT: 1}
     new = {name: replace(card, per_round=times[name] * card.per_round) for name, card in told.items()}
     cards = {name: known.get(name, card) for name, card in new.items()}
@@ -120,7 +119,7 @@ def describe(
             )
     for name, card in cards.items():
         for problem in card.problems:
-            watcher.say(f"{name}: {problem}")
+            callbacks.say(f"{name}: {problem}")
             if not ledger.select("select 1 from events where node=? and kind='data' and text=?", name, problem):
                 ledger.event(0, name, "data", problem)
     ledger.fact(fact, {n: vars(c) for n, c in cards.items()})

@@ -1,156 +1,175 @@
-"""The tree of a federation file, grown: who stands below whom, each inner node with a link to its children."""
+"""The tree of a federation file as inner nodes: which nodes stand below which, each with a link to its children."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
-from hansa.client.runtime import Runtime
-from hansa.client.state import StateStore
+from hansa.client.host import SiloHost
+from hansa.client.state import StateFolder
 from hansa.config.federation import Federation
 from hansa.config.nodes import ROOT, Node, repeats, walk
 from hansa.core.errors import ConfigError
-from hansa.core.hierarchy import MODEL, Region
-from hansa.core.inner_node import Federation as Inner
+from hansa.core.hierarchy import own_model
+from hansa.core.inner_node import InnerNode, OwnTree
 from hansa.core.link import Link
 from hansa.core.messages import DataCard, NodeId, Reply, Request
-from hansa.core.method import Hierarchy
+from hansa.core.method import Hierarchy, Method
 from hansa.core.model_parts import parts
-from hansa.core.participation import Child, choose, together
+from hansa.core.participation import Child, RoundSettings, choose, slowest, without_waiting
+from hansa.core.round import Server
+from hansa.core.schedules import Schedule
 from hansa.core.tensors import Tensors
 from hansa.links.tree import TreeLink
+from hansa.methods.fedavg import ServerSgd
 from hansa.models import build
 from hansa.models.adapt import adapt
+from hansa.privacy.secure_aggregation.server import MaskingServer
 
 
-@dataclass(frozen=True)
-class Topology:
-    """The root's children, the link to them, and on a tree of models the root itself."""
+def build_topology(host: SiloHost, link: Link, cards: Mapping[NodeId, DataCard]) -> InnerNode:
+    """The root of the federation file's tree, with everything below it.
 
-    members: dict[NodeId, Child]
-    link: Link
-    root: Region | None
-
-
-def build_topology(runtime: Runtime, link: Link, cards: Mapping[NodeId, DataCard]) -> Topology:
-    federation = runtime.federation
-    seed = _Seed(runtime, link, cards, repeats(federation.silos) | {ROOT: 1})
-    members, below = seed.children(federation.silos)
-    if runtime.method.tree is None:
-        return Topology(members, below, None)
-    held = federation.root
-    mixture = held is not None and held.mixture
-    return Topology(members, below, seed.region(ROOT, members, below, federation, 1, mixture))
+    ``link`` reaches every node that holds data; ``cards``: what these nodes hold.
+    """
+    federation, method = host.runtime.federation, host.runtime.method
+    builder = _Builder(host, link, cards, repeats(federation.silos) | {ROOT: 1})
+    children, below = builder.children(federation.silos)
+    name = ROOT if method.hierarchy is not None else federation.name
+    server = Server(name, children, below, method, round_settings(federation))
+    mixture = federation.root is not None and federation.root.mixture
+    return builder.node(server, 1, mixture)
 
 
 def build_region(
-    runtime: Runtime, name: NodeId, link: Link, cards: Mapping[NodeId, DataCard]
+    host: SiloHost, name: NodeId, link: Link, cards: Mapping[NodeId, DataCard]
 ) -> tuple[Callable[[Request], Reply], Child]:
-    """One region by itself, as `hansa serve` has it; ``cards``: its children's and, where it has data, its own."""
-    node = dict(walk(runtime.federation.silos))[name]
+    """One region by itself, as `hansa serve` runs it: how it answers, and what its parent knows of it.
+
+    ``cards``: its children's and, where it has data, its own.
+    """
+    node = dict(walk(host.runtime.federation.silos))[name]
     often = {n: replace(card, per_round=node.rounds * card.per_round) for n, card in cards.items()}
-    seed = _Seed(runtime, link, often, dict.fromkeys(cards, node.rounds))
-    return seed.inner(name, node, {child: seed.member(child) for child in node.silos}, link)
+    builder = _Builder(host, link, often, dict.fromkeys(cards, node.rounds))
+    return builder.region(name, node, {child: builder.child(child) for child in node.silos}, link)
+
+
+def round_settings(federation: Federation) -> RoundSettings:
+    """The settings of the root's rounds."""
+    return RoundSettings(
+        federation.name,
+        federation.seed,
+        federation.rounds,
+        federation.participation,
+        federation.simulate,
+        federation.server.schedule if federation.server is not None else Schedule(),
+    )
 
 
 @dataclass(frozen=True)
-class _Seed:
-    runtime: Runtime
+class _Builder:
+    host: SiloHost
     link: Link
     cards: Mapping[NodeId, DataCard]
     times: Mapping[NodeId, int]  # how often each node works in one round of the root
 
     def children(self, silos: Mapping[NodeId, Node]) -> tuple[dict[NodeId, Child], Link]:
-        """The members of a federation and the link to them, with inner federations grown below."""
-        members: dict[NodeId, Child] = {}
+        """The children of a node and the link to them, with regions built below."""
+        children: dict[NodeId, Child] = {}
         inner = {}
         for name, node in silos.items():
             if not node.silos:
-                members[name] = self.member(name)
+                children[name] = self.child(name)
             else:
-                inner[name], members[name] = self.inner(name, node, *self.children(node.silos))
-        return members, TreeLink(self.link, inner) if inner else self.link
-
-    def inner(
-        self, name: NodeId, node: Node, below: Mapping[NodeId, Child], link: Link
-    ) -> tuple[Callable[[Request], Reply], Child]:
-        """How an inner node answers, and what its parent knows of it."""
-        method = self.runtime.method_of(name)
-        settings = _settings(self.runtime.federation, name, node, method.tree is not None)
-        held = self.member(name) if node.holds else Child(0, 0)
-        answer, steps = Inner(name, below, link, method, settings, node.rounds).answer, 0
-        if method.tree is not None:
-            region = self.region(name, below, link, settings, node.rounds, node.mixture)
-            answer, steps = region.answer, node.rounds * region.steps
-        samples = held.samples + sum(m.samples for m in below.values())
-        work = held.work + sum(m.work for m in below.values())
-        return self.runtime.guarded(name, answer), Child(
-            samples, work, steps, False, _lasts(name, below, settings, node)
-        )
-
-    def member(self, name: NodeId) -> Child:
-        card, batch = self.cards[name], self.runtime.federation.train.batch
-        if card.inner:
-            return Child(card.samples(), card.per_round, card.steps, False)
-        return Child(card.samples(), card.per_round, ceil(card.per_round / self.times[name] / batch))
+                inner[name], children[name] = self.region(name, node, *self.children(node.silos))
+        return children, TreeLink(self.link, inner) if inner else self.link
 
     def region(
-        self,
-        name: NodeId,
-        members: Mapping[NodeId, Child],
-        link: Link,
-        settings: Federation,
-        rounds: int,
-        mixture: bool,
-    ) -> Region:
-        runtime = self.runtime
-        memory = StateStore(runtime.folder / "silos" / name / "region")
-        own = self.member(name) if name in self.cards else None
-        start = runtime.start_of(name)
-        return Region(
-            name, members, link, runtime.method_of(name), settings, rounds, runtime.keys, start, memory, own, mixture
+        self, name: NodeId, node: Node, below: Mapping[NodeId, Child], link: Link
+    ) -> tuple[Callable[[Request], Reply], Child]:
+        """How a region answers, and what its parent knows of it."""
+        runtime = self.host.runtime
+        method, settings = runtime.method_of(name), self._settings(name, node, runtime.method_of(name))
+        method = replace(method, participation=without_waiting(method.participation))
+        if method.hierarchy is None:  # it averages, whatever the root does with the result
+            method = replace(method, server=ServerSgd())
+        inner = self.node(Server(name, below, link, method, settings), node.rounds, node.mixture)
+        held = self.child(name) if node.holds else Child(0, 0)
+        samples = held.samples + sum(child.samples for child in below.values())
+        work = held.work + sum(child.work for child in below.values())
+        steps = node.rounds * inner.steps if method.hierarchy is not None else 0
+        duration = _duration(name, below, settings, node.rounds)
+        return self.host.guarded(name, inner.answer), Child(samples, work, steps, duration)
+
+    def node(self, server: Server, rounds: int, mixture: bool) -> InnerNode:
+        """An inner node; with a model of its own where the method gives every node one."""
+        runtime = self.host.runtime
+        tree = None
+        if server.method.hierarchy is not None:
+            store = StateFolder(runtime.folder / "silos" / server.name / "region")
+            own = self.child(server.name) if server.name in self.cards else None
+            tree = OwnTree(runtime.keys, runtime.start_of(server.name), store, own, mixture)
+        settings = runtime.federation.secure_aggregation
+        return InnerNode(
+            server,
+            rounds,
+            tree,
+            sizes=lambda: runtime.sizes,
+            masking=None if settings is None else lambda: MaskingServer(settings),
+        )
+
+    def child(self, name: NodeId) -> Child:
+        """What the parent of a node with data knows of it."""
+        card, batch = self.cards[name], self.host.runtime.federation.train.batch
+        if card.inner:
+            return Child(card.samples(), card.per_round, card.steps)
+        return Child(card.samples(), card.per_round, ceil(card.per_round / self.times[name] / batch))
+
+    def _settings(self, name: NodeId, node: Node, method: Method) -> RoundSettings:
+        """The settings of a region's rounds: its own participation; schedules go by its own rounds."""
+        federation = self.host.runtime.federation
+        server = (node.server or federation.server) if method.hierarchy is not None else None
+        return RoundSettings(
+            federation.name,
+            federation.seed,
+            federation.rounds * repeats(federation.silos)[name],
+            node.participation or federation.participation,
+            federation.simulate,
+            server.schedule if server is not None else Schedule(),
         )
 
 
-def _lasts(name: NodeId, below: Mapping[NodeId, Child], settings: Federation, node: Node) -> Callable[[int], float]:
-    """Virtual seconds of a federation's answers: its rounds, each as long as the slowest of those who take part."""
+def _duration(
+    name: NodeId, below: Mapping[NodeId, Child], settings: RoundSettings, rounds: int
+) -> Callable[[int], float]:
+    """Virtual seconds of a region's replies: its rounds, each as long as the slowest of those that take part."""
 
-    def lasts(number: int) -> float:
-        rounds = range((number - 1) * node.rounds + 1, number * node.rounds + 1)
-        cohorts = {n: choose(below, settings.participation, settings.seed, n, name) for n in rounds}
-        return sum(together(below, cohort, n, settings) for n, cohort in cohorts.items())
+    def duration(number: int) -> float:
+        own = range((number - 1) * rounds + 1, number * rounds + 1)
+        cohorts = {n: choose(below, settings.participation, settings.seed, n, name) for n in own}
+        return sum(slowest(below, cohort, n, settings) for n, cohort in cohorts.items())
 
-    return lasts
+    return duration
 
 
-def own_models(runtime: Runtime, silos: Mapping[NodeId, Node], round: int) -> Iterator[tuple[NodeId, Tensors]]:
+def own_models(host: SiloHost, silos: Mapping[NodeId, Node], round: int) -> Iterator[tuple[NodeId, Tensors]]:
     """Every node's own model after a round of the root: nodes below a region count that region's rounds."""
+    runtime = host.runtime
     for name, node in silos.items():
         if node.silos:
-            memory = StateStore(runtime.folder / "silos" / name / "region").recall(round + 1)
-            yield name, Tensors(runtime.keys.layout, memory[MODEL]) if MODEL in memory else runtime.start_of(name)
-            yield from own_models(runtime, node.silos, round * node.rounds)
+            states = StateFolder(runtime.folder / "silos" / name / "region").recall(round + 1)
+            yield name, own_model(states, lambda name=name: runtime.start_of(name))  # type: ignore[misc]
+            yield from own_models(host, node.silos, round * node.rounds)
         else:
-            yield name, runtime.silo(name).model(round)
+            yield name, host.silo(name).own_model(round)
 
 
-def _settings(federation: Federation, name: NodeId, node: Node, tree: bool) -> Federation:
-    """The federation's settings as they are in a region: a schedule goes by its own rounds, and unless it has a model
-    of its own it averages, whatever the root does with the result."""
-    given = {
-        "participation": node.participation or federation.participation,
-        "server": (node.server or federation.server) if tree else None,
-        "rounds": federation.rounds * repeats(federation.silos)[name],
-    }
-    return federation.model_copy(update=given)
-
-
-def check_models(federation: Federation, tree: Hierarchy, auto: str, model: Any) -> None:
+def check_models(federation: Federation, hierarchy: Hierarchy, auto: str, model: Any) -> None:
     """Refuse key layers that the model does not have, and nodes that bring a model of another architecture."""
     adapted = adapt(model, federation.model, federation.seed)
     trained = [name for name, parameter in adapted.named_parameters() if parameter.requires_grad]
     named = parts(adapted)
-    tree.keys({name: named[name] for name in trained})
+    hierarchy.keys({name: named[name] for name in trained})
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     for name, node in walk(federation.silos):
         if node.model is None:

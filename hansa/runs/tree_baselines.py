@@ -69,7 +69,7 @@ RIVALS: dict[str, Callable[[Federation], Federation]] = {"flat": flat, "pooled":
 
 
 def _arranged(federation: Federation, silos: dict[str, Node], server: Server | None) -> Federation:
-    tree = build_method(federation).tree
+    tree = build_method(federation).hierarchy
     if tree is None or not is_tree(federation):
         raise ConfigError(
             "--methods: 'flat' and 'pooled' are rivals of a tree of models: the file needs regions and a method for "

@@ -351,5 +351,5 @@ def test_what_is_signed_for_one_thing_is_good_for_nothing_else(stage):
 def test_a_coordinator_does_not_begin_with_a_threshold_that_silos_refuse(federation, tmp_path, log):
     settings = federation(secure_aggregation={"threshold": 0.5}, sizes=SIZES)
     kits = make_kits(settings, tmp_path / "kits")
-    with pytest.raises(ConfigError, match=rsecure_aggregation.threshold is is 0.5: .* set it above 0.5"):
+    with pytest.raises(ConfigError, match=r"secure_aggregation.threshold is 0.5: .* set it above 0.5"):
         serve(settings, Kit(kits / "coordinator"), tmp_path / "run", None, log)

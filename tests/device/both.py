@@ -51,13 +51,13 @@ def federation(folder: Path, settings: dict[str, Any]) -> Any:
             file.write_text("".join(json.dumps(row) + "\n" for row in rows))
         silos[name] = {"train": str(file)}
     if private := settings.pop("privacy", None):
-        silos[private]["privacy"] = {"sigma": 1e-9, "clip": 0.5}
+        silos[private]["privacy"] = {"noise_multiplier": 1e-9, "clip": 0.5}
     if settings.pop("tree", False):
         silos = {"west": {"silos": {n: silos[n] for n in ("north", "south")}}, "east": silos["east"]}
     usual = {
         "name": "both",
         "model": "mini",
-        "tokenizer": {"size": 330, "minimum": 2},
+        "tokenizer": {"size": 330, "min_count": 2},
         "data": {"max_length": 16, "valid": 0.2, "test": 0.2},
         "silos": silos,
         "rounds": 2,

@@ -329,7 +329,7 @@ def test_the_least_cohort_is_what_quorum_and_tree_allow(federation):
 
 def test_the_promised_epsilon_is_what_the_file_will_have_spent(federation):
     plain = federation(rounds=2)
-    north = plain.silos["north"].model_copy(update={"privacy": Privacy(sigma=1.0)})
+    north = plain.silos["north"].model_copy(update={"privacy": Privacy(noise_multiplier=1.0)})
     protected = plain.model_copy(update={"silos": plain.silos | {"north": north}})
     from hansa.privacy.dp.updates import spent
 

@@ -13,7 +13,7 @@ from tests.toys import update
 LAYOUT = update([0.0, 0.0, 0.0]).gradient.layout
 
 
-def step(updates, weigh=None):
+def step(updates, weighting=None):
     weighting = weighting or BySamples()
     model = Tensors(LAYOUT, torch.tensor([1.0, -2.0, 3.0]))
     gradient = Mean().combine(LAYOUT, ((u, weighting.weight(u)) for u in updates))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from time import monotonic
 
 from hansa.core.link import Answer, Link
-from hansa.core.messages import Fit, NodeId, Request, Train
+from hansa.core.messages import NodeId, Request, Train
 
 SHARE = 0.9  # of the time that is left; the rest is for the sum, and for bringing it
 
@@ -12,10 +12,9 @@ SHARE = 0.9  # of the time that is left; the rest is for the sum, and for bringi
 class DeadlineLink:
     """``due``: when the parent gives up, on the monotonic clock; ``rounds``: how many of them share that time."""
 
-    far = True
-
     def __init__(self, link: Link, rounds: int, due: Callable[[], float | None]) -> None:
         self._link, self._rounds, self._due = link, rounds, due
+        self.size, self.remote = link.size, link.remote
 
     def ask(self, asks: Mapping[NodeId, Request], until: float | None) -> Iterator[Answer]:
         return self._link.ask(asks, self._sooner(asks, until))
@@ -29,6 +28,6 @@ class DeadlineLink:
 
     def _left(self, request: Request) -> int:
         """Rounds that are still to come, this one included: each has its part of the time."""
-        if not isinstance(request, Train | Fit):
+        if not isinstance(request, Train):
             return 1
         return self._rounds - (request.round - 1) % self._rounds

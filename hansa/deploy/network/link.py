@@ -46,7 +46,9 @@ class Pending:
 
 
 class NatsLink:
-    far = True
+    """Nodes in other organisations; see the module."""
+
+    remote = True
 
     def __init__(
         self,

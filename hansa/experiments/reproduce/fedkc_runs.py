@@ -126,7 +126,7 @@ def federation(
 ) -> Federation:
     lr = min(tuned.lr or size.lr, PRETRAINED if model else inf)
     training = {"optimizer": "adamw", "lr": lr, "batch": batch or size.batch}
-    words: dict[str, Any] = {"path": corpus.words} if corpus.words else {"size": size.vocabulary, "minimum": 2}
+    words: dict[str, Any] = {"path": corpus.words} if corpus.words else {"size": size.vocabulary, "min_count": 2}
     return parse(
         {
             "name": re.sub(r"\W+", "-", method).strip("-"),

@@ -138,7 +138,7 @@ def snapshot(folder: Path, languages: list[str], size: Size) -> Federation:
             "name": "snapshot",
             "kind": "central",
             "model": size.preset,
-            "tokenizer": {"size": size.vocabulary, "minimum": 2},
+            "tokenizer": {"size": size.vocabulary, "min_count": 2},
             "data": {"max_length": 2 * size.length, "valid": 0.0, "test": 0.005 if size.base_samples > 10_000 else 0.1},
             "silos": {
                 code: {"train": str((folder / "general" / f"{code}.jsonl").resolve()), "language": code}

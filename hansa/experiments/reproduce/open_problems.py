@@ -109,7 +109,7 @@ def federation(silos: dict[str, dict[str, str]], size: Size, model: str | None, 
         "evaluate": {"every": max(1, size.rounds // 12), "share": 0.5},
         "checkpoint": {"every": 10_000},
     }
-    words = {} if model else {"tokenizer": {"size": size.vocabulary, "minimum": 2}}
+    words = {} if model else {"tokenizer": {"size": size.vocabulary, "min_count": 2}}
     return parse(raw | words | changes)
 
 

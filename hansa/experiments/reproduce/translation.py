@@ -318,7 +318,7 @@ def federation(
         "seed": seed,
         "task": {"name": "translate", "beams": size.beams},
         "model": given if path else size.preset,
-        "tokenizer": {} if path else {"size": size.vocabulary, "minimum": 2},
+        "tokenizer": {} if path else {"size": size.vocabulary, "min_count": 2},
         "data": {"max_length": size.length, "max_bad_rows": 1.0 if size.brief else 0.2},
         "silos": sources,
         "order": list(CHAIN),

@@ -20,7 +20,7 @@ from hansa.experiments.reproduce import Asked, Reproduction
 from hansa.experiments.reproduce.jobs import Jobs
 from hansa.experiments.reproduce.trees import Layout, lay_out, shape
 from hansa.experiments.reproduce.worldlm_tables import Figures, claims_of, curve_of, tables_of
-from hansa.privacy.dp.updates import spent
+from hansa.privacy.dp.prices import update_prices
 from hansa.report import html
 from hansa.runs.run import Outcome
 
@@ -50,7 +50,7 @@ SIZES = {
 
 MOMENTUM = {"optimizer": "momentum", "lr": 0.2, "momentum": 0.9}
 PLAIN = {"optimizer": "sgd", "lr": 1.0}
-PRIVATE = {"sigma": 0.5, "among": NODES}  # noise of σ·C/7
+PRIVATE = {"noise_multiplier": 0.5, "noise_shared_by": NODES}  # noise of σ·C/7
 DP_LEAVES = ("fr", "it")
 LIAR = "uk"
 POISONS: dict[str, dict[str, Any]] = {
@@ -119,7 +119,7 @@ def _private() -> dict[str, Job]:
         "FL, DP": Job(flat, stand=FLAT, leaves=at(**PRIVATE)),
         "no key layers, DP": Job(flat, leaves=at(**PRIVATE)),
         "WorldLM, DP shrunk": Job(worldlm(), leaves=at(**PRIVATE, shrink=True), once=True),
-        "WorldLM, DP to the letter": Job(worldlm(), leaves=at(sigma=PRIVATE["sigma"]), once=True),
+        "WorldLM, DP to the letter": Job(worldlm(), leaves=at(noise_multiplier=PRIVATE["noise_multiplier"]), once=True),
     }
 
 
@@ -234,4 +234,4 @@ def start(layouts: Mapping[str, Layout], name: str, folder: Path, size: Size) ->
 
 def price(federation: Federation) -> str:
     """What a private leaf's updates cost; all pay the same."""
-    return next(iter(spent(federation, federation.rounds).values())).line
+    return next(iter(update_prices(federation, federation.rounds).values())).line

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hansa.client.host import SiloHost
 from hansa.client.release_log import Released, releases
 from hansa.client.runtime import Runtime
 from hansa.core.errors import UserError
@@ -102,7 +103,7 @@ def attack_offer(runtime: Runtime, kind: Kind, released: Released, rows: Sequenc
     learner.state.write(Tensors.of(released.received))
     tensors = released.tensors
     centroids = tensors["centroids"] if "centroids" in tensors else tensors["inputs"]  # of FedKC; of FedMix
-    held = runtime.silo(released.silo).examples("train")
+    held = SiloHost(runtime).silo(released.silo).resident.examples("train")
     frequencies = Frequencies((held[i] for i in range(len(held))), special)
     targets, controls = [], []
     kinds = kinds_in(runtime)

@@ -26,10 +26,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from hansa.client.host import SiloHost
 from hansa.client.release_log import releases
+from hansa.client.resident import ResidentSilo
 from hansa.client.runtime import Runtime
 from hansa.client.silo import Silo
-from hansa.client.state import StateStore
+from hansa.client.state import StateFolder
 from hansa.config.nodes import leaves
 from hansa.config.sections import Privacy, Upload
 from hansa.core.errors import RunFailed, UserError, did_you_mean
@@ -39,7 +41,7 @@ from hansa.core.tensors import Tensors
 from hansa.privacy.attacks.hits import CLEARLY, Frequencies
 from hansa.privacy.attacks.victim import kinds_in, ways
 from hansa.privacy.dp.accounting import epsilon
-from hansa.privacy.dp.updates import protect
+from hansa.privacy.dp.updates import UpdateMechanism
 from hansa.runs.inference import open_run
 
 CLIP = 1.0
@@ -80,16 +82,17 @@ class Sent:
 def attack(run: Path, silo: str | None, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
     """Attack one silo's update (the smallest silo's, where none is named) with every defence; the findings."""
     runtime = open_run(run)
+    host = SiloHost(runtime)
     nodes = leaves(runtime.federation.silos)
     if silo is not None and silo not in nodes:
         raise UserError(f"--silo: the run has no silo '{silo}'; {did_you_mean(silo, nodes)}")
-    if runtime.method.tree is not None or not runtime.shared.names:
+    if runtime.method.hierarchy is not None or not runtime.shared.names:
         raise UserError(
-            f"{run}: with method '{site.method.name}' no silo sends a plain update; gradient inversion attacks "
+            f"{run}: with method '{runtime.method.name}' no silo sends a plain update; gradient inversion attacks "
             "those of flat federations (fedavg, fedprox, fedkc, …)"
         )
-    name = silo or min(nodes, key=lambda n: (len(runtime.silo(n).examples("train")), n))
-    held, special = runtime.silo(name).examples("train"), runtime.vocabulary.special
+    name = silo or min(nodes, key=lambda n: (len(host.silo(n).resident.examples("train")), n))
+    held, special = host.silo(name).resident.examples("train"), runtime.vocabulary.special
     frequencies = Frequencies((held[i] for i in range(len(held))), special)
     say(f"{name} trains on one text, one batch and one round: everything, all but the embeddings, LoRA")
     sent = {adapt: _updates(runtime, name, adapt) for adapt in dict.fromkeys(d.adapt for d in DEFENCES)}
@@ -112,7 +115,7 @@ def _updates(runtime: Runtime, name: str, adapt: str) -> list[Sent]:
     }
     changed = {
         "model": federation.model.model_copy(update={"adapt": adapt}),
-        "record": federation.record.model_copy(update={"updates": True}),
+        "release_log": federation.release_log.model_copy(update={"updates": True}),
         "silos": silos | {name: silos[name].model_copy(update={"privacy": None})},
         "upload": Upload(),
         "aggregate": None,
@@ -129,13 +132,13 @@ def _updates(runtime: Runtime, name: str, adapt: str) -> list[Sent]:
 def _update(runtime: Runtime, name: str, amount: str) -> Sent:
     with tempfile.TemporaryDirectory() as folder:
         node = runtime.federation.silos[name]
-        silo = Silo(name, node, runtime, StateStore(Path(folder) / "silos" / name / "memory"))
+        silo = Silo(ResidentSilo(name, node, runtime, StateFolder(Path(folder) / "silos" / name / "memory")))
         shared = runtime.start.only(runtime.shared.names).copy()
         reply = silo.answer(Train(1, shared))
         if isinstance(reply, Failure):
             raise RunFailed(f"silo '{name}' gives no update to attack: {reply.reason}")
         [released] = releases(Path(folder), "update")
-        held = silo.examples("train")
+        held = silo.resident.examples("train")
         texts = [held[i] for i in dict.fromkeys(released.notes["samples"])]
         runtime.learner.state.write(shared)  # what the attacker knows
         return Sent(amount, released.tensors, runtime.learner.model, texts, kinds_in(runtime))
@@ -166,7 +169,7 @@ def clipped(update: dict[str, Tensor], clip: float, noise: float, seed: int) -> 
     """The update with its norm bounded and, where there is noise, blurred as a private silo would (update.py)."""
     whole = Tensors.of(update)
     if noise:
-        protect(whole.flat, Privacy(clip=clip, sigma=noise), {}, seed, "audit")
+        UpdateMechanism(Privacy(clip=clip, noise_multiplier=noise)).apply(whole.flat, None, seed, "audit")
     else:
         whole.flat.mul_(min(1.0, clip / max(float(whole.flat.norm()), 1e-30)))
     return whole.named()

@@ -17,8 +17,8 @@ from hansa.config.plugins import load_plugins
 from hansa.core.errors import UserError
 from hansa.core.method import METHODS
 from hansa.core.settings import Named
-from hansa.methods.centroid_noise import spent
 from hansa.privacy.attacks import centroids as leak
+from hansa.privacy.dp.prices import exchange_price
 from hansa.report import audit, html
 from hansa.runs.callbacks import RunCallbacks
 from hansa.runs.run import run
@@ -53,7 +53,7 @@ def price(
         folders, scores = [], []
         for seed in range(federation.seed, federation.seed + seeds):
             folder = out / f"{name.replace(' ', '-')}-{seed}"
-            outcome = run(one.model_copy(update={"seed": seed}), folder, workers=workers, watcher=watch(folder.name))
+            outcome = run(one.model_copy(update={"seed": seed}), folder, workers=workers, callbacks=watch(folder.name))
             scores.append(html.average(outcome.metrics, html.see(folder).task.headline) or 0.0)
             folders.append(folder)
         tried.append(Tried(name, one, folders, scores))
@@ -99,8 +99,8 @@ def defences(federation: Federation) -> dict[str, Federation]:
 
     def variant(**settings: Any) -> Federation:
         changed = {key: value for key, value in method.settings.items() if key not in ("floor", "noise")} | settings
-        recorded = federation.record.model_copy(update={"offers": True})
-        return federation.model_copy(update={"method": Named(name=method.name, **changed), "record": recorded})
+        recorded = federation.release_log.model_copy(update={"knowledge": True})
+        return federation.model_copy(update={"method": Named(name=method.name, **changed), "release_log": recorded})
 
     found = {NONE: variant(floor=1)}
     found |= {f"floor {floor}": variant(floor=floor) for floor in FLOORS}
@@ -126,7 +126,7 @@ def _row(one: Tried, leaks: Sequence[dict[str, Any]], before: Sequence[dict[str,
         known = [found[key] for found in leaks if found[key] is not None]
         return fmean(known) if known else None
 
-    score, cost = fmean(one.scores), spent(one.federation, one.federation.rounds)
+    score, cost = fmean(one.scores), exchange_price(one.federation, one.federation.rounds)
     return {
         "defence": one.defence,
         "score": score,

@@ -1,14 +1,16 @@
-"""The ε of what leaves a silo: repeated releases with Gaussian noise, by `dp-accounting`.
+"""Privacy accounting: the ε of repeated releases with Gaussian noise, by `dp-accounting`.
 
 A release clips each unit's contribution to norm C and adds noise of standard deviation z·C to the sum; z is the noise
 multiplier. The *unit* (a sample, a silo) and what counts as neighbouring data are the caller's to name:
 ``C`` must bound how far the sum moves between neighbours (adding or removing a unit: C; replacing it: 2C).
 """
 
+from dataclasses import dataclass
 from math import inf, sqrt
 from typing import Any
 
 from hansa.core.errors import ConfigError
+from hansa.core.mechanism import Mechanism
 
 STEP = 1e-3  # of the privacy loss' grid: rounds ε up, never down; ten times finer changes ε by less than 0.01
 
@@ -38,6 +40,37 @@ def epsilon(noise_multiplier: float, releases: int, delta: float, sampling: floa
         accounting.PoissonSampledDpEvent(sampling, accounting.GaussianDpEvent(noise_multiplier)), releases
     )
     return float(accountant.get_epsilon(delta))
+
+
+@dataclass(frozen=True)
+class Spent:
+    """The price of a mechanism after some rounds."""
+
+    epsilon: float
+    delta: float
+    noise_multiplier: float
+    releases: int
+    unit: str
+    not_covered: str = ""
+
+    @property
+    def line(self) -> str:
+        """The price in words."""
+        beside = f"; outside of ε: {self.not_covered}" if self.not_covered else ""
+        return (
+            f"ε = {self.epsilon:,.3g} at δ = {self.delta:g} after {self.releases} releases with noise multiplier "
+            f"{self.noise_multiplier:.3g}; protected unit: {self.unit}{beside}"
+        )
+
+
+def price(mechanism: Mechanism, rounds: int) -> Spent:
+    """What a mechanism has cost a unit that took part in every one of ``rounds`` rounds.
+
+    Raises `ConfigError` if dp-accounting is not installed.
+    """
+    event, delta = mechanism.event(rounds), mechanism.delta
+    cost = epsilon(event.noise_multiplier, event.count, delta, event.sampling)
+    return Spent(cost, delta, event.noise_multiplier, event.count, mechanism.unit, mechanism.not_covered)
 
 
 def library() -> Any:

@@ -1,82 +1,93 @@
-"""Differential privacy of what a silo sends: DP-FedAvg at the leaves.
+"""Differential privacy of the updates that a silo sends: DP-FedAvg at the leaves.
 
-McMahan et al. (2018), Learning Differentially Private Recurrent Language Models, Algorithm 1; with the clip of
+McMahan et al. (2018), Learning Differentially Private Recurrent Language Models, Algorithm 1; with the clipping norm of
 Iacob et al. (2024), Worldwide Federated Training of Language Models, Section 4.2.
 
     g ← g·min(1, C/‖g‖) + N(0, (σ·C/n)²·I)
 
-g: received minus own values of all tensors that leave; C: the bound, 1.0 in the first round, then the median norm of
-the previous round's updates; n (``among``): 1 puts σ·C on the update itself, to the letter; DP-FedAvg thinks of the
+g: received minus own values of all tensors that leave; C: the clipping norm, 1.0 in the first round, then the norm of
+the silo's previous update; n (``noise_shared_by``): 1 puts σ·C on the update itself, to the letter; DP-FedAvg has the
 noise σ·C/n on a mean of n updates, and WorldLM's figures come out only with noise of that size.
 
-Ours, off by default (``shrink``): the blurred update is multiplied by 1/(1 + d·(σ/n)²), d its number of values. Of
+Ours, off by default (``shrink``): the noisy update is multiplied by 1/(1 + d·(σ/n)²), d its number of values. Of
 d·(σ·C/n)² + ‖g‖² on average at most C² is signal, so this is the factor of least mean square error (Wiener's; James and
-Stein, 1961) for an update as long as the bound. It depends on nothing that is private, comes after the noise and costs
-no ε; without it whoever averages a few large private updates, a region above all, hears little but noise.
+Stein, 1961) for an update as long as the clipping norm. It depends on nothing private, comes after the noise and costs
+no ε; without it an average of a few large private updates is mostly noise.
 
 The unit of privacy is a silo: ε bounds what one round's updates tell about whether the silo's data were used at all. It
 follows from the noise multiplier σ/n alone. Outside of ε: the training loss, sample counts and scores, which are
-released as they are; and the bound, when it follows the norms.
+released as they are; and the clipping norm, when it follows the norms.
 
-Deviations: a silo sends one update a round and tells nobody its norm, so its bound is its own last norm; a median over
-silos would have to release the norms. The noise comes from the seed, so that a simulation repeats, unless ``secret``.
+Deviations: a silo sends one update a round and does not release its norm, so its clipping norm is its own last norm; a
+median over silos would have to release the norms. The noise comes from the seed, so that a simulation repeats, unless
+``secret``.
 """
 
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from hansa.config.federation import Federation
-from hansa.config.nodes import repeats
 from hansa.config.sections import Privacy
-from hansa.config.tree import protected
+from hansa.core.mechanism import GaussianEvent
 from hansa.core.seeds import derive
-from hansa.privacy.dp.accounting import epsilon
 
-FIRST = 1.0  # the bound before there is a norm to go by
-NORM = "privacy.norm"  # what a silo remembers: the norm of its last update
-UNIT = "all data of the silo"
-
-
-def protect(update: Tensor, settings: Privacy, memory: Mapping[str, Tensor], *purpose: str | int) -> None:
-    """Clip and blur an update in place. ``memory``: with its last update's norm; ``purpose`` begins with the seed."""
-    bound = settings.clip if settings.clip != "median" else float(memory.get(NORM, torch.tensor(FIRST)))
-    update.mul_(torch.clamp(bound / update.norm().clamp_min(1e-30), max=1.0))
-    seed, *rest = purpose
-    drawn = secrets.randbits(63) if settings.secret else derive(int(seed), *rest, "noise")
-    noise = torch.randn(update.shape, generator=torch.Generator().manual_seed(drawn))
-    multiplier = settings.sigma / settings.among
-    update.add_(noise, alpha=multiplier * bound)
-    if settings.shrink:
-        update.div_(1 + update.numel() * multiplier**2)
+FIRST_NORM = 1.0  # the clipping norm before there is an update to go by
 
 
 @dataclass(frozen=True)
-class Spent:
-    """What a silo's updates have cost it."""
+class UpdateNorm:
+    """What a silo remembers: the norm of its last update, before clipping."""
 
-    epsilon: float
-    delta: float
-    multiplier: float  # σ/n: the noise as a multiple of the bound
-    updates: int
-    unit: str = UNIT
+    norm: float
+
+
+@dataclass(frozen=True)
+class UpdateMechanism:
+    """Clips updates and adds noise, and knows its price. Implements `hansa.core.mechanism.Mechanism`."""
+
+    settings: Privacy
+    unit: ClassVar[str] = "all data of the silo"
+    not_covered: ClassVar[str] = "training loss, sample counts and scores"
 
     @property
-    def line(self) -> str:
-        return (
-            f"ε = {self.epsilon:,.3g} at δ = {self.delta:g} after {self.updates} updates with noise "
-            f"{self.multiplier:.3g}·C; protected unit: {self.unit}"
-        )
+    def delta(self) -> float:
+        """The δ at which ε is stated."""
+        return self.settings.delta
 
+    @property
+    def seeded(self) -> bool:
+        """Whether the noise comes from the federation's seed."""
+        return not self.settings.secret
 
-def spent(federation: Federation, rounds: int) -> dict[str, Spent]:
-    """The cost to each protected silo after so many rounds at the root, had it taken part in all of them."""
-    times = repeats(federation.silos)
-    found = {}
-    for name, settings in protected(federation).items():
-        multiplier, updates = settings.sigma / settings.among, rounds * times[name]
-        found[name] = Spent(epsilon(multiplier, updates, settings.delta), settings.delta, multiplier, updates)
-    return found
+    @property
+    def multiplier(self) -> float:
+        """Standard deviation of the noise over the clipping norm: σ/n."""
+        return self.settings.noise_multiplier / self.settings.noise_shared_by
+
+    def event(self, rounds: int) -> GaussianEvent:
+        """One release in each round."""
+        return GaussianEvent(self.multiplier, rounds)
+
+    def apply(self, update: Tensor, last: UpdateNorm | None, *purpose: str | int) -> UpdateNorm:
+        """Clip an update and add noise to it, in place; return what the silo remembers.
+
+        ``purpose``: the seed, then what the noise is for; it is not used where the noise is secret.
+        """
+        seen, bound = UpdateNorm(float(update.norm())), self.clipping_norm(last)
+        update.mul_(torch.clamp(bound / update.norm().clamp_min(1e-30), max=1.0))
+        seed, *rest = purpose
+        drawn = secrets.randbits(63) if self.settings.secret else derive(int(seed), *rest, "noise")
+        noise = torch.randn(update.shape, generator=torch.Generator().manual_seed(drawn))
+        update.add_(noise, alpha=self.multiplier * bound)
+        if self.settings.shrink:
+            update.div_(1 + update.numel() * self.multiplier**2)
+        return seen
+
+    def clipping_norm(self, last: UpdateNorm | None) -> float:
+        """The clipping norm of this round."""
+        if self.settings.clip != "median":
+            return self.settings.clip
+        return FIRST_NORM if last is None else last.norm

@@ -16,11 +16,7 @@ class AuditedLink:
     """A link that writes everything down: questions before they go, answers before they are used."""
 
     def __init__(self, link: Link, log: AuditLog) -> None:
-        self._link, self._log = link, log
-
-    def __getattr__(self, name: str) -> Any:
-        """What some links have beside `ask`."""
-        return getattr(self._link, name)
+        self._link, self._log, self.size, self.remote = link, log, link.size, link.remote
 
     def ask(self, asks: Mapping[NodeId, Request], until: float | None) -> Iterator[Answer]:
         digests: dict[int, str] = {}  # what many are asked is digested once

@@ -8,9 +8,7 @@ from hansa.config.federation import Federation
 from hansa.config.method import build_method
 from hansa.config.tree import federated_vocabulary, protected
 from hansa.core.method import Method
-from hansa.methods import centroid_noise as release
-from hansa.methods.alone import ShareNothing
-from hansa.privacy.dp.updates import spent
+from hansa.privacy.dp.prices import exchange_price, update_prices
 from hansa.tasks.base import TASKS, Writing
 
 
@@ -36,7 +34,7 @@ def _before(federation: Federation, survey: Mapping[str, Any] | None) -> Iterato
     if federation.kind in ("central", "dominant"):
         yield f"Everything: a {federation.kind} run pools the silos' data. It is for comparison only."
     if survey is None and federated_vocabulary(federation):
-        minimum = federation.tokenizer.minimum
+        minimum = federation.tokenizer.min_count
         yield f"Once, to build the vocabulary: counts of word pieces that a silo has seen at least {minimum} times."
     if survey is not None and survey["minimum"]:
         told, withheld = (sum(s[key] for s in survey["silos"].values()) for key in ("told", "withheld"))
@@ -50,14 +48,14 @@ def _before(federation: Federation, survey: Mapping[str, Any] | None) -> Iterato
 
 
 def _in_rounds(federation: Federation, method: Method) -> Iterator[str]:
-    if not isinstance(method.scope, ShareNothing):
+    if not method.scope.shares_nothing:
         yield "In every round, from each silo taking part: its model update, mean training loss and step counts."
     if method.exchange is not None:
         yield (
-            f"In every round, from each silo taking part to all others: {method.exchange.says}. Such means can be "
-            "turned back into text ('hansa audit attack' shows how far)."
+            f"In every round, from each silo taking part to all others: {method.exchange.description}. Such means can "
+            "be turned back into text ('hansa audit attack' shows how far)."
         )
-        if blurred := release.spent(federation, federation.rounds):
+        if blurred := exchange_price(federation, federation.rounds):
             yield f"What is exchanged is blurred before it leaves: {blurred.line}."
     if federation.secure_aggregation is not None:
         yield (
@@ -66,7 +64,7 @@ def _in_rounds(federation: Federation, method: Method) -> Iterator[str]:
             "counts, losses and scores are not masked."
         )
     yield from _blurred(federation)
-    if method.tree is not None and method.tree.hands_on:
+    if method.hierarchy is not None and method.hierarchy.forwards_layers:
         yield (
             "In every round, on the tree: a node's key layers may be handed on to other nodes (residuals); whom it "
             "listened to, and how much."
@@ -79,7 +77,7 @@ def _in_rounds(federation: Federation, method: Method) -> Iterator[str]:
 
 
 def _blurred(federation: Federation) -> Iterator[str]:
-    for name, cost in spent(federation, federation.rounds).items():
+    for name, cost in update_prices(federation, federation.rounds).items():
         yield f"The updates of '{name}' are clipped and blurred before they leave: {cost.line}."
     seeded = [name for name, settings in protected(federation).items() if not settings.secret]
     if seeded:

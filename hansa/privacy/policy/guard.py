@@ -5,8 +5,8 @@ tensor. A message or a field that is not listed here is refused: whoever adds on
 """
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, is_dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from hansa.config.federation import Federation
 from hansa.config.nodes import walk
 from hansa.core import wire
+from hansa.core.codec import encoded_fields
 from hansa.core.encoding import EncodedUpdate
 from hansa.core.errors import HansaError, RunFailed
 from hansa.core.messages import (
@@ -24,7 +25,6 @@ from hansa.core.messages import (
     DescribeData,
     Evaluate,
     Failure,
-    Fit,
     Knowledge,
     Personalise,
     PersonalScores,
@@ -57,17 +57,16 @@ CONTENTS: Mapping[type, Mapping[str, Kind]] = {
         "steps": "samples",
         "loss": "metrics",
         "seconds": "metrics",
-        "lost": "metrics",
-        "sent": "metrics",
-        "received": "metrics",
-        "stale": "metrics",
-        "coded": "tensors",
-        "moved": "metrics",
-        "residuals": "residuals",
-        "attention": "residuals",
-        "refused": "residuals",
-        "masked": "tensors",
-        "cut": "tensors",
+        "encoded": "tensors",
+        "movement": "metrics",
+        "masked.clipped": "tensors",
+        "below.failures": "metrics",
+        "below.sent": "metrics",
+        "below.received": "metrics",
+        "layers.residuals": "residuals",
+        "layers.attention": "residuals",
+        "layers.refused": "residuals",
+        "shared_state": "tensors",
     },
     # Keys and shares are there for the sum of the updates, and release nothing else.
     AdvertisedKeys: {
@@ -98,14 +97,14 @@ def asked_for(request: object) -> list[Wanted] | None:
     """What a reply would release, as far as the request tells; None if nothing here knows the request."""
     match request:
         case CollectVocabulary():
-            pieces = [Wanted("pieces", seen=request.pieces)] if request.pieces else []
+            pieces = [Wanted("pieces", seen=request.min_count)] if request.min_count else []
             return pieces + ([Wanted("labels")] if request.labels else [])
         case DescribeData():
             return [Wanted("samples")]
         case ShareKnowledge():
             return [Wanted("offers")]
-        case Train() | Fit():
-            held = isinstance(request, Train) and request.held
+        case Train():
+            held = request.knowledge is not None and request.knowledge.model_held
             tensors = [Wanted("tensors")] if request.model.layout.names or held else []
             return [*tensors, Wanted("samples"), Wanted("metrics")]
         case AdvertiseKeys():
@@ -121,19 +120,28 @@ def asked_for(request: object) -> list[Wanted] | None:
 
 
 def held_by(reply: Reply, request: Request, part_of: PartOf) -> list[Wanted] | None:
-    """What a reply really holds; None if it has something in it that nothing here knows."""
-    known = CONTENTS.get(type(reply))
-    present = [f.name for f in fields(reply) if not _empty(getattr(reply, f.name))]
+    """What a reply really holds; None if it has something in it that is not listed here."""
+    known, present = CONTENTS.get(type(reply)), dict(held_fields(reply))
     if known is None or any(name not in known for name in present):
         return None
     found: dict[Kind, Wanted] = {}
-    for name in present:
-        value, kind = getattr(reply, name), known[name]
+    for name, value in present.items():
+        kind = known[name]
         parts = frozenset(map(part_of, _tensors(value))) if kind == "tensors" else frozenset()
-        seen = request.pieces if isinstance(request, CollectVocabulary) else 0
+        seen = request.min_count if isinstance(request, CollectVocabulary) else 0
         earlier = found.get(kind, Wanted(kind))
         found[kind] = Wanted(kind, earlier.parts | parts, seen if kind == "pieces" else 0)
     return list(found.values())
+
+
+def held_fields(message: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The fields of a message that are not empty; those of an optional part as ``part.field``."""
+    for name, _ in encoded_fields(message.__class__):
+        value = getattr(message, name)
+        if is_dataclass(value) and not isinstance(value, Tensors | EncodedUpdate):
+            yield from held_fields(value, f"{prefix}{name}.")
+        elif not _empty(value):
+            yield prefix + name, value
 
 
 def _tensors(value: Any) -> tuple[str, ...]:
@@ -161,7 +169,7 @@ class Guard:
         about = {"message": type(request).__name__, "round": getattr(request, "round", 0), "to": self.to}
         policy, wanted = Policy.read(self.policy), asked_for(request)
         self.log.add("request", **about, bytes=wire.size(request) if wanted is not None else 0)
-        masked = bool(getattr(request, "roster", {}))
+        masked = bool(roster_of(request))
         purpose = met(self.purpose, request, masked)
         refusal, _ = _judge(policy, purpose, wanted, type(request).__name__)
         if refusal:
@@ -171,7 +179,7 @@ class Guard:
             self.log.add("failed", **about, reason=reply.reason)
             return reply
         about["message"] = type(reply).__name__
-        purpose = met(self.purpose, request, masked and getattr(reply, "masked", True))
+        purpose = met(self.purpose, request, masked and (not isinstance(reply, Update) or reply.masked is not None))
         held = held_by(reply, request, self.part_of)
         refusal, verdicts = _judge(policy, purpose, held, type(reply).__name__)
         if refusal:
@@ -198,11 +206,18 @@ class Guard:
         return Failure(f"its policy refuses: {reason}")
 
 
+def roster_of(request: Request) -> Mapping[str, tuple[str, ...]]:
+    """The silos that an update would be masked with; empty where no masks are asked for."""
+    if isinstance(request, ShareSecrets):
+        return request.roster
+    return request.masking.roster if isinstance(request, Train) and request.masking is not None else {}
+
+
 def met(purpose: Purpose, request: Request, masked: bool) -> Purpose:
     """What the file promises, as far as this request keeps it: an update in the clear is not aggregated securely, and
     under masks the silo sees how many it will be summed with."""
-    roster = getattr(request, "roster", {})
-    if isinstance(request, Train | Fit | Personalise) and not masked:
+    roster = roster_of(request)
+    if isinstance(request, Train | Personalise) and not masked:
         purpose = replace(purpose, secure_aggregation=False)
     return replace(purpose, cohort=min(purpose.cohort, len(roster))) if roster else purpose
 

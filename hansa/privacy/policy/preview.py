@@ -8,13 +8,12 @@ import torch
 
 from hansa.config.federation import Federation
 from hansa.config.method import build_method
-from hansa.config.nodes import ROOT, leaves, walk
+from hansa.config.nodes import leaves, walk
 from hansa.config.tree import federated_vocabulary
 from hansa.core.messages import (
     CollectVocabulary,
     DescribeData,
     Evaluate,
-    Fit,
     Personalise,
     Request,
     ShareKnowledge,
@@ -69,11 +68,11 @@ def decide(policy: Policy, federation: Federation, node: str | None = None) -> l
     """The policy's verdict on everything a silo would be asked for; without a node, where the cohort is smallest."""
     nodes = [node] if node is not None else list(leaves(federation.silos))
     purpose = min((Purpose.of(federation, name) for name in nodes), key=lambda found: found.cohort)
-    travels, tree = travelling(federation), build_method(federation).tree
-    handed_on = [Wanted("residuals")] if tree is not None and tree.hands_on else []
+    travels, tree = travelling(federation), build_method(federation).hierarchy
+    forwarded = [Wanted("residuals")] if tree is not None and tree.forwards_layers else []
     found = []
     for request in foreseen(federation):
-        for wanted in [*(asked_for(request) or []), *(handed_on if isinstance(request, Fit) else [])]:
+        for wanted in [*(asked_for(request) or []), *(forwarded if isinstance(request, Train) else [])]:
             if wanted.kind == "tensors":
                 wanted = Wanted("tensors", travels)
             masked = federation.secure_aggregation is not None and isinstance(request, Train)
@@ -96,7 +95,7 @@ def refusals(federation: Federation) -> list[str]:
 def foreseen(federation: Federation) -> list[Request]:
     """The requests a silo will get, without their contents."""
     task, some = TASKS.build(federation.task), Tensors(Layout(("model",), ((0,),)), torch.zeros(0))
-    pieces = federation.tokenizer.minimum if federated_vocabulary(federation) else 0
+    pieces = federation.tokenizer.min_count if federated_vocabulary(federation) else 0
     labels = task.needs_labels and not getattr(task, "labels", ())
     found: list[Request] = [CollectVocabulary(pieces, labels)] if pieces or labels else []
     found.append(DescribeData())
@@ -106,7 +105,7 @@ def foreseen(federation: Federation) -> list[Request]:
         method = build_method(federation)
         if method.exchange is not None and federation.kind == "federated":
             found.append(ShareKnowledge(1, model))
-        found.append(Fit(1, ROOT, model, empty) if method.tree is not None else Train(1, model))
+        found.append(Train(1, model))
     found.append(Evaluate(0, some))
     if federation.personal is not None and federation.kind == "federated":
         nearby = bool(federation.personal.nearby)

@@ -25,11 +25,11 @@ def propose(federation: Federation) -> dict[str, Any]:
     task, method = TASKS.build(federation.task), build_method(federation)
     release: dict[str, Any] = {"tensors": "any", "samples": True, "metrics": True}
     if federated_vocabulary(federation):
-        release["pieces"] = federation.tokenizer.minimum
+        release["pieces"] = federation.tokenizer.min_count
     also = {
         "labels": task.needs_labels and not getattr(task, "labels", ()),
         "offers": method.exchange is not None,
-        "residuals": method.tree is not None and method.tree.hands_on,
+        "residuals": method.hierarchy is not None and method.hierarchy.forwards_layers,
         "personal": federation.personal is not None,
     }
     release |= {kind: True for kind, asked in also.items() if asked}

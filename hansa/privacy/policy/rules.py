@@ -33,10 +33,9 @@ from hansa.config.file import load_yaml, sentence
 from hansa.config.method import build_method
 from hansa.config.nodes import Node
 from hansa.core.errors import ConfigError
-from hansa.core.participation import Participation, Synchronous, cohort_size
+from hansa.core.participation import Participation, cohort_size
 from hansa.core.settings import Count, Positive, Section
-from hansa.methods import centroid_noise as release
-from hansa.privacy.dp.updates import spent
+from hansa.privacy.dp.prices import exchange_price, update_prices
 
 Kind = Literal["tensors", "samples", "metrics", "pieces", "labels", "offers", "residuals", "personal"]
 DEPTH = 8  # of policies within policies
@@ -87,11 +86,12 @@ class Purpose:
     def of(federation: Federation, node: str) -> "Purpose":
         """What the file says about the federation that ``node`` stands in."""
         least = 1  # a method that waits for nobody may step with one silo's work
-        if isinstance(build_method(federation).participation, Synchronous):
+        if build_method(federation).participation.synchronous:
             beside, participation = _beside(federation.silos, node, federation.participation)
             least = max(1, ceil(participation.quorum * min(beside, cohort_size(participation, beside))))
         name = federation.method.name if federation.kind == "federated" else federation.kind
-        cost, told = spent(federation, federation.rounds).get(node), release.spent(federation, federation.rounds)
+        cost = update_prices(federation, federation.rounds).get(node)
+        told = exchange_price(federation, federation.rounds)
         kept = None if cost is None else max(cost.epsilon, told.epsilon if told else 0.0)
         secure_aggregation = federation.secure_aggregation is not None and federation.kind == "federated"
         return Purpose(federation.name, name, least, kept, secure_aggregation)
@@ -181,7 +181,10 @@ def _objection(rule: Rule, wanted: Wanted, purpose: Purpose) -> str:
 
 def _unprotected(require: Require, purpose: Purpose) -> str:
     if require.secure_aggregation and not purpose.secure_aggregation:
-        return "requires secure aggregation, and the federation file has no 'secure_aggregation' section, or the request no masks"
+        return (
+            "requires secure aggregation, and the federation file has no 'secure_aggregation' section, or the request "
+            "no masks"
+        )
     if purpose.cohort < require.cohort:
         return f"requires a cohort of {require.cohort}, and a round may count with {purpose.cohort}"
     if require.epsilon is not None and purpose.epsilon is None:

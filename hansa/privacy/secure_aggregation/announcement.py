@@ -1,4 +1,9 @@
-"""TODO docstring."""
+"""What a silo announces before a round of secure aggregation, and what all silos compute from the list of
+announcements.
+
+A silo announces its keys, its number of samples and the digest of the model it was told. Every silo on the list reads
+all of it and computes its own weight: no server chooses weights, nor sends two silos different models.
+"""
 
 import json
 import re
@@ -10,14 +15,14 @@ from typing import Any, Protocol
 from hansa.core.messages import (
     AdvertisedKeys,
     NodeId,
+    Update,
 )
 from hansa.core.method import Weighting
-from hansa.core.tensors import Tensors
-from hansa.methods.fedavg import BySamples
+from hansa.core.tensors import NOTHING, Tensors
 from hansa.privacy.secure_aggregation.protocol import Keys, Refused
 
-FILE = "veil.json"
-MOST_SAMPLES = 10**12
+FILE = "secure_aggregation.json"
+MAX_SAMPLES = 10**12
 Roster = Mapping[NodeId, tuple[str, ...]]  # as messages carry it: what every silo said, see `Announcement`
 
 
@@ -33,9 +38,9 @@ class Announcement:
     @staticmethod
     def read(words: tuple[str, ...]) -> "Announcement":
         if len(words) != 5 or not all(re.fullmatch("[0-9a-f]{64}", key) for key in (words[0], words[1], words[3])):
-            raise Refused("a silo's keys are no keys")
-        if not re.fullmatch("[0-9]{1,13}", words[2]) or not 0 < int(words[2]) <= MOST_SAMPLES:
-            raise Refused("a silo claims a number of samples that none has")
+            raise Refused("an announcement has malformed keys")
+        if not re.fullmatch("[0-9]{1,13}", words[2]) or not 0 < int(words[2]) <= MAX_SAMPLES:
+            raise Refused(f"a silo announces a number of samples that is not between 1 and {MAX_SAMPLES:g}")
         return Announcement(Keys(words[0], words[1]), int(words[2]), words[3], words[4])
 
     @staticmethod
@@ -72,8 +77,9 @@ def label_of(federation: str, round: int, roster: Roster, threshold: int) -> str
 
 def weights_of(roster: Roster, weighting: Weighting) -> dict[NodeId, float]:
     """Every silo's share of the sum, as anybody who has the list can tell."""
-    assert isinstance(weighting, BySamples), "checked when the method was built"
-    weights = {name: weighting.of(said.samples) for name, said in sorted(read(roster).items())}
+    assert weighting.known_before_training, "checked when the method was built"
+    announced = sorted(read(roster).items())
+    weights = {name: weighting.weight(Update(NOTHING, one.samples, 0, 0, 0.0, 0.0)) for name, one in announced}
     total = sum(weights.values())
     return {name: weight / total for name, weight in weights.items()}
 

@@ -1,4 +1,8 @@
-"""TODO docstring."""
+"""Secure aggregation at the silo: makes keys, splits secrets, masks the update, reveals shares.
+
+A silo keeps the secrets of a round in a file of its own until the next round, so that it may be restarted in between,
+and reveals the shares it holds once: for one list of silos that answered.
+"""
 
 import json
 import os
@@ -36,12 +40,13 @@ from hansa.privacy.secure_aggregation.announcement import (
 )
 from hansa.privacy.secure_aggregation.protocol import Refused, Secrets
 
-# ── at the silo ───────────────────────────────────────────────────────────────────────────────────────────────────
-
 
 @dataclass(frozen=True)
 class MaskingClient:
-    """A silo's side: its name, the federation's, where it keeps its secrets, how many samples it has."""
+    """A silo's side of secure aggregation.
+
+    ``home``: the folder where it keeps its secrets; ``signer``: between organisations, signs and checks announcements.
+    """
 
     name: NodeId
     federation: str
@@ -50,39 +55,43 @@ class MaskingClient:
     signer: AnnouncementSigner | None = None
 
     def answer(self, request: AdvertiseKeys | ShareSecrets | RevealShares) -> Reply:
+        """The reply to a request of the protocol; a `Failure` with the reason where the silo refuses."""
         try:
             match request:
                 case AdvertiseKeys():
                     return self._advertise(request)
                 case ShareSecrets():
-                    return self._entrust(request)
+                    return self._share(request)
                 case RevealShares():
                     return self._reveal(request)
         except Refused as why:
             return Failure(f"it refuses: {why}")
 
-    def cover(self, request: Train, update: Tensors, weighting: Weighting, bound: float) -> tuple[Tensors, int]:
-        """The update under the silo's masks, and how many of its values were beyond the bound."""
-        note = self._recall(request.round)
-        roster, shown = keys_of(request.roster), keys_of(note.get("roster", {}))
+    def mask(self, request: Train, update: Tensors, weighting: Weighting, bound: float) -> tuple[Tensors, int]:
+        """The update under the silo's masks, and how many of its values were clipped to the bound.
+
+        Raises `Refused` if the request does not fit what the silo agreed to before.
+        """
+        note, listed = self._recall(request.round), request.masking.roster if request.masking is not None else {}
+        roster, shown = keys_of(listed), keys_of(note.get("roster", {}))
         if not roster.items() <= shown.items() or len(roster) <= note.get("threshold", 0) or self.name not in roster:
-            raise Refused("the list of silos is not the one that this silo entrusted its secrets to")
+            raise Refused("the list of silos is not the one among which this silo split its secrets")
         if self.signer is not None and "masked with" in note:
             raise Refused("it has sent its update of this round, and sends no other under the same masks")
         weight = weights_of(note["roster"], weighting)[self.name]
-        values, cut = secagg.to_fixed(update.flat.numpy(), weight, bound)
+        values, clipped = secagg.to_fixed(update.flat.numpy(), weight, bound)
         masked = secagg.mask(self.name, Secrets(**note["secrets"]), roster, values, note["label"])
-        self._keep(request.round, note | {"masked with": {n: list(words) for n, words in request.roster.items()}})
-        return Tensors(update.layout, torch.from_numpy(masked.view(np.float32))), cut
+        self._keep(request.round, note | {"masked with": {n: list(words) for n, words in listed.items()}})
+        return Tensors(update.layout, torch.from_numpy(masked.view(np.float32))), clipped
 
     def check(self, request: Train) -> None:
-        """Before the work: is this what everybody else on the list was told, too?"""
+        """Before training: raise `Refused` unless every other silo on the list was told the same."""
         if self.signer is None:
             return
         note = self._recall(request.round)
         if digest_of(request.model) != note["model"]:
             raise Refused("the model is not the one that the silos were told of before the round")
-        if request.total or request.begin or request.room or request.probe:
+        if request.schedule or request.capacity or request.reference or request.subtree or request.shared_state:
             raise Refused("under masks every silo does the same plain round")
 
     def _advertise(self, request: AdvertiseKeys) -> AdvertisedKeys:
@@ -98,12 +107,12 @@ class MaskingClient:
         signature = self.signer.sign(request.round, said) if self.signer is not None else ""
         return AdvertisedKeys(said.keys.seal, said.keys.mask, said.samples, said.model, signature)
 
-    def _entrust(self, request: ShareSecrets) -> SecretShares:
+    def _share(self, request: ShareSecrets) -> SecretShares:
         note, listed = self._recall(request.round), {name: list(words) for name, words in request.roster.items()}
         roster = read(request.roster)
         if self.signer is not None:
             if "roster" in note:
-                raise Refused("it has entrusted its secrets of this round to a list of silos, and does so once")
+                raise Refused("it has split its secrets of this round among a list of silos, and does so once")
             if 2 * request.threshold <= len(roster) - 1:
                 raise Refused(
                     f"{request.threshold} of {len(roster) - 1} others are no more than half: two lists would do"
@@ -143,16 +152,16 @@ class MaskingClient:
         return note
 
     def _note(self) -> dict[str, Any]:
-        """Of the newest round it took part in."""
+        """What it noted of the newest round it took part in."""
         file = self.home / FILE
         try:
             note: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
         except ValueError:
-            raise Refused(f"{FILE} is damaged, and nobody knows what it has sent; begin a new run") from None
+            raise Refused(f"{FILE} is damaged, so that it is not known what was sent; begin a new run") from None
         return note
 
     def _keep(self, round: int, note: dict[str, Any]) -> None:
-        """On the disk, before anything that it tells of leaves."""
+        """Write to disk before anything that depends on it leaves."""
         self.home.mkdir(parents=True, exist_ok=True)
         draft = self.home / f"{FILE}.draft"
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:

@@ -40,7 +40,6 @@ Share = tuple[int, int]  # a point of the polynomial: x, y
 PRIME = 2**521 - 1  # the field of the shares: a Mersenne prime above any 32-byte secret
 STEPS = 2**30  # fixed point: so many steps from 0 to the bound
 SECRET = 32  # bytes
-SAFE_COHORT = 3  # two would know each other's update from the sum
 
 
 class Refused(Exception):

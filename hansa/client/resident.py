@@ -1,0 +1,132 @@
+"""One silo's data and model in this process: its samples, and the resident model with the silo's own values in it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from hansa.client.evaluation import evaluate
+from hansa.client.runtime import Runtime
+from hansa.client.sampling import draw
+from hansa.client.state import StateFolder, StoredStates
+from hansa.client.training import MicroBatches
+from hansa.config.nodes import Holder
+from hansa.config.sections import Training
+from hansa.core.batch import Batch
+from hansa.core.knowledge import Indices
+from hansa.core.messages import NodeId, Scores
+from hansa.core.method import Method
+from hansa.core.seeds import stream
+from hansa.core.tensors import Tensors
+from hansa.data import examples
+from hansa.data.batching import batches
+from hansa.files import atomically
+from hansa.models.adapt import merged
+
+PERSONAL = "scope"  # slot of the tensors that are not shared
+
+
+@dataclass(frozen=True)
+class PersonalTensors:
+    """State of the scope slot: the values of the tensors that never leave the silo."""
+
+    values: Tensors
+
+
+@dataclass
+class ResidentSilo:
+    """A silo's samples and its view of the resident model."""
+
+    name: NodeId
+    holder: Holder
+    runtime: Runtime
+    store: StateFolder
+    _examples: dict[str, examples.Examples] = field(default_factory=dict)
+
+    @property
+    def home(self) -> Path:
+        """The folder of what is the silo's own."""
+        return self.store.folder.parent
+
+    @cached_property
+    def method(self) -> Method:
+        """The method by the silo's own settings."""
+        return self.runtime.method_of(self.name)
+
+    @cached_property
+    def personal(self) -> list[str]:
+        """The tensors that are not shared."""
+        layout = self.runtime.learner.layout
+        shared = set(self.method.scope.shared(layout, self.runtime.parts))
+        return [name for name in layout.names if name not in shared]
+
+    # ── samples ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def examples(self, split: str) -> examples.Examples:
+        """The samples of a split: tokenised by the first process that asks, mapped from the cache by the others."""
+        if split not in self._examples:
+            runtime = self.runtime
+            groups = [source.group(self.name) for source in self.holder.sources]
+            self._examples[split] = examples.load(
+                self.holder.sources,
+                split,
+                runtime.federation.data,
+                groups,
+                lambda some, source: runtime.task.encode(some, source, runtime.vocabulary),
+                runtime.fingerprint,
+            )
+        return self._examples[split]
+
+    def batches(self, round: int, training: Training) -> Iterator[MicroBatches]:
+        """The batches of a round, each as micro-batches."""
+        runtime, held = self.runtime, self.examples("train")
+        rng = stream(runtime.federation.seed, round, self.name, "batches")
+        chosen = self.drawn(round, training, rng)
+        for indices in batches(chosen, held.lengths, training.batch, rng):
+            cuts = range(0, len(indices), training.micro_batch or len(indices))
+            yield [runtime.task.batch(held, indices[i : i + cuts.step], rng, runtime.vocabulary) for i in cuts]
+
+    def drawn(self, round: int, training: Training, rng: np.random.Generator | None = None) -> Indices:
+        """The training samples of a round."""
+        seed, size = self.runtime.federation.seed, len(self.examples("train"))
+        rng = rng or stream(seed, round, self.name, "batches")
+        return draw(training, size, rng, seed, round, self.name)
+
+    def in_order(self) -> Iterator[tuple[Indices, Batch]]:
+        """Every training sample once, in batches of similar length."""
+        held, runtime = self.examples("train"), self.runtime
+        rng = stream(runtime.federation.seed, self.name, "in order")
+        for indices in batches(np.arange(len(held)), held.lengths, runtime.federation.evaluate.batch, None):
+            yield indices, runtime.task.batch(held, indices, rng, runtime.vocabulary).to(runtime.device)
+
+    # ── the model ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def load(self, round: int, shared: Tensors) -> StoredStates:
+        """Put the received tensors and this silo's own into the resident model; return the silo's state."""
+        states = self.store.recall(round)
+        self.runtime.learner.state.write(shared)
+        self.restore_personal(states)
+        return states
+
+    def restore_personal(self, states: StoredStates) -> None:
+        """Put the silo's own values of the tensors that are not shared into the resident model."""
+        if not self.personal:
+            return
+        kept = states.get(PERSONAL, PersonalTensors)
+        values = kept.values if kept is not None else self.runtime.start.only(self.personal)
+        self.runtime.learner.state.write(values)
+
+    def score(self, split: str, share: float, parts: int = 1, decode: bool = False, draws: int = 1) -> Scores:
+        """How the resident model does on a split, as it is now."""
+        runtime, held = self.runtime, self.examples(split)
+        batch, seed = runtime.federation.evaluate.batch, runtime.federation.seed
+        model, task, vocabulary = runtime.learner.model, runtime.task, runtime.vocabulary
+        return evaluate(model, task, held, vocabulary, seed, share, batch, parts, decode, draws)
+
+    def export(self) -> None:
+        """Write the resident model as a plain Hugging Face folder of the silo's own."""
+        with atomically(self.home / "model") as draft:
+            merged(self.runtime.learner.model).save_pretrained(draft)
+            self.runtime.vocabulary.tokenizer.save_pretrained(draft)

@@ -1,0 +1,165 @@
+"""Typed dataclasses as text and flat vectors, and back: the encoding of messages on the wire and of state on disk.
+
+A dataclass becomes JSON, with every `Tensors` and `EncodedUpdate` inside it taken out as one flat float32 vector.
+Decoding builds exactly the declared type, field by field; a missing, additional or wrongly typed field is refused.
+Nothing is pickled and no type is chosen by the bytes.
+
+Fields may hold str, int, float, bool, `Tensors`, `EncodedUpdate`, another dataclass, and tuples, dicts and options of
+these. A dataclass field with ``metadata={"local": True}`` is known to this process only and is not encoded.
+"""
+
+import types
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache, lru_cache
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import torch
+from torch import Tensor
+
+from hansa.core.encoding import EncodedUpdate
+from hansa.core.errors import HansaError, parse_json
+from hansa.core.tensors import Layout, Tensors
+
+MAX_LAYOUT_CHARACTERS = 8 << 20  # layouts are cached, so a sender must not be able to fill the memory with them
+LOCAL: Mapping[str, bool] = {"local": True}
+
+Vectors = dict[str, Tensors | EncodedUpdate]
+
+
+class DecodingError(HansaError):
+    """Text and vectors that do not describe a value of the declared type."""
+
+
+def take_apart(value: Any, place: str, vectors: Vectors) -> Any:
+    """Return ``value`` as JSON-ready data.
+
+    Each vector inside goes to ``vectors`` under its place (``model``, ``knowledge.items.0.tensors``); in the data
+    stands its position there.
+    """
+    if isinstance(value, Tensors | EncodedUpdate):
+        vectors[place] = value
+        return len(vectors) - 1
+    if is_dataclass(value) and not isinstance(value, type):
+        prefix = f"{place}." if place else ""
+        return {
+            name: take_apart(getattr(value, name), prefix + name, vectors)
+            for name, _ in encoded_fields(value.__class__)
+        }
+    if isinstance(value, dict):
+        return {str(key): take_apart(one, f"{place}.{key}", vectors) for key, one in value.items()}
+    if isinstance(value, tuple | list):
+        return [take_apart(one, f"{place}.{i}", vectors) for i, one in enumerate(value)]
+    return value
+
+
+def header_line(vector: Tensors | EncodedUpdate) -> str:
+    """The line of text that describes a vector: the layout of tensors, or what an encoded update consists of."""
+    return vector.text if isinstance(vector, EncodedUpdate) else vector.layout.text
+
+
+def words(vector: Tensors | EncodedUpdate) -> Tensor:
+    """The flat vector of 32-bit words itself."""
+    return vector.words if isinstance(vector, EncodedUpdate) else vector.flat
+
+
+class Packed:
+    """The vectors that belong to one encoded value: their lines of text and their words, each to be used once."""
+
+    def __init__(self, names: list[str], lines: list[str], vectors: Mapping[str, Tensor]) -> None:
+        if sorted(map(str, names)) != sorted(vectors) or len(names) != len(lines):
+            raise DecodingError(f"the vectors {sorted(vectors)} do not match the header's {names}")
+        self._found = [(line, vectors[name]) for name, line in zip(names, lines, strict=True)]
+        self._unused = set(range(len(names)))
+
+    def take(self, index: Any, where: str) -> tuple[str, Tensor]:
+        """The line and the words at a position; raises `DecodingError` if it is not one, or was used before."""
+        if type(index) is not int or index not in self._unused:
+            raise DecodingError(f"{where} refers to a vector that is not there")
+        self._unused.discard(index)
+        return self._found[index]
+
+    def check_used(self, where: str) -> None:
+        """Raise `DecodingError` if a vector belongs to no field."""
+        if self._unused:
+            raise DecodingError(f"{where} has no place for {len(self._unused)} of the vectors")
+
+
+def put_together(kind: Any, data: Any, where: str, packed: Packed) -> Any:
+    """Return the value of type ``kind`` that `take_apart` turned into ``data``.
+
+    Raises `DecodingError` if it does not fit.
+    """
+    if kind is Tensors:
+        return _tensors(where, *packed.take(data, where))
+    if kind is EncodedUpdate:
+        return _encoded(where, *packed.take(data, where))
+    if is_dataclass(kind):
+        return _dataclass(kind, data, where, packed)
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        (inner,) = (one for one in arguments if one is not type(None))
+        return None if data is None else put_together(inner, data, where, packed)
+    if origin is dict and isinstance(data, dict):
+        return {_key(arguments[0], k, where): put_together(arguments[1], v, where, packed) for k, v in data.items()}
+    if origin is tuple and isinstance(data, list):
+        return tuple(put_together(arguments[0], one, where, packed) for one in data)
+    if kind is float and isinstance(data, int | float) and not isinstance(data, bool):
+        return float(data)
+    if isinstance(kind, type) and type(data) is kind:
+        return data
+    raise DecodingError(f"{where} is {type(data).__name__}, expected {getattr(kind, '__name__', kind)}")
+
+
+def _dataclass(kind: Any, data: Any, where: str, packed: Packed) -> Any:
+    known = encoded_fields(kind)
+    if not isinstance(data, dict) or set(data) != {name for name, _ in known}:
+        raise DecodingError(f"{where} has fields {sorted(name for name, _ in known)}, and what came is different")
+    values = {name: put_together(hint, data[name], f"{where}.{name}", packed) for name, hint in known}
+    return kind(**values)
+
+
+def _key(kind: Any, key: str, where: str) -> str | int:
+    try:
+        return int(key) if kind is int else key
+    except ValueError:
+        raise DecodingError(f"{where} has a key that is not a whole number") from None
+
+
+@cache
+def encoded_fields(kind: Any) -> tuple[tuple[str, Any], ...]:
+    """The fields of a dataclass that are encoded, with their types."""
+    hints = get_type_hints(kind)
+    return tuple((f.name, hints[f.name]) for f in fields(kind) if not f.metadata.get("local"))
+
+
+def _tensors(where: str, line: str, vector: Tensor) -> Tensors:
+    if len(line) > MAX_LAYOUT_CHARACTERS:
+        raise DecodingError(f"{where}: a layout of {len(line)} characters")
+    try:
+        layout = _layout(line)
+    except (TypeError, ValueError) as error:
+        raise DecodingError(f"{where}: not a layout ({type(error).__name__})") from None
+    if vector.dtype != torch.float32 or vector.ndim != 1 or layout.size != len(vector):
+        raise DecodingError(f"{where}: the layout does not fit its {tuple(vector.shape)} {vector.dtype} vector")
+    return Tensors(layout, vector)
+
+
+def _encoded(where: str, line: str, vector: Tensor) -> EncodedUpdate:
+    """Its contents are checked where the model is known: see `EncodedUpdate.open`."""
+    if vector.dtype != torch.float32 or vector.ndim != 1:
+        raise DecodingError(f"{where}: not a vector of words, but {tuple(vector.shape)} {vector.dtype}")
+    return EncodedUpdate(line, vector)
+
+
+@lru_cache(maxsize=16)
+def _layout(text: str) -> Layout:
+    """Parsed and checked once: the same few layouts come with every message."""
+    names, shapes = parse_json(text)
+    layout = Layout(tuple(names), tuple(tuple(shape) for shape in shapes))
+    sizes = [size for shape in layout.shapes for size in shape]
+    if not all(isinstance(name, str) for name in names) or not all(type(n) is int and n >= 0 for n in sizes):
+        raise ValueError("names must be text and shapes whole numbers")
+    if not len(set(names)) == len(names) == len(shapes):
+        raise ValueError("a name comes twice, or names and shapes differ in number")
+    return layout
