@@ -18,8 +18,8 @@ from hansa.deploy.network.connection import Connection
 from hansa.deploy.policy_enforcer import PolicyEnforcer
 from hansa.report import html
 from hansa.runs.ledger import Ledger
+from tests.cli.test_cli import ok
 from tests.deploy.conftest import make_kits
-from tests.ui.test_cli import ok
 
 ONCE = ["quartzibelle", "zanzowit", "borkelmund"]  # in a text, in a line that cannot be read, in an error
 OFTEN = "schnupfenfieber"  # told as the vocabulary's word pieces: it shows that this test can see

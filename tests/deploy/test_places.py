@@ -18,9 +18,9 @@ from hansa.deploy.network.connection import Broken, Connection, Message, Refused
 from hansa.deploy.network.session import Session
 from hansa.deploy.server_session import server_session
 from hansa.runs.ledger import Ledger
+from tests.cli.test_cli import ok
 from tests.deploy.conftest import Log, free_ports, joined, make_kits
-from tests.deploy.test_routes import running, silo, until
-from tests.ui.test_cli import ok
+from tests.deploy.network.test_address import running, silo, until
 
 
 def silent(text: str) -> None:

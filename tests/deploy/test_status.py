@@ -10,8 +10,8 @@ from hansa.core.errors import UserError
 from hansa.deploy.lock_file import lock_folder
 from hansa.deploy.network.journal import Journal
 from hansa.deploy.status import LIFE, heard, read
+from tests.cli.test_cli import ok
 from tests.deploy.conftest import over_the_network
-from tests.ui.test_cli import ok
 
 
 def said(**more) -> bytes:

@@ -16,8 +16,8 @@ from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import Ledger
 from hansa.runs.run import Run, run
 from hansa.runs.start import begin, describe
+from tests.cli.test_cli import ok
 from tests.conftest import same, weights
-from tests.ui.test_cli import ok
 
 
 def test_a_link_that_is_not_known_is_one_sentence(federation, tmp_path):

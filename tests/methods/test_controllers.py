@@ -17,7 +17,7 @@ from hansa.models.grow import grown
 from hansa.runs.ledger import Ledger
 from hansa.runs.run import run
 from tests.conftest import weights
-from tests.test_tasks import DECODERS, ENCODERS
+from tests.tasks.test_tasks import DECODERS, ENCODERS
 
 BOTH = {"encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
 WIDTH = {"d_model": 32, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}

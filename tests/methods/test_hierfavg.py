@@ -9,7 +9,7 @@ from hansa.methods.fedopt import Momentum
 from hansa.methods.hierfavg import HierFAVG
 from hansa.runs.run import run
 from tests.conftest import same, weights
-from tests.papers.test_worldlm import START, TREE, Real, pushed
+from tests.methods.test_worldlm import START, TREE, Real, pushed
 
 
 class Paper:

@@ -11,8 +11,8 @@ from hansa.core.messages import Failure, Update
 from hansa.core.tensors import Tensors
 from hansa.methods.fltrust import Trust
 from hansa.runs.run import run
-from tests.papers.test_worldlm import LAYOUT
-from tests.test_tree import select, tree  # noqa: F401
+from tests.core.test_hierarchy import select, tree  # noqa: F401
+from tests.methods.test_worldlm import LAYOUT
 
 COMMON = np.random.default_rng(0).normal(size=19)
 

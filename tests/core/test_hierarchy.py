@@ -26,7 +26,7 @@ from hansa.runs.ledger import Ledger
 from hansa.runs.run import run
 from hansa.runs.topology import own_models
 from tests.conftest import WORDS, same, weights, write_words
-from tests.laws.test_runs import run_over
+from tests.runs.test_determinism import run_over
 
 LEAVES = {"north": "north", "north-2": "north", "south": "south", "south-2": "south"}
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hansa.core.model_parts import matching, parts
 from hansa.models.build import preset
 from hansa.models.tokenizer import byte_tokenizer, count_pieces, starts_word, train_vocabulary
-from tests.test_tasks import DECODERS, ENCODERS, TINY
+from tests.tasks.test_tasks import DECODERS, ENCODERS, TINY
 
 TEXTS = ["Chronic kidney disease, stage 3", "慢性腎臓病のある患者", "Хроническая болезнь почек", "مرض الكلى المزمن"]
 

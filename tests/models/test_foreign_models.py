@@ -6,7 +6,7 @@ import transformers
 from hansa.core.errors import ConfigError, DataError, UserError
 from hansa.models.tokenizer import byte_tokenizer
 from hansa.runs.run import run
-from tests.test_tasks import DECODERS, TINY
+from tests.tasks.test_tasks import DECODERS, TINY
 
 
 def save(folder, config, auto="AutoModelForMaskedLM", tokenizer=None):

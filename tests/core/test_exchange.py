@@ -25,7 +25,7 @@ from hansa.runs.ledger import Ledger
 from hansa.runs.run import run
 from tests.classifiers import CLASSES, WIDTH, pairs
 from tests.conftest import same, weights
-from tests.laws.test_runs import run_over
+from tests.runs.test_determinism import run_over
 from tests.toys import update
 
 KC = {"name": "fedkc", "layer": "last", "q": 3, "floor": 1, "alpha": 2.0}

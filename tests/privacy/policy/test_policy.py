@@ -26,8 +26,8 @@ from hansa.privacy.policy.preview import decide
 from hansa.privacy.policy.proposal import propose
 from hansa.privacy.policy.rules import Policy, Purpose, Wanted
 from hansa.runs.run import run
+from tests.cli.test_cli import app, ok, runner
 from tests.conftest import same, weights
-from tests.ui.test_cli import app, ok, runner
 
 ALL = {"tensors": "any", "samples": True, "metrics": True, "pieces": 2, "labels": True, "personal": True}
 HERE = Purpose("small", "fedavg", 2, None)

@@ -172,7 +172,7 @@ def test_several_processes_write_one_chain(tmp_path):
 
 def test_kill_9_at_any_moment_leaves_a_sound_log(tmp_path):
     file = tmp_path / "audit.jsonl"
-    code = f"from tests.laws.test_audit import many; many({str(file)!r}, 10**6)"
+    code = f"from tests.privacy.policy.test_audit_log import many; many({str(file)!r}, 10**6)"
     for _ in range(2):
         process = subprocess.Popen([sys.executable, "-c", code])
         size = file.stat().st_size if file.exists() else 0
@@ -185,7 +185,7 @@ def test_kill_9_at_any_moment_leaves_a_sound_log(tmp_path):
 
 
 def test_the_command_line_verifies_and_shows(tmp_path):
-    from tests.ui.test_cli import ok  # heavy, and the processes above import this file
+    from tests.cli.test_cli import ok  # heavy, and the processes above import this file
 
     folder = tmp_path / "run" / "silos" / "lyon"
     folder.mkdir(parents=True)

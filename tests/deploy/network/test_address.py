@@ -19,10 +19,10 @@ from hansa.deploy.join import SiloTrade
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.network.address import Proxy, reach
 from hansa.runs.run import run
+from tests.cli.test_cli import ok
 from tests.conftest import same, weights
 from tests.deploy.conftest import free_ports, joined, make_kits, regions
 from tests.deploy.tunnel import Tunnel
-from tests.ui.test_cli import ok
 
 PATIENCE = 300.0  # seconds: a loaded machine is no fault
 

@@ -5,7 +5,7 @@ import numpy as np
 from hansa.core.messages import Fit
 from hansa.methods.fedper import FedPer
 from hansa.methods.hierfavg import HierFAVG
-from tests.papers.test_worldlm import BACKBONE, START, TREE, Real, pushed
+from tests.methods.test_worldlm import BACKBONE, START, TREE, Real, pushed
 
 KEYS = slice(7, 19)
 NAMED = ("block.1", "block.2")

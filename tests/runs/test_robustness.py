@@ -19,8 +19,8 @@ from hansa.methods.fedavg import Mean
 from hansa.runs.callbacks import NoCallbacks
 from hansa.runs.ledger import Ledger
 from hansa.runs.run import run
+from tests.cli.test_cli import ok
 from tests.conftest import weights
-from tests.ui.test_cli import ok
 
 LAYOUT = Layout(("w",), ((2,),))
 
