@@ -97,7 +97,8 @@ def federation(folder: Path, silos: int, processes: int) -> Iterator[tuple[NatsL
 class Memory:
     """The most private memory this process has held since the last question, in bytes, looked at again and again.
 
-    Files that it looks into do not count: they are the system's cache, dropped when memory is short."""
+    Files that it looks into do not count: they are the system's cache, dropped when memory is short.
+    """
 
     def __init__(self) -> None:
         self._peak = 0

@@ -1,6 +1,7 @@
 """Translating a test set with sorted batches, against the library's plain `generate` on batches as the samples come:
 same model, beam and rule for the largest length. The model is trained just enough to end
-sentences; both are measured in processor time, on one thread."""
+sentences; both are measured in processor time, on one thread.
+"""
 
 import tempfile
 from pathlib import Path
@@ -17,7 +18,7 @@ from hansa.data.examples import Examples
 from hansa.runs.inference import load
 from hansa.runs.run import run
 from hansa.tasks.base import Vocabulary, as_tensors
-from hansa.tasks.translate import rectangle, write
+from hansa.tasks.translate import padded, translations
 
 SIZE = 64
 
@@ -27,7 +28,7 @@ def plain(model: torch.nn.Module, held: Examples, indices: np.ndarray, vocabular
     for start in range(0, len(indices), SIZE):
         some = indices[start : start + SIZE]
         begin = held.offsets[some]
-        ids, mask = rectangle(held.ids, begin, begin + held.labels[some], vocabulary.pad)
+        ids, mask = padded(held.ids, begin, begin + held.labels[some], vocabulary.pad)
         inputs = as_tensors(input_ids=ids, attention_mask=mask)
         options = {
             "num_beams": beams,
@@ -62,7 +63,7 @@ def main() -> None:
             for beams, name in ((1, "greedy"), (4, "beam_4")):
                 theirs = best_of(2, lambda b=beams: plain(model, joined, chosen, runtime.vocabulary, b), process_time)
                 ours = best_of(
-                    2, lambda b=beams: write(model, joined, chosen, runtime.vocabulary, b, SIZE), process_time
+                    2, lambda b=beams: translations(model, joined, chosen, runtime.vocabulary, b, SIZE), process_time
                 )
                 print(f"{name}: {len(chosen) / ours:.0f} sentences a second, plain {len(chosen) / theirs:.0f}")
                 figures.add(f"decode_{name}_vs_generate", theirs / ours, "ratio", ">=", 0.9)

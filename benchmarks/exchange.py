@@ -1,5 +1,6 @@
 """What FedKC's exchange takes of a round at the paper's settings (two local epochs, ten clusters, two active clients),
-encoder 4 × 256, texts of 64 tokens; and what a whole round takes beside FedAvg's."""
+encoder 4 × 256, texts of 64 tokens; and what a whole round takes beside FedAvg's.
+"""
 
 import json
 import tempfile

@@ -1,5 +1,6 @@
 """One round over nine silos (encoder 4 × 256, sequences of 64) on the worker pool, against the same steps in a plain
-PyTorch loop that uses all cores and the library's own masked-LM loss (transformers' BertForMaskedLM)."""
+PyTorch loop that uses all cores and the library's own masked-LM loss (transformers' BertForMaskedLM).
+"""
 
 import tempfile
 from pathlib import Path

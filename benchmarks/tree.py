@@ -1,5 +1,6 @@
 """WorldLM on trees of 21 and 85 nodes (1 + 4 + 16 and + 64, all with data and a model of their own) on the worker pool,
-against the same training steps bare: as many processes, one resident model each, batches made beforehand, no tree."""
+against the same training steps bare: as many processes, one resident model each, batches made beforehand, no tree.
+"""
 
 import os
 import tempfile

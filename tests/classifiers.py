@@ -7,7 +7,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 from hansa.core.batch import Batch
-from hansa.core.exchange import Indices, Samples
+from hansa.core.knowledge import Indices, Samples
 from hansa.core.learner import Learner, Work
 from hansa.core.messages import Knowledge
 from hansa.core.seeds import stream, torch_seeded
@@ -55,10 +55,10 @@ def samples_of(texts: list[list[int]], labels: list[int], batch: int = 4, seed: 
     return Samples(len(texts), batches, stream(seed, "samples"))
 
 
-def work_of(learner: Learner, *offers: Knowledge) -> Work:
-    return Work(learner, learner.state.copy(), 1, {}, offers=offers)
+def work_of(learner: Learner, *knowledge: Knowledge) -> Work:
+    return Work(learner, learner.state.copy(), 1, knowledge=knowledge)
 
 
 def pairs(centroids: torch.Tensor, predictions: torch.Tensor, lengths: tuple[int, ...] = ()) -> Knowledge:
-    told = Tensors.of({"centroids": centroids, "predictions": predictions})
-    return Knowledge(told, (5,) * len(centroids), lengths)
+    shared = Tensors.of({"centroids": centroids, "predictions": predictions})
+    return Knowledge(shared, (5,) * len(centroids), lengths)

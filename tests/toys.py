@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from hansa.client.training import Parts, Trained, train
+from hansa.client.training import MicroBatches, Trained, train
 from hansa.config.sections import Training
 from hansa.core.batch import Batch
 from hansa.core.learner import Learner, Work
@@ -27,7 +27,7 @@ class Pull:
         return 0.5 * (model.theta - batch.targets).square().sum()
 
 
-def batches(targets: list[list[float]]) -> Iterator[Parts]:
+def batches(targets: list[list[float]]) -> Iterator[MicroBatches]:
     for target in targets:
         yield [Batch({"x": torch.zeros(1)}, None, torch.tensor(target))]
 
@@ -36,7 +36,7 @@ def local_training(
     start: list[float], targets: list[list[float]], objective: Objective, **settings: object
 ) -> tuple[Learner, Trained]:
     learner = Learner(Point(start))
-    work = Work(learner, learner.state.copy(), 1, {})
+    work = Work(learner, learner.state.copy(), 1)
     done = train(work, Pull(), objective, Training(**settings), batches(targets), 1.0)  # type: ignore[arg-type]
     return learner, done
 

@@ -65,11 +65,13 @@ def show_logs(
 
 
 def _logs(path: Path) -> list[Path]:
-    from hansa.privacy.policy.audit_log import NAME, anchor_of
+    from hansa.privacy.policy.audit_log import AUDIT_LOG, anchor_file
 
-    anchored = {a.with_name(NAME) for a in path.rglob(anchor_of(Path(NAME)).name)} if path.is_dir() else set()
-    found = sorted({*path.rglob(NAME), *anchored}) if path.is_dir() else [path]
-    if not found or not (found[0].is_file() or anchor_of(found[0]).is_file()):
+    anchored = (
+        {a.with_name(AUDIT_LOG) for a in path.rglob(anchor_file(Path(AUDIT_LOG)).name)} if path.is_dir() else set()
+    )
+    found = sorted({*path.rglob(AUDIT_LOG), *anchored}) if path.is_dir() else [path]
+    if not found or not (found[0].is_file() or anchor_file(found[0]).is_file()):
         raise UserError(f"{path}: there is no audit log here; nodes with a policy keep one, as does every 'hansa join'")
     return found
 
@@ -95,16 +97,16 @@ def attack(
         raise UserError(f"--kind {kind} is not known; {did_you_mean(kind, KINDS)}")
     from hansa.privacy.attacks import centroids as leak
     from hansa.privacy.attacks import gradient
-    from hansa.report import audit as shown
     from hansa.report import html
     from hansa.report.progress import Progress
+    from hansa.runs.results import save_audit
 
     say = Progress(errors, "audit").say
     if kind == "gradient-inversion":
-        found = gradient.attack(run, silo, say)
+        found = gradient.attack_update(run, silo, say)
     else:
-        found = leak.attack(run, cast(leak.Kind, kind), centroids, say)
-    file = shown.keep(run, found)
+        found = leak.attack_knowledge(run, cast(leak.Kind, kind), centroids, say)
+    file = save_audit(run, found)
     report = html.write([(run.name, run)], run / "report.html")
     finish(format, found | {"file": str(file), "report": str(report)}, lambda: show(found, report))
 

@@ -20,6 +20,8 @@ INTERRUPTED = 130  # how typer ends after Ctrl-C
 
 
 class Format(StrEnum):
+    """How a command prints its result."""
+
     text = "text"
     json = "json"
 
@@ -28,6 +30,7 @@ FormatOption = Annotated[Format, typer.Option("--format", help="text for people,
 
 
 def finish(format: Format, result: dict[str, Any], show: Callable[[], None]) -> None:
+    """Print a result: as JSON, or for people by calling ``show``."""
     if format is Format.json:
         sys.stdout.write(json.dumps(result, ensure_ascii=False) + "\n")
     else:
@@ -35,6 +38,7 @@ def finish(format: Format, result: dict[str, Any], show: Callable[[], None]) -> 
 
 
 def show_metrics(metrics: dict[str, dict[str, float]], title: str) -> None:
+    """Print metrics (group → metric → value) as a table."""
     columns = list(dict.fromkeys(m for values in metrics.values() for m in values))
     rows = [[group, *(number(values.get(c)) for c in columns)] for group, values in metrics.items()]
     output.print(table(["", *columns], rows, title))
@@ -49,6 +53,7 @@ def show_models(found: dict[str, dict[str, dict[str, float]]], title: str) -> No
 
 
 def number(value: float | None) -> str:
+    """A figure for people: few digits, thousands separated; a dash for None."""
     if value is None:
         return "–"
     return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.4f}"

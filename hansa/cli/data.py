@@ -156,17 +156,18 @@ def data_deidentify(
     """Replace names, dates, phones, addresses and identifiers, or measure how many of them are found."""
     from hansa.data.deidentification import files as whole
     from hansa.data.deidentification.deidentify import check_style, load
+    from hansa.data.deidentification.keys import surrogate_key
 
     check_style(style)
     if measure:
-        scores = whole.measured(paths, text, language, load(finder))
+        scores = whole.score_files(paths, text, language, load(finder))
         finish(format, scores, lambda: _show_scores(scores))
         return
     if out is None:
         raise UserError("hansa data deidentify: say where to write with --out FOLDER, or score with --measure")
     chosen = load(finder)
-    key = whole.secret(key_file, out)
-    report = whole.write(
+    key = surrogate_key(key_file, out)
+    report = whole.deidentify_files(
         paths, out, text, language, chosen, key, style, lambda line: errors.print(line, highlight=False)
     )
 
@@ -198,7 +199,7 @@ def _show_scores(scores: dict[str, Any]) -> None:
 
 
 def _show_problems(report: dict[str, Any]) -> None:
-    if report["broken_lines"]:
+    if report["bad_rows"]:
         first = "; ".join(report["first_problems"])
-        rows = "row" if report["broken_lines"] == 1 else "rows"
-        output.print(f"{report['broken_lines']:,} {rows} could not be used: {first}", highlight=False, markup=False)
+        rows = "row" if report["bad_rows"] == 1 else "rows"
+        output.print(f"{report['bad_rows']:,} {rows} could not be used: {first}", highlight=False, markup=False)

@@ -318,7 +318,8 @@ def on_stop(stop: Callable[[], None]) -> None:
 
 def leave() -> None:
     """An agent's way out. Training that was interrupted is done again when it is back: nobody waits for it here, and
-    Python must not take itself down around it."""
+    Python must not take itself down around it.
+    """
     logging.shutdown()
     sys.stdout.flush()
     os._exit(0)

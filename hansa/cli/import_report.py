@@ -28,6 +28,7 @@ def bar(language: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def show(report: dict[str, Any], folder: str) -> None:
+    """Print what an import kept and left out."""
     splits = report["splits"]
     rows = [[name, f"{part['documents']:,}", f"{part['sentences']:,}"] for name, part in splits.items()]
     for total in ("kept", "read"):

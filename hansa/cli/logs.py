@@ -17,11 +17,15 @@ OWN = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 class LogFormat(StrEnum):
+    """How log lines are written."""
+
     text = "text"
     json = "json"
 
 
 class LogLevel(StrEnum):
+    """The least important lines that are written."""
+
     debug = "debug"
     info = "info"
     warning = "warning"
@@ -36,6 +40,7 @@ class Lines(logging.Formatter):
     """`12:30:59 warning hansa.policy: …`"""
 
     def format(self, record: logging.LogRecord) -> str:
+        """A log record as a line for people."""
         at = datetime.fromtimestamp(record.created, UTC)
         return f"{at:%H:%M:%S} {record.levelname.lower()} {record.name}: {told(record)}"
 
@@ -44,6 +49,7 @@ class Objects(logging.Formatter):
     """What was said, by whom and when, and whatever was given as ``extra``."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """A log record as a JSON object."""
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         entry: dict[str, Any] = {"time": at, "level": record.levelname.lower(), "by": record.name, "text": told(record)}
         entry |= {key: value for key, value in vars(record).items() if key not in OWN}

@@ -102,6 +102,7 @@ def demo(
 
 
 def show_demo(result: Any) -> None:
+    """Print the table of the demo and its reading in words."""
     output.print(table(result.columns, result.rows, result.title))
     for line in result.reading:
         output.print(f"· {line}", highlight=False)
@@ -125,6 +126,16 @@ def new(
 
 
 @app.command()
+def schema() -> None:
+    """Print the JSON Schema of federation files, with which editors complete and check them."""
+    from hansa.config.plugins import load_entry_points
+    from hansa.config.schema import federation_schema
+
+    load_entry_points()
+    print(json.dumps(federation_schema(), indent=2, ensure_ascii=False))
+
+
+@app.command()
 def check(
     federation: FederationFile,
     set: SetOption = None,
@@ -145,10 +156,10 @@ def check(
 
 def check_policy(file: Path, federation: Any, format: Format) -> None:
     """A silo's view of a federation file: it needs no data. Exit code 1 where the silo would refuse."""
-    from hansa.privacy.policy.preview import decide
+    from hansa.privacy.policy.preview import preview_policy
     from hansa.privacy.policy.rules import Policy
 
-    decisions = decide(Policy.read(file), federation)
+    decisions = preview_policy(Policy.read(file), federation)
     refused = any(not d.verdict.allowed for d in decisions)
 
     def show() -> None:
@@ -167,7 +178,8 @@ def check_policy(file: Path, federation: Any, format: Format) -> None:
 
 
 def show_preview(seen: Any) -> None:
-    from hansa.privacy.policy.disclosures import releases
+    """Print a preview: shares and weights, traffic, what leaves the silos."""
+    from hansa.privacy.policy.disclosures import disclosures
 
     total, per_round = sum(s.samples for s in seen.silos), sum(s.per_round for s in seen.silos)
     rows = [
@@ -197,7 +209,7 @@ def show_preview(seen: Any) -> None:
     if seen.traffic is not None:
         output.print(f"Traffic: at most {seen.traffic.line}", highlight=False)
     output.print("What leaves the silos:", highlight=False)
-    for line in releases(f):
+    for line in disclosures(f):
         output.print(f"· {line}", highlight=False)
     for silo in seen.silos:
         for problem in silo.problems:
@@ -207,6 +219,7 @@ def show_preview(seen: Any) -> None:
 
 
 def show_tree(seen: Any) -> None:
+    """Print the tree and the effective sampling ratio of each source."""
     from hansa.config.outline import drawn
 
     rows = [
@@ -268,9 +281,9 @@ def run(
 
 def own_line(own: dict[str, dict[str, float]]) -> str:
     """Mean ± standard deviation over nodes, of every metric."""
-    from hansa.report.own import spread
+    from hansa.runs.summary import mean_and_deviation
 
-    found = {m: spread(own, m) for m in dict.fromkeys(m for values in own.values() for m in values)}
+    found = {m: mean_and_deviation(own, m) for m in dict.fromkeys(m for values in own.values() for m in values)}
     listed = ", ".join(f"{m} {number(s[0])} ± {number(s[1])}" for m, s in found.items() if s)
     return f"mean ± deviation over {len(own)} nodes: {listed}"
 
@@ -289,37 +302,42 @@ def compare(
     workers: WorkersOption = None,
     format: FormatOption = Format.text,
 ) -> None:
-    """Several methods on the same data, seed and budget; one report."""
+    """Run several methods on the same data, seed and budget; write one report."""
     from hansa.config.file import read
-    from hansa.report.html import average, cost, see
+    from hansa.report import html
     from hansa.report.progress import Progress
+    from hansa.report.uploads import quality_against_bytes
     from hansa.runs.compare import compare as compare_methods
+    from hansa.runs.results import RunResults
+    from hansa.runs.summary import average, metric_names
 
     settings = read(federation, set)
     names = list(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
     if not names:
-        raise UserError("--methods is empty: name methods and baselines, separated by commas")
+        raise UserError("--methods is empty; give the names of methods and baselines, separated by commas")
     folder = out or Path("runs") / f"{settings.name}-compare"
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; choose another --out")
     outcomes = compare_methods(settings, names, folder, workers, lambda name: Progress(errors, name))
+    folders = [(name, outcome.folder) for name, outcome in outcomes.items()]
+    report = html.write(folders, folder / "report.html", settings.name)
     result = {
-        "report": str(folder / "report.html"),
+        "report": str(report),
         "runs": {name: {"run": str(o.folder), "metrics": o.metrics} for name, o in outcomes.items()},
     }
 
     def show() -> None:
-        runs = [see(outcome.folder, name) for name, outcome in outcomes.items()]
+        runs = [RunResults.read(path, name) for name, path in folders]
         metric = runs[0].task.headline
         groups = list(dict.fromkeys(g for o in outcomes.values() for g in o.metrics))
         rows = [[g, *(number(o.metrics.get(g, {}).get(metric)) for o in outcomes.values())] for g in groups]
         rows.append(["mean", *(number(average(o.metrics, metric)) for o in outcomes.values())])
         output.print(table(["", *outcomes], rows, f"{metric} on the test set"))
-        if found := cost(runs):
+        if found := quality_against_bytes(runs, metric_names(runs)):
             columns = ["", "sent up", "fewer bytes", *(f"mean {metric}" for metric in found["metrics"])]
             bytes_of = [[row["name"], row["up"], row["fewer"], *row["cells"]] for row in found["rows"]]
             output.print(table(columns, bytes_of, f"quality against bytes (in brackets: against {found['most']})"))
-        output.print(f"Report: {folder / 'report.html'}", highlight=False)
+        output.print(f"Report: {report}", highlight=False)
 
     finish(format, result, show)
 
@@ -433,10 +451,10 @@ def evaluate(
 
 def show_signatures(federation: Any) -> None:
     """How exactly the figures were computed, where a library of metrics did."""
-    from hansa.tasks.base import TASKS, Writing
+    from hansa.tasks.base import TASKS, GenerationTask
 
     task = TASKS.build(federation.task)
-    for line in task.signatures if isinstance(task, Writing) else ():
+    for line in task.signatures if isinstance(task, GenerationTask) else ():
         output.print(line, highlight=False)
 
 

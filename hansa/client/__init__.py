@@ -1,0 +1,1 @@
+"""A silo's side of a federation: what it does when it is asked."""

@@ -1,15 +1,14 @@
-"""Adaptive sampling: the number of samples per round follows the validation loss (`train.samples.adapt`, off by
-default).
+"""Adaptive sampling: the number of samples per round follows the silo's validation loss.
 
-The Medical paper names it as open: results are sensitive to the amount of data per silo and round. Here each silo
-watches the shared model on its own validation data, every few rounds:
+Off by default (`train.samples.adapt`). The Medical paper names it as open: results are sensitive to the amount of data
+per silo and round. Here each silo evaluates the shared model on its own validation data, every few rounds:
 
     the loss rose by more than the tolerance     over-fitting: half as many samples
     the loss fell by more than the tolerance     still learning: a quarter more
     in between                                   as before
 
-always between `least` and `most` times the rule's amount. Only the silo sees these losses; the number of samples it
-used goes with its update, as ever.
+always between `least` and `most` times the rule's amount. These losses stay in the silo; the number of samples it used
+goes with its update.
 """
 
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
-"""Score a model on samples, language by language. The questions (masks, subset) come from the seed, so that every model
-and every round is asked the same."""
+"""Evaluation of a model on samples, language by language.
+
+The questions (masks, subset) come from the seed, so that every model is asked the same.
+"""
 
 from itertools import product
 from statistics import stdev
@@ -12,7 +14,7 @@ from hansa.core.messages import Scores
 from hansa.core.seeds import stream
 from hansa.data.batching import batches
 from hansa.data.examples import Examples
-from hansa.tasks.base import Task, Vocabulary, Writing
+from hansa.tasks.base import GenerationTask, Task, Vocabulary
 
 PARTS = 4  # of the test set, for the spread that the report shows
 PART = "|"
@@ -30,8 +32,11 @@ def evaluate(
     decode: bool = False,
     draws: int = 1,
 ) -> Scores:
-    """Sums over each group's samples; with ``decode``, also of what a task that writes text writes. Several ``draws``
-    ask every sample so often, each time with other masks."""
+    """Return sums over each group's samples.
+
+    With ``decode``, also of the texts that a generating task generates. With several ``draws``, each sample is
+    masked that often anew. ``share`` and ``parts``: see `Evaluate`.
+    """
     if model.training:
         model.eval()
     total, device = Scores({}), next(model.parameters()).device
@@ -47,14 +52,14 @@ def evaluate(
                 for indices in batches(mine[part::parts], examples.lengths, batch_size, None):
                     sums = task.score(model, task.batch(examples, indices, rng, vocabulary).to(device))
                     total = total + Scores({name: sums})
-                if decode and draw == 0 and isinstance(task, Writing):
+                if decode and draw == 0 and isinstance(task, GenerationTask):
                     chosen = mine[part::parts]
                     total = total + Scores({name: task.compare(model, examples, chosen, vocabulary, batch_size)})
     return total
 
 
 def whole(scores: Scores) -> Scores:
-    """The parts of every group put together again."""
+    """Scores with the parts of every group added up again."""
     total = Scores({})
     for name, sums in scores.sums.items():
         total = total + Scores({name.rpartition(PART)[0]: sums})

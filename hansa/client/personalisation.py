@@ -146,9 +146,11 @@ class Mixing:
         self._mix()
 
     def rate(self, lr: float) -> None:
+        """Set the learning rate of the next step."""
         self.inner.rate(lr)
 
     def step(self) -> None:
+        """Move the silo's own model and α by the gradient of the interpolated model."""
         gradient = self.learner.grad
         slope = float(torch.dot(gradient, self.own - self.shared))
         torch.mul(gradient, self.alpha, out=self.grad)
@@ -167,8 +169,11 @@ def _look(silo: ResidentSilo, own: Tensor, shared: Tensor, alpha: float, draws: 
 
 
 def ahead(task: Task, shared: Scores, mixed: Scores) -> bool:
-    """Whether a mixture beats the shared model by more than one standard error of their difference over the parts of
-    the validation data: in loss and, where the task has it, in accuracy."""
+    """Whether an interpolation beats the shared model by more than one standard error.
+
+    The standard error is that of their difference over the parts of the validation data, in loss and, where the
+    task has it, in accuracy.
+    """
     before, after = _by_part(task, shared), _by_part(task, mixed)
     losses = [b["loss"] - a["loss"] for b, a in zip(before, after, strict=True)]
     hits = [a["accuracy"] - b["accuracy"] for b, a in zip(before, after, strict=True) if "accuracy" in a]

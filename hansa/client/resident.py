@@ -23,7 +23,7 @@ from hansa.core.tensors import Tensors
 from hansa.data import examples
 from hansa.data.batching import batches
 from hansa.files import atomically
-from hansa.models.adapt import merged
+from hansa.models.adapt import merge_adapters
 
 PERSONAL = "scope"  # slot of the tensors that are not shared
 
@@ -128,5 +128,5 @@ class ResidentSilo:
     def export(self) -> None:
         """Write the resident model as a plain Hugging Face folder of the silo's own."""
         with atomically(self.home / "model") as draft:
-            merged(self.runtime.learner.model).save_pretrained(draft)
+            merge_adapters(self.runtime.learner.model).save_pretrained(draft)
             self.runtime.vocabulary.tokenizer.save_pretrained(draft)

@@ -22,8 +22,10 @@ def draw(training: Training, size: int, rng: np.random.Generator, seed: int, rou
 
 
 def _slice(size: int, length: int, seed: int, round: int, node: str) -> Indices:
-    """Samples (r−1)·length … r·length of an endless series of passes, each pass in an order of its own: every sample
-    comes once per pass, and any round can be computed without the rounds before it."""
+    """Samples (r−1)·length … r·length of an endless series of passes, each pass in an order of its own.
+
+    Every sample comes once per pass, and any round can be computed without the rounds before it.
+    """
     parts: list[Indices] = []
     start, left = (round - 1) * length, length
     while left > 0:

@@ -44,12 +44,13 @@ from hansa.core.messages import (
 from hansa.core.schedules import schedule_factor
 from hansa.core.seeds import stream, torch_seeded
 from hansa.core.tensors import NOTHING, Tensors, is_finite
-from hansa.data.readers import Problems, rows
+from hansa.data.rows import Problems
+from hansa.data.splits import rows
 from hansa.models.tokenizer import count_pieces
 from hansa.privacy.dp.updates import UpdateNorm
 from hansa.privacy.secure_aggregation.client import MaskingClient
 from hansa.privacy.secure_aggregation.protocol import Refused
-from hansa.tasks.base import Labelled, texts_of
+from hansa.tasks.base import LabelledTask, texts_of
 
 MAX_LABELS = 50  # so many different labels are plausible, however few rows there are
 REFERENCE_ROUNDS = 1_000_000  # reference updates use batches of rounds that never come
@@ -111,7 +112,7 @@ class Silo:
                 for row in rows(source, "train", data, problems):
                     seen += 1
                     if request.labels:
-                        labels.update(cast(Labelled, task).labels_in(row, source))
+                        labels.update(cast(LabelledTask, task).labels_in(row, source))
                     if request.min_count:
                         yield from texts_in(row, source)
                 problems.check(data.max_bad_rows, source.train)
@@ -282,7 +283,7 @@ class Silo:
         return lambda step: schedule_factor(schedule, begin + step + 1, total)
 
     def _amount(self, round: int, states: StoredStates) -> tuple[Training, SampleFactor | None]:
-        """This round's training; and what to remember of the validation loss, where the amount of samples adapts."""
+        """Return the training of this round, and what to remember where the number of samples adapts."""
         training = self.resident.runtime.federation.train
         settings = training.samples.adapt
         if settings is None:

@@ -103,8 +103,10 @@ def train(
 
 
 def _backward(work: Work, task: Task, objective: Objective, share: float) -> Tensor:
-    """Add a part's share of the step's gradient; return its share of the loss: the task's, or the objective's where
-    that has something in its place."""
+    """Add a micro-batch's share of the step's gradient.
+
+    Return its share of the loss: the task's, or the objective's where that has something in its place.
+    """
     told: list[Tensor] = []
 
     def task_loss() -> Tensor:
@@ -142,11 +144,13 @@ class Optimizer:
             self.inner = kind(groups, lr=self.lr, betas=settings.betas, eps=settings.eps, fused=True)
 
     def rate(self, lr: float) -> None:
+        """Set the learning rate of the next step."""
         self.lr = lr
         for group in self.inner.param_groups if self.inner is not None else ():
             group["lr"] = lr
 
     def step(self) -> None:
+        """Take a step."""
         if self.inner is None:
             self.learner.flat.add_(self.learner.grad, alpha=-self.lr)
         else:

@@ -1,0 +1,1 @@
+"""Federation files: settings, reading, checking, plug-ins, JSON Schema."""

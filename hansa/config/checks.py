@@ -10,7 +10,7 @@ from hansa.config.plugins import load_plugins
 from hansa.config.tree import holders
 from hansa.core.errors import ConfigError, DataError
 from hansa.core.method import Method
-from hansa.tasks.base import TASKS, Task, Worded
+from hansa.tasks.base import TASKS, MultiTextTask, Task
 
 CLASSIFIER = "AutoModelForSequenceClassification"
 
@@ -43,7 +43,7 @@ def check_settings(federation: Federation) -> None:
             f"a central run pools the silos' data, and no policy can allow that: leave out silos.{guarded}.policy"
         )
     if federation.data.deidentify is not None:
-        if isinstance(task, Worded):
+        if isinstance(task, MultiTextTask):
             raise ConfigError(
                 f"data.deidentify looks at one field, but a sample of task '{federation.task.name}' has two: "
                 "de-identify both before the run ('hansa data deidentify', with the same key)"

@@ -1,4 +1,4 @@
-"""federation.yaml: one file describes a federation, and every mistake in it is found before anything is loaded."""
+"""Reading and writing federation files: YAML to `Federation` and back, with every mistake named in one sentence."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -18,8 +18,10 @@ CYCLE = "a node that stands below itself: the nodes must form a tree, so write t
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """PyYAML lets a repeated key overwrite the first one; here a silo named twice is a mistake. And ``1e-4`` is a
-    number, as everybody but YAML 1.1 thinks."""
+    """A YAML loader that refuses repeated keys and reads ``1e-4`` as a number.
+
+    PyYAML lets the second of two equal keys overwrite the first, and takes ``1e-4`` for text.
+    """
 
 
 def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
@@ -56,7 +58,10 @@ def read(path: Path, overrides: list[str] | None = None) -> Federation:
 
 
 def load_yaml(path: Path, hint: str, what: str, shape: str) -> tuple[dict[str, Any], str]:
-    """A file's settings and its text; ``hint``, ``what`` and ``shape`` tell whoever has none what it should be."""
+    """Return the settings of a YAML file and its text; raises `ConfigError` if it is none.
+
+    ``hint``, ``what`` and ``shape`` describe the expected file in error messages.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -77,6 +82,10 @@ def load_yaml(path: Path, hint: str, what: str, shape: str) -> tuple[dict[str, A
 
 
 def parse(raw: dict[str, Any], where: str = "federation", base: Path | None = None, text: str = "") -> Federation:
+    """Validate settings; raises `ConfigError` in one sentence.
+
+    ``where`` and ``text``: the file and its text, for error messages; ``base``: what paths are relative to.
+    """
     try:
         federation = Federation.model_validate(raw)
     except ValidationError as error:
@@ -87,6 +96,7 @@ def parse(raw: dict[str, Any], where: str = "federation", base: Path | None = No
 
 
 def dump(federation: Federation) -> str:
+    """A federation as the text of a federation file; settings at their defaults are left out."""
     return yaml.safe_dump(
         federation.model_dump(mode="json", exclude_defaults=True), sort_keys=False, allow_unicode=True
     )
@@ -128,7 +138,7 @@ def _below(base: Path) -> tuple[Callable[[str], str], Callable[[str], str]]:
 
 
 def without_folders(federation: Federation) -> Federation:
-    """For others to read: files by their names alone. Where they lie is nobody's business."""
+    """The federation with file names instead of paths, for reports: folders tell about the machine."""
     return relocated(
         federation, lambda text: Path(text).name, lambda text: Path(text).name if "/" in text[:1] else text
     )
@@ -174,6 +184,7 @@ def relocated(federation: Federation, path: Callable[[str], str], model: Callabl
 
 
 def sentence(error: ValidationError, where: str, text: str, root: type[BaseModel] = Federation) -> str:
+    """The first mistake that validation found, in one sentence: where, what was seen, what to do."""
     # A misspelt key is often also a missing one: name the misspelling.
     first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
     path = [p for p in first["loc"] if not (isinstance(p, str) and p.startswith("function-"))]
@@ -181,6 +192,8 @@ def sentence(error: ValidationError, where: str, text: str, root: type[BaseModel
     name = ".".join(map(str, path))
     match first["type"]:
         case "extra_forbidden":
+            if (renamed := _renamed(path)) is not None:
+                return f"{place}: '{name}' is now called '{renamed}': rename it"
             known = _known_keys(path[:-1], root)
             return f"{place}: '{name}' is not a setting; {did_you_mean(str(path[-1]), known)}"
         case "recursion_loop":
@@ -195,6 +208,29 @@ def sentence(error: ValidationError, where: str, text: str, root: type[BaseModel
         case _:
             message = first["msg"][0].lower() + first["msg"][1:]
             return f"{place}: {name} is {_short(first['input'])}, but {message}"
+
+
+# Settings that had another name: the end of the path, as it was → what its last part is called now.
+RENAMED = {
+    "uses": "plugins",
+    "secure": "secure_aggregation",
+    "train.at_once": "micro_batch",
+    "baseline.at_once": "micro_batch",
+    "data.broken": "max_bad_rows",
+    "record": "release_log",
+    "release_log.offers": "knowledge",
+    "privacy.sigma": "noise_multiplier",
+    "privacy.among": "noise_shared_by",
+    "simulate.usual": "default_delay",
+    "tokenizer.minimum": "min_count",
+}
+
+
+def _renamed(path: list[Any]) -> str | None:
+    """What a setting that had another name is called now; None if it had none."""
+    *_, last = path
+    before = f"{path[-2]}.{last}" if len(path) > 1 else str(last)
+    return RENAMED.get(before) or (RENAMED.get(str(last)) if len(path) == 1 else None)
 
 
 def _short(value: Any) -> str:

@@ -44,11 +44,12 @@ class Holder(Section):
 
     @property
     def holds(self) -> bool:
+        """Whether the node has data."""
         return bool(self.sources) or self.mixture
 
 
 class Node(Holder):
-    """A silo (it has data), a federation of further nodes (it has silos), or both: a region with data of its own.
+    """A silo (it has data), a region (it has nodes below it), or both: a region with data of its own.
 
     Settings that are not given are the federation's.
     """

@@ -24,6 +24,7 @@ class Branch:
 
     @property
     def samples(self) -> int:
+        """The samples that the node trains on itself, or, without data of its own, those below it."""
         return sum(self.held.values()) or sum(branch.samples for branch in self.below)
 
 

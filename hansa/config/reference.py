@@ -1,164 +1,178 @@
-"""docs/federation-file.md, written from the sections themselves: every setting with its default and the comment that
-stands beside it in the code. Run `python -m hansa.config.reference > docs/federation-file.md`; a test
-compares the page."""
+"""Writes docs/federation-file.md from the settings: `python -m hansa.config.reference > docs/federation-file.md`.
 
-import ast
-import io
+Names, types, defaults and descriptions come from the same definitions as the JSON Schema (`hansa schema`). A test
+compares the page with the code.
+"""
+
 import re
-import tokenize
+import types
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-HERE = Path(__file__).parent
-TOP = "Federation"
-REGISTERED = re.compile(r"(?:METHODS|TASKS)\.register\('([\w-]+)'\)")
-FILES = ("config.py", "data/source.py", "simulation.py", "privacy/release.py", "methods/fltrust.py")
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from hansa import compressors, methods, tasks  # noqa: F401  they register themselves
+from hansa.config.federation import Federation
+from hansa.config.nodes import Holder, Node
+from hansa.config.sections import (
+    AdaptiveSampling,
+    Aggregation,
+    Checkpointing,
+    Evaluation,
+    Personal,
+    Privacy,
+    ReleaseLog,
+    Samples,
+    SecureAggregation,
+    Server,
+    Training,
+    Upload,
+    Weights,
+)
+from hansa.core.compression import COMPRESSORS
+from hansa.core.method import AGGREGATORS, METHODS
+from hansa.core.participation import Participation
+from hansa.core.registry import Registry
+from hansa.core.schedules import Schedule
+from hansa.core.settings import Named
+from hansa.core.simulation import Poison, Simulation
+from hansa.data.settings import Data
+from hansa.data.source import Files, Source
+from hansa.methods.centroid_noise import Noise
+from hansa.methods.fltrust import Trust
+from hansa.models.settings import Model, Tokenizer
+from hansa.tasks.base import TASKS
+
 # Where each section stands in a file, in the order of reading.
-PLACES = {
-    "Federation": "at the top",
-    "Node": "`silos.NAME`, beside what a source may say",
-    "Source": "`silos.NAME`, or each of its `sources`",
-    "Files": "`silos.NAME.aligned`",
-    "Holder": "`silos.NAME` and `root`",
-    "Model": "`model`",
-    "Tokenizer": "`tokenizer`",
-    "Data": "`data`",
-    "Training": "`train`, `baseline`, `personal.train`",
-    "Samples": "`train.samples`",
-    "Adaptation": "`train.samples.adapt`",
-    "Schedule": "`train.schedule`, `server.schedule`, `baseline.schedule`, `personal.train.schedule`",
-    "Participation": "`participation`, at the top or at a region",
-    "Server": "`server`, at the top or at a region",
-    "Aggregation": "`aggregate`",
-    "Weights": "`aggregate.weights`",
-    "Upload": "`upload`; its steps: docs/uploads.md",
-    "Secure": "`secure_aggregation`",
-    "Privacy": "`silos.NAME.privacy`",
-    "Personal": "`personal`",
-    "Evaluation": "`evaluate`",
-    "Checkpointing": "`checkpoint`",
-    "Recording": "`record`",
-    "Simulation": "`simulate`",
-    "Poison": "`simulate.poison.NAME`",
-    "Noise": "`method.noise` of fedkc",
-    "Trust": "`method.filter` of worldlm, hierfavg and fedper",
+PLACES: dict[type[BaseModel], str] = {
+    Federation: "the file itself",
+    Node: "`silos.NAME`, beside the settings of a source",
+    Source: "`silos.NAME`, or each of its `sources`",
+    Files: "`silos.NAME.aligned`",
+    Holder: "`silos.NAME` and `root`",
+    Model: "`model`",
+    Tokenizer: "`tokenizer`",
+    Data: "`data`",
+    Training: "`train`, `baseline`, `personal.train`",
+    Samples: "`train.samples`",
+    AdaptiveSampling: "`train.samples.adapt`",
+    Schedule: "`train.schedule`, `server.schedule`, `baseline.schedule`, `personal.train.schedule`",
+    Participation: "`participation`, at the top or at a region",
+    Server: "`server`, at the top or at a region",
+    Aggregation: "`aggregate`",
+    Weights: "`aggregate.weights`",
+    Upload: "`upload`",
+    SecureAggregation: "`secure_aggregation`",
+    Privacy: "`silos.NAME.privacy`",
+    Personal: "`personal`",
+    Evaluation: "`evaluate`",
+    Checkpointing: "`checkpoint`",
+    ReleaseLog: "`release_log`",
+    Simulation: "`simulate`",
+    Poison: "`simulate.poison.NAME`",
+    Noise: "`method.noise` of fedkc",
+    Trust: "`method.filter` of worldlm, hierfavg and fedper",
+}
+REGISTRIES: dict[str, Registry[Any]] = {
+    "Methods: `method`": METHODS,
+    "Tasks: `task`": TASKS,
+    "Compressors: `upload`": COMPRESSORS,
+    "Aggregators: `aggregate.rule`": AGGREGATORS,
 }
 PREFACE = """\
 # Every setting of a federation file
 
-Written by `python -m hansa.config.reference` from the code. A section may be left out where it has defaults.
-`hansa check FED.yaml` says what follows from a file, `--set a.b=c` changes one setting for one command. A silo may also
-say `clients: N` and `skew: a`, which deal its rows out to N silos (docs/exchange.md).
+Written by `python -m hansa.config.reference` from the code; do not edit. A section may be left out where it has
+defaults. `hansa schema` prints the same as JSON Schema, with which editors complete and check federation files. `hansa
+check FED.yaml` shows what follows from a file, `--set a.b=c` changes one setting for one command. A silo may also have
+`clients: N` and `skew: a`, which split its rows among N silos (docs/exchange.md).
 """
-
-
-@dataclass(frozen=True)
-class Setting:
-    name: str
-    kind: str
-    default: str
-    comment: str
-
-
-@dataclass(frozen=True)
-class Described:
-    name: str
-    says: str
-    settings: tuple[Setting, ...]
-    registered: str = ""  # the name of a method or task
+WORDS: dict[Any, str] = {str: "text", int: "whole number", float: "number", bool: "true · false"}
+BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
 def page() -> str:
-    known = {one.name: one for file in FILES for one in described(HERE / file)}
+    """The whole page, as Markdown."""
     parts = [PREFACE]
-    for name, place in PLACES.items():
-        parts.append(_section(f"## {_title(name)}", f"{place[0].upper()}{place[1:]}. {known[name].says}", known[name]))
-    for folder, title in (("methods", "Methods: `method`"), ("tasks", "Tasks: `task`")):
+    for section, place in PLACES.items():
+        title = "The file itself" if section is Federation else section.__name__
+        parts.append(_section(f"## {title}", f"{place[0].upper()}{place[1:]}. {_summary(section)}", section))
+    for title, registry in REGISTRIES.items():
         parts.append(f"## {title}\n")
-        for file in sorted((HERE / folder).glob("*.py")):
-            about = (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").split("\n\n")[0]
-            for one in described(file):
-                if one.registered:
-                    parts.append(_section(f"### `{one.registered}`", _line(one.says or about), one))
+        for name, section in sorted(registry.entries.items()):
+            parts.append(_section(f"### `{name}`", _summary(section) or _paper(section), section))
     return "\n".join(parts)
 
 
-def _title(name: str) -> str:
-    return "The file itself" if name == TOP else name
+def _summary(section: type[BaseModel]) -> str:
+    """The docstring of a section, in one paragraph; empty if it has none of its own."""
+    return " ".join((section.__doc__ or "").split()) if "__doc__" in vars(section) else ""
 
 
-def _section(title: str, says: str, one: Described) -> str:
-    rows = [f"| `{s.name}` | {_default(s.default)} | {s.kind.replace('|', '·')} | {s.comment} |" for s in one.settings]
-    table = ["| setting | default | may be | |", "|---|---|---|---|", *rows, ""] if rows else []
+def _paper(section: type[BaseModel]) -> str:
+    """The first paragraph of the module that a method stands in: its citation."""
+    import sys
+
+    return " ".join((sys.modules[section.__module__].__doc__ or "").split("\n\n")[0].split())
+
+
+def _section(title: str, says: str, section: type[BaseModel]) -> str:
+    rows = [
+        f"| `{name}` | {_default(field)} | {kind(field)} | {field.description or ''} |"
+        for name, field in section.model_fields.items()
+    ]
+    table = ["| setting | default | values | meaning |", "|---|---|---|---|", *rows, ""] if rows else []
     return "\n".join([title, "", says.strip(), "", *table])
 
 
-def _default(code: str) -> str:
-    """A default as a federation file would say it."""
-    if not code:
-        return "needed"
-    if code in ("None", "()", "{}", "''") or re.fullmatch(r"\w+\(\)", code):
+def _default(field: FieldInfo) -> str:
+    """A default as a federation file would write it."""
+    value = field.default
+    if field.is_required() or value is PydanticUndefined:
+        return "required"
+    if isinstance(value, Named):
+        return f"`{value.name}`"
+    if value is None or value == () or value == {} or value == "" or isinstance(value, BaseModel):
         return "–"
-    named = re.fullmatch(r"\w+\(\w+='?([^',()]*)'?\)", code)
-    plain = {"True": "true", "False": "false"}.get(code, code.strip("'"))
-    return f"`{named[1] if named else plain}`"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return f"`{list(value)}`" if isinstance(value, tuple) else f"`{value}`"
 
 
-def _line(text: str) -> str:
-    return " ".join(text.split())
+def kind(field: FieldInfo) -> str:
+    """The values that a setting takes, in words."""
+    return " ".join([_kind(field.annotation), *_bounds(field.metadata)]).strip()
 
 
-def described(file: Path) -> Iterator[Described]:
-    """The sections of a module: classes whose fields are settings."""
-    text = file.read_text(encoding="utf-8")
-    comments, inherited = _comments(text), {"Section": tuple[Setting, ...]()}
-    for node in ast.parse(text).body:
-        bases = [ast.unparse(base) for base in node.bases] if isinstance(node, ast.ClassDef) else []
-        if not isinstance(node, ast.ClassDef) or not any(base in inherited for base in bases):
-            continue
-        found = [
-            re.fullmatch(r"(?:METHODS|TASKS)\.register\('([\w-]+)'\)", ast.unparse(d)) for d in node.decorator_list
-        ]
-        name = next((match[1] for match in found if match), "")
-        own = [_setting(item, comments) for item in node.body if _is_setting(item)]
-        fields = tuple({setting.name: setting for setting in (*inherited[bases[0]], *own)}.values())
-        inherited[node.name] = fields
-        yield Described(node.name, _line(ast.get_docstring(node) or ""), fields, name)
+def _kind(annotation: Any) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return " ".join([_kind(arguments[0]), *_bounds(arguments[1:])])
+    if origin in (Union, types.UnionType):
+        return " · ".join(_kind(one) for one in arguments if one is not type(None))
+    if origin is Literal:
+        return " · ".join(f"`{one}`" for one in arguments)
+    if origin is tuple:
+        inner = [one for one in arguments if one is not Ellipsis]
+        return f"list of {_kind(inner[0])}" if Ellipsis in arguments else f"[{', '.join(map(_kind, inner))}]"
+    if origin is dict:
+        return f"name → {_kind(arguments[1])}"
+    if annotation is Named:
+        return "a name, or a mapping of name and settings"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return f"section {annotation.__name__}"
+    return WORDS.get(annotation, str(annotation))
 
 
-def _is_setting(item: ast.stmt) -> bool:
-    return isinstance(item, ast.AnnAssign) and not ast.unparse(item.annotation).startswith("ClassVar")
-
-
-def _setting(item: ast.stmt, comments: dict[int, str]) -> Setting:
-    assert isinstance(item, ast.AnnAssign)
-    default = ast.unparse(item.value) if item.value is not None else ""
-    return Setting(ast.unparse(item.target), _kind(item.annotation), default, comments.get(item.end_lineno or 0, ""))
-
-
-def _kind(annotation: ast.expr) -> str:
-    """A type as people say it."""
-    text = ast.unparse(annotation)
-    text = re.sub(r"Literal\[([^\]]*)\]", lambda m: m[1].replace("'", "").replace(", ", " | "), text)
-    text = re.sub(r"Annotated\[(\w+), Field\(([^)]*)\)\]", lambda m: f"{m[1]}, {_bounds(m[2])}", text)
-    text = re.sub(r"tuple\[(.+), \.\.\.\]", r"list of \1", text.replace("'Node'", "Node"))
-    words = {"Positive": "above 0", "Count": "1 or more", "Share": "0 to 1", "bool": "true | false", "str": "text"}
-    words |= {"int": "whole number", "float": "number", "Named": "a name, or name and settings"}
-    for code, word in words.items():
-        text = re.sub(rf"\b{code}\b", word, text)
-    return text.replace(" | None", "")
-
-
-def _bounds(code: str) -> str:
-    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<", "min_length": "length ≥"}
-    return ", ".join(re.sub(r"(\w+)=", lambda m: f"{signs[m[1]]} ", one) for one in code.split(", "))
-
-
-def _comments(text: str) -> dict[int, str]:
-    """Line → the comment at its end."""
-    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    return {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
+def _bounds(metadata: Any) -> Iterator[str]:
+    for one in metadata:
+        constraints = one.metadata if isinstance(one, FieldInfo) else [one]
+        for constraint in constraints:
+            found = re.match(r"(Ge|Gt|Le|Lt)\(\w+=(.*)\)", repr(constraint))
+            if found:
+                yield f"{BOUNDS[found[1].lower()]} {found[2]}"
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ def holders(federation: Federation) -> dict[str, Holder]:
 
 
 def is_tree(federation: Federation) -> bool:
+    """Whether some node of the federation file is a region."""
     return any(node.silos for node in federation.silos.values())
 
 

@@ -119,6 +119,7 @@ class NoCompression:
     lossy: ClassVar[bool] = False
 
     def compress(self, update: OutgoingUpdate) -> Tensors | EncodedUpdate:
+        """Return the update as it is."""
         return update.gradient
 
 
@@ -131,21 +132,26 @@ class CompressorChain:
 
     @property
     def selects(self) -> bool:
+        """Whether some compressor leaves tensors out."""
         return any(one.kind == "tensors" for one in self.compressors)
 
     @property
     def keeps_local(self) -> bool:
+        """Whether tensors that were left out keep the silo's own value."""
         return any(one.keeps_local for one in self.compressors)
 
     @property
     def both_ways(self) -> bool:
+        """Whether a silo is also sent only the tensors that it sent last."""
         return any(one.both_ways for one in self.compressors)
 
     @property
     def lossy(self) -> bool:
+        """Whether values of the tensors that leave may get lost."""
         return any(one.kind != "tensors" for one in self.compressors)
 
     def compress(self, update: OutgoingUpdate) -> Tensors | EncodedUpdate:
+        """Pass an update through all compressors; what they lose is added to the silo's next update."""
         gradient, before = update.gradient, update.before
         if not is_finite(gradient.flat):  # the server will refuse it: do not let it into the state
             update.kept = before

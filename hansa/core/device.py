@@ -1,8 +1,4 @@
-"""Where a process computes: on the machine's accelerator if there is one, else on the CPU.
-
-Only the resident model, its batches and what an objective remembers live there; everything that nodes say to one
-another is in main memory. A property of a machine, not of a federation: set HANSA_DEVICE to choose another.
-"""
+"""Where a process computes: on the machine's accelerator if there is one, else on the CPU."""
 
 import os
 

@@ -29,10 +29,12 @@ class PartialDownlink(RoundPart):
     pushed: dict[NodeId, Layout] = field(default_factory=dict)
 
     def prepare(self, round: Round) -> None:
+        """Recall which tensors each silo sent last."""
         self.state = round.state.slots.get(DOWNLINK) or DownlinkState()
         self.model = round.start
 
     def extend(self, assignment: Assignment, request: Train) -> Train:
+        """Leave out of the request the tensors that the silo did not send last."""
         names = self.state.sent.get(assignment.node)
         if names is None:
             return request
@@ -41,6 +43,7 @@ class PartialDownlink(RoundPart):
         return replace(request, model=model, capacity=request.model.layout.size)
 
     def accept(self, assignment: Assignment, update: Update) -> Update:
+        """Add the server's value to tensors that the silo was not sent."""
         pushed = self.pushed.get(assignment.node)
         if pushed is None or self.model is None:
             return update
@@ -51,6 +54,7 @@ class PartialDownlink(RoundPart):
         return replace(update, gradient=gradient)
 
     def finish(self, round: Round) -> None:
+        """Remember which tensors each silo sent."""
         record = round.record
         kept = {node: names for node, names in self.state.sent.items() if node not in record.failures}
         round.state.slots[DOWNLINK] = DownlinkState(kept | {n: layout.names for n, layout in record.tensors.items()})

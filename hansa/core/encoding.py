@@ -1,10 +1,10 @@
-"""An update in fewer bytes: some of its tensors, some of their values, in small numbers.
+"""Encoding of updates in fewer bytes: some of the tensors, some of their values, in small numbers.
 
-A `EncodedTensor` is what leaves of one tensor: values (float32, bfloat16, or int8 and int4 with a scale for every
-`BLOCK` of them), and, where not all of it leaves, the positions they stand at. `EncodedUpdate` is parts as they travel:
-a line of JSON that says what the parts are, then their bytes side by side. Positions are written as one bit per value
-of the tensor, or as the gaps between them, whichever is shorter. Opening trusts nobody: whatever does not fit the model
-is refused with a reason.
+An `EncodedTensor` is what leaves of one tensor: values (float32, bfloat16, or int8 and int4 with a scale for every
+`BLOCK` of them) and, where not all of it leaves, their positions. `EncodedUpdate` is encoded tensors as they travel: a
+line of JSON that describes them, then their bytes side by side. Positions are written as one bit per value of the
+tensor, or as the gaps between them, whichever is shorter. Decoding does not trust the sender: an update that does not
+fit the model is refused with a reason.
 """
 
 import json
@@ -29,12 +29,16 @@ WORD = 4
 
 
 class EncodingError(HansaError):
-    """A coded update that does not fit the model."""
+    """An encoded update that does not fit the model."""
 
 
 @dataclass(frozen=True, eq=False)
 class EncodedTensor:
-    """What leaves of one tensor. ``where``: which units leave, ascending; all if None. A unit is ``width`` values."""
+    """What leaves of one tensor.
+
+    ``where``: which units leave, ascending; all if None. A unit is ``width`` values. ``halved``: int4, two values
+    in a byte.
+    """
 
     shape: tuple[int, ...]
     values: Tensor
@@ -45,6 +49,7 @@ class EncodedTensor:
 
     @property
     def plain(self) -> bool:
+        """Whether it is the whole tensor in float32."""
         return self.where is None and self.scales is None and self.values.dtype == torch.float32
 
     def numbers(self) -> Tensor:
@@ -72,6 +77,7 @@ class EncodedUpdate:
 
     @staticmethod
     def of(parts: Mapping[str, EncodedTensor]) -> "EncodedUpdate":
+        """Encode tensors for the wire."""
         entries, chunks = [], []
         for name, part in parts.items():
             form = INT4 if part.halved else NAMES[part.values.dtype]

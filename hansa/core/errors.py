@@ -18,23 +18,27 @@ from typing import Any
 
 
 class HansaError(Exception):
+    """Base of all errors that are raised on purpose; ``exit_code`` is the command line's."""
+
     exit_code = 1
 
 
 class UserError(HansaError):
+    """The user's input is wrong."""
+
     exit_code = 2
 
 
 class ConfigError(UserError):
-    pass
+    """The federation file is wrong."""
 
 
 class DataError(UserError):
-    pass
+    """A data file is wrong."""
 
 
 class RunFailed(HansaError):
-    pass
+    """The run could not go on; it can be resumed."""
 
 
 def place(error: BaseException) -> str:
@@ -53,7 +57,7 @@ def did_you_mean(seen: str, known: Iterable[str]) -> str:
 
 
 def parse_json(text: str | bytes | bytearray) -> Any:
-    """JSON that somebody else wrote. Whatever is wrong with it is a `ValueError`, also if it is nested without end."""
+    """Parse JSON from another party; every defect is a `ValueError`, also endless nesting."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -61,6 +65,6 @@ def parse_json(text: str | bytes | bytearray) -> Any:
 
 
 def printable(text: str, longest: int = 300) -> str:
-    """What somebody else wrote, fit for a log or a screen: one line, no control characters, no end that never comes."""
+    """Text from another party made fit for a log or a screen: one line, no control characters, bounded length."""
     shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(text.split()))
     return shown if len(shown) <= longest else f"{shown[:longest]} …"

@@ -230,6 +230,7 @@ class LayerSharing(RoundPart):
         return replace(common, subtree=replace(common.subtree, residuals=pack(routed)))
 
     def sift(self, answers: Iterator[Answer]) -> Iterator[Answer]:
+        """Replace the answers of children that the filter does not trust."""
         if self.hierarchy.filter is None:
             return answers
         opened = (replace(answer, reply=decoded(answer.reply, self.keys.layout)) for answer in answers)

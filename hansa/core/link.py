@@ -1,5 +1,7 @@
-"""A link carries requests to nodes and replies back. Nothing above it knows whether that is a function call, shared
-memory or a network."""
+"""Links carry requests to nodes and replies back.
+
+Nothing above a link knows whether that is a function call, shared memory or a network.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -36,8 +36,10 @@ def parts(model: Any) -> dict[str, str]:
 
 
 def sides(model: Any) -> dict[str, str]:
-    """Parameter name → the side it belongs to: encoder or decoder (a shared table is the encoder's, the head the
-    decoder's); `model` where there are no sides."""
+    """Parameter name → the side it belongs to: encoder, decoder, or `model` where there are no sides.
+
+    A shared table is the encoder's, the head the decoder's.
+    """
     encoder = {id(p) for p in model.get_encoder().parameters()} if _two_sided(model) else set()
 
     def side(parameter: nn.Parameter) -> str:
@@ -53,6 +55,7 @@ def matching(model: Any, patterns: Iterable[str]) -> list[str]:
 
 
 def block_lists(model: nn.Module) -> list[str]:
+    """The names of the module lists that hold the model's transformer blocks."""
     found: list[str] = []
     for name, module in model.named_modules():
         if not isinstance(module, nn.ModuleList) or any(name.startswith(outer + ".") for outer in found):
@@ -78,8 +81,7 @@ def _two_sided(model: Any) -> bool:
 
 
 def _embedding_parameters(model: Any, base: nn.Module) -> set[int]:
-    """Every embedding table, and the norms and projections that stand beside the input table in an
-    embedding module of their own."""
+    """Every embedding table, and the norms and projections beside the input table in an embedding module."""
     found = {id(p) for m in base.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
     table = model.get_input_embeddings()
     for name, module in base.named_modules():

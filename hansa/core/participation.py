@@ -110,8 +110,10 @@ class ParticipationRule(Protocol):
         """Whether the root of a tree may use it."""
 
     def plan(self, context: PlanContext, state: ServerState) -> Plan:
-        """Choose who works; advance ``state.clock`` and the slot's own state, replacing it, not changing it in
-        place."""
+        """Choose who works; advance ``state.clock`` and the slot's own state.
+
+        The state must be replaced, not changed in place: a round that fails restores it.
+        """
 
     def damping(self, staleness: int) -> float:
         """The factor on what a late reply changes."""
@@ -126,12 +128,14 @@ class Synchronous:
     on_trees: ClassVar[bool] = True
 
     def plan(self, context: PlanContext, state: ServerState) -> Plan:
+        """Draw the cohort; all of it starts from the round's model."""
         settings, number = context.settings, context.number
         cohort = choose(context.children, settings.participation, settings.seed, number, context.name)
         state.clock += slowest(context.children, cohort, number, settings)
         return Plan(cohort, [[Assignment(node, number, context.durable) for node in cohort]])
 
     def damping(self, staleness: int) -> float:
+        """No reply is late."""
         return 1.0
 
 
@@ -177,6 +181,7 @@ class BufferedRegions:
     on_trees: ClassVar[bool] = True
 
     def plan(self, context: PlanContext, state: ServerState) -> Plan:
+        """Take the children that are done first, by the virtual clock."""
         before: BufferState = state.slots.get(PARTICIPATION) or BufferState()
 
         def start(node: NodeId, version: int, number: int) -> PendingWork:
@@ -197,6 +202,7 @@ class BufferedRegions:
         return Plan([work.node for work in arrived], [wave])
 
     def damping(self, staleness: int) -> float:
+        """(1 + τ)^−power."""
         return float((1 + staleness) ** -self.power)
 
 

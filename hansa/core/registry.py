@@ -1,9 +1,13 @@
-"""Names to things a user may add in one file: tasks and methods.
+"""Registries: names that a federation file uses → settings classes that build what the name stands for.
 
-@METHODS.register("fedprox")
-class FedProx(Section):
-    mu: float = 0.01
-    def build(self) -> Method: ...
+    @METHODS.register("fedprox")
+    class FedProx(Section):
+        mu: float = 0.01
+
+        def build(self) -> Method: ...
+
+Methods, tasks, compressors and aggregators register like this, in the package, in a plug-in file or in another
+installed package (`hansa.config.plugins`).
 """
 
 from collections.abc import Callable
@@ -19,19 +23,29 @@ C = TypeVar("C", bound=type[BaseModel])
 
 
 class Registry(Generic[T]):
+    """Names of one kind; ``what`` is the setting that uses them, for error messages."""
+
     def __init__(self, what: str) -> None:
         self.what = what
         self.entries: dict[str, type[BaseModel]] = {}
 
     def register(self, name: str) -> Callable[[C], C]:
+        """A decorator that registers a settings class under ``name``; raises `ConfigError` if the name is taken."""
+
         def add(settings: C) -> C:
+            taken = self.entries.get(name)
+            if taken is not None and _origin(taken) != _origin(settings):
+                raise ConfigError(
+                    f"{self.what} '{name}' is registered twice, by {_origin(taken)} and by {_origin(settings)}: "
+                    "rename one of them"
+                )
             self.entries[name] = settings
             return settings
 
         return add
 
     def build(self, named: Named) -> T:
-        """Validate the settings with the entry's own model, then build it."""
+        """Validate the settings with the entry's own model, then build it; raises `ConfigError` in one sentence."""
         if named.name not in self.entries:
             raise ConfigError(f"{self.what} '{named.name}' is not known; {did_you_mean(named.name, self.entries)}")
         model = self.entries[named.name]
@@ -44,6 +58,12 @@ class Registry(Generic[T]):
                 known = list(model.model_fields)
                 hint = did_you_mean(key, known) if known else f"{named.name} has no settings"
                 raise ConfigError(f"{self.what}.{key} is not a setting of '{named.name}'; {hint}") from None
-            raise ConfigError(f"{self.what}.{key} is {first['input']!r}: {first['msg'].lower()}") from None
+            message = first["msg"].removeprefix("Value error, ")
+            raise ConfigError(f"{self.what}.{key} is {first['input']!r}: {message[0].lower()}{message[1:]}") from None
         built: T = settings.build()
         return built
+
+
+def _origin(settings: type[BaseModel]) -> str:
+    """Where a settings class comes from; running its module again gives the same."""
+    return f"{settings.__module__}.{settings.__qualname__}"

@@ -1,4 +1,4 @@
-"""Look into any Hugging Face text classifier, and run it from the middle on.
+"""Representations inside any Hugging Face text classifier, and running it from the middle on.
 
     tokens → embeddings → block 0 → … → block n → … → last linear layer → logits
                        ↑ embedded                  ↑ pooled
@@ -82,8 +82,10 @@ def represent_with(model: Any, parameters: dict[str, Tensor], inputs: dict[str, 
 
 
 def scaled(model: Any, inputs: dict[str, Tensor], factor: float, shift: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """What the first block gets, times ``factor`` and moved by ``shift`` (positions × width, as far as both go), and
-    the logits that follow; both can be differentiated twice."""
+    """The input of the first block, scaled and shifted, and the logits that follow; both can be differentiated twice.
+
+    ``shift`` (positions × width) is added as far as both go.
+    """
     given: list[Tensor] = []
 
     def scale(passing: Tensor) -> Tensor:
@@ -109,6 +111,7 @@ def from_embedded(model: Any, embedded: Tensor, mask: Tensor) -> Tensor:
 
 
 def from_pooled(model: Any, pooled: Tensor) -> Tensor:
+    """Logits of texts that are given as the last linear layer would get them."""
     logits: Tensor = last_linear(model)(pooled)
     return logits
 
@@ -136,6 +139,7 @@ def last_linear(model: Any) -> nn.Linear:
 
 
 def first_block(model: Any) -> nn.Module:
+    """The first transformer block."""
     if model not in _FIRST:
         _FIRST[model] = model.get_submodule(block_lists(model)[0])[0]
     return _FIRST[model]

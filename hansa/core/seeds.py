@@ -18,6 +18,7 @@ def derive(seed: int, *purpose: str | int) -> int:
 
 
 def stream(seed: int, *purpose: str | int) -> np.random.Generator:
+    """A numpy generator for one purpose; see `derive`."""
     return np.random.Generator(np.random.PCG64(derive(seed, *purpose)))
 
 

@@ -10,6 +10,8 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class Section(BaseModel):
+    """Base of all sections of a federation file: frozen, without unknown keys, without NaN."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
@@ -21,4 +23,5 @@ class Named(BaseModel):
 
     @property
     def settings(self) -> dict[str, Any]:
+        """The settings beside the name."""
         return dict(self.model_extra or {})

@@ -32,15 +32,18 @@ class SharedStatePart(RoundPart):
     extended: dict[int, Train] = field(default_factory=dict)  # by request: silos that get the same share one object
 
     def prepare(self, round: Round) -> None:
+        """Recall the server's value."""
         self.value = round.state.slots[SHARED].value
         self.mean = WeightedMean(self.value.layout)
 
     def extend(self, assignment: Assignment, request: Train) -> Train:
+        """Send the server's value along."""
         if id(request) not in self.extended:
             self.extended[id(request)] = replace(request, shared_state=self.value)
         return self.extended[id(request)]
 
     def accept(self, assignment: Assignment, update: Update) -> Update:
+        """Add a silo's contribution, if it fits the server's value."""
         sent = update.shared_state
         assert self.mean is not None
         if sent is not None and sent.layout == self.mean.layout and is_finite(sent.flat):
@@ -49,6 +52,7 @@ class SharedStatePart(RoundPart):
         return update
 
     def finish(self, round: Round) -> None:
+        """Merge the contributions into the server's value."""
         assert self.value is not None
         assert self.mean is not None
         if self.contributions:

@@ -17,6 +17,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Layout:
+    """Names and shapes of tensors that lie side by side in one flat vector."""
+
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
 
@@ -31,6 +33,7 @@ class Layout:
 
     @cached_property
     def size(self) -> int:
+        """The number of values."""
         return sum(prod(shape) for shape in self.shapes)
 
     @cached_property
@@ -47,20 +50,25 @@ class Layout:
         return Layout(tuple(n for n, _ in kept), tuple(s for _, s in kept))
 
     def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor."""
         return self.shapes[self.names.index(name)]
 
 
 @dataclass(frozen=True, eq=False)
 class Tensors:
+    """Named float32 tensors in one flat vector."""
+
     layout: Layout
     flat: Tensor
 
     @staticmethod
     def zeros(layout: Layout) -> "Tensors":
+        """Tensors of a layout, all zero."""
         return Tensors(layout, torch.zeros(layout.size))
 
     @staticmethod
     def of(named: Mapping[str, Tensor]) -> "Tensors":
+        """Copy named tensors into one flat float32 vector."""
         layout = Layout(tuple(named), tuple(tuple(t.shape) for t in named.values()))
         parts = [t.detach().to(torch.float32).reshape(-1) for t in named.values()]
         return Tensors(layout, torch.cat(parts) if parts else torch.zeros(0))
@@ -69,16 +77,20 @@ class Tensors:
         return self.flat[self.layout.spans[name]].view(self.layout.shape(name))
 
     def named(self) -> dict[str, Tensor]:
+        """Name → tensor; the tensors are views into the flat vector."""
         pairs = zip(self.layout.spans.items(), self.layout.shapes, strict=True)
         return {name: self.flat[span].view(shape) for (name, span), shape in pairs}
 
     def copy(self) -> "Tensors":
+        """A copy with memory of its own."""
         return Tensors(self.layout, self.flat.clone())
 
     def to(self, device: torch.device) -> "Tensors":
+        """The tensors on a device; itself if they are there."""
         return self if self.flat.device == device else Tensors(self.layout, self.flat.to(device))
 
     def only(self, names: Iterable[str]) -> "Tensors":
+        """The tensors with the given names, in this layout's order; itself if these are all."""
         layout = self.layout.only(names)
         if layout == self.layout:
             return self
@@ -94,6 +106,7 @@ class Tensors:
             self.flat[self.layout.spans[name]].copy_(other.flat[span])
 
     def same_bits(self, other: "Tensors") -> bool:
+        """Whether two are equal bit for bit."""
         return self.layout == other.layout and torch.equal(self.flat.view(torch.int32), other.flat.view(torch.int32))
 
 
@@ -103,7 +116,7 @@ NOTHING = Tensors.zeros(Layout((), ()))
 
 @dataclass
 class WeightedMean:
-    """Σ wᵢ·xᵢ / Σ sᵢ, kept running: memory for one sum, however many silos there are. sᵢ is wᵢ unless it is given.
+    """Σ wᵢ·xᵢ / Σ sᵢ as a running sum: memory for one sum, however many silos there are. sᵢ is wᵢ unless it is given.
 
     An xᵢ may hold only some of the tensors; each tensor is averaged over those that sent it, and a tensor that
     nobody sent stays zero.
@@ -119,6 +132,7 @@ class WeightedMean:
         self._weights = [0.0] * len(self.layout.names)
 
     def add(self, update: Tensors, weight: float, share: float | None = None) -> None:
+        """Add an update with its weight; ``share``: what it adds to the denominator, by default the weight."""
         weight, share = self._in_units(weight, weight if share is None else share)
         if update.layout == self.layout:
             self._sum.add_(update.flat, alpha=weight)

@@ -1,4 +1,4 @@
-"""What is in a file or folder of data: counts, lengths, languages, labels."""
+"""Statistics of a file or folder of data: counts, lengths, languages, labels."""
 
 import unicodedata
 from collections import Counter
@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from hansa.data.readers import Problems, rows
+from hansa.data.rows import Problems
 from hansa.data.settings import Data
 from hansa.data.source import Source
+from hansa.data.splits import rows
 
 
 def describe(path: Path, text: str, label: str) -> dict[str, Any]:
+    """Count the samples of a file or folder; ``text`` and ``label`` name its fields."""
     problems = Problems()
     words: list[int] = []
     characters: list[int] = []
@@ -31,7 +33,7 @@ def describe(path: Path, text: str, label: str) -> dict[str, Any]:
     return {
         "path": str(path),
         "samples": len(words),
-        "broken_lines": problems.broken,
+        "bad_rows": problems.bad,
         "first_problems": problems.first,
         "characters": sum(characters),
         "words_per_sample": _spread(words),
@@ -43,7 +45,7 @@ def describe(path: Path, text: str, label: str) -> dict[str, Any]:
 
 
 def script(text: str) -> str:
-    """The writing system of the first letters, by their Unicode names."""
+    """The most frequent writing system among the first letters of a text, by their Unicode names."""
     found = Counter(unicodedata.name(c, "?").split()[0].split("-")[0] for c in text[:200] if c.isalpha())
     return found.most_common(1)[0][0].capitalize() if found else "None"
 

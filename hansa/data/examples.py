@@ -1,8 +1,7 @@
-"""A silo's samples as arrays of token ids: tokenised once, cached by content, mapped into memory by every worker."""
+"""A silo's samples as arrays of token ids: tokenised once, cached by content, memory-mapped by every worker."""
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,30 +14,40 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hansa.data.readers import Problems, Row, files, origins, rows
+from hansa.data.cache import cache_folder
+from hansa.data.readers import ANNOTATION, READERS, data_files, split_paths
+from hansa.data.rows import Problems, Row
 from hansa.data.settings import Data
 from hansa.data.source import Source
+from hansa.data.splits import rows
 
-FORMAT = 5  # of the cached arrays
+FORMAT = 5  # version of the cached arrays
 ARRAYS = ("ids", "offsets", "labels", "tags", "texts", "text_offsets")
 
 
 class Encoded(NamedTuple):
-    """A sample as the model sees it: token ids; its class, or a tag per token, where the task has them (else −1).
-    Causal language models tag a token with the bytes it stands for."""
+    """A sample as the model sees it: token ids, and what the task predicts.
+
+    ``label``: the class of the sample, or −1. ``tags``: one number per token; causal language models store the number
+    of bytes that a token stands for. ``text``: the reference that a generated text is compared with.
+    """
 
     ids: Sequence[int]
     label: int = -1
     tags: Sequence[int] = ()
-    text: str = ""  # what answers are compared with, where the task generates text
+    text: str = ""
 
 
 class Unusable(NamedTuple):
-    """A sample that contradicts itself, or does not fit: counted and reported, never dropped in silence."""
+    """A sample that cannot be used because it is contradictory or too long; it is counted and reported.
+
+    ``derived``: the sample is not annotated but follows from annotations (a pair of entities without a relation), so
+    that it does not count as a bad row.
+    """
 
     place: str
     reason: str
-    implied: bool = False  # nobody annotated it, it only follows from what is annotated: no fault of the data
+    derived: bool = False
 
 
 Encoder = Callable[[list[Row], Source], Iterable[Encoded | Unusable]]
@@ -46,7 +55,7 @@ Encoder = Callable[[list[Row], Source], Iterable[Encoded | Unusable]]
 
 @dataclass(frozen=True)
 class Texts:
-    """Strings end to end, as UTF-8; empty where the task has none."""
+    """Strings concatenated as UTF-8, with their offsets; empty where the task has none."""
 
     bytes: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
     offsets: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
@@ -56,12 +65,14 @@ class Texts:
 
     @staticmethod
     def of(texts: Sequence[str]) -> "Texts":
+        """Concatenate strings."""
         encoded = [text.encode("utf-8") for text in texts]
         offsets = np.cumsum([0, *map(len, encoded)]).astype(np.int64)
         return Texts(np.frombuffer(b"".join(encoded), np.uint8), offsets)
 
     @staticmethod
     def joined(parts: Sequence["Texts"]) -> "Texts":
+        """Concatenate several `Texts`."""
         starts = np.cumsum([0, *(len(p.bytes) for p in parts[:-1])])
         offsets = [p.offsets[1:] + start for p, start in zip(parts, starts, strict=True)]
         return Texts(np.concatenate([p.bytes for p in parts]), np.concatenate([[0], *offsets]))
@@ -69,13 +80,15 @@ class Texts:
 
 @dataclass(frozen=True)
 class Examples:
-    ids: NDArray[np.int32]  # all samples, end to end
+    """The encoded samples of one split; ``examples[i]`` is the token ids of sample ``i``."""
+
+    ids: NDArray[np.int32]  # all samples, concatenated
     offsets: NDArray[np.int64]
     labels: NDArray[np.int32]
-    group: NDArray[np.int32]  # index into `groups`
+    group: NDArray[np.int32]  # of each sample, the index into `groups`
     groups: tuple[str, ...]  # languages or domains
-    tags: NDArray[np.int32]  # one per token id, where the task has them; else empty
-    problems: tuple[str, ...] = ()
+    tags: NDArray[np.int32]  # one per token id; empty if the task has none
+    problems: tuple[str, ...] = ()  # rows that could not be used, and why
     texts: Texts = field(default_factory=Texts)
 
     def __len__(self) -> int:
@@ -86,9 +99,11 @@ class Examples:
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
+        """The number of token ids of each sample."""
         return np.diff(self.offsets)
 
     def counts(self) -> dict[str, int]:
+        """The number of samples of each group."""
         found = np.bincount(self.group, minlength=len(self.groups))
         return {name: int(n) for name, n in zip(self.groups, found, strict=True)}
 
@@ -96,9 +111,10 @@ class Examples:
 def load(
     sources: Sequence[Source], split: str, data: Data, names: Sequence[str], encode: Encoder, fingerprint: str
 ) -> Examples:
-    """The samples of all sources, from the cache where this very content was tokenised before.
+    """The samples of all sources; they come from the cache if the same content was tokenised before.
 
-    ``names`` gives each source its group; ``fingerprint`` stands for whatever else the token ids depend on.
+    ``names`` gives each source its group; ``fingerprint`` identifies everything else that token ids depend on (task,
+    tokenizer). Raises `DataError` if more rows than `data.max_bad_rows` cannot be used.
     """
     parts = [_load_one(source, split, data, encode, fingerprint) for source in sources]
     groups = tuple(dict.fromkeys(names))
@@ -117,17 +133,12 @@ def load(
     )
 
 
-def cache_folder() -> Path:
-    root = os.environ.get("HANSA_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hansa"
-    return Path(root)
-
-
 def _load_one(source: Source, split: str, data: Data, encode: Encoder, fingerprint: str) -> Examples:
     folder = cache_folder() / "examples" / _key(source, split, data, fingerprint)
     if not folder.exists():
         _write(folder, source, split, data, encode)
     meta = json.loads((folder / "meta.json").read_text())
-    # Plain views of the mapped memory: np.memmap's own bookkeeping costs more than the reads.
+    # Plain views of the mapped memory: indexing an np.memmap costs more than the reads.
     ids, offsets, labels, tags, text, text_offsets = (
         np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in ARRAYS
     )
@@ -144,6 +155,7 @@ def _load_one(source: Source, split: str, data: Data, encode: Encoder, fingerpri
 
 
 def _write(folder: Path, source: Source, split: str, data: Data, encode: Encoder) -> None:
+    """Tokenise a split and store it in the cache."""
     problems = Problems()
     ids: list[NDArray[np.int32]] = []
     tags: list[NDArray[np.int32]] = []
@@ -161,40 +173,44 @@ def _write(folder: Path, source: Source, split: str, data: Data, encode: Encoder
     problems.check(data.max_bad_rows, source.files().get(split, source.train))
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".draft-"))
-    said = Texts.of(texts)
+    references = Texts.of(texts)
     arrays: tuple[NDArray[Any], ...] = (
         np.concatenate(ids) if ids else np.zeros(0, np.int32),
         np.cumsum([0, *map(len, ids)]).astype(np.int64),
         np.asarray(labels, np.int32),
         np.concatenate(tags) if tags else np.zeros(0, np.int32),
-        said.bytes,
-        said.offsets,
+        references.bytes,
+        references.offsets,
     )
     for name, array in zip(ARRAYS, arrays, strict=True):
         np.save(draft / f"{name}.npy", array)
     (draft / "meta.json").write_text(json.dumps({"problems": problems.summary()}))
     try:
         draft.rename(folder)
-    except OSError:  # another worker was faster with the same content
+    except OSError:  # another process has stored the same content
         shutil.rmtree(draft)
 
 
 def note_sample(problems: Problems, sample: Unusable) -> None:
-    if sample.implied:
-        problems.implied[sample.reason] += 1
+    """Count a sample that cannot be used."""
+    if sample.derived:
+        problems.derived[sample.reason] += 1
     else:
         problems.note(sample.place, sample.reason)
 
 
 def in_batches(items: Iterator[Row], size: int) -> Iterator[list[Row]]:
+    """The rows in lists of at most ``size``."""
     while some := list(islice(items, size)):
         yield some
 
 
 def _key(source: Source, split: str, data: Data, fingerprint: str) -> str:
+    """A hash of everything that the cached arrays depend on; paths are not part of it."""
     digest = hashlib.blake2b(digest_size=16)
-    for text in (file for origin in origins(source, split) for file in files(origin)):
-        for file in (text, text.with_suffix(".ann")):  # BRAT keeps annotation beside the text
+    for text in (file for path in split_paths(source, split) for file in data_files(path)):
+        digest.update(READERS.plugin_of(text).encode())
+        for file in (text, text.with_suffix(ANNOTATION)):
             if file.is_file():
                 stat = file.stat()
                 digest.update(_content(str(file), stat.st_mtime_ns, stat.st_size))
@@ -209,5 +225,6 @@ def _key(source: Source, split: str, data: Data, fingerprint: str) -> str:
 
 @lru_cache(maxsize=100_000)
 def _content(file: str, _modified: int, _size: int) -> bytes:
+    """A hash of a file's content, computed again only if its time or size changes."""
     with open(file, "rb") as stream:
         return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).digest()

@@ -6,15 +6,18 @@ from hansa.core.settings import Section, Share
 
 
 class Data(Section):
-    """How rows become samples."""
+    """How rows are split, de-identified and cut into samples."""
 
     max_length: int = Field(
-        default=64, ge=8, le=8192, description="Tokens in a sample; longer texts are cut into several."
+        default=64,
+        ge=8,
+        le=8192,
+        description="Maximum number of tokens of a sample; longer texts are split.",
     )
     valid: Share = Field(
-        default=0.05, description="Fraction of the rows for validation, where a silo names no file for it."
+        default=0.05, description="Fraction of the rows used for validation, if no file is named for it."
     )
-    test: Share = Field(default=0.1, description="Fraction of the rows for testing, where a silo names no file for it.")
+    test: Share = Field(default=0.1, description="Fraction of the rows used for testing, if no file is named for it.")
     max_bad_rows: Share = Field(default=0.01, description="Fail if a larger fraction of the input rows cannot be read.")
     deidentify: str | None = Field(
         default=None,

@@ -1,4 +1,4 @@
-"""Where a silo's samples lie, and how they are read: part of a federation file."""
+"""Where a silo's samples are stored, and how they are read: part of a federation file."""
 
 from typing import Any
 
@@ -8,25 +8,25 @@ from hansa.core.settings import Count, Positive, Section
 
 
 class Files(Section):
-    """Files or folders for each split; without files of their own, valid and test are cut from the training rows."""
+    """Files or folders for each split; without a file, valid and test are cut from the training rows."""
 
     train: str = Field(description="File or folder with the training rows.")
     valid: str | None = Field(default=None, description="File or folder with the validation rows.")
     test: str | None = Field(default=None, description="File or folder with the test rows.")
 
     def files(self) -> dict[str, str]:
-        """Split → file, where it has one."""
+        """The file of each split that has one."""
         return {split: file for split in ("train", "valid", "test") if (file := getattr(self, split)) is not None}
 
 
 class Part(Section):
     """One of the clients that a silo was split into by `clients: N` (data/clients.py)."""
 
-    name: str = Field(description="The silo that was split.")
-    number: int = Field(ge=0, description="Which of the clients this is, counted from 0.")
-    of: Count = Field(description="How many clients there are.")
+    name: str = Field(description="Name of the silo that was split.")
+    number: int = Field(ge=0, description="Number of this client, counted from 0.")
+    of: Count = Field(description="Number of clients.")
     skew: Positive | None = Field(
-        default=None, description="Dirichlet parameter of the label distribution; none: even."
+        default=None, description="Dirichlet parameter of the label distribution; unset: even."
     )
     seed: int = Field(default=0, description="Seed of the split.")
 
@@ -37,7 +37,7 @@ class Source(Files):
     model_config = ConfigDict(coerce_numbers_to_str=True)  # `text: 1` is the first column of a table without header
     language: str = Field(default="", description="Language code of the texts.")
     domain: str = Field(
-        default="", description="Name under which scores are grouped; default: the language, of translations the silo."
+        default="", description="Name under which scores are grouped; default: the language; for translation, the silo."
     )
     text: str = Field(default="text", description="Field with the text.")
     second: str = Field(default="second", description="Field with the second text of a pair.")
@@ -45,11 +45,11 @@ class Source(Files):
     target: str = Field(default="target", description="Field with the translation.")
     target_language: str = Field(default="", description="Language code of the translations.")
     aligned: Files | None = Field(
-        default=None, description="Plain text whose line n is the translation of line n of the files above."
+        default=None, description="Plain text files; line n is the translation of line n of the silo's own files."
     )
     where: dict[str, str | int] = Field(default={}, description="Keep only rows whose fields have these values.")
     limit: int | None = Field(
-        default=None, ge=0, description="Use only the first rows for training; 0: the silo is only tested on."
+        default=None, ge=0, description="Number of training rows to use, from the first; 0: the silo is only evaluated."
     )
     part: Part | None = Field(default=None, description="Written by `clients: N`; do not set it yourself.")
 
@@ -64,9 +64,9 @@ class Source(Files):
             return self
         for split in ("valid", "test"):
             if (getattr(self, split) is None) != (getattr(self.aligned, split) is None):
-                raise ValueError(f"'{split}' is given for one side only: name both '{split}' and 'aligned.{split}'")
+                raise ValueError(f"'{split}' is given for one language only: name both '{split}' and 'aligned.{split}'")
         return self
 
     def group(self, silo: str) -> str:
-        """The name of its scores: translations share their languages, so they are grouped by silo."""
+        """The name under which scores are grouped. Silos that translate often share a language: theirs is the silo."""
         return self.domain or (not self.target_language and self.language) or silo

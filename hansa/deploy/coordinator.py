@@ -34,7 +34,7 @@ from hansa.deploy.policy_enforcer import PolicyEnforcer
 from hansa.deploy.server_session import server_session
 from hansa.deploy.signatures import KitSigner, VerifiedLink
 from hansa.links.tree import TreeLink
-from hansa.privacy.policy.audit_log import NAME, AuditLog
+from hansa.privacy.policy.audit_log import AUDIT_LOG, AuditLog
 from hansa.privacy.policy.audited_link import AuditedLink, AuditedNode
 from hansa.runs.callbacks import RunCallbacks
 from hansa.runs.directory import RunDirectory
@@ -85,7 +85,7 @@ def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, callbac
             link.share_settings(told)
             own = {ROOT: lambda request: host.silo(ROOT).answer(request)} if federation.root is not None else {}
             vouched = VerifiedLink(link, KitSigner(kit, directory.path, told, link.run))
-            seen: Link = AuditedLink(vouched, AuditLog(directory.path / NAME, kit.name))
+            seen: Link = AuditedLink(vouched, AuditLog(directory.path / AUDIT_LOG, kit.name))
             everybody: Link = TreeLink(seen, own) if own else seen
             begin(members, directory, everybody, ledger, callbacks)
             link.share_start(pack(directory.start, directory.path / "seat" / "start.bundle"))
@@ -145,7 +145,7 @@ class Region:
     def refuse(self, message: str, round: int, reason: str) -> None:
         assert self._kit.card.parent is not None
         told = {"message": message, "round": round, "to": self._kit.card.parent.node}
-        AuditLog(self._seat.parent / NAME, self._kit.name).add("refusal", **told, reason=reason)
+        AuditLog(self._seat.parent / AUDIT_LOG, self._kit.name).add("refusal", **told, reason=reason)
 
     def open(self, folder: Path, settings: bytes) -> Callable[[Request], Reply]:
         name = self._kit.name
@@ -154,7 +154,7 @@ class Region:
         self._link.share_settings(settings)
         if (folder / "start").exists():
             self._link.share_start(pack(folder / "start", self._seat / "start.bundle"))
-        log = AuditLog(self._seat.parent / NAME, name)
+        log = AuditLog(self._seat.parent / AUDIT_LOG, name)
         vouched = VerifiedLink(self._link, KitSigner(self._kit, folder, settings, self._link.run))
         seen: Link = AuditedLink(DeadlineLink(vouched, self._kit.card.rounds, lambda: self.due()), log)
         link: Link = TreeLink(seen, {name: host.silo(name).answer}) if self._own else seen

@@ -1,9 +1,9 @@
-"""Is it alive, is it ready? Two small answers over HTTP, for whatever restarts processes.
+"""Health probes over HTTP, for a supervisor that restarts processes.
 
-    /healthz    200 while the process answers at all
-    /readyz     200 when it can do its work, 503 with the reason when it cannot
+    /healthz    200 while the process answers
+    /readyz     200 when the node can do its work, 503 with the reason when it cannot
 
-It listens on this machine alone unless told otherwise, answers nothing else, and takes no input.
+The server listens on the loopback interface unless another host is given, has no other paths, and reads no body.
 """
 
 import json
@@ -15,49 +15,52 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from hansa.core.errors import UserError
 
-Ready = Callable[[], str]  # what it still waits for; empty when it is ready
-PATIENCE = 5.0  # seconds that a visitor may take to say what it wants
+NotReady = Callable[[], str]  # why the node is not ready; empty when it is
+REQUEST_SECONDS = 5.0  # for a client to send its request
 
 
-class Health:
-    def __init__(self, address: str, ready: Ready) -> None:
-        """``address``: PORT or HOST:PORT; port 0 takes a free one."""
+class HealthServer:
+    """Answers probes at ``address``, PORT or HOST:PORT; port 0 takes a free one."""
+
+    def __init__(self, address: str, not_ready: NotReady) -> None:
         host, _, port = address.rpartition(":")
         if not port.isdigit():
             raise UserError(f"--health {address!r}: write it as PORT or HOST:PORT")
         try:
-            self._server = ThreadingHTTPServer((host or "127.0.0.1", int(port)), _handler(ready))
+            self._server = ThreadingHTTPServer((host or "127.0.0.1", int(port)), _handler(not_ready))
         except (OSError, OverflowError) as error:
-            raise UserError(f"--health {address}: nothing can listen there ({error}); choose another port") from None
+            raise UserError(f"--health {address}: the port cannot be opened ({error}); choose another port") from None
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, name="hansa-health", daemon=True)
         self._thread.start()
 
     @property
     def port(self) -> int:
+        """The port it listens on."""
         return int(self._server.server_address[1])
 
     def close(self) -> None:
+        """Stop answering."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
 
-def _handler(ready: Ready) -> type[BaseHTTPRequestHandler]:
+def _handler(not_ready: NotReady) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        timeout = PATIENCE
+        timeout = REQUEST_SECONDS
 
         def do_GET(self) -> None:
             if self.path == "/healthz":
-                self._say(200, {"alive": True})
+                self._reply(200, {"alive": True})
             elif self.path == "/readyz":
-                waits = ready()
-                self._say(503 if waits else 200, {"ready": not waits} | ({"waits": waits} if waits else {}))
+                reason = not_ready()
+                self._reply(503 if reason else 200, {"ready": not reason} | ({"reason": reason} if reason else {}))
             else:
-                self._say(404, {"known": ["/healthz", "/readyz"]})
+                self._reply(404, {"paths": ["/healthz", "/readyz"]})
 
-        def _say(self, status: int, told: dict[str, object]) -> None:
-            body = json.dumps(told).encode()
+        def _reply(self, status: int, content: dict[str, object]) -> None:
+            body = json.dumps(content).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
@@ -65,28 +68,28 @@ def _handler(ready: Ready) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Probes come every few seconds: nobody wants to read of them."""
+            """Log nothing: probes come every few seconds."""
 
     return Handler
 
 
 @contextmanager
-def probes(address: str | None, ready: Ready) -> Iterator[None]:
-    """Answer probes there while the body runs; without an address, answer none."""
+def serve_probes(address: str | None, not_ready: NotReady) -> Iterator[None]:
+    """Answer probes at ``address`` while the body runs; do nothing without an address."""
     if address is None:
         yield
         return
-    health = Health(address, ready)
+    server = HealthServer(address, not_ready)
     try:
         yield
     finally:
-        health.close()
+        server.close()
 
 
-def unreachable(address: tuple[str, int]) -> str:
-    """Why nobody can reach a broker there, if so."""
+def unreachable_reason(address: tuple[str, int]) -> str:
+    """Why the broker at ``address`` cannot be reached; empty if it can."""
     try:
         socket.create_connection(address, timeout=1.0).close()
     except OSError as error:
-        return f"for the broker at {address[0]}:{address[1]} ({error})"
+        return f"no connection to the broker at {address[0]}:{address[1]} ({error})"
     return ""

@@ -1,4 +1,4 @@
-"""`hansa join`: the agent of a silo. The text stays in ``data``; what leaves are the replies of its `Silo`."""
+"""`hansa join`: a silo's answers to requests of its parent, from data that stays with the silo."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,18 +15,21 @@ from hansa.core.errors import DataError, UserError
 from hansa.core.messages import Reply, Request
 from hansa.data.source import Source
 from hansa.deploy.kit import Kit
-from hansa.deploy.network.blob_server import Unusable
+from hansa.deploy.network.blob_protocol import InvalidRequest
 from hansa.deploy.policy_enforcer import PolicyEnforcer
 from hansa.deploy.signatures import KitSigner
 
-BLANK = (Source(train=""),)
+NO_SOURCES = (Source(train=""),)  # in place of data of another node
 
 
 def sources(kit: Kit, data: Sequence[Path]) -> tuple[Source, ...]:
-    """How the kit says the data is read, with where it lies."""
-    described = kit.card.sources
+    """The data at the given paths, in the format that the kit describes; raises `UserError` if they do not match."""
+    described = kit.info.sources
     if len(data) != len(described):
-        raise UserError(f"silo '{kit.name}' has {len(described)} sources, and --data is given {len(data)} times")
+        raise UserError(
+            f"silo '{kit.name}' has {len(described)} sources, and --data was given {len(data)} times; give it once for "
+            "each source"
+        )
     for path in data:
         if not path.exists():
             raise DataError(f"{path} does not exist; give the file or folder with the data of '{kit.name}'")
@@ -35,51 +38,58 @@ def sources(kit: Kit, data: Sequence[Path]) -> tuple[Source, ...]:
     )
 
 
-class SiloTrade:
-    """Answers from this silo's own data."""
+class SiloService:
+    """Answers requests from a silo's own data; implements `hansa.deploy.agent.NodeService`.
+
+    With one thread the results have the same bits as in a simulation; with more it is faster on several cores.
+    """
 
     def __init__(
         self,
         kit: Kit,
         sources: tuple[Source, ...],
         plugins: tuple[str, ...],
-        law: PolicyEnforcer | None = None,
+        enforcer: PolicyEnforcer | None = None,
         threads: int = 1,
     ) -> None:
-        """With one thread it gives the same bits as a simulation; with more it is faster, where it has the cores."""
-        self._kit, self._name, self._sources, self._plugins, self._law = kit, kit.name, sources, plugins, law
+        self._kit, self._sources, self._plugins, self._enforcer = kit, sources, plugins, enforcer
         self._threads = threads
 
-    def refuse(self, message: str, round: int, reason: str) -> None:
-        if self._law is not None:
-            self._law.refuse(message, round, reason)
+    def log_refusal(self, message: str, round: int, reason: str) -> None:
+        """Log a request that could not be used."""
+        if self._enforcer is not None:
+            self._enforcer.log_refusal(message, round, reason)
 
-    def open(self, folder: Path, settings: bytes) -> Callable[[Request], Reply]:
+    def open_run(self, folder: Path, settings: bytes) -> Callable[[Request], Reply]:
+        """How the silo answers in the run in ``folder``; raises `InvalidRequest` if the settings cannot be used."""
         torch.set_num_threads(self._threads)
-        told = own_settings(settings, self._name, self._sources, self._plugins)
-        runtime = Runtime(told, folder, KitSigner(self._kit, folder, settings), device.choose())
-        answer = SiloHost(runtime).silo(self._name).answer
-        return self._law.over(answer, runtime) if self._law is not None else answer
+        federation = own_settings(settings, self._kit.name, self._sources, self._plugins)
+        runtime = Runtime(federation, folder, KitSigner(self._kit, folder, settings), device.choose())
+        answer = SiloHost(runtime).silo(self._kit.name).answer
+        return self._enforcer.guard(answer, runtime) if self._enforcer is not None else answer
 
 
 def own_settings(settings: bytes, own: str, sources: tuple[Source, ...], plugins: tuple[str, ...]) -> Federation:
-    """The federation as it is told, with a node's own data and its own code: the coordinator names neither."""
-    try:
-        told = Federation.model_validate_json(settings)
-    except ValidationError as error:
-        raise Unusable(f"the settings cannot be used: {str(error).splitlines()[0]}") from None
-    if told.data.deidentify not in (None, "rules"):
-        raise Unusable("the settings name a program of the coordinator's to de-identify with")
-    nodes = dict(walk(told.silos))
-    if own not in nodes:
-        raise Unusable(f"the settings know no '{own}'")
-    if any(node.mixture or node.model is not None for node in nodes.values()):
-        raise Unusable("the settings name data or models of the members', which are theirs to name")
+    """The federation's settings as the coordinator sent them, with the node's own data and plugins.
 
-    def place(node: Node, name: str) -> Node:
-        below = {n: place(child, n) for n, child in node.silos.items()}
-        held = sources if name == own else BLANK if node.sources else ()
+    Raises `InvalidRequest` if the settings name files or programs, which only their owner may.
+    """
+    try:
+        received = Federation.model_validate_json(settings)
+    except ValidationError as error:
+        raise InvalidRequest(f"the settings cannot be used: {str(error).splitlines()[0]}") from None
+    if received.data.deidentify not in (None, "rules"):
+        raise InvalidRequest("the settings name a program for de-identification, and only the silo may name programs")
+    nodes = dict(walk(received.silos))
+    if own not in nodes:
+        raise InvalidRequest(f"the settings have no node '{own}'")
+    if any(node.mixture or node.model is not None for node in nodes.values()):
+        raise InvalidRequest("the settings name data or models of a member, and only that member may name them")
+
+    def with_own_data(node: Node, name: str) -> Node:
+        below = {n: with_own_data(child, n) for n, child in node.silos.items()}
+        held = sources if name == own else NO_SOURCES if node.sources else ()
         return node.model_copy(update={"silos": below, "sources": held, "policy": None})
 
-    silos = {name: place(node, name) for name, node in told.silos.items()}
-    return told.model_copy(update={"silos": silos, "plugins": plugins})
+    silos = {name: with_own_data(node, name) for name, node in received.silos.items()}
+    return received.model_copy(update={"silos": silos, "plugins": plugins})

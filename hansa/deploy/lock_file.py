@@ -1,4 +1,4 @@
-"""One process at a time in a folder: two would do everything twice."""
+"""A lock file: at most one process works in a folder."""
 
 import fcntl
 import os
@@ -8,12 +8,14 @@ from pathlib import Path
 
 from hansa.core.errors import UserError
 
+LOCK = "lock"
+
 
 @contextmanager
 def lock_folder(folder: Path, command: str) -> Iterator[None]:
-    """While it lasts nobody else may; whoever is killed lets go."""
+    """Hold the lock of a folder, which ends with the process; raises `UserError` if another process holds it."""
     folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -22,3 +24,13 @@ def lock_folder(folder: Path, command: str) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process holds the lock of a folder."""
+    with (folder / LOCK).open("rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False

@@ -1,47 +1,47 @@
-"""A node's own law: the policy that its operator wrote, and the log of what left under it."""
+"""Enforcement of the policy that a node's own operator wrote, with the log of what was released under it."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from hansa.client.runtime import Runtime
 from hansa.core.errors import UserError
 from hansa.deploy.kit import Kit
-from hansa.privacy.policy.audit_log import NAME, AuditLog, verify
-from hansa.privacy.policy.guard import Answer, Guard
-from hansa.privacy.policy.proposal import POLICY
+from hansa.privacy.policy.audit_log import AUDIT_LOG, AuditLog, verify
+from hansa.privacy.policy.guard import Answering, Guard
+from hansa.privacy.policy.proposal import POLICY_FILE
 from hansa.privacy.policy.rules import Policy, Purpose
-
-if TYPE_CHECKING:
-    from hansa.client.runtime import Runtime
 
 
 @dataclass(frozen=True)
 class PolicyEnforcer:
+    """The policy file and the audit log of a node."""
+
     kit: Kit
     policy: Path
     log: AuditLog
 
     @staticmethod
-    def of(kit: Kit, policy: Path | None, home: Path) -> "PolicyEnforcer":
-        """The law of a silo; refuses to begin with an audit log that is not as it was left."""
-        log = AuditLog(home / NAME, kit.name)
+    def load(kit: Kit, policy: Path | None, home: Path) -> "PolicyEnforcer":
+        """The enforcer of a policy, by default the kit's; raises `UserError` if the audit log in ``home`` is damaged."""
+        log = AuditLog(home / AUDIT_LOG, kit.name)
         found = verify(log.file)
         if not found.sound:
-            raise UserError(f"{found.text}; keep it as evidence, and move it and its anchor away to begin a new one")
-        return PolicyEnforcer(kit, policy or kit.folder / POLICY, log)
+            raise UserError(f"{found.text}; keep it as evidence, and move it and its anchor away to start a new one")
+        return PolicyEnforcer(kit, policy or kit.folder / POLICY_FILE, log)
 
     @property
-    def flaw(self) -> str:
-        """Why nothing at all may leave, if so."""
+    def problem(self) -> str:
+        """Why the policy cannot be used, so that nothing may be released; empty if it can."""
         return Policy.read(self.policy).flaw
 
-    def refuse(self, message: str, round: int, reason: str) -> None:
-        """Note a request that could not be used at all."""
-        assert self.kit.card.parent is not None
-        self.log.add("refusal", message=message, round=round, to=self.kit.card.parent.node, reason=reason)
+    def log_refusal(self, message: str, round: int, reason: str) -> None:
+        """Log a request that could not be used."""
+        self.log.add("refusal", message=message, round=round, to=self.kit.parent.node, reason=reason)
 
-    def over(self, answer: Answer, runtime: "Runtime") -> Answer:
-        """The answer within this law. The federation's name is the one in the kit, whatever the settings say."""
-        assert self.kit.card.parent is not None
-        purpose = replace(Purpose.of(runtime.federation, self.kit.name), federation=self.kit.card.federation)
-        return Guard(answer, self.policy, purpose, self.log, runtime.part_of, self.kit.card.parent.node)
+    def guard(self, answer: Answering, runtime: Runtime) -> Answering:
+        """Return ``answer`` restricted by the policy.
+
+        The federation's name in the kit counts, not the one in the coordinator's settings.
+        """
+        purpose = replace(Purpose.of(runtime.federation, self.kit.name), federation=self.kit.info.federation)
+        return Guard(answer, self.policy, purpose, self.log, runtime.part_of, self.kit.parent.node)

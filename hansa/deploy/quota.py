@@ -1,39 +1,48 @@
-"""How much a node takes from others: what is announced is held against its model, its memory and its disk, before the
-first byte of it is fetched or any room is made for it."""
+"""Quotas for requests: announced sizes are checked against the model, the free memory and the free disk.
+
+The checks come before any byte is fetched and before any buffer is allocated.
+"""
 
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from hansa.deploy.network.blob_server import Unusable
+from hansa.deploy.network.blob_protocol import InvalidRequest
 
-MODELS, BESIDE = 8, 64 << 20  # a request may bring so many models, and so many bytes beside
-SHARE = 0.75  # of what is free
+MAX_MODELS, ALLOWANCE = 8, 64 << 20  # a request may have the size of so many models, and so many bytes more
+FRACTION = 0.75  # of the free memory or disk
 UNLIMITED = 1 << 62
 
 
-def check_request(announced: int, model: int, held: int = 0) -> None:
-    """``model``: bytes of the weights as they are known here; ``held``: of memory that is there for it already."""
-    if announced > MODELS * model + BESIDE:
-        raise Unusable(f"{announced} bytes are announced, more than {MODELS} models and {BESIDE} bytes beside")
-    check_memory(announced - held)
+def check_request(announced: int, model: int, allocated: int = 0) -> None:
+    """Raise `InvalidRequest` if a request of ``announced`` bytes is too large.
+
+    ``model``: bytes of the model's weights; ``allocated``: bytes of buffers that exist already for the request.
+    """
+    if announced > MAX_MODELS * model + ALLOWANCE:
+        raise InvalidRequest(
+            f"the request announces {announced} bytes, more than {MAX_MODELS} models of {model} bytes and "
+            f"{ALLOWANCE} bytes"
+        )
+    check_memory(announced - allocated)
 
 
 def check_memory(announced: int) -> None:
-    if announced > SHARE * (free := free_memory()):
-        raise Unusable(f"{announced} bytes are announced, and {free} bytes of memory are free")
+    """Raise `InvalidRequest` if ``announced`` bytes do not fit into the free memory."""
+    if announced > FRACTION * (free := free_memory()):
+        raise InvalidRequest(f"the request announces {announced} bytes, and {free} bytes of memory are free")
 
 
 def check_disk(announced: int, folder: Path) -> None:
-    """``folder``: where it would be written, or the nearest above that is there."""
-    there = next(place for place in (folder, *folder.resolve().parents) if place.exists())
-    if announced > SHARE * (free := shutil.disk_usage(there).free):
-        raise Unusable(f"{announced} bytes are announced, and {free} bytes of the disk are free")
+    """Raise `InvalidRequest` if ``announced`` bytes do not fit on the disk of ``folder``, which need not exist yet."""
+    existing = next(place for place in (folder, *folder.resolve().parents) if place.exists())
+    if announced > FRACTION * (free := shutil.disk_usage(existing).free):
+        raise InvalidRequest(f"the request announces {announced} bytes, and {free} bytes of the disk are free")
 
 
 def free_memory(root: Path = Path("/")) -> int:
-    """Of the machine, or of the container that this is: whichever has less."""
+    """Bytes of memory that are free: of the machine, or of the container if that has less."""
     return min([_machine(root), *_containers(root)])
 
 
@@ -48,7 +57,7 @@ def _machine(root: Path) -> int:
 
 
 def _containers(root: Path) -> Iterator[int]:
-    """What the limits of this process's control group, and of those above it, leave: cgroups of either version."""
+    """What is left below the limits of this process's control group and of its parents, for cgroups v1 and v2."""
     for line in _lines(root / "proc/self/cgroup"):
         number, controllers, path = line.split(":", 2)
         if number == "0":
@@ -67,7 +76,7 @@ def _containers(root: Path) -> Iterator[int]:
 
 
 def _reclaimable(group: Path) -> int:
-    """Pages of files count as used, and are given up when somebody needs the room."""
+    """Bytes of cached file pages: they count as used, and are released when memory is needed."""
     stat = dict(line.split(maxsplit=1) for line in _lines(group / "memory.stat"))
     return int(stat.get("inactive_file", stat.get("total_inactive_file", 0)))
 

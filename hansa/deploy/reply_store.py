@@ -1,7 +1,7 @@
-"""What a node has answered, on its own disk, before the first byte of it leaves.
+"""A node's replies on its own disk, written before their first byte leaves.
 
-A node that is started again, or asked again, gives the very same answer: nothing is computed twice, and nothing
-different is released for the same question. What a power cut left half written is found by its digest, and forgotten.
+A node that is restarted, or receives a request again, sends the same reply: nothing is computed twice, and nothing
+different is released for the same request. A file that a power failure left incomplete is detected by its digest.
 """
 
 import json
@@ -14,35 +14,39 @@ from pathlib import Path
 from torch import Tensor
 
 from hansa.core.wire import as_bytes
-from hansa.deploy.network.blob_server import digest
+from hansa.deploy.network.blob_protocol import digest
 
-TEXT = ""  # the part that is not a vector
+TEXT = ""  # the name of the part that is not a vector
 
 
 @dataclass(frozen=True)
-class Packed:
-    """A reply, ready to be brought: its text and its vectors by name, each with its digest."""
+class PackedReply:
+    """A reply that is ready for upload: its text and its vectors by name, each with its digest."""
 
     kind: str
     parts: dict[str, tuple[str, memoryview]]
 
 
 class ReplyStore:
+    """The stored replies of one run, in ``folder``."""
+
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def find(self, request: str) -> Packed | None:
+    def find(self, request: str) -> PackedReply | None:
+        """The reply to a request; None if there is none, or it is damaged."""
         folder = self._folder / request
         try:
             about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
-            parts = {name: (ref, _look(folder / str(i))) for i, (name, ref) in enumerate(about["parts"].items())}
+            parts = {name: (ref, _mapped(folder / str(i))) for i, (name, ref) in enumerate(about["parts"].items())}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
         if any(digest(view) != ref for ref, view in parts.values()):
             return None
-        return Packed(about["kind"], parts)
+        return PackedReply(about["kind"], parts)
 
-    def keep(self, request: str, round: int, kind: str, text: str, vectors: Mapping[str, Tensor]) -> Packed:
+    def keep(self, request: str, round: int, kind: str, text: str, vectors: Mapping[str, Tensor]) -> PackedReply:
+        """Store the reply to a request and return it."""
         shutil.rmtree(self._folder / request, ignore_errors=True)
         draft = self._folder / f".{request}.draft"
         shutil.rmtree(draft, ignore_errors=True)
@@ -54,12 +58,12 @@ class ReplyStore:
         about = {"kind": kind, "round": round, "parts": refs}
         (draft / "about.json").write_text(json.dumps(about), encoding="utf-8")
         draft.rename(self._folder / request)
-        return Packed(
-            kind, {name: (refs[name], _look(self._folder / request / str(i))) for i, name in enumerate(views)}
+        return PackedReply(
+            kind, {name: (refs[name], _mapped(self._folder / request / str(i))) for i, name in enumerate(views)}
         )
 
     def forget(self, durable: int) -> None:
-        """Answers for rounds that the asker has on disk are not asked for again; nor is what a power cut damaged."""
+        """Delete replies for rounds up to the parent's newest checkpoint, and damaged ones."""
         for file in self._folder.glob("*/about.json"):
             try:
                 old = json.loads(file.read_text(encoding="utf-8"))["round"] <= durable
@@ -69,13 +73,13 @@ class ReplyStore:
                 shutil.rmtree(file.parent)
 
 
-def loose(kind: str, text: str) -> Packed:
-    """A reply that is not kept: asked again, the node looks again."""
+def unstored_reply(kind: str, text: str) -> PackedReply:
+    """A reply that is not stored, such as a failure: if the request is repeated, the node tries again."""
     view = memoryview(text.encode())
-    return Packed(kind, {TEXT: (digest(view), view)})
+    return PackedReply(kind, {TEXT: (digest(view), view)})
 
 
-def _look(file: Path) -> memoryview:
+def _mapped(file: Path) -> memoryview:
     if not file.stat().st_size:
         return memoryview(b"")
     with file.open("rb") as stream:

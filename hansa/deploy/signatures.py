@@ -1,12 +1,12 @@
-"""Secure aggregation between organisations: silos stand for what they say, and believe members of the federation alone.
+"""Signed announcements for secure aggregation between organisations.
 
-A server that makes up silos, or keys for real ones, could hide one silo's update among updates that it knows. So each
-silo signs what it says before a round (veil.py: `Announcement`) with the key of its kit, together with everything that
-its work depends on: the run, the settings, the common start, the round, the model. Whoever is shown a list checks every
-name on it against its own members.json, which the federation's authority has signed: a list with a stranger, a forged
-or borrowed key, or a silo that was told something else, is refused as a whole, with the reason. So an honest server
-checks what silos say before it puts them on a list (`VerifiedLink`): one that signs nonsense costs itself its place,
-and no more.
+A server that invents silos, or keys for real silos, could hide one silo's update among updates that it knows. Each silo
+therefore signs its announcement before a round (`hansa.privacy.secure_aggregation.announcement`) with the key of its
+kit, together with everything that its work depends on: the run, the settings, the initial model, the round and the
+model. A silo that receives a roster checks every name on it against its own members.json, which the federation's
+authority has signed. It refuses a roster with an unknown node, a forged or foreign key, or a silo that was sent
+something else. An honest server checks announcements before it puts silos on a roster (`VerifiedLink`), so a silo with
+an invalid signature excludes only itself.
 """
 
 import json
@@ -25,72 +25,82 @@ from hansa.deploy.kit import Kit
 from hansa.privacy.secure_aggregation.announcement import Announcement
 from hansa.privacy.secure_aggregation.protocol import Refused
 
-PURPOSE = "hansa secure aggregation 1"  # a signature for this is good for nothing else
+PURPOSE = "hansa secure aggregation 1"  # part of every signed statement, so that a signature fits no other purpose
 
 
 @dataclass
 class KitSigner:
-    """Implements `veil.Vouching` for a kit, in the run whose ``folder`` this is, under these ``settings``."""
+    """Signs and checks announcements with a kit's key, for the run in ``folder`` under ``settings``.
+
+    ``run``: the id of the run, if the folder does not have it as its name.
+    """
 
     kit: Kit
     folder: Path
     settings: bytes
-    run: str = ""  # its number, where the folder is not named after it
+    run: str = ""
 
-    def sign(self, round: int, said: Announcement) -> str:
-        return self.kit.key.sign(self._statement(round, self.kit.name, said)).hex()
+    def sign(self, round: int, announcement: Announcement) -> str:
+        """The node's signature of its own announcement, in hexadecimal."""
+        return self.kit.key.sign(self._statement(round, self.kit.name, announcement)).hex()
 
     def check(self, round: int, roster: Mapping[NodeId, Announcement]) -> None:
+        """Raise `Refused` if the roster is too short, or a node on it is not a sibling that signed its announcement."""
         if len(roster) < MIN_MASKED_COHORT:
-            raise Refused(f"{len(roster)} silos are on the list, and at least {MIN_MASKED_COHORT} must hide in the sum")
-        for node, said in roster.items():
-            self._check(round, node, said)
+            raise Refused(f"the roster has {len(roster)} silos; secure aggregation needs at least {MIN_MASKED_COHORT}")
+        for node, announcement in roster.items():
+            self._check(round, node, announcement)
 
-    def _check(self, round: int, node: NodeId, said: Announcement) -> None:
+    def _check(self, round: int, node: NodeId, announcement: Announcement) -> None:
         members = self.kit.members()
         member = members.get(node)
         if member is None or member.kind != "silo" or member.parent != members[self.kit.name].parent:
-            raise Refused(f"'{node}' is on the list, and is no silo beside this one")
+            raise Refused(f"the roster has '{node}', which is not a silo of the same parent")
         if not member.generations:
-            raise Refused(f"'{node}' is on the list, and was revoked")
-        self.verify(round, node, said)
+            raise Refused(f"the roster has '{node}', which was revoked")
+        self.verify(round, node, announcement)
 
-    def verify(self, round: int, node: NodeId, said: Announcement) -> None:
-        """That a member has signed what it is said to have said."""
+    def verify(self, round: int, node: NodeId, announcement: Announcement) -> None:
+        """Raise `Refused` if a member has not signed the announcement for this round."""
         try:
-            self.kit.public(node).verify(bytes.fromhex(said.signature), self._statement(round, node, said))
+            statement = self._statement(round, node, announcement)
+            self.kit.public_key(node).verify(bytes.fromhex(announcement.signature), statement)
         except (InvalidSignature, ValueError):
             raise Refused(
-                f"what '{node}' is said to have said is not signed by it for this round, with the settings and the "
-                "common start that this silo was given"
+                f"the announcement of '{node}' is not signed by it for this round, with the same settings and the same "
+                "initial model"
             ) from None
 
-    def _statement(self, round: int, node: NodeId, said: Announcement) -> bytes:
-        words = [PURPOSE, self._premises, round, node, said.keys.seal, said.keys.mask, said.samples, said.model]
-        return json.dumps(words).encode()
+    def _statement(self, round: int, node: NodeId, announcement: Announcement) -> bytes:
+        """The bytes that are signed."""
+        keys, samples, model = announcement.keys, announcement.samples, announcement.model
+        return json.dumps([PURPOSE, self._context, round, node, keys.seal, keys.mask, samples, model]).encode()
 
     @cached_property
-    def _premises(self) -> str:
-        """Federation, run, settings and common start: a silo that was given others works on something else."""
+    def _context(self) -> str:
+        """A digest of the federation, the run, the settings and the initial model."""
         files = sorted(file for file in (self.folder / "start").iterdir() if file.is_file())
         start = [[file.name, sha256(file.read_bytes()).hexdigest()] for file in files]
-        given = [self.kit.card.federation, self.run or self.folder.name, sha256(self.settings).hexdigest(), start]
-        return sha256(json.dumps(given).encode()).hexdigest()
+        parts = [self.kit.info.federation, self.run or self.folder.name, sha256(self.settings).hexdigest(), start]
+        return sha256(json.dumps(parts).encode()).hexdigest()
 
 
 class VerifiedLink:
-    """A server's link: a silo that does not stand for what it says of itself before a round is lost there and then. The
-    others would refuse every list that it is on."""
+    """A server's link on which an announcement with an invalid signature becomes a `Failure`.
+
+    The other silos would refuse every roster with that announcement.
+    """
 
     def __init__(self, link: Link, signer: KitSigner) -> None:
         self._link, self._signer, self.size, self.remote = link, signer, link.size, link.remote
 
     def ask(self, asks: Mapping[NodeId, Request], until: float | None) -> Iterator[Answer]:
+        """Ask as the link below does; check the signatures of announcements."""
         for answer in self._link.ask(asks, until):
             request, reply = asks[answer.node], answer.reply
             if isinstance(request, AdvertiseKeys) and isinstance(reply, AdvertisedKeys):
                 try:
-                    self._signer.verify(request.round, answer.node, Announcement.heard(reply))
-                except Refused as why:
-                    answer = replace(answer, reply=Failure(str(why)))
+                    self._signer.verify(request.round, answer.node, Announcement.from_reply(reply))
+                except Refused as error:
+                    answer = replace(answer, reply=Failure(str(error)))
             yield answer

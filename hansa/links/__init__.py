@@ -1,0 +1,1 @@
+"""Links to silos on this machine or on a Ray cluster. The network link is in `hansa.deploy.network`."""

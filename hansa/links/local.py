@@ -24,6 +24,7 @@ class LocalLink:
         self._one_at_a_time = Lock()  # regions ask from threads of their own, and the silos here share one model
 
     def ask(self, asks: Mapping[NodeId, Request], until: float | None) -> Iterator[Answer]:
+        """Ask the nodes one after another; see `Link.ask`."""
         for node, request in asks.items():
             if until is not None and monotonic() > until:
                 yield Answer(node, Failure("the deadline passed before it was asked"))

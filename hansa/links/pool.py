@@ -52,6 +52,8 @@ def _without_main() -> Iterator[None]:
 
 @dataclass
 class Job:
+    """A request for one silo, on its way through the pool."""
+
     node: NodeId
     text: str
     places: dict[str, Place]
@@ -67,6 +69,7 @@ class Job:
 
     @property
     def done(self) -> bool:
+        """Whether there is an answer, or an error."""
         return self.answer is not None or bool(self.error)
 
 
@@ -82,6 +85,8 @@ class Call:
 
 @dataclass
 class Worker:
+    """A worker process, the pipe to it, and the jobs it has."""
+
     process: Any
     connection: Connection
     jobs: deque[Job] = field(default_factory=deque)
@@ -111,6 +116,7 @@ class PoolLink:
 
     @property
     def size(self) -> int:
+        """The number of workers."""
         return len(self._workers)
 
     # ── the asker's side ──────────────────────────────────────────────────────────────────────────────────────────
@@ -191,6 +197,7 @@ class PoolLink:
                 self._blocks.give_back(block)
 
     def close(self) -> None:
+        """Stop the workers and free the shared memory."""
         self._closing = True
         self._wake()
         self._dispatcher.join()
@@ -316,8 +323,11 @@ class PoolLink:
         return max(0.0, min(deadlines) - monotonic()) if deadlines else None
 
     def _expire(self) -> None:
-        """At its deadline a queued job is lost; one that a worker has, too, and the worker is stopped so that nothing
-        waits, before anybody hears of it: it must not write where another answer will lie."""
+        """End jobs whose deadline has passed.
+
+        A queued job fails. A worker that still has such a job is stopped before the failure is reported: it
+        must not write where another answer will lie.
+        """
         now = monotonic()
         late = {id(call) for call in self._calls if call.until is not None and call.until <= now}
         if not late:

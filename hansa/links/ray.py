@@ -33,6 +33,7 @@ Packed = tuple[str, dict[str, Any]]  # a message's text, and its vectors as arra
 
 
 def library() -> Any:
+    """The `ray` package; raises `ConfigError` if it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
@@ -47,7 +48,7 @@ def unpack(packed: Packed) -> Any:
     return wire.join(text, {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()})
 
 
-class Desk:
+class SiloActor:
     """The other end, in an actor: a site with one resident model that answers for any silo."""
 
     def __init__(self, federation: str, folder: str) -> None:
@@ -70,6 +71,8 @@ class Desk:
 
 @dataclass
 class Job:
+    """A request for one silo, on its way through the cluster."""
+
     node: NodeId
     index: int
     text: str
@@ -90,6 +93,7 @@ class Call:
 
     @property
     def late(self) -> bool:
+        """Whether its deadline has passed."""
         return self.until is not None and monotonic() >= self.until
 
 
@@ -116,12 +120,13 @@ class RayLink:
         self._store = int(resources.get("object_store_memory", 1 << 30))
         self._watch: Watch = watch or (lambda node, state: None)
         self._arguments = (federation.model_dump_json(), str(folder.resolve()))
-        self._desk = self._ray.remote(num_cpus=1)(Desk)
+        self._actor_class = self._ray.remote(num_cpus=1)(SiloActor)
         self._free: SimpleQueue[Any] = SimpleQueue()  # regions of a tree ask from threads of their own
         for _ in range(self.size):
-            self._hire()
+            self._start_actor()
 
     def ask(self, asks: Mapping[NodeId, Request], until: float | None) -> Iterator[Answer]:
+        """Ask the silos on the cluster; see `Link.ask`."""
         call = self._enqueue(asks, until)
         try:
             for turn in range(len(asks)):
@@ -132,9 +137,10 @@ class RayLink:
                 yield call.early.pop(turn)
         finally:
             for _, actor in call.running.values():  # an asker that stops early leaves nothing at work
-                self._dismiss(actor)
+                self._stop_actor(actor)
 
     def close(self) -> None:
+        """Leave the cluster; one that was started here is stopped."""
         self._ray.shutdown()
 
     def __enter__(self) -> "RayLink":
@@ -178,7 +184,7 @@ class RayLink:
             try:
                 error, packed = self._ray.get(reference)
             except self._ray.exceptions.RayError as failure:
-                self._dismiss(actor)
+                self._stop_actor(actor)
                 job.tries += 1
                 if job.tries < TRIES:
                     call.queue.appendleft(job)
@@ -198,7 +204,7 @@ class RayLink:
         for job in call.queue:
             self._lose(call, job, "the deadline passed before a worker was free")
         for job, actor in call.running.values():
-            self._dismiss(actor)
+            self._stop_actor(actor)
             self._lose(call, job, "it did not answer before the deadline")
         call.queue.clear()
         call.running.clear()
@@ -207,9 +213,9 @@ class RayLink:
         call.early[job.index] = Answer(job.node, Failure(reason))
         self._watch(job.node, "lost")
 
-    def _hire(self) -> None:
-        self._free.put(self._desk.remote(*self._arguments))
+    def _start_actor(self) -> None:
+        self._free.put(self._actor_class.remote(*self._arguments))
 
-    def _dismiss(self, actor: Any) -> None:
+    def _stop_actor(self, actor: Any) -> None:
         self._ray.kill(actor)
-        self._hire()
+        self._start_actor()

@@ -13,15 +13,19 @@ Place = tuple[str, int, int]  # block name, offset and length, counted in floats
 
 @dataclass
 class Block:
+    """A piece of shared memory."""
+
     memory: SharedMemory
     free: bool = True
 
     @property
     def name(self) -> str:
+        """The name under which other processes find it."""
         return self.memory.name
 
     @property
     def floats(self) -> int:
+        """Its size in floats."""
         return self.memory.size // FLOAT
 
 
@@ -32,6 +36,7 @@ class Blocks:
         self._all: list[Block] = []
 
     def take(self, floats: int) -> Block:
+        """A free block of at least so many floats."""
         fitting = [b for b in self._all if b.free and b.floats >= floats]
         if fitting:
             block = min(fitting, key=lambda b: b.floats)
@@ -42,9 +47,11 @@ class Blocks:
         return block
 
     def give_back(self, block: Block) -> None:
+        """Make a block free again."""
         block.free = True
 
     def close(self) -> None:
+        """Remove all blocks."""
         for block in self._all:
             block.memory.unlink()
             _close(block.memory)
@@ -58,6 +65,7 @@ class Views:
         self._mapped: dict[str, SharedMemory] = {}
 
     def view(self, place: Place) -> Tensor:
+        """The tensor at a place; no copy."""
         name, offset, length = place
         if not length:  # nothing to look at, and no block was taken for it
             return torch.zeros(0)
@@ -67,6 +75,7 @@ class Views:
 
 
 def look(memory: SharedMemory, offset: int, length: int) -> Tensor:
+    """A tensor over a part of shared memory; no copy."""
     buffer: Any = memory.buf
     if not length:
         return torch.zeros(0)

@@ -1,5 +1,4 @@
-"""The link of a federation that has both silos and federations below it: silos are reached through another link, inner
-federations answer in threads of their own (they only wait)."""
+"""A link to silos and inner nodes: silos are reached through another link, inner nodes answer in threads."""
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -11,11 +10,15 @@ from hansa.links.local import attempt
 
 
 class TreeLink:
+    """Reaches silos through ``silos`` and calls the answer functions of ``inner`` nodes in threads, since they only
+    wait."""
+
     def __init__(self, silos: Link, inner: Mapping[NodeId, Callable[[Request], Reply]]) -> None:
         self._silos, self._inner = silos, inner
         self.size, self.remote = silos.size, silos.remote
 
     def ask(self, asks: Mapping[NodeId, Request], until: float | None) -> Iterator[Answer]:
+        """Ask silos and inner nodes at once; see `Link.ask`."""
         below = {node: request for node, request in asks.items() if node in self._inner}
         with ThreadPoolExecutor(max(1, len(below))) as threads:
             futures = {n: threads.submit(attempt, self._inner[n], request) for n, request in below.items()}

@@ -20,6 +20,7 @@ from hansa.links.shared_memory import Views
 
 
 def work(connection: Connection, number: int, federation: str, folder: str) -> None:
+    """The main loop of a worker process: answer requests from the pipe until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     torch.set_num_threads(1)
     settings, views = Federation.model_validate_json(federation), Views()
@@ -42,6 +43,7 @@ def pack(envelope: dict[str, Any], message: str) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], str]:
+    """What `pack` packed: the link's own line, and the message."""
     envelope, _, message = data.decode().partition("\n")
     return json.loads(envelope), message
 

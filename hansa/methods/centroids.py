@@ -71,7 +71,8 @@ def mean_texts(
 ) -> tuple[Tensor, Tensor]:
     """The mean of each group's texts where the first block gets them (groups × positions × width), and over how many
     texts it is (groups × positions). A sample is in at most one group; sums are kept, not the texts. Where there will
-    be ``noise``, each vector is bounded first."""
+    be ``noise``, each vector is bounded first.
+    """
     group_of = np.full(samples.size, -1)
     for number, members in enumerate(groups):
         group_of[members] = number
@@ -96,7 +97,8 @@ def mean_texts(
 
 def reached(means: Tensor, count: Tensor, floor: int = 1) -> tuple[Tensor, tuple[int, ...]]:
     """Mean texts as far as ``floor`` of their texts go, and their lengths. Further on a mean would be over fewer: in
-    the end over the longest text alone."""
+    the end over the longest text alone.
+    """
     lengths = tuple(int(n) for n in (count >= floor).sum(dim=1))
     longest = max(lengths, default=0)
     return means[:, :longest] * real_positions(lengths, longest).unsqueeze(-1), lengths

@@ -69,7 +69,8 @@ class Buffered:
         self, context: PlanContext, arrived: list[PendingWork], after: BufferState, state: ServerState
     ) -> list[list[Assignment]]:
         """A silo that arrives twice is asked again after the others. Silos count their own works; since the durable
-        round, one of them has done at most ``buffer`` in every round."""
+        round, one of them has done at most ``buffer`` in every round.
+        """
         waiting, waves = list(arrived), list[list[Assignment]]()
         forgotten = self.buffer * (state.round + 1 - context.durable)
         while waiting:

@@ -49,7 +49,8 @@ class Cosine:
 
     def between(self, queries: Sequence[Tensor], members: Sequence[Tensor], base: Tensor) -> Tensor:
         """Cosines of every query with every member; a layer that has not moved is like nobody, itself included. Sums
-        are kept in double precision, a piece at a time: whole layers of that width would not stay in the cache."""
+        are kept in double precision, a piece at a time: whole layers of that width would not stay in the cache.
+        """
         dots = torch.zeros(len(queries), len(members), dtype=torch.float64)
         asking, asked = torch.zeros(len(queries), dtype=torch.float64), torch.zeros(len(members), dtype=torch.float64)
         for span in (slice(begin, begin + PIECE) for begin in range(0, base.numel(), PIECE)):

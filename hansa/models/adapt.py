@@ -50,7 +50,7 @@ def _add_lora(model: Any, settings: Model) -> None:
     LoraModel(model, {"default": chosen}, "default")
 
 
-def merged(model: Any) -> Any:
+def merge_adapters(model: Any) -> Any:
     """The model with its additions worked into the weights: a plain one that needs no PEFT to load."""
     if not any("lora_" in name for name, _ in model.named_parameters()):
         return model

@@ -7,7 +7,7 @@ import torch
 
 from hansa.core.errors import ConfigError
 from hansa.core.seeds import torch_seeded
-from hansa.models.grow import grown
+from hansa.models.grow import add_layers
 from hansa.models.library import transformers
 from hansa.models.settings import Model
 
@@ -128,7 +128,7 @@ def initial(
         else:
             model = load(str(settings.path), auto, labels, settings.fresh)
             _check_sizes(model, settings, tokenizer, max_length)
-        return grown(model, settings.added) if settings.added else model
+        return add_layers(model, settings.added) if settings.added else model
 
 
 def _check_sizes(model: Any, settings: Model, tokenizer: "PreTrainedTokenizerBase", max_length: int) -> None:

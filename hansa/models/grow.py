@@ -25,7 +25,7 @@ BRANCH_END = re.compile(
 )
 
 
-def grown(model: "PreTrainedModel", places: tuple[int, ...]) -> "PreTrainedModel":
+def add_layers(model: "PreTrainedModel", places: tuple[int, ...]) -> "PreTrainedModel":
     """The model with a layer added at every given place of each stack, counted from 0 in the grown stack."""
     stacks = {name: len(model.get_submodule(name)) for name in block_lists(model)}
     for name, layers in stacks.items():

@@ -11,10 +11,11 @@ from hansa.config.federation import Federation
 from hansa.config.tree import federated_vocabulary, holders
 from hansa.core.errors import UserError
 from hansa.data.examples import Unusable, in_batches, note_sample
-from hansa.data.readers import Problems, Row, rows
+from hansa.data.rows import Problems, Row
+from hansa.data.splits import rows
 from hansa.data.source import Source
 from hansa.models import tokenizer
-from hansa.tasks.base import TASKS, Labelled, Task, Vocabulary, Writing
+from hansa.tasks.base import TASKS, LabelledTask, Task, Vocabulary, GenerationTask
 
 LOOKED_AT = 200  # texts of a source, for their language
 FOREIGN = 0.1  # of them in another language: the silo is told
@@ -45,14 +46,14 @@ class Reading:
     @property
     def _looks_closer(self) -> bool:
         """Whether rows have something beside a text that can be wrong."""
-        return self.task.needs_labels or isinstance(self.task, Writing)
+        return self.task.needs_labels or isinstance(self.task, GenerationTask)
 
     def source(self, source: Source) -> tuple[int, list[str], dict[str, Foreign]]:
         """Its training texts, what a run would say about its data, and by the language that texts should be in, the
         languages of those that are not."""
         count, said = 0, list[str]()
         sides = {source.text: source.language or ""}
-        if isinstance(self.task, Writing):
+        if isinstance(self.task, GenerationTask):
             sides[source.target] = source.target_language or ""
         foreign = {language: Foreign() for language in sides.values()}
         for split in ("train", "valid", "test") if self._looks_closer else ("train",):
@@ -90,10 +91,10 @@ class Reading:
         """Of a task that has any: those it names, or those the silos' data have."""
         if not self.task.needs_labels:
             return ()
-        task = cast(Labelled, self.task)
+        task = cast(LabelledTask, self.task)
         return task.classes(task.labels or sorted(set(self._told(task))))
 
-    def _told(self, task: Labelled) -> Iterator[str]:
+    def _told(self, task: LabelledTask) -> Iterator[str]:
         for node in holders(self.federation).values():
             for source in node.sources:
                 for row in rows(source, "train", self.federation.data, Problems()):

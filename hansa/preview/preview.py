@@ -25,7 +25,7 @@ from hansa.models.adapt import adapt
 from hansa.models.tokenizer import byte_tokenizer
 from hansa.preview.annotation import Reading, language_warning
 from hansa.preview.traffic import Traffic, foretell
-from hansa.privacy.policy.disclosures import releases
+from hansa.privacy.policy.disclosures import disclosures
 from hansa.privacy.policy.preview import refusals
 from hansa.runs.topology import check_models
 from hansa.tasks.base import TASKS
@@ -75,7 +75,7 @@ class Preview:
             "parameters": self.parameters,
             "traffic_per_round": self.traffic.total if self.traffic else None,
             "traffic": vars(self.traffic) if self.traffic else None,
-            "releases": releases(self.federation),
+            "releases": disclosures(self.federation),
             "warnings": self.warnings,
         }
 

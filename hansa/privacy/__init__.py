@@ -1,1 +1,1 @@
-"""Privacy: what a release costs (accounting), what it gives away (attacks), what holds it back and at which price."""
+"""Privacy: differential privacy, secure aggregation, the silos' policies, and attacks that audit them."""

@@ -1,7 +1,6 @@
-"""What audits found, as tables and curves: the same in the terminal and in the report."""
+"""The findings of privacy audits as tables and charts, for the terminal and the report."""
 
-import json
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from hansa.report.charts import lines
@@ -10,21 +9,8 @@ SHOWN = (1, 5, 10, 30, 90)  # guesses per position
 WHERE = {"same": "at its position", "any": "at any position"}
 
 
-def folder(run: Path) -> Path:
-    """Where a run keeps what audits found."""
-    return run / "audit"
-
-
-def keep(run: Path, found: dict[str, Any]) -> Path:
-    folder(run).mkdir(exist_ok=True)
-    file = folder(run) / f"{found['kind']}.json"
-    file.write_text(json.dumps(found, ensure_ascii=False, indent=1), encoding="utf-8")
-    return file
-
-
-def sections(run: Path) -> list[dict[str, Any]]:
-    """What the report shows of every audit that a run has had."""
-    audits = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder(run).glob("*.json"))]
+def sections(audits: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The report's section of every audit of a run."""
     return [
         {
             "title": found["kind"].capitalize().replace("-", " "),
@@ -38,6 +24,7 @@ def sections(run: Path) -> list[dict[str, Any]]:
 
 
 def tables(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """The tables of an audit, by its kind."""
     if found["kind"] == "gradient-inversion":
         return [_updates(found)]
     if found["kind"] == "price":
@@ -46,13 +33,16 @@ def tables(found: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def series(found: dict[str, Any]) -> list[str]:
+    """The names of the curves of an audit, in the order in which they are drawn."""
     return list(found["curves"]) if "curves" in found else []
 
 
 def charts(found: dict[str, Any]) -> list[str]:
+    """The charts of an audit: hits over guesses, or scores over recovered tokens."""
     if found["kind"] == "price":
         drawn = [(name, list(map(tuple, points))) for name, points in found["curves"].items()]
-        return [lines(f"{found['metric']} over tokens named", drawn, "share of tokens named at their position")]
+        title = f"{found['metric']} over tokens recovered"
+        return [lines(title, drawn, "share of tokens recovered at their position")]
     return [
         lines(
             f"Hits@N {words}",
@@ -86,9 +76,10 @@ def _sizes(found: dict[str, Any]) -> dict[str, Any]:
         for size in found["sizes"]
     ]
     columns = ["members", "centroids"]
-    for what in ("Hits@1 at position", "Hits@1 anywhere", "rare tokens named"):
+    for what in ("Hits@1 at position", "Hits@1 anywhere", "rare tokens recovered"):
         columns += [what, "(frequent)"]
-    return {"title": "By the size of the cluster, beside the most frequent tokens", "columns": columns, "rows": rows}
+    title = "By cluster size, beside a guess of the most frequent tokens"
+    return {"title": title, "columns": columns, "rows": rows}
 
 
 def _updates(found: dict[str, Any]) -> dict[str, Any]:
@@ -105,7 +96,7 @@ def _updates(found: dict[str, Any]) -> dict[str, Any]:
         for row in found["rows"]
     ]
     columns = ["defence", "trained on", "tokens", "by rows", "by span", "(frequent)", "ε"]
-    return {"title": f"Tokens read from one update of {found['silo']}", "columns": columns, "rows": rows}
+    return {"title": f"Tokens recovered from one update of {found['silo']}", "columns": columns, "rows": rows}
 
 
 def _price(found: dict[str, Any]) -> dict[str, Any]:
@@ -123,10 +114,11 @@ def _price(found: dict[str, Any]) -> dict[str, Any]:
         ]
         for row in found["rows"]
     ]
-    columns = ["defence", found["metric"], "cost", "named at position", "rare named", "(frequent)"]
-    columns += ["centroids told", "withheld", "ε"]
-    return {"title": "What each defence costs, and what it leaves to an attacker", "columns": columns, "rows": rows}
+    columns = ["defence", found["metric"], "cost", "recovered at position", "rare recovered", "(frequent)"]
+    columns += ["centroids shared", "withheld", "ε"]
+    return {"title": "The cost of each defence, and what an attack still recovers", "columns": columns, "rows": rows}
 
 
 def percent(share: float | None) -> str:
+    """A share as a percentage; a dash if there is none."""
     return "–" if share is None else f"{share:.1%}"

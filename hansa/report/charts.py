@@ -1,4 +1,4 @@
-"""Small charts as SVG text. Colours are CSS variables of the page, so one chart serves light and dark."""
+"""Small charts as SVG text. Colours are CSS variables of the page, so that a chart follows its light or dark theme."""
 
 from collections.abc import Sequence
 from html import escape
@@ -12,7 +12,7 @@ LEFT, RIGHT, TOP, BOTTOM = 46, 10, 26, 30
 
 
 def lines(title: str, series: Sequence[Series], x_label: str, log_y: bool = False) -> str:
-    """One panel with a line per series."""
+    """A line chart with one line per series; empty if there are no points."""
     points = [p for _, values in series for p in values]
     if not points:
         return ""
@@ -49,7 +49,7 @@ def lines(title: str, series: Sequence[Series], x_label: str, log_y: bool = Fals
     return "".join(parts) + "</svg>"
 
 
-LONGEST_LABEL = 220  # of a bar chart's 560: longer names are cut, and told in full when pointed at
+LONGEST_LABEL = 220  # pixels of a bar chart's 560: longer names are cut, and shown in full on hover
 
 
 def bars(title: str, rows: Sequence[tuple[str, Sequence[float]]], names: Sequence[str], unit: str) -> str:
@@ -68,8 +68,8 @@ def bars(title: str, rows: Sequence[tuple[str, Sequence[float]]], names: Sequenc
         top = TOP + i * step
         middle = top + thick * len(names) / 2 + 4
         fits = int((LONGEST_LABEL - 10) / 6.5)
-        said = label if len(label) <= fits else label[: fits - 1] + "…"
-        name = f"{escape(said)}<title>{escape(label)}</title>"
+        cut = label if len(label) <= fits else label[: fits - 1] + "…"
+        name = f"{escape(cut)}<title>{escape(label)}</title>"
         parts.append(f'<text class="tick" x="{left - 6}" y="{middle:.1f}" text-anchor="end">{name}</text>')
         for j, value in enumerate(values):
             length = (wide - left - 90) * value / largest
@@ -81,8 +81,10 @@ def bars(title: str, rows: Sequence[tuple[str, Sequence[float]]], names: Sequenc
 
 
 def tree(title: str, nodes: Sequence[tuple[int, str, str]]) -> str:
-    """Boxes from left to right, a parent beside the middle of its children. ``nodes``, parents first: (depth, name,
-    what to say of it)."""
+    """A tree of boxes from left to right, a parent beside the middle of its children.
+
+    ``nodes``: (depth, name, caption), parents before their children.
+    """
     wide, tall, across = 150, 34, 196
     rows = _rows([depth for depth, _, _ in nodes])
     width = across * max(depth for depth, _, _ in nodes) + wide + 4
@@ -107,7 +109,7 @@ def tree(title: str, nodes: Sequence[tuple[int, str, str]]) -> str:
 
 
 def _rows(depths: Sequence[int]) -> list[float]:
-    """On which row each node stands: leaves one below the other, a parent in the middle of its children."""
+    """The row of each node: leaves one below the other, a parent in the middle of its children."""
     rows: list[float] = [0.0] * len(depths)
     free = 0
     for at in reversed(range(len(depths))):
@@ -129,6 +131,7 @@ def _open(title: str) -> str:
 
 
 def linear_ticks(low: float, high: float, about: int = 4) -> list[float]:
+    """About so many round numbers that cover the interval from ``low`` to ``high``."""
     span = (high - low) or abs(high) or 1.0
     step = 10 ** floor(log10(span / about))
     step *= next((m for m in (1, 2, 5, 10) if span / (step * m) <= about), 10)
@@ -137,6 +140,7 @@ def linear_ticks(low: float, high: float, about: int = 4) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
+    """Powers of ten, and their multiples by 2 and 5 where there is space, inside an interval of positive numbers."""
     every = [m * 10.0**e for e in range(floor(log10(low)), ceil(log10(high)) + 1) for m in (1, 2, 5)]
     inside = [t for t in every if low <= t <= high]
     if len(inside) > 6:
@@ -145,7 +149,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def short(value: float) -> str:
-    """A number as people write it: 12,000 · 264 · 5.63 · 0.0021."""
+    """A number with about three significant digits: 12,000 · 264 · 5.63 · 0.0021."""
     if value == 0 or isinf(value):
         return "∞" if value else "0"
     if abs(value) >= 1e9:
@@ -158,7 +162,7 @@ def short(value: float) -> str:
 
 
 def scatter(title: str, points: Sequence[tuple[str, float, float]], x_label: str) -> str:
-    """Named points over a logarithmic axis; names stand beside their points, moved apart where they would overlap."""
+    """A scatter plot of (name, x, y) over a logarithmic x axis; names are moved apart where they would overlap."""
     wide, high, left, right = 560, 300, 52, 90
     xs, ys = [log10(x) for _, x, _ in points], [y for *_, y in points]
     ticks, x_ticks = linear_ticks(min(ys), max(ys)), log_ticks(10 ** min(xs), 10 ** max(xs))
@@ -196,8 +200,10 @@ def scatter(title: str, points: Sequence[tuple[str, float, float]], x_label: str
 
 
 def histogram(title: str, series: Sequence[tuple[str, Sequence[float]]], bins: int = 12) -> str:
-    """How many values of each series lie where, over a logarithmic axis of three decades at most; what lies below is
-    counted in the first bin."""
+    """A histogram of each series over a logarithmic axis; empty if no value is positive.
+
+    The axis spans at most three decades; smaller values are counted in the first bin.
+    """
     values = [v for _, some in series for v in some if v > 0]
     if not values:
         return ""

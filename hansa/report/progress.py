@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live table in a terminal, plain lines elsewhere."""
+"""The progress of a run for people: a live table in a terminal, plain lines elsewhere."""
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -23,7 +23,7 @@ MARKS = {"working": "●", "done": "✓", "lost": "✗", "waiting": "·"}
 
 
 class Progress:
-    """Implements `watch.Watcher`."""
+    """Shows the progress of a run; implements `RunCallbacks`. ``label``: a prefix for every line."""
 
     def __init__(self, console: Console, label: str = "") -> None:
         self.console, self.label = console, label
@@ -39,10 +39,12 @@ class Progress:
         self._lost: dict[NodeId, str] = {}
 
     def say(self, text: str) -> None:
+        """Print one line."""
         prefix = f"{self.label}: " if self.label else ""
         self.console.print(escape(prefix + printable(text, 1000)), style="dim", highlight=False)
 
     def begin(self, federation: Federation, done: int, samples: Mapping[NodeId, int]) -> None:
+        """The run begins, or resumes after ``done`` rounds; ``samples``: training samples of every silo."""
         self._rounds, self._done, self._from = federation.rounds, done, done
         self._deadline = federation.participation.deadline
         self._samples = dict(samples)
@@ -55,14 +57,16 @@ class Progress:
             self._live.start()
 
     def silo(self, node: NodeId, state: str) -> None:
+        """A silo's state has changed: one of `MARKS`."""
         self._states[node] = state
 
     def round(self, record: Record, seconds: Mapping[str, float]) -> None:
+        """A round has ended."""
         self._done, self._loss = record.round, record.loss
         for node, reason in record.failures.items():
             self._states[node] = "lost"
             if self._lost.get(node) != reason:
-                self.say(f"round {record.round}: {node} is left out: {reason}")
+                self.say(f"round {record.round}: {node} dropped out: {reason}")
             self._lost[node] = reason
         now = self._round_began = monotonic()
         last = self._done == self._rounds
@@ -71,19 +75,23 @@ class Progress:
             self.say(self._line())
 
     def scores(self, round: int, metrics: Mapping[str, Mapping[str, float]], headline: str) -> None:
+        """The shared model has been evaluated."""
         self._headline = headline
         self._scores = {g: m[headline] for g, m in metrics.items() if headline in m}
 
     def own(self, round: int, metrics: Mapping[str, Mapping[str, float]], headline: str) -> None:
+        """Every node's own model has been evaluated."""
         values = [m[headline] for m in metrics.values() if headline in m]
         if values:
             spread = f" ± {short(pstdev(values))}" if len(values) > 1 else ""
             self._own = f"own models {short(fmean(values))}{spread} over {len(values)} nodes"
 
     def end(self) -> None:
+        """The run has ended."""
         self.stop()
 
     def stop(self) -> None:
+        """Stop drawing the live table."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -101,7 +109,7 @@ class Progress:
     def _left(self) -> str:
         done = self._done - self._from
         if not done or self._done == self._rounds:
-            return f"{monotonic() - self._started:.0f} s so far"
+            return f"{monotonic() - self._started:.0f} s elapsed"
         left = (monotonic() - self._started) / done * (self._rounds - self._done)
         return f"about {left:.0f} s left"
 
@@ -124,7 +132,7 @@ class Progress:
         return Group(head, Text(self._waiting(), style="dim"), silos)
 
     def _waiting(self) -> str:
-        """Whom the round waits for, and until when."""
+        """The silos that the round waits for, and the time of its deadline."""
         names = [node for node, state in self._states.items() if state == "working"]
         if not names:
             return ""
@@ -132,4 +140,4 @@ class Progress:
         if self._deadline is not None:
             left = self._round_began + self._deadline - monotonic()
             until = f", until {datetime.now() + timedelta(seconds=left):%H:%M:%S}"
-        return f"waits for {', '.join(names[:6])}{' …' if len(names) > 6 else ''}{until}"
+        return f"waiting for {', '.join(names[:6])}{' …' if len(names) > 6 else ''}{until}"

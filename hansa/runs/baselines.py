@@ -1,15 +1,15 @@
-"""What a federation is compared with. Each is an ordinary run: the same loop, ledger and report on another layout.
+"""Baselines of a federation. Each is an ordinary run: the same loop, ledger and report on other settings.
 
     central    all data pooled in one silo                    (Manoel et al., 2023, Section 2.2)
-    dominant   the same, but trained on the language with most data alone  (Wang et al., 2022, Table 3, "only en")
-    per-silo   one model per silo, nothing is exchanged
-    chained    one model that goes from silo to silo           (Passban et al., 2022, Section 5.2)
-    base       the starting model, untouched
+    dominant   central, on the language with most data only    (Wang et al., 2022, Table 3, "only en")
+    per-silo   one model per silo; silos exchange nothing
+    chained    one model, trained by one silo after another    (Passban et al., 2022, Section 5.2)
+    base       the starting model without training
 
-All train with the ``baseline`` section (AdamW, its state kept), every sample once per pass, on as many samples as the
-federation sees in all: a silo that is asked in every tenth round trains alone on a tenth. Their rounds are the
-federation's evaluation periods, of equal length: nothing happens in between, and a schedule goes by steps. A chained
-run's rounds are its silos' turns, and its schedule goes by these.
+All train with the ``baseline`` section (AdamW with its state kept), draw every sample once per pass, and train on as
+many samples as the whole federation does: a silo that takes part in every tenth round of the federation trains on a
+tenth. One round of a baseline is one evaluation period of the federation, all of equal length, and learning-rate
+schedules advance by steps. One round of a chained run is one silo's turn, and its schedule advances by turns.
 """
 
 from collections.abc import Mapping
@@ -29,13 +29,15 @@ POOL = "all"
 
 
 def arrange(federation: Federation, cards: Mapping[NodeId, DataCard]) -> Federation:
-    """The federation file that runs the baseline; ``cards`` say how much the silos hold and train on in a round."""
+    """The settings that run the baseline which ``federation.kind`` names; a federated run is returned unchanged.
+
+    ``cards``: how many samples each silo holds and trains on in a round.
+    """
     if federation.kind == "federated":
         return federation
     asked = min(1.0, cohort_size(federation.participation, len(federation.silos)) / len(federation.silos))
     periods = 0 if federation.kind == "base" else ceil(federation.rounds / federation.evaluate.every)
-    # In a period, a silo of the federation trains so often; where there are none, nobody asks.
-    often = asked * federation.rounds / periods if periods else 1.0
+    often = asked * federation.rounds / periods if periods else 1.0  # rounds of one silo in a period, on average
     changes = {
         "rounds": periods,
         "method": Named(name="fedavg"),
@@ -73,7 +75,7 @@ def arrange(federation: Federation, cards: Mapping[NodeId, DataCard]) -> Federat
 
 
 def dominant(cards: Mapping[NodeId, DataCard]) -> str:
-    """The language with most training samples."""
+    """The language with most training samples over all silos."""
     counts: dict[str, int] = {}
     for card in cards.values():
         for group, count in card.groups.get("train", {}).items():
@@ -82,7 +84,7 @@ def dominant(cards: Mapping[NodeId, DataCard]) -> str:
 
 
 def _pooled(federation: Federation) -> tuple[Source, ...]:
-    """Every source of every node; a mixture has none of its own."""
+    """Every source of every node; a mixture has no sources of its own."""
     own = federation.root.sources if federation.root else ()
     return (*own, *pooled(federation.silos))
 
@@ -92,7 +94,7 @@ def _training(federation: Federation, samples: Samples, max_batches: int | None)
 
 
 def _as_often(federation: Federation, times: float) -> Training:
-    """What a silo does in so many rounds of the federation."""
+    """The training that a silo does in ``times`` rounds of the federation."""
     train, samples = federation.train, federation.train.samples.scaled(times, replace=False, adapt=None)
     most = train.max_batches and ceil(times * train.max_batches * train.batch / federation.baseline.batch)
     return _training(federation, samples, most)

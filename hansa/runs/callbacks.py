@@ -1,4 +1,4 @@
-"""Who looks at a run while it goes on."""
+"""Callbacks of a run: who is told what happens while it goes on. The progress display is one."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -7,34 +7,54 @@ from hansa.config.federation import Federation
 from hansa.core.messages import NodeId
 from hansa.core.round import Record
 
+Metrics = Mapping[str, Mapping[str, float]]  # group → metric → value
+
 
 class RunCallbacks(Protocol):
-    def say(self, text: str) -> None: ...
+    """What a run calls while it goes on."""
 
-    def begin(self, federation: Federation, done: int, samples: Mapping[NodeId, int]) -> None: ...
+    def say(self, text: str) -> None:
+        """Something for a person to read."""
 
-    def silo(self, node: NodeId, state: str) -> None: ...
+    def begin(self, federation: Federation, done: int, samples: Mapping[NodeId, int]) -> None:
+        """Before the first round; ``done`` rounds were done before, ``samples``: the silos' training samples."""
 
-    def round(self, record: Record, seconds: Mapping[str, float]) -> None: ...
+    def silo(self, node: NodeId, state: str) -> None:
+        """A silo started working, is done, or was lost."""
 
-    def scores(self, round: int, metrics: Mapping[str, Mapping[str, float]], headline: str) -> None: ...
+    def round(self, record: Record, seconds: Mapping[str, float]) -> None:
+        """After a round; ``seconds``: by phase."""
 
-    def own(self, round: int, metrics: Mapping[str, Mapping[str, float]], headline: str) -> None: ...
+    def scores(self, round: int, metrics: Metrics, headline: str) -> None:
+        """After an evaluation of the shared model; ``headline``: the metric that a table shows."""
 
-    def end(self) -> None: ...
+    def own(self, round: int, metrics: Metrics, headline: str) -> None:
+        """On a tree of models, after an evaluation of every node's own model, by node."""
+
+    def end(self) -> None:
+        """After the last round, with all models saved."""
 
 
 class NoCallbacks:
-    def say(self, text: str) -> None: ...
+    """Does nothing; a base for callbacks that need only some of the calls."""
 
-    def begin(self, federation: Federation, done: int, samples: Mapping[NodeId, int]) -> None: ...
+    def say(self, text: str) -> None:
+        """Do nothing."""
 
-    def silo(self, node: NodeId, state: str) -> None: ...
+    def begin(self, federation: Federation, done: int, samples: Mapping[NodeId, int]) -> None:
+        """Do nothing."""
 
-    def round(self, record: Record, seconds: Mapping[str, float]) -> None: ...
+    def silo(self, node: NodeId, state: str) -> None:
+        """Do nothing."""
 
-    def scores(self, round: int, metrics: Mapping[str, Mapping[str, float]], headline: str) -> None: ...
+    def round(self, record: Record, seconds: Mapping[str, float]) -> None:
+        """Do nothing."""
 
-    def own(self, round: int, metrics: Mapping[str, Mapping[str, float]], headline: str) -> None: ...
+    def scores(self, round: int, metrics: Metrics, headline: str) -> None:
+        """Do nothing."""
 
-    def end(self) -> None: ...
+    def own(self, round: int, metrics: Metrics, headline: str) -> None:
+        """Do nothing."""
+
+    def end(self) -> None:
+        """Do nothing."""

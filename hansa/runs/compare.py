@@ -1,4 +1,4 @@
-"""Several methods on the same data, seed and budget, in one report."""
+"""Comparisons: several methods, compressors or baselines on the same data, seed and budget."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,19 +12,19 @@ from hansa.core.errors import ConfigError, did_you_mean
 from hansa.core.method import METHODS
 from hansa.core.settings import Named
 from hansa.methods.fedavg import fedavg
-from hansa.report import html
 from hansa.runs.callbacks import RunCallbacks
 from hansa.runs.run import Outcome, run
-from hansa.runs.tree_baselines import RIVALS
+from hansa.runs.tree_baselines import TREE_BASELINES
 
 BASELINES = ("central", "dominant", "per-silo", "chained", "base")
-WHOLE = "whole"  # no upload steps
+UNCOMPRESSED = "whole"  # no compressors
 
 
 def variant(federation: Federation, name: str) -> Federation:
     """The federation with another method, another upload, or as one of the baselines; 'fedprox+top-k+int8' is a
     method and the steps of an upload; 'flat' and 'pooled' are rivals of a tree. Settings that the file has for what is
-    named stay."""
+    named stay.
+    """
     if name in RIVALS:
         return RIVALS[name](federation)
     if name in BASELINES:
@@ -37,17 +37,18 @@ def variant(federation: Federation, name: str) -> Federation:
                 changes = {"method": Named(name=part), **_own_slots(Named(name=part))}
         elif part in COMPRESSORS.entries:
             steps.append(_step(part, federation.upload.steps))
-        elif part != WHOLE:
-            names = [*METHODS.entries, *BASELINES, *RIVALS, *COMPRESSORS.entries, WHOLE]
+        elif part != UNCOMPRESSED:
+            names = [*METHODS.entries, *BASELINES, *TREE_BASELINES, *COMPRESSORS.entries, UNCOMPRESSED]
             raise ConfigError(f"--methods: '{part}' is not known; {did_you_mean(part, names)}")
-    if steps or WHOLE in name.split("+"):
+    if steps or UNCOMPRESSED in name.split("+"):
         changes["upload"] = federation.upload.model_copy(update={"steps": tuple(steps)})
     return federation.model_copy(update=changes)
 
 
 def _step(name: str, given: Sequence[Named]) -> Named:
     """A step of an upload, with the settings the file has for it, or for a step that could stand in its place: `calm`,
-    `active` and `random` are compared at the same share."""
+    `active` and `random` are compared at the same share.
+    """
     settings = COMPRESSORS.entries[name].model_fields
     for step in sorted(given, key=lambda step: step.name != name):
         same_kind = COMPRESSORS.build(step).kind == COMPRESSORS.build(Named(name=name)).kind
@@ -57,7 +58,7 @@ def _step(name: str, given: Sequence[Named]) -> Named:
 
 
 def _own_slots(named: Named) -> dict[str, None]:
-    """Sections of the file to leave out, because the method fills those slots itself."""
+    """The sections of the file to leave out, because the method fills those slots itself."""
     method, plain = METHODS.build(named), fedavg()
     own: dict[str, None] = {}
     if method.server != plain.server:
@@ -70,12 +71,16 @@ def _own_slots(named: Named) -> dict[str, None]:
 def compare(
     federation: Federation, names: Sequence[str], out: Path, workers: int | None, watch: Callable[[str], RunCallbacks]
 ) -> dict[str, Outcome]:
+    """Run every variant in a folder of its own below ``out``; return the outcomes by name.
+
+    ``watch`` gives the callbacks of a run by its name. Raises `ConfigError` before the first run if any variant is
+    refused.
+    """
     load_plugins(federation.plugins)
     variants = {name: variant(federation, name) for name in names}
     for one in variants.values():
-        check(one)  # what is refused is refused before the first run
+        check(one)
     outcomes = {}
     for name, one in variants.items():
         outcomes[name] = run(one, out / name, workers=workers, callbacks=watch(name))
-    html.write([(name, outcome.folder) for name, outcome in outcomes.items()], out / "report.html", federation.name)
     return outcomes

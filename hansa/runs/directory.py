@@ -26,6 +26,8 @@ from hansa.files import atomically
 
 
 class RunDirectory:
+    """The folder of a run."""
+
     def __init__(self, path: Path) -> None:
         self.path = path
 
@@ -65,10 +67,12 @@ class RunDirectory:
 
     @property
     def start(self) -> Path:
+        """The folder with the tokenizer, labels and weights that every silo starts from."""
         return self.path / "start"
 
     @property
     def model(self) -> Path:
+        """The folder of the final model."""
         return self.path / "model"
 
     # ── checkpoints ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -102,6 +106,7 @@ class RunDirectory:
         return ServerState(Tensors.of({name: named[name] for name in names}), slots, round, noted["clock"])
 
     def checkpoints(self) -> list[int]:
+        """The rounds that have a checkpoint, in order."""
         found = (self.path / "checkpoints").glob("round-*")
         return sorted(int(folder.name.removeprefix("round-")) for folder in found)
 

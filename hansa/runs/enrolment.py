@@ -1,9 +1,9 @@
-"""The roll call before the first round: who is there, with what data.
+"""Enrolment before the first round: which silos take part, with what data.
 
-In one organisation nobody may be missing. Between several, a silo whose data cannot be read, whose policy forbids it,
-or which answers nonsense must not stop the others: it is left out with the reason, and the quorum decides whether the
-run begins. When the coordinator is started again, those who answered are not asked again, so that none of them can
-keep the others waiting; the rest is, until a round's deadline.
+In a simulation every silo must answer. Between organisations a silo whose data cannot be read, whose policy forbids it,
+or whose reply is invalid does not stop the others: it is left out with the reason, and the quorum decides whether the
+run begins. When the coordinator is restarted, silos that answered before are not asked again; the others are, until a
+round's deadline.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,7 +24,11 @@ T = TypeVar("T", VocabularyCounts, DataCard)
 def surveyed(
     link: Link, names: list[NodeId], request: CollectVocabulary, quorum: float, ledger: Ledger, callbacks: RunCallbacks
 ) -> dict[NodeId, VocabularyCounts]:
-    found, lost = _gather(link, names, request, VocabularyCounts, _odd_findings, quorum)
+    """Ask the silos for word pieces and labels; return the valid replies.
+
+    Raises `RunFailed` if fewer than the quorum answer.
+    """
+    found, lost = _gather(link, names, request, VocabularyCounts, _bad_counts, quorum)
     _note(lost, ledger, callbacks)
     return found
 
@@ -38,12 +42,16 @@ def described(
     callbacks: RunCallbacks,
     known: Mapping[NodeId, DataCard],
 ) -> dict[NodeId, DataCard]:
-    """Cards of those who can take part; ``watched``: the setting that goes by validation data, if one does;
-    ``known``: cards from when the run was begun."""
+    """Ask the silos for their data cards; return those of the silos that can take part.
+
+    ``watched``: the setting that needs validation data, if one does; ``known``: cards from when the run was begun.
+    Raises `RunFailed` if fewer than the quorum answer, and in a simulation `DataError` for a silo that cannot take
+    part.
+    """
     remote = link.remote
 
     def odd(name: NodeId, card: DataCard) -> str:
-        wrong = _odd_card(card) or _unfit(name, card, watched)
+        wrong = _bad_card(card) or _unfit(name, card, watched)
         if wrong and not remote:
             raise DataError(wrong)
         return wrong
@@ -85,15 +93,19 @@ def _gather(
     return found, lost
 
 
-def _odd_findings(name: NodeId, found: VocabularyCounts) -> str:
+def _bad_counts(name: NodeId, found: VocabularyCounts) -> str:
     counts = (*found.pieces.values(), found.withheld)
-    return "" if all(0 <= count <= MAX_SAMPLES for count in counts) else "it counts word pieces as nobody can"
+    return (
+        ""
+        if all(0 <= count <= MAX_SAMPLES for count in counts)
+        else f"it sent a word-piece count outside of 0 to {MAX_SAMPLES:g}"
+    )
 
 
-def _odd_card(card: DataCard) -> str:
+def _bad_card(card: DataCard) -> str:
     counts = [count for groups in card.groups.values() for count in groups.values()]
     sensible = all(0 <= count <= MAX_SAMPLES for count in (*counts, card.per_round, card.steps))
-    return "" if sensible else "it claims a number of samples that no silo has"
+    return "" if sensible else f"it claims a number of samples outside of 0 to {MAX_SAMPLES:g}"
 
 
 def _unfit(name: NodeId, card: DataCard, watched: str) -> str:

@@ -13,7 +13,7 @@ from hansa.core.participation import deadline_of
 from hansa.core.state import ServerState
 from hansa.runs.callbacks import RunCallbacks
 from hansa.runs.ledger import OWN, Ledger
-from hansa.tasks.base import Task, Writing
+from hansa.tasks.base import GenerationTask, Task
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Evaluator:
         scores = self._ask(self.root.evaluation_asks(request, lambda: state.model), state.round)
         if final:
             self.ledger.fact("deviations", deviations(task, scores))
-            if isinstance(task, Writing):
+            if isinstance(task, GenerationTask):
                 self.ledger.fact("signatures", task.signatures)
             scores = whole(scores)
         metrics = {group: task.metrics(sums) for group, sums in scores.sums.items()}

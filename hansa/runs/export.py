@@ -11,7 +11,7 @@ from hansa.core.compression import UploadState
 from hansa.core.messages import DataCard, NodeId
 from hansa.core.state import ServerState
 from hansa.files import atomically
-from hansa.models.adapt import merged
+from hansa.models.adapt import merge_adapters
 from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import OWN, Ledger
 from hansa.runs.model_card import model_card
@@ -66,7 +66,7 @@ class Exporter:
 
     def _export(self, folder: Path, silo: str, metrics: Mapping[str, Mapping[str, float]]) -> None:
         with atomically(folder) as draft:
-            merged(self.host.runtime.learner.model).save_pretrained(draft)
+            merge_adapters(self.host.runtime.learner.model).save_pretrained(draft)
             self.host.runtime.vocabulary.tokenizer.save_pretrained(draft)
             self.card(draft, silo, metrics)
 

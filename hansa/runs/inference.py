@@ -1,4 +1,4 @@
-"""Use what a run left behind: score it on a file, or ask it something."""
+"""Inference with the models of a run: score them on a file or on the silos' data."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,6 +25,7 @@ Scored = dict[str, dict[str, float]]  # on what → metric → value
 
 
 def open_run(folder: Path) -> Runtime:
+    """The runtime of a run directory; raises `UserError` if it is none."""
     file = folder / "federation.yaml"
     if not file.is_file():
         raise UserError(f"{folder}: this is not a run directory (it has no federation.yaml)")
@@ -32,7 +33,10 @@ def open_run(folder: Path) -> Runtime:
 
 
 def load(folder: Path, silo: str | None = None, checkpoint: int | None = None) -> tuple[Runtime, Any]:
-    """The site of a run and the model asked for: the final one, a silo's own, or a checkpoint's."""
+    """Return the runtime of a run and one of its models: the final one, a silo's own, or a checkpoint's.
+
+    Raises `UserError` if there is no such model.
+    """
     runtime, model = _load(folder, silo, checkpoint)
     return runtime, on_device(model, device.choose()).eval()
 

@@ -44,6 +44,8 @@ def _complete(db: sqlite3.Connection) -> None:
 
 
 class Ledger:
+    """The ledger of one run directory."""
+
     def __init__(self, folder: Path) -> None:
         self._jsonl = folder / "metrics.jsonl"
         self._db = sqlite3.connect(folder / "ledger.sqlite", check_same_thread=False)
@@ -51,6 +53,7 @@ class Ledger:
         _complete(self._db)
 
     def close(self) -> None:
+        """Close the database."""
         self._db.close()
 
     def rewind(self, round: int) -> None:
@@ -77,6 +80,7 @@ class Ledger:
             ) from None
 
     def round(self, record: Record, seconds: Mapping[str, float], workers: int) -> None:
+        """Note a round; ``seconds``: by phase."""
         updates = record.updates.values()
         row = {
             "round": record.round,
@@ -136,6 +140,7 @@ class Ledger:
             )
 
     def scores(self, round: int, split: str, share: float, metrics: Mapping[str, Mapping[str, float]]) -> None:
+        """Note metrics (group → metric → value) of an evaluation."""
         with self._writing():
             for group, values in metrics.items():
                 rows = [(round, split, share, group, metric, value) for metric, value in values.items()]
@@ -143,19 +148,25 @@ class Ledger:
             self._line({"event": "scores", "round": round, "split": split, "share": share, "metrics": metrics})
 
     def event(self, round: int, node: str, kind: str, text: str) -> None:
+        """Note something that happened at a node."""
         with self._writing():
             self._db.execute("insert into events values (?,?,?,?,?)", (time(), round, node, kind, text))
             self._line({"event": kind, "round": round, "node": node, "text": text})
 
     def fact(self, name: str, value: Any) -> None:
-        """Something true of the whole run: the silos' cards, versions, what was released to build the vocabulary."""
+        """Note something that holds for the whole run.
+
+        The silos' cards, versions, what was released to build the vocabulary.
+        """
         with self._writing():
             self._db.execute("insert or replace into facts values (?,?)", (name, json.dumps(value, ensure_ascii=False)))
 
     def facts(self) -> dict[str, Any]:
+        """All facts by name; see `fact`."""
         return {name: json.loads(value) for name, value in self._db.execute("select name, value from facts")}
 
     def select(self, query: str, *arguments: Any) -> list[tuple[Any, ...]]:
+        """The rows of an SQL query."""
         return self._db.execute(query, arguments).fetchall()
 
     def final(self, split: str = "test") -> dict[str, dict[str, float]]:

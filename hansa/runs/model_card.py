@@ -1,11 +1,11 @@
-"""The model card: what a person who takes the model away should know."""
+"""The model card: how a model was trained, on which data, its scores, and what left the silos."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from hansa.config.federation import Federation
 from hansa.core.messages import DataCard, NodeId
-from hansa.privacy.policy.disclosures import releases
+from hansa.privacy.policy.disclosures import disclosures
 
 
 def model_card(
@@ -15,6 +15,11 @@ def model_card(
     facts: Mapping[str, Any],
     silo: str,
 ) -> str:
+    """The model card as Markdown with the metadata block of Hugging Face.
+
+    ``metrics``: group → metric → value on the test data; ``facts``: the ledger's facts about the run; ``silo``: the
+    silo whose own model the card describes, empty for the shared model.
+    """
     columns = sorted({metric for values in metrics.values() for metric in values})
     lines = [
         "---",
@@ -26,7 +31,7 @@ def model_card(
         f"# {federation.name}" + (f": the model of silo {silo}" if silo else ""),
         "",
         f"Trained with Hansa ({federation.kind}, method `{federation.method.name}`, task `{federation.task.name}`, "
-        f"{federation.rounds} rounds, seed {federation.seed}) while the text of every silo stayed where it is.",
+        f"{federation.rounds} rounds, seed {federation.seed}). The training text did not leave the silos.",
         "",
         "## Data",
         "",
@@ -34,7 +39,7 @@ def model_card(
         "|---|---:|---|",
         *(f"| {name} | {card.samples():,} | {', '.join(card.groups['train'])} |" for name, card in cards.items()),
         "",
-        "## Figures on the held-out test data",
+        "## Scores on the test data",
         "",
         f"| | {' | '.join(columns)} |",
         "|---" + "|---:" * len(columns) + "|",
@@ -45,7 +50,7 @@ def model_card(
         "",
         "## What left the silos",
         "",
-        *(f"- {line}" for line in releases(federation, facts.get("survey", {"minimum": 0, "silos": {}}))),
+        *(f"- {line}" for line in disclosures(federation, facts.get("survey", {"minimum": 0, "silos": {}}))),
         "",
         "Versions: " + ", ".join(f"{k} {v}" for k, v in facts.get("versions", {}).items()) + ".",
         "",

@@ -24,21 +24,24 @@ from hansa.runs.directory import RunDirectory
 from hansa.runs.enrolment import described, surveyed
 from hansa.runs.ledger import Ledger
 from hansa.runs.topology import check_models
-from hansa.tasks.base import Labelled, Marking, Task
+from hansa.tasks.base import ExtraTokensTask, LabelledTask, Task
 
 VERSIONS = ("hansa", "torch", "transformers", "tokenizers", "safetensors", "numpy")
 
 
 def begin(federation: Federation, directory: RunDirectory, link: Link, ledger: Ledger, callbacks: RunCallbacks) -> None:
-    """Agree on the tokeniser, the labels and the starting weights: `start/` is the same for every silo."""
+    """Agree on the tokenizer, the labels and the starting weights: `start/` is the same for every silo.
+
+    Raises `DataError` if the task needs labels and the silos have too few.
+    """
     if directory.start.exists():
         return
     task = Runtime(federation, directory.path).task
     named: tuple[str, ...] = getattr(task, "labels", ())
-    found = _told(federation, task.needs_labels and not named, link, ledger, callbacks)
-    words = _tokeniser(federation, task, found.pieces)
+    found = _collected(federation, task.needs_labels and not named, link, ledger, callbacks)
+    words = _tokenizer(federation, task, found.pieces)
     names = named or found.labels
-    labels = cast(Labelled, task).classes(names) if task.needs_labels else ()
+    labels = cast(LabelledTask, task).classes(names) if task.needs_labels else ()
     if task.needs_labels and len(labels) < 2:
         raise DataError(
             f"task '{federation.task.name}' needs at least {'one type' if 'O' in labels else 'two labels'}, "
@@ -58,16 +61,16 @@ def begin(federation: Federation, directory: RunDirectory, link: Link, ledger: L
     ledger.fact("parameters", sum(p.numel() for p in model.parameters()))
 
 
-def _told(
+def _collected(
     federation: Federation, labels: bool, link: Link, ledger: Ledger, callbacks: RunCallbacks
 ) -> VocabularyCounts:
-    """What the silos tell for a common start: counts of word pieces, names of labels, both or nothing."""
+    """Collect what a common start needs from the silos: counts of word pieces, names of labels, both or nothing."""
     pieces, minimum = federated_vocabulary(federation), federation.tokenizer.min_count
     if not pieces and not labels:
         return VocabularyCounts({})
     callbacks.say("asking the silos for word counts" if pieces else "asking the silos for labels")
     request = CollectVocabulary(minimum if pieces else 0, labels)
-    # A mixture would tell its silos' counts again.
+    # A mixture would count its silos' words again.
     own = [ROOT] * bool(federation.root and federation.root.sources) + list(leaves(federation.silos))
     replies = surveyed(link, own, request, federation.participation.quorum, ledger, callbacks)
     ledger.fact("survey", _released(replies, minimum, pieces))
@@ -76,7 +79,7 @@ def _told(
     return merged
 
 
-def _tokeniser(federation: Federation, task: Task, pieces: Mapping[str, int]) -> Any:
+def _tokenizer(federation: Federation, task: Task, pieces: Mapping[str, int]) -> Any:
     settings = federation.tokenizer
     built = federated_vocabulary(federation) or settings.kind == "bytes"
     if federated_vocabulary(federation):
@@ -85,7 +88,7 @@ def _tokeniser(federation: Federation, task: Task, pieces: Mapping[str, int]) ->
         words = tokenizer.byte_tokenizer()
     else:
         words = tokenizer.load(str(settings.path or federation.model.path))
-    if isinstance(task, Marking) and built:
+    if isinstance(task, ExtraTokensTask) and built:
         sources = (source for node in holders(federation).values() for source in node.sources)
         words.add_tokens(task.extra_tokens(sources), special_tokens=True)
     return words
@@ -101,6 +104,10 @@ def _released(told: Mapping[NodeId, VocabularyCounts], minimum: int, pieces: boo
 def describe(
     federation: Federation, directory: RunDirectory, link: Link, ledger: Ledger, callbacks: RunCallbacks
 ) -> dict[NodeId, DataCard]:
+    """Return the data cards of the silos that take part, and note them in the ledger.
+
+    Raises `DataError` if a silo's data has changed since the run began.
+    """
     callbacks.say("silos prepare their data")
     watched = "personal" if federation.personal else "train.samples.adapt" if federation.train.samples.adapt else ""
     fact = f"cards:{federation.kind}" if federation.kind != "federated" else "cards"

@@ -1,10 +1,11 @@
-"""What a tree of models is compared with, on the same nodes, data and sequential steps; see `hansa compare`.
+"""Baselines of a tree of models, on the same nodes, data and sequential steps; see `hansa compare`.
 
     flat      all nodes side by side below one server, with its momentum      (Iacob et al., 2024, Table 1, "FL")
-    pooled    all data in one place, trained as a node trains                 (the same, "Centralized")
+    pooled    all data at one node, trained as a node of the tree trains      (the same, "Centralized")
 
-Nodes of a tree work one after another, from the root down; nodes side by side do so at once. So a rival has a round for
-every node on the longest way down. (The baseline `central` is another thing: it trains with the ``baseline`` section.)
+The nodes of a tree train one after another, from the root to the leaves; nodes side by side train at the same time. So
+a baseline has one round for every node on the longest path from the root to a leaf. (`central` of
+`hansa.runs.baselines` differs: it trains with the ``baseline`` section.)
 """
 
 from collections.abc import Callable, Mapping
@@ -25,8 +26,8 @@ MOMENTUM = Server(optimizer="momentum", lr=0.2, momentum=0.9)
 
 
 @dataclass(frozen=True)
-class _Way:
-    """The longest way down, in rounds of single nodes."""
+class _LongestPath:
+    """The longest path from the root to a leaf, in rounds of single nodes."""
 
     sequential: bool
 
@@ -41,12 +42,12 @@ class _Way:
 
 
 def stages(federation: Federation, tree: Hierarchy) -> int:
-    """Rounds of a rival for one round of the tree."""
-    return _Way(tree.order == "sequential").of(federation.silos, federation.root is not None, 1)
+    """The rounds of a baseline for one round of the tree."""
+    return _LongestPath(tree.order == "sequential").of(federation.silos, federation.root is not None, 1)
 
 
 def flat(federation: Federation) -> Federation:
-    """Every node with data is a silo; a mixture has its silos' sources."""
+    """Every node with data becomes a silo below one server; a mixture gets the sources of its silos."""
     nodes = dict(walk(federation.silos))
     silos = {}
     for name, holder in holders(federation).items():
@@ -56,24 +57,26 @@ def flat(federation: Federation) -> Federation:
 
 
 def pool(federation: Federation) -> Federation:
+    """All data at one node; raises `ConfigError` where a silo has a policy, which cannot allow that."""
     guarded = next((name for name, node in walk(federation.silos) if node.policy is not None), None)
     if guarded is not None:
         raise ConfigError(
-            f"--methods: 'pooled' pools the silos' data, and no policy can allow that: leave out silos.{guarded}.policy"
+            f"--methods: 'pooled' moves all silos' data to one node, which the policy of silo '{guarded}' cannot allow; "
+            f"leave 'pooled' out, or remove silos.{guarded}.policy"
         )
     own = federation.root.sources if federation.root else ()
     return _arranged(federation, {POOL: Node(sources=(*own, *pooled(federation.silos)))}, None)
 
 
-RIVALS: dict[str, Callable[[Federation], Federation]] = {"flat": flat, "pooled": pool}
+TREE_BASELINES: dict[str, Callable[[Federation], Federation]] = {"flat": flat, "pooled": pool}
 
 
 def _arranged(federation: Federation, silos: dict[str, Node], server: Server | None) -> Federation:
     tree = build_method(federation).hierarchy
     if tree is None or not is_tree(federation):
         raise ConfigError(
-            "--methods: 'flat' and 'pooled' are rivals of a tree of models: the file needs regions and a method for "
-            "trees (worldlm, hierfavg, fedper)"
+            "--methods: 'flat' and 'pooled' are baselines of a tree of models, and the file has none; it needs regions and "
+            "a method for trees (worldlm, hierfavg, fedper)"
         )
     times = stages(federation, tree)
     changes: dict[str, Any] = {

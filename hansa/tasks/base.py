@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hansa.core.errors import UserError
 from hansa.core.registry import Registry
 from hansa.data.examples import Encoded, Examples, Unusable
-from hansa.data.readers import Row
+from hansa.data.rows import Row
 from hansa.data.source import Source
 from hansa.models.tokenizer import starts_word
 
@@ -94,7 +94,7 @@ class Task(Protocol):
     def predict(self, model: nn.Module, vocabulary: Vocabulary, text: str) -> list[dict[str, Any]]: ...
 
 
-class Labelled(Task, Protocol):
+class LabelledTask(Task, Protocol):
     """A task with classes (``needs_labels``): named in the federation file, or told by the silos."""
 
     @property
@@ -108,7 +108,7 @@ class Labelled(Task, Protocol):
 
 
 @runtime_checkable
-class Worded(Protocol):
+class MultiTextTask(Protocol):
     """A task whose samples have more text than one field."""
 
     def texts_in(self, row: Row, source: Source) -> list[str]: ...
@@ -117,18 +117,18 @@ class Worded(Protocol):
 def texts_of(task: Task) -> Callable[[Row, Source], list[str]]:
     """What of a row the vocabulary is built from. (Asked once per task: to ask a protocol for every row takes as long
     as reading it.)"""
-    return task.texts_in if isinstance(task, Worded) else lambda row, source: [row[source.text]]
+    return task.texts_in if isinstance(task, MultiTextTask) else lambda row, source: [row[source.text]]
 
 
 @runtime_checkable
-class Marking(Protocol):
+class ExtraTokensTask(Protocol):
     """A task that needs tokens of its own in a vocabulary that is built for it."""
 
     def extra_tokens(self, sources: Iterable[Source]) -> list[str]: ...
 
 
 @runtime_checkable
-class Writing(Protocol):
+class GenerationTask(Protocol):
     """A task whose model writes texts, which are compared with those the samples bring."""
 
     def compare(

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hansa.core.batch import Batch
 from hansa.core.settings import Section
 from hansa.data.examples import Encoded, Examples
-from hansa.data.readers import Row
+from hansa.data.rows import Row
 from hansa.data.source import Source
 from hansa.tasks.base import TASKS, Task, Vocabulary, as_tensors, logits_at, pad, token_metrics, token_scores, windows
 

@@ -21,7 +21,7 @@ from hansa.core.errors import UserError
 from hansa.core.settings import Section
 from hansa.data.examples import Encoded, Examples, Unusable
 from hansa.data.formats.annotated import NO_RELATION, BadRow, Entity, label_of, mark, mentions, pairs
-from hansa.data.readers import Row
+from hansa.data.rows import Row
 from hansa.data.source import Source
 from hansa.tasks.base import TASKS, Task, Vocabulary, as_tensors, f1_averages, pad
 
@@ -126,7 +126,7 @@ class Classify:
         ids = _around(vocabulary, [text], [focus])[0]
         if ids is None:
             raise UserError(f"the mentions are too far apart for a sample of {vocabulary.max_length} tokens")
-        return ranked(model, vocabulary, as_tensors(input_ids=np.array([ids])))
+        return class_probabilities(model, vocabulary, as_tensors(input_ids=np.array([ids])))
 
     def _marked(self, text: str) -> tuple[str, Focus]:
         """On the command line a mention is written [[so]], and the other one of a pair ((so))."""
@@ -148,7 +148,7 @@ class Classify:
         return mark(shown + text[position:], spans["[["], spans.get("(("))
 
 
-def ranked(model: Any, vocabulary: Vocabulary, inputs: dict[str, Tensor]) -> list[dict[str, Any]]:
+def class_probabilities(model: Any, vocabulary: Vocabulary, inputs: dict[str, Tensor]) -> list[dict[str, Any]]:
     """The classes of one text, the likeliest first."""
     inputs = {name: values.to(model.device) for name, values in inputs.items()}
     with torch.inference_mode():

@@ -18,10 +18,10 @@ from hansa.core.errors import UserError
 from hansa.core.settings import Section
 from hansa.data.examples import Encoded, Examples, Unusable
 from hansa.data.formats.annotated import BadRow, label_of
-from hansa.data.readers import Row
+from hansa.data.rows import Row
 from hansa.data.source import Source
 from hansa.tasks.base import TASKS, Task, Vocabulary, as_tensors, pad
-from hansa.tasks.classify import Classify, ranked
+from hansa.tasks.classify import Classify, class_probabilities
 
 BETWEEN = "\t"  # of the two texts, where they are given as one
 
@@ -95,7 +95,7 @@ class Pairs:
         arrays = {"input_ids": np.array([ids])} | (
             {"token_type_ids": np.array([types])} if vocabulary.types > 1 else {}
         )
-        return ranked(model, vocabulary, as_tensors(**arrays))
+        return class_probabilities(model, vocabulary, as_tensors(**arrays))
 
 
 def second_of(row: Row, source: Source) -> str:

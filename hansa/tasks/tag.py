@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from hansa.core.batch import Batch
 from hansa.core.settings import Section
 from hansa.data.examples import Encoded, Examples, Unusable
-from hansa.data.formats.annotated import OUTSIDE, WORD, BadRow, spans_of, words_and_tags
-from hansa.data.readers import Row
+from hansa.data.formats.annotated import OUTSIDE, WORD, BadRow, bio_spans, words_and_tags
+from hansa.data.rows import Row
 from hansa.data.source import Source
 from hansa.tasks.base import TASKS, Task, Vocabulary, as_tensors, f1_averages, logits_at, pad
 
@@ -63,7 +63,7 @@ class Tag:
             tags.append([known[tag] for tag in named])
         inside = {i for tag, i in known.items() if tag.startswith("I-")}
         for row, pieces, numbers in zip(usable, _pieces(texts, vocabulary), tags, strict=True):
-            spans = spans_of([vocabulary.labels[number] for number in numbers])
+            spans = bio_spans([vocabulary.labels[number] for number in numbers])
             if max((sum(map(len, pieces[s:e])) for s, e, _ in spans), default=0) > vocabulary.room:
                 reason = f"an entity does not fit into a sample of {vocabulary.max_length} tokens (data.max_length)"
                 yield Unusable(row.place, reason)
@@ -94,7 +94,7 @@ class Tag:
         ends = np.flatnonzero(np.diff(sample, append=-1)) + 1
         true, guessed = batch.targets.tolist(), logits.argmax(dim=-1).tolist()
         for start, end in zip([0, *ends[:-1]], ends, strict=True):
-            found = [spans_of([names[i] for i in series[start:end]]) for series in (true, guessed)]
+            found = [bio_spans([names[i] for i in series[start:end]]) for series in (true, guessed)]
             count(found[0], found[1], sums)
         return sums
 
@@ -131,7 +131,7 @@ class Tag:
             names += [model.config.id2label[g] for g, tag in zip(guesses, window.tags, strict=True) if tag != NO_TAG]
         return [
             {"text": text[places[i][0] : places[j - 1][1]], "type": kind, "span": [places[i][0], places[j - 1][1]]}
-            for i, j, kind in spans_of(names)
+            for i, j, kind in bio_spans(names)
         ]
 
 

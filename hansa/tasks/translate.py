@@ -24,7 +24,7 @@ from hansa.core.errors import UserError
 from hansa.core.settings import Count, Section
 from hansa.data.batching import batches
 from hansa.data.examples import Encoded, Examples, Unusable
-from hansa.data.readers import Row
+from hansa.data.rows import Row
 from hansa.data.source import Source
 from hansa.tasks import bleu
 from hansa.tasks.base import TASKS, Task, Vocabulary, as_tensors, logits_at, token_metrics, token_scores
@@ -89,8 +89,8 @@ class Translate:
         self, examples: Examples, indices: NDArray[np.int64], rng: np.random.Generator, vocabulary: Vocabulary
     ) -> Batch:
         starts, cut, ends = examples.offsets[indices], examples.labels[indices], examples.offsets[indices + 1]
-        ids, mask = rectangle(examples.ids, starts, starts + cut, vocabulary.pad)
-        labels, real = rectangle(examples.ids, starts + cut, ends, IGNORED)
+        ids, mask = padded(examples.ids, starts, starts + cut, vocabulary.pad)
+        labels, real = padded(examples.ids, starts + cut, ends, IGNORED)
         rows = np.flatnonzero(real)
         inputs = as_tensors(input_ids=ids, attention_mask=mask, labels=labels)
         return Batch(inputs, torch.from_numpy(rows), torch.from_numpy(labels.reshape(-1)[rows]))
@@ -114,7 +114,7 @@ class Translate:
     def compare(
         self, model: nn.Module, examples: Examples, indices: NDArray[np.int64], vocabulary: Vocabulary, size: int
     ) -> dict[str, float]:
-        written = write(model, examples, indices, vocabulary, self.beams, size)
+        written = translations(model, examples, indices, vocabulary, self.beams, size)
         return bleu.sums(written, [examples.texts[int(i)] for i in indices])
 
     def predict(self, model: Any, vocabulary: Vocabulary, text: str) -> list[dict[str, Any]]:
@@ -149,7 +149,7 @@ def _foreign(text: str, language: str) -> str:
     return f"a side that should be in '{language}' seems to be in another language ({seen})" if seen else ""
 
 
-def rectangle(
+def padded(
     ids: NDArray[np.int32], starts: NDArray[np.int64], ends: NDArray[np.int64], filler: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Stretches of ids as rows of one array, and the mask of what is real."""
@@ -160,7 +160,7 @@ def rectangle(
     return np.where(real, ids[places], filler).astype(np.int64), real.astype(np.int64)
 
 
-def beginning(model: Any) -> list[int]:
+def decoder_start(model: Any) -> list[int]:
     """What a decoder is given before its first own token: its start, and the token it is forced to begin with."""
     settings, config = model.generation_config, model.config
     start = settings.decoder_start_token_id
@@ -175,7 +175,7 @@ def beginning(model: Any) -> list[int]:
 def _with_decoder(model: Any, batch: Batch) -> Batch:
     """The batch as the model wants it: the decoder sees its beginning and the target up to the token before."""
     labels = batch.inputs["labels"]
-    begin = torch.tensor(beginning(model), device=labels.device).expand(len(labels), -1)
+    begin = torch.tensor(decoder_start(model), device=labels.device).expand(len(labels), -1)
     seen = torch.cat([begin, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, model.config.pad_token_id)], dim=1)
     assert batch.rows is not None
     width, extra = labels.shape[1], begin.shape[1] - 1
@@ -187,7 +187,7 @@ def _with_decoder(model: Any, batch: Batch) -> Batch:
 # ── writing ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def write(
+def translations(
     model: Any, examples: Examples, indices: NDArray[np.int64], vocabulary: Vocabulary, beams: int, size: int
 ) -> list[str]:
     """Translations of the samples, in their order; batches hold sources of similar length, so that little is spent on
@@ -203,7 +203,7 @@ def generate(model: Any, sources: Iterable[NDArray[np.int32]], vocabulary: Vocab
     """One batch through the library's own search, with its key–value cache."""
     sources = list(sources)
     ends = np.cumsum([len(s) for s in sources])
-    ids, mask = rectangle(np.concatenate(sources), np.concatenate([[0], ends[:-1]]), ends, vocabulary.pad)
+    ids, mask = padded(np.concatenate(sources), np.concatenate([[0], ends[:-1]]), ends, vocabulary.pad)
     longest = min(vocabulary.max_length, 2 * ids.shape[1] + 8)
     inputs = as_tensors(input_ids=ids, attention_mask=mask)
     written = model.generate(

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from hansa.client.evaluation import evaluate
+from hansa.client.host import SiloHost
 from hansa.client.personalisation import ALPHAS, Mixing, ahead
 from hansa.client.training import train
 from hansa.config.sections import Training
@@ -103,7 +104,7 @@ def test_a_mixture_is_taken_only_if_it_is_better_beyond_chance():
 def test_several_draws_ask_other_questions_of_the_same_samples(federation, tmp_path):
     once = run(federation(rounds=1, personal=PERSONAL, data=DATA), tmp_path / "once", workers=0)
     runtime, model = load(once.folder)
-    held = runtime.silo("north").examples("test")
+    held = SiloHost(runtime).silo("north").resident.examples("test")
 
     def tokens(draws):
         return evaluate(model, runtime.task, held, runtime.vocabulary, 0, draws=draws).sums["north"]["tokens"]

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from hansa.client.host import SiloHost
 from hansa.client.runtime import Runtime
 from hansa.core.errors import ConfigError
 from hansa.core.messages import Train, Update
@@ -20,7 +21,7 @@ def update(settings, folder, name: str) -> torch.Tensor:
         begin(settings, directory, link, ledger, NoCallbacks())
     ledger.close()
     runtime = Runtime(settings, directory.path)
-    reply = runtime.silo(name).answer(Train(1, runtime.start))
+    reply = SiloHost(runtime).silo(name).answer(Train(1, runtime.start))
     assert isinstance(reply, Update)
     return reply.gradient.flat.clone()
 

@@ -8,17 +8,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hansa.client.host import SiloHost
 from hansa.client.runtime import Runtime
-from hansa.client.silo import Silo
 from hansa.compressors.dynamic_pulling import DynamicPulling, movement
 from hansa.config.file import parse
-from hansa.core.compression import CompressorChain, NoCompression, OutgoingUpdate
+from hansa.config.method import build_method
+from hansa.core.compression import CompressorChain, NoCompression, OutgoingUpdate, UploadState
 from hansa.core.errors import ConfigError
 from hansa.core.link import Answer
-from hansa.core.participation import Child, ServerState
-from hansa.core.round import federated_round
+from hansa.core.messages import Train
+from hansa.core.participation import Child, RoundSettings
+from hansa.core.round import Server, Turn, federated_round
+from hansa.core.state import SERVER, ServerState, tensors_in
 from hansa.core.tensors import Layout, Tensors
-from hansa.methods import build
 from hansa.methods.fedavg import Mean, fedavg
 from hansa.methods.robust import TrimmedMean
 from hansa.runs.ledger import Ledger
@@ -33,10 +35,9 @@ SIDES = {name: name.split(".")[0] for name in NAMES}
 
 def work(pulling, before: Tensors, after: Tensors, round=2):
     """What leaves a silo whose model went from one state to another since its last round."""
-    memory = {f"upload.sent.{name}": t for name, t in before.named().items()}
-    gradient = Tensors(LAYOUT, -after.flat)
-    leaving = OutgoingUpdate(gradient, after, round, "silo", 0, SIDES, frozenset({"encoder.4"}), memory)
-    return CompressorChain((pulling,)).leave(leaving), leaving
+    gradient, state = Tensors(LAYOUT, -after.flat), UploadState(sent=before)
+    outgoing = OutgoingUpdate(gradient, after, round, "silo", 0, SIDES, frozenset({"encoder.4"}), state)
+    return CompressorChain((pulling,)).compress(outgoing), outgoing
 
 
 def states(seed: int) -> tuple[Tensors, Tensors]:
@@ -59,18 +60,19 @@ def test_the_sets_are_those_of_equations_2_and_3(seed):
         expected["active"] |= {n for n in d if d[n] >= threshold}
         expected["calm"] |= {n for n in d if d[n] < threshold}
     for choose, names in expected.items():
-        sent, leaving = work(DynamicPulling(choose), before, after)
+        sent, outgoing = work(DynamicPulling(choose), before, after)
         assert set(sent.layout.names) == names
-        assert {n.removeprefix("upload.local.") for n in leaving.kept if "local" in n} == set(NAMES) - names
-        assert all(torch.equal(leaving.kept[f"upload.local.{n}"], after[n]) for n in set(NAMES) - names)
-        assert len(leaving.moved) == len(NAMES)
+        local = outgoing.kept.local.named()
+        assert set(local) == set(NAMES) - names
+        assert all(torch.equal(value, after[name]) for name, value in local.items())
+        assert len(outgoing.movement) == len(NAMES)
 
 
 def test_the_first_round_sends_everything():
     _, after = states(0)
-    leaving = OutgoingUpdate(after, after, 1, "silo", 0, SIDES, frozenset(), {})
-    assert CompressorChain((DynamicPulling("calm"),)).leave(leaving).same_bits(after)
-    assert leaving.moved == ()
+    outgoing = OutgoingUpdate(after, after, 1, "silo", 0, SIDES, frozenset())
+    assert CompressorChain((DynamicPulling("calm"),)).compress(outgoing).same_bits(after)
+    assert outgoing.movement == ()
 
 
 def test_one_threshold_for_both_sides_would_choose_otherwise():
@@ -138,6 +140,8 @@ def test_every_tensor_is_combined_over_those_who_sent_it(rule):
 
 
 class Given:
+    size, remote = 1, False
+
     def __init__(self, replies):
         self.replies = replies
 
@@ -148,28 +152,28 @@ class Given:
 
 def one_round(replies, upload, server="sgd"):
     settings = parse({"silos": dict.fromkeys(replies, "x"), "server": {"optimizer": server, "lr": 0.5}})
-    method = replace(build(settings), upload=upload)
-    moving = ServerState(Tensors(TWO, torch.tensor([5.0, 5.0, 5.0])), method.server.begin(TWO))
-    moving.state = {name: Tensors(TWO, t.flat + 1.0) for name, t in moving.state.items()}
-    return federated_round(
-        "root", {n: Child(1, 1) for n in replies}, Given(replies), method, settings, moving, 0
-    ), moving
+    method = replace(build_method(settings), upload=upload)
+    state = ServerState(Tensors(TWO, torch.tensor([5.0, 5.0, 5.0])), {SERVER: method.server.begin(TWO)})
+    for moment in tensors_in(state.slots[SERVER]):
+        moment.flat.add_(1.0)
+    children = {n: Child(1, 1) for n in replies}
+    return federated_round(Server("root", children, Given(replies), method, RoundSettings()), state, Turn(1)), state
 
 
 @pytest.mark.parametrize("server", ["sgd", "momentum", "adam", "adagrad", "yogi"])
 def test_a_tensor_nobody_sent_stays_as_it_is_whatever_the_server_remembers(server):
-    record, moving = one_round({"x": some(a=1.0), "y": some(b=1.0)}, CompressorChain((DynamicPulling("calm"),)), server)
+    record, state = one_round({"x": some(a=1.0), "y": some(b=1.0)}, CompressorChain((DynamicPulling("calm"),)), server)
     assert not record.failed
-    assert moving.model.flat[2] == 5.0
-    assert (moving.model.flat[:2] < 5.0).all()
-    assert all(t.flat[2] == 1.0 for t in moving.state.values())
+    assert state.model.flat[2] == 5.0
+    assert (state.model.flat[:2] < 5.0).all()
+    assert all(moment.flat[2] == 1.0 for moment in tensors_in(state.slots[SERVER]))
 
 
 def test_tensors_may_be_left_out_only_where_the_file_says_so():
     record, _ = one_round({"x": some(a=1.0, b=1.0, c=1.0), "y": some(b=1.0)}, NoCompression())
-    assert "lacks a" in record.lost["y"]
+    assert "lacks a" in record.failures["y"]
     record, _ = one_round({"x": some(a=1.0), "y": some(invented=1.0)}, CompressorChain((DynamicPulling("calm"),)))
-    assert "invented" in record.lost["y"]
+    assert "invented" in record.failures["y"]
     assert list(record.updates) == ["x"]
 
 
@@ -277,10 +281,7 @@ def test_a_silo_without_its_memory_says_so(federation, tmp_path):
     settings = federation(tokenizer={"kind": "bytes"}, rounds=1, upload={"name": "calm", "both": True})
     outcome = run(settings, tmp_path / "run", workers=0)
     runtime = Runtime(settings, outcome.folder)
-    silo: Silo = runtime.silo("north")
-    from hansa.core.messages import Train
-
-    reply = silo.answer(Train(1, runtime.start.only(runtime.shared.names[:3])))
+    reply = SiloHost(runtime).answer("north")(Train(1, runtime.start.only(runtime.shared.names[:3])))
     assert "does not remember" in reply.reason
 
 
@@ -304,7 +305,7 @@ def test_a_silo_without_its_memory_says_so(federation, tmp_path):
 )
 def test_mistakes_are_answered_in_a_sentence(upload, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        build(parse({"silos": {"a": "x"}, "upload": upload}))
+        build_method(parse({"silos": {"a": "x"}, "upload": upload}))
 
 
 @pytest.mark.parametrize(
@@ -316,5 +317,5 @@ def test_mistakes_are_answered_in_a_sentence(upload, sentence):
 )
 def test_what_makes_no_sense_together_is_refused(settings, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        build(parse({"silos": dict.fromkeys("abcdef", "x")} | settings))
+        build_method(parse({"silos": dict.fromkeys("abcdef", "x")} | settings))
     assert fedavg().upload == NoCompression()

@@ -60,7 +60,7 @@ def test_an_aggregation_of_ones_own_is_not_replaced_in_silence(federation, metho
     ("method", "task", "sentence"),
     [
         ("moon", "mlm", "use it with 'classify'"),
-        ("fedbuff", "mlm", "that is the root's business"),
+        ("fedbuff", "mlm", "that is the root's decision"),
         ("fedkc", "classify", "the same for all"),
         ("worldlm", "mlm", "which the root must have too"),
     ],
@@ -76,7 +76,7 @@ def test_a_method_of_ones_own_is_held_to_the_same_rules(federation, tmp_path):
     """Not by its name."""
     code = """
 from dataclasses import replace
-from hansa.config import Section
+from hansa.core.settings import Section
 from hansa.core.method import METHODS
 from hansa.methods.fedavg import fedavg
 from hansa.methods.fedbuff import Buffered
@@ -88,7 +88,7 @@ class Settings(Section):
 """
     (tmp_path / "impatient.py").write_text(code)
     settings = federation(method="impatient", plugins=[str(tmp_path / "impatient.py")], secure_aggregation=True)
-    with pytest.raises(ConfigError, match="method 'impatient' has not"):
+    with pytest.raises(ConfigError, match="which method 'impatient' does not have"):
         check_settings(settings)
     with pytest.raises(ConfigError, match="'impatient' has every silo at work"):
         check_settings(

@@ -36,10 +36,10 @@ def refused(tmp_path: Path, text: str, *overrides: str) -> str:
         (GOOD + "task: mln\n", "task 'mln' is not known; did you mean 'mlm'?"),
         (GOOD + "data: {valid: 0.5, test: 0.5}\n", "leave nothing to train on"),
         (GOOD + "participation: {count: 3}\n", "participation.count is 3, but there are 2 silos"),
-        (GOOD + "aggregate: krum\n", "krum with 1 bad silos needs at least 5 silos, and 2 take part"),
+        (GOOD + "aggregate: krum\n", "needs at least 5 silos, and 2 take part in a round"),
         (GOOD + "train: {samples: {floor: 5, epochs: 1}}\n", "choose one rule"),
         (GOOD + "model: {preset: tiny, path: x}\n", "a model is either a 'preset'"),
-        (GOOD + "method: dga\naggregate: {weights: uniform}\n", "weighs silos by their loss"),
+        (GOOD + "method: dga\naggregate: {weights: uniform}\n", "has weights of its own"),
         ("silos: {}\n", "a federation needs at least one silo"),
         ("rounds: 3\n", "'silos' is missing"),
         ("silos:\n  fr: {language: fr}\n", "a node needs data of its own ('train: FILE')"),
@@ -57,6 +57,28 @@ def refused(tmp_path: Path, text: str, *overrides: str) -> str:
 )
 def test_mistakes(tmp_path, text, expected):
     assert expected in refused(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new"),
+    [
+        ("uses: [a.py]\n", "uses", "plugins"),
+        ("secure: true\n", "secure", "secure_aggregation"),
+        ("train: {at_once: 4}\n", "train.at_once", "micro_batch"),
+        ("data: {broken: 0.1}\n", "data.broken", "max_bad_rows"),
+        ("record: {offers: true}\n", "record", "release_log"),
+        ("release_log: {offers: true}\n", "release_log.offers", "knowledge"),
+        ("simulate: {usual: 2}\n", "simulate.usual", "default_delay"),
+        ("tokenizer: {minimum: 2}\n", "tokenizer.minimum", "min_count"),
+    ],
+)
+def test_a_setting_that_had_another_name_is_answered_with_the_new_one(tmp_path, text, old, new):
+    assert f"'{old}' is now called '{new}': rename it" in refused(tmp_path, GOOD + text)
+
+
+def test_a_silos_setting_that_had_another_name(tmp_path):
+    text = "silos:\n  fr: {train: a.jsonl, privacy: {sigma: 1}}\n"
+    assert "'silos.fr.privacy.sigma' is now called 'noise_multiplier'" in refused(tmp_path, text)
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -14,7 +14,7 @@ from hansa.preview.preview import preview
 from hansa.report import html
 from hansa.report.charts import _rows
 from hansa.runs.run import run
-from tests.core.test_hierarchy import tree  # noqa: F401
+from tests.core.trees import tree  # noqa: F401
 
 SIZES = {"fr": 483, "it": 252, "uk": 84, "bg": 44}
 

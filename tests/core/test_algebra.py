@@ -7,12 +7,17 @@ from hypothesis import strategies as st
 
 from hansa.core import wire
 from hansa.core.messages import (
+    BelowPart,
     CollectVocabulary,
     DataCard,
     DescribeData,
     Evaluate,
     Failure,
     Knowledge,
+    KnowledgePart,
+    LayersPart,
+    MaskedPart,
+    MaskingPart,
     Personalise,
     PersonalScores,
     RevealedShares,
@@ -20,6 +25,8 @@ from hansa.core.messages import (
     SecretShares,
     ShareKnowledge,
     ShareSecrets,
+    StepWindow,
+    SubtreePart,
     Train,
     Update,
     VocabularyCounts,
@@ -42,20 +49,25 @@ def tensors(draw) -> Tensors:
 
 
 MEMBERS = st.lists(st.integers(1, 99), max_size=3).map(tuple)
-OFFERS = st.builds(Knowledge, tensors(), MEMBERS, MEMBERS, st.integers(0, 9))
+ATTENTION = st.dictionaries(NAMES, st.dictionaries(NAMES, SUMS, max_size=2), max_size=2)
+KNOWLEDGE = st.builds(Knowledge, tensors(), MEMBERS, MEMBERS, st.integers(0, 9))
 MESSAGES = st.one_of(
     st.just(DescribeData()),
     st.builds(CollectVocabulary, st.integers(0, 100), st.booleans()),
     st.builds(ShareKnowledge, st.integers(0, 10**6), tensors()),
-    OFFERS,
+    KNOWLEDGE,
     st.builds(
         Train,
         st.integers(0, 10**6),
         tensors(),
         st.integers(0, 10**6),
-        offers=st.lists(OFFERS, max_size=2).map(tuple),
-        held=st.booleans(),
-        roster=st.dictionaries(NAMES, st.tuples(NAMES, NAMES), max_size=2),
+        schedule=st.none() | st.builds(StepWindow, st.integers(0, 10**6), st.integers(0, 10**6)),
+        knowledge=st.none() | st.builds(KnowledgePart, st.lists(KNOWLEDGE, max_size=2).map(tuple)),
+        masking=st.none() | st.builds(MaskingPart, st.dictionaries(NAMES, st.tuples(NAMES, NAMES), max_size=2)),
+        subtree=st.none() | st.builds(SubtreePart, NAMES, tensors(), st.floats(0, 1e6)),
+        shared_state=st.none() | tensors(),
+        capacity=st.integers(0, 10**9),
+        reference=st.booleans(),
     ),
     st.builds(
         ShareSecrets, st.integers(0, 9), st.dictionaries(NAMES, st.tuples(NAMES, NAMES), max_size=2), st.integers(2, 9)
@@ -78,10 +90,11 @@ MESSAGES = st.one_of(
         st.integers(0, 10**6),
         st.floats(allow_nan=False),
         st.floats(0, 1e6),
-        st.dictionaries(NAMES, NAMES, max_size=2),
-        st.integers(0, 10**6),
-        sent=COUNTS,
-        received=COUNTS,
+        movement=st.lists(st.floats(0, 1e6), max_size=3).map(tuple),
+        masked=st.none() | st.builds(MaskedPart, st.integers(0, 10**6)),
+        below=st.none() | st.builds(BelowPart, st.dictionaries(NAMES, NAMES, max_size=2), COUNTS, COUNTS),
+        layers=st.none() | st.builds(LayersPart, tensors(), ATTENTION, st.dictionaries(NAMES, NAMES, max_size=2)),
+        shared_state=st.none() | tensors(),
     ),
     st.builds(Scores, st.dictionaries(NAMES, SUMS, max_size=3)),
     st.builds(Personalise, st.integers(0, 10**6), tensors(), tensors(), NAMES, st.integers(0, 9), st.booleans()),

@@ -1,4 +1,4 @@
-"""Laws of uploads: what is coded is opened again, what is lost is remembered, what is counted is what travels."""
+"""Properties of compression: encodings decode, error feedback keeps what is lost, counted bytes are those sent."""
 
 import contextlib
 from dataclasses import replace
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hansa.compressors.basic import Bf16, Quantize, TopK, TopRows
 from hansa.core import wire
-from hansa.core.compression import CompressorChain, OutgoingUpdate
+from hansa.core.compression import CompressorChain, OutgoingUpdate, UploadState
 from hansa.core.encoding import BLOCK, EncodedTensor, EncodedUpdate, EncodingError
 from hansa.core.messages import Update
 from hansa.core.tensors import NOTHING, Layout, Tensors
@@ -34,10 +34,10 @@ def made_up(seed: int, layout: Layout = LAYOUT) -> Tensors:
     return Tensors(layout, torch.from_numpy(np.random.default_rng(seed).normal(size=layout.size).astype(np.float32)))
 
 
-def leaving(gradient: Tensors, memory=None, round=1) -> OutgoingUpdate:
+def outgoing(gradient: Tensors, before: UploadState | None = None, round: int = 1) -> OutgoingUpdate:
     state = Tensors(gradient.layout, -gradient.flat)
     sides = dict.fromkeys(gradient.layout.names, "model")
-    return OutgoingUpdate(gradient, state, round, "silo", 0, sides, frozenset({"table"}), memory or {})
+    return OutgoingUpdate(gradient, state, round, "silo", 0, sides, frozenset({"table"}), before)
 
 
 def opened(sent: Tensors | EncodedUpdate) -> Tensors:
@@ -63,7 +63,7 @@ def test_numbers_come_back_as_near_as_their_code_allows(values, form):
     part = EncodedTensor((len(values),), torch.tensor(values))
     most = {"int8": 127, "int4": 7}.get(form, 0)
     step = {"float32": None, "bfloat16": Bf16()}.get(form, Quantize(most))
-    parcel = step.code({"w": part}, leaving(Tensors(layout, part.values))) if step else {"w": part}
+    parcel = step.compress({"w": part}, outgoing(Tensors(layout, part.values))) if step else {"w": part}
     back = EncodedUpdate.of(parcel).open(layout).flat
     if form == "float32":
         assert torch.equal(back, part.values)
@@ -78,17 +78,17 @@ def test_numbers_come_back_as_near_as_their_code_allows(values, form):
 @pytest.mark.parametrize("name", CHAINS)
 def test_error_feedback_telescopes(name):
     """Σ sent = Σ g − e: after many rounds all that is missing is one round's residual."""
-    upload, memory = CompressorChain(CHAINS[name]), {}
+    upload, state = CompressorChain(CHAINS[name]), None
     total, sent = torch.zeros(LAYOUT.size), torch.zeros(LAYOUT.size)
     residuals = []
     for round in range(1, 30):
         gradient = made_up(round)
-        out = leaving(gradient, memory, round)
-        sent += opened(upload.leave(out)).flat
+        out = outgoing(gradient, state, round)
+        sent += opened(upload.compress(out)).flat
         total += gradient.flat
-        memory = out.kept
-        np.testing.assert_allclose(sent + memory["upload.residual"], total, atol=2e-4)
-        residuals.append(float(memory["upload.residual"].norm()))
+        state = out.kept
+        np.testing.assert_allclose(sent + state.residual.flat, total, atol=2e-4)
+        residuals.append(float(state.residual.flat.norm()))
     assert residuals[-1] < 25 * made_up(0).flat.norm(), "what is missing stays bounded"
 
 
@@ -97,11 +97,11 @@ def test_without_feedback_the_same_values_are_lost_again_and_again():
     gradient = Tensors(Layout(("w",), ((10,),)), torch.tensor([1.0] + [0.1] * 9))
     arrived = {}
     for feedback in (True, False):
-        upload, memory, arrived[feedback] = CompressorChain((TopK(0.1),), feedback), {}, torch.zeros(10)
+        upload, state, arrived[feedback] = CompressorChain((TopK(0.1),), feedback), None, torch.zeros(10)
         for round in range(1, 40):
-            out = leaving(gradient, memory, round)
-            arrived[feedback] += upload.leave(out).open(gradient.layout).flat
-            memory = out.kept
+            out = outgoing(gradient, state, round)
+            arrived[feedback] += upload.compress(out).open(gradient.layout).flat
+            state = out.kept
     assert arrived[False][1:].abs().sum() == 0
     assert arrived[True][1:].min() > 0
 
@@ -109,13 +109,13 @@ def test_without_feedback_the_same_values_are_lost_again_and_again():
 @pytest.mark.parametrize("name", CHAINS)
 def test_bytes_are_those_of_the_wire(name):
     gradient = made_up(1)
-    sent = CompressorChain(CHAINS[name]).leave(leaving(gradient))
-    update = Update(NOTHING, 1, 1, 1, 0.0, 0.0, coded=sent)
+    sent = CompressorChain(CHAINS[name]).compress(outgoing(gradient))
+    update = Update(NOTHING, 1, 1, 1, 0.0, 0.0, encoded=sent)
     back = wire.decode(wire.encode(update))
     assert wire.equal(update, back)
-    assert torch.equal(opened(back.coded).flat, opened(sent).flat)
+    assert torch.equal(opened(back.encoded).flat, opened(sent).flat)
     assert wire.size(update) == pytest.approx(len(wire.encode(update)), abs=320), "but for the file's own header"
-    assert wire.size(update) < wire.size(replace(update, coded=None, gradient=gradient))
+    assert wire.size(update) < wire.size(replace(update, encoded=None, gradient=gradient))
 
 
 def test_int8_is_a_quarter_int4_an_eighth_and_one_percent_of_values_far_less():
@@ -123,7 +123,7 @@ def test_int8_is_a_quarter_int4_an_eighth_and_one_percent_of_values_far_less():
     gradient = made_up(0, layout)
 
     def size(*steps):
-        return CompressorChain(steps).leave(leaving(gradient)).words.numel() * 4 / (4 * layout.size)
+        return CompressorChain(steps).compress(outgoing(gradient)).words.numel() * 4 / (4 * layout.size)
 
     assert size(Quantize(127)) == pytest.approx(0.25 * (1 + 4 / BLOCK), rel=1e-3)
     assert size(Quantize(7)) == pytest.approx(0.125 * (1 + 8 / BLOCK), rel=1e-3)
@@ -136,7 +136,7 @@ def test_rows_that_did_not_move_are_not_sent_and_nothing_is_lost():
     gradient = made_up(0)
     table = gradient["table"]
     table[5:] = 0.0
-    sent = CompressorChain((TopRows(),)).leave(leaving(gradient))
+    sent = CompressorChain((TopRows(),)).compress(outgoing(gradient))
     assert torch.equal(sent.open(LAYOUT).flat, gradient.flat)
     assert sent.words.numel() < LAYOUT.size - 30 * 16
 
@@ -146,11 +146,11 @@ def test_of_rows_that_all_moved_those_that_moved_most_are_sent():
     gradient["table"][7].mul_(100)
     gradient["table"][9].mul_(50)
     upload = CompressorChain((TopRows(0.05),))
-    first = leaving(gradient)
-    sent = upload.leave(first).open(LAYOUT)
+    first = outgoing(gradient)
+    sent = upload.compress(first).open(LAYOUT)
     assert (sent["table"].abs().sum(dim=1) > 0).nonzero().view(-1).tolist() == [7, 9], "2 of 40"
     assert torch.equal(sent["matrix"], gradient["matrix"]), "other tensors leave whole"
-    late = upload.leave(leaving(Tensors.zeros(LAYOUT), first.kept, 2)).open(LAYOUT)
+    late = upload.compress(outgoing(Tensors.zeros(LAYOUT), first.kept, 2)).open(LAYOUT)
     assert int((late["table"].abs().sum(dim=1) > 0).sum()) == 2, "what was left behind follows"
     assert not late["table"][7].any()
 
@@ -158,16 +158,16 @@ def test_of_rows_that_all_moved_those_that_moved_most_are_sent():
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", CHAINS)
 def test_an_update_that_is_not_finite_is_not_hidden_by_its_code_nor_remembered(name, bad):
-    upload, first = CompressorChain(CHAINS[name]), leaving(made_up(0))
-    upload.leave(first)
+    upload, first = CompressorChain(CHAINS[name]), outgoing(made_up(0))
+    upload.compress(first)
     broken = made_up(1)
     broken.flat[3] = bad
-    second = leaving(broken, first.kept, 2)
-    assert not torch.isfinite(opened(upload.leave(second)).flat).all()
-    assert torch.equal(second.kept["upload.residual"], first.kept["upload.residual"])
+    second = outgoing(broken, first.kept, 2)
+    assert not torch.isfinite(opened(upload.compress(second)).flat).all()
+    assert torch.equal(second.kept.residual.flat, first.kept.residual.flat)
     for step in CHAINS[name]:
         part = EncodedTensor((LAYOUT.size,), broken.flat)
-        coded = step.code({"table": part}, leaving(broken))["table"]
+        coded = step.compress({"table": part}, outgoing(broken))["table"]
         assert not torch.isfinite(coded.dense()).all(), f"{step} would hide it"
 
 

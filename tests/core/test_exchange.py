@@ -1,4 +1,4 @@
-"""Silos that tell one another what they know: over any link the same, counted, and bad offers go no further."""
+"""Knowledge exchange: the same over any link, counted to the byte, and knowledge that fails its checks is dropped."""
 
 import re
 from dataclasses import replace
@@ -7,25 +7,26 @@ from pathlib import Path
 import pytest
 import torch
 
-from hansa.client import release_log as record
+from hansa.client.host import SiloHost
+from hansa.client.release_log import logged_releases
 from hansa.client.runtime import Runtime
-from hansa.config.file import parse
 from hansa.core import wire
 from hansa.core.errors import ConfigError
-from hansa.core.exchange import Sizes
-from hansa.core.messages import Failure, Knowledge, Scores, ShareKnowledge, Train, Update
-from hansa.core.participation import Child, ServerState
-from hansa.core.round import federated_round
+from hansa.core.exchange import KnowledgeExchange
+from hansa.core.knowledge import Sizes
+from hansa.core.messages import Failure, Knowledge, KnowledgePart, Scores, ShareKnowledge, Train, Update, no_tensors
+from hansa.core.participation import Child, RoundSettings
+from hansa.core.round import Server, Turn, federated_round
+from hansa.core.state import ServerState
 from hansa.core.tensors import Layout, Tensors
 from hansa.links.local import LocalLink
 from hansa.methods.fedavg import fedavg
 from hansa.methods.fedkc import fedkc
 from hansa.preview.preview import preview
-from hansa.runs.ledger import Ledger
 from hansa.runs.run import run
 from tests.classifiers import CLASSES, WIDTH, pairs
 from tests.conftest import same, weights
-from tests.runs.test_determinism import run_over
+from tests.core.trees import run_over, select
 from tests.toys import update
 
 KC = {"name": "fedkc", "layer": "last", "q": 3, "floor": 1, "alpha": 2.0}
@@ -37,14 +38,6 @@ def classify(federation):
         return federation(**{"task": "classify", "method": KC, "tokenizer": {"kind": "bytes"}, "rounds": 2} | settings)
 
     return build
-
-
-def answers(link, query):
-    ledger = Ledger(link)
-    try:
-        return ledger.select(query)
-    finally:
-        ledger.close()
 
 
 # ── one round ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -59,70 +52,67 @@ BAD = {
     "no numbers": Knowledge(Tensors.zeros(Layout((), ())), members=(1,)),
     "has no numbers": pairs(torch.ones(2, 0), torch.ones(2, 0)),
     "4 groups of its samples are too small": Knowledge(Tensors.zeros(Layout((), ())), withheld=4),
-    "it told nothing": Knowledge(Tensors.zeros(Layout((), ()))),
+    "it shared nothing": Knowledge(Tensors.zeros(Layout((), ()))),
     "a Scores instead": Scores({}),
     "gone": Failure("gone"),
 }
 
 
-def one_round(offers):
-    """A round of FedKC among nodes whose offers are given; what each was asked is remembered."""
-    asked = {name: [] for name in offers}
+def one_round(replies):
+    """A round of FedKC among nodes whose replies to `ShareKnowledge` are given; all requests are kept."""
+    asked = {name: [] for name in replies}
 
     def answer(name):
         def reply(request):
             asked[name].append(request)
-            return offers[name] if isinstance(request, ShareKnowledge) else update([1.0, -1.0], samples=10)
+            return replies[name] if isinstance(request, ShareKnowledge) else update([1.0, -1.0], samples=10)
 
         return reply
 
-    settings = parse({"silos": dict.fromkeys(offers, "x")})
-    moving = ServerState(Tensors(Layout(("w",), ((2,),)), torch.tensor([5.0, 5.0])), {})
-    members = {name: Child(10, 10) for name in offers}
+    state = ServerState(Tensors(Layout(("w",), ((2,),)), torch.tensor([5.0, 5.0])))
     method = fedkc(fedavg(), "last", 2, 1.0, 1)
-    sizes = Sizes(WIDTH, WIDTH, CLASSES, 12)
-    return federated_round("root", members, LocalLink(answer), method, settings, moving, 0, sizes), asked
+    server = Server("root", {name: Child(10, 10) for name in replies}, LocalLink(answer), method, RoundSettings())
+    exchange = KnowledgeExchange(method.exchange, lambda: Sizes(WIDTH, WIDTH, CLASSES, 12))
+    return federated_round(server, state, Turn(1), [exchange]), asked
 
 
-def test_everyone_hears_the_others_and_not_itself():
-    offers = {
+def test_every_silo_receives_what_the_others_shared_and_not_its_own():
+    replies = {
         name: pairs(torch.full((2, WIDTH), v), torch.full((2, CLASSES), 1 / 3))
         for name, v in zip("abc", (1.0, 2.0, 3.0), strict=True)
     }
-    _, asked = one_round(offers)
-    for name in offers:
-        trade, train = asked[name]
-        assert isinstance(trade, ShareKnowledge)
+    _, asked = one_round(replies)
+    for name in replies:
+        share, train = asked[name]
+        assert isinstance(share, ShareKnowledge)
         assert isinstance(train, Train)
-        heard = [float(offer.knowledge["centroids"][0, 0]) for offer in train.offers]
-        assert heard == [float(offers[n].knowledge["centroids"][0, 0]) for n in offers if n != name]
+        received = [float(one.tensors["centroids"][0, 0]) for one in train.knowledge.items]
+        assert received == [float(replies[n].tensors["centroids"][0, 0]) for n in replies if n != name]
 
 
 @pytest.mark.parametrize("reason", BAD)
-def test_a_bad_offer_goes_no_further_and_the_round_goes_on(reason):
+def test_knowledge_that_fails_its_checks_is_dropped_and_the_round_goes_on(reason):
     found, asked = one_round({"bad": BAD[reason], "good": GOOD, "other": GOOD})
-    assert reason in found.traded.unheard["bad"]
+    assert reason in found.exchange.rejected["bad"]
     assert not found.failed
-    assert set(found.updates) == {"bad", "good", "other"}, "whoever made a bad offer still trains"
-    assert [len(asked[name][1].offers) for name in ("bad", "good", "other")] == [
-        0 if reason == "gone" else 2,
-        1,
-        1,
-    ]
-    assert asked["bad"][1].held == (reason != "gone"), "who did not answer is sent the model again"
+    assert set(found.updates) == {"bad", "good", "other"}, "a silo whose knowledge was rejected still trains"
+    parts = [asked[name][1].knowledge for name in ("bad", "good", "other")]
+    assert [0 if part is None else len(part.items) for part in parts] == [0 if reason == "gone" else 2, 1, 1]
+    held = parts[0] is not None and parts[0].model_held
+    assert held == (reason != "gone"), "a silo that did not answer is sent the model again"
 
 
 def test_an_active_set_of_one_trains_alone():
     found, asked = one_round({"only": GOOD})
-    assert asked["only"][1].offers == ()
+    assert asked["only"][1].knowledge.items == ()
     assert not found.failed
 
 
 def test_the_model_travels_once():
     found, asked = one_round({"a": GOOD, "b": GOOD})
-    trade, train = asked["a"]
-    assert wire.payload(train) == wire.payload(GOOD), "the others' offers, and no model"
-    assert found.sent["a"] == wire.size(trade) + wire.size(train)
+    share, train = asked["a"]
+    assert wire.payload(train) == wire.payload(GOOD), "the other silo's knowledge, and no model"
+    assert found.sent["a"] == wire.size(share) + wire.size(train)
     assert wire.decode(wire.encode(train)).model.layout.names == ()
 
 
@@ -131,8 +121,8 @@ def test_the_model_travels_once():
 
 def test_the_link_does_not_matter(classify, tmp_path):
     settings = classify()
-    direct = run_over(settings, tmp_path / "direct", lambda runtime: LocalLink(lambda n: runtime.silo(n).answer))
-    wired = run_over(settings, tmp_path / "wired", lambda runtime: LocalLink(lambda n: runtime.silo(n).answer, True))
+    direct = run_over(settings, tmp_path / "direct", lambda host: LocalLink(host.answer))
+    wired = run_over(settings, tmp_path / "wired", lambda host: LocalLink(host.answer, True))
     pooled = weights(run(settings, tmp_path / "pool", workers=2).folder / "model")
     assert same(direct, wired)
     assert same(direct, pooled)
@@ -140,18 +130,20 @@ def test_the_link_does_not_matter(classify, tmp_path):
 
 @pytest.mark.parametrize("layer", ["last", "all"])
 def test_the_extra_traffic_is_what_the_paper_says_to_the_byte(classify, tmp_path, layer):
-    """2·q·n·(d + k) numbers, or 2·q·n·(T·d + k): q·n pairs go up, and the same q·n pairs come down (each silo gets all
-    but its own, so n − 1 silos' worth of them reach it)."""
+    """2·q·n·(d + k) numbers, or 2·q·n·(T·d + k).
+
+    q·n pairs go up and the same q·n pairs come down: each silo gets all but its own, so the pairs of n − 1 silos.
+    """
     q, n, d, k, longest = 3, 3, 128, 2, 16
     outcome = run(classify(rounds=1, method=KC | {"layer": layer}), tmp_path / "run", workers=0)
     pair = 4 * (d + k if layer == "last" else longest * d + k)
-    [(up, down)] = answers(outcome.folder, "select sum(offered), sum(told) from traffic")
+    [(up, down)] = select(outcome.folder, "select sum(offered), sum(told) from traffic")
     assert up == q * n * pair
     assert down == (n - 1) * q * n * pair
     assert up + down / (n - 1) == 2 * q * n * pair
     plain = run(classify(rounds=1, method="fedavg"), tmp_path / "plain", workers=0)
-    [(sent, received)] = answers(outcome.folder, "select sum(sent), sum(received) from traffic")
-    [(sent_plain, received_plain)] = answers(plain.folder, "select sum(sent), sum(received) from traffic")
+    [(sent, received)] = select(outcome.folder, "select sum(sent), sum(received) from traffic")
+    [(sent_plain, received_plain)] = select(plain.folder, "select sum(sent), sum(received) from traffic")
     headers = 40_000  # names and layouts, in JSON
     assert 0 < sent - sent_plain - down < headers
     assert 0 < received - received_plain - up < headers
@@ -167,26 +159,26 @@ def test_without_weight_it_is_fedavg_bit_for_bit(classify, tmp_path):
 
 def test_a_silo_below_the_floor_is_not_heard_and_the_run_says_so(classify, tmp_path):
     outcome = run(classify(rounds=1, method=KC | {"floor": 30}), tmp_path / "run", workers=0)
-    events = answers(outcome.folder, "select node, text from events where kind='not heard'")
+    events = select(outcome.folder, "select node, text from events where kind='not heard'")
     assert "east" in dict(events)
     assert "too small" in dict(events)["east"]
 
 
 def test_what_left_can_be_recorded_with_the_samples_behind_it(classify, tmp_path):
-    settings = classify(record={"offers": True, "updates": True})
+    settings = classify(release_log={"knowledge": True, "updates": True})
     outcome = run(settings, tmp_path / "run", workers=0)
-    found = list(record.releases(outcome.folder, "offer"))
+    found = list(logged_releases(outcome.folder, "knowledge"))
     assert [(one.silo, one.round) for one in found] == [(s, r) for s in ("east", "north", "south") for r in (1, 2)]
     for one in found:
         assert one.notes["members"] == [len(rows) for rows in one.notes["samples"]]
         assert one.tensors["centroids"].shape == (3, 128)
         assert one.received
-    updates = list(record.releases(outcome.folder, "update"))
+    updates = list(logged_releases(outcome.folder, "update"))
     assert len(updates) == 6
     assert len(updates[0].notes["samples"]) == 16
     assert updates[0].tensors.keys() == updates[0].received.keys()
     silent = run(classify(), tmp_path / "silent", workers=0)
-    assert list(record.releases(silent.folder, "offer")) == []
+    assert list(logged_releases(silent.folder, "knowledge")) == []
     assert same(weights(outcome.folder / "model"), weights(silent.folder / "model"))
 
 
@@ -200,13 +192,13 @@ def test_a_silo_that_failed_still_holds_the_model_for_its_second_try(classify, t
     """The first error must not hide behind another."""
     settings = classify(method={"name": "fedkc", "floor": 1, "q": 2})
     outcome = run(settings, tmp_path / "run", workers=0)
-    runtime = Runtime(settings, outcome.folder)
-    silo, model = runtime.silo("north"), runtime.start.copy()
+    host = SiloHost(Runtime(settings, outcome.folder))
+    silo, model = host.silo("north"), host.runtime.start.copy()
     assert isinstance(silo.answer(ShareKnowledge(1, model)), Knowledge)
-    held = Train(1, Tensors.zeros(Layout((), ())), held=True)
+    held = Train(1, no_tensors(), knowledge=KnowledgePart((), model_held=True))
     assert isinstance(silo.answer(replace(held, round=2)), Failure), "not one of another round"
     with monkeypatch.context() as broken:
-        broken.setattr(silo, "batches", lambda *_: iter([[None]]))
+        broken.setattr(silo.resident, "batches", lambda *_: iter([[None]]))
         with pytest.raises(AttributeError):
             silo.answer(held)
     assert isinstance(silo.answer(held), Update)
@@ -230,12 +222,12 @@ def test_a_task_without_whole_texts_is_refused(federation, method):
 
 
 def test_the_method_in_the_documentation_runs(classify, tmp_path):
-    """A method whose silos talk before they train, in one file, as docs/papers.md has it."""
-    page = (Path(__file__).parent.parent / "docs" / "papers.md").read_text(encoding="utf-8")
+    """A method whose silos share something before they train, in one file, as docs/papers.md has it."""
+    page = (Path(__file__).parents[2] / "docs" / "papers.md").read_text(encoding="utf-8")
     [code] = re.findall(r"```python\n(# priors.py.*?)```", page, re.S)
     (tmp_path / "priors.py").write_text(code)
     outcome = run(
         classify(plugins=[str(tmp_path / "priors.py")], method="priors", rounds=1), tmp_path / "run", workers=0
     )
-    [(up, down)] = answers(outcome.folder, "select sum(offered), sum(told) from traffic")
+    [(up, down)] = select(outcome.folder, "select sum(offered), sum(told) from traffic")
     assert (up, down) == (3 * 2 * 4, 3 * 2 * 2 * 4), "two numbers from each of three silos, to two others"

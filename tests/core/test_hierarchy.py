@@ -1,4 +1,4 @@
-"""Trees whose nodes have data, settings and models of their own: what a file may say, and what is refused."""
+"""Runs on trees whose nodes have data, settings and models of their own."""
 
 from time import monotonic
 
@@ -7,64 +7,20 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from hansa.client.host import SiloHost
 from hansa.client.runtime import Runtime
-from hansa.config.checks import check
-from hansa.config.file import parse, read
-from hansa.config.nodes import repeats
 from hansa.config.sections import Privacy, Server
-from hansa.config.tree import holders
-from hansa.core.errors import ConfigError, UserError
-from hansa.core.messages import Fit, Train
+from hansa.core.errors import ConfigError
+from hansa.core.messages import Train
 from hansa.core.participation import Participation
 from hansa.core.schedules import Schedule, schedule_factor
-from hansa.core.settings import Named
 from hansa.links.local import LocalLink
-from hansa.models.settings import Model
 from hansa.runs.callbacks import NoCallbacks
 from hansa.runs.compare import compare, variant
-from hansa.runs.ledger import Ledger
 from hansa.runs.run import run
 from hansa.runs.topology import own_models
-from tests.conftest import WORDS, same, weights, write_words
-from tests.runs.test_determinism import run_over
-
-LEAVES = {"north": "north", "north-2": "north", "south": "south", "south-2": "south"}
-
-
-@pytest.fixture
-def tree(tmp_path):
-    """A root and two regions with mixtures, two leaves below each."""
-
-    def build(**settings):
-        folder = tmp_path / "data"
-        folder.mkdir(exist_ok=True)
-        files = {n: str(write_words(folder / f"{n}.jsonl", WORDS[w], 60)) for n, w in LEAVES.items()}
-        raw = {
-            "name": "tree",
-            "task": "causal-lm",
-            "tokenizer": {"kind": "bytes"},
-            "data": {"max_length": 16, "valid": 0.0, "test": 0.2},
-            "root": "mixture",
-            "silos": {
-                "west": {"mixture": True, "silos": {n: files[n] for n in ("north", "north-2")}},
-                "east": {"mixture": True, "silos": {n: files[n] for n in ("south", "south-2")}},
-            },
-            "method": "worldlm",
-            "rounds": 2,
-            "train": {"optimizer": "adamw", "lr": 3e-3, "batch": 8, "samples": {"floor": 16}},
-            "evaluate": {"every": 1, "share": 1.0},
-            "checkpoint": {"every": 1},
-        }
-        return parse(raw | settings)
-
-    return build
-
-
-def select(folder, query, *arguments):
-    ledger = Ledger(folder)
-    found = ledger.select(query, *arguments)
-    ledger.close()
-    return found
+from tests.conftest import same, weights
+from tests.core.trees import LEAVES, run_over, select
 
 
 def test_a_run_trains_every_node_and_scores_own_and_global_models(tree, tmp_path):
@@ -96,8 +52,9 @@ def score(folder, node):
 
 def own_score(settings, folder, node):
     """The same by the node's model as the run remembers it."""
-    runtime = Runtime(settings, folder)
-    runtime.learner.state.write(dict(own_models(runtime, settings.silos, settings.rounds))[node])
+    host = SiloHost(Runtime(settings, folder))
+    runtime = host.runtime
+    runtime.learner.state.write(dict(own_models(host, settings.silos, settings.rounds))[node])
     ids = runtime.vocabulary.tokenizer(TEXT, return_tensors="pt").input_ids
     with torch.no_grad():
         return float(runtime.learner.model.eval()(ids, labels=ids).loss)
@@ -109,7 +66,7 @@ def test_any_number_of_workers_and_the_wire_give_the_same_bits(tree, tmp_path):
     )
     run(settings, tmp_path / "0", workers=0)
     run(settings, tmp_path / "2", workers=2)
-    run_over(settings, tmp_path / "wire", lambda runtime: LocalLink(lambda n: runtime.silo(n).answer, True))
+    run_over(settings, tmp_path / "wire", lambda host: LocalLink(host.answer, True))
     for part in ("model", "silos/west/model", "silos/south-2/model"):
         first = weights(tmp_path / "0" / part)
         assert same(first, weights(tmp_path / "2" / part))
@@ -133,7 +90,7 @@ def test_a_run_that_was_cut_resumes_to_the_same_bits(tree, tmp_path, inner_round
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(settings, tmp_path / "cut", workers=0, watcher=Stop())
+        run(settings, tmp_path / "cut", workers=0, callbacks=Stop())
     cut = run(settings, tmp_path / "cut", resume=True, workers=0).folder
     for part in ("model", "silos/east/model", "silos/north/model"):
         assert same(weights(whole / part), weights(cut / part))
@@ -144,11 +101,11 @@ def test_a_run_that_was_cut_resumes_to_the_same_bits(tree, tmp_path, inner_round
 def failing(names):
     """A link to silos of which some always fail."""
 
-    def answer(runtime, name):
+    def answer(host, name):
         def fail(request):
             raise RuntimeError("no power")
 
-        return fail if name in names else runtime.silo(name).answer
+        return fail if name in names else host.answer(name)
 
     return answer
 
@@ -157,14 +114,10 @@ def over_failing(settings, folder, names):
     """The named silos answer what comes before the first round, and fail in every round."""
     answer = failing(names)
 
-    def link_of(runtime):
+    def link_of(host):
         def find(name):
             def either(request):
-                return (
-                    answer(runtime, name)(request)
-                    if isinstance(request, Fit | Train)
-                    else runtime.silo(name).answer(request)
-                )
+                return answer(host, name)(request) if isinstance(request, Train) else host.answer(name)(request)
 
             return either
 
@@ -196,6 +149,12 @@ def test_a_region_whose_own_training_fails_goes_on_with_its_children(tree, tmp_p
     assert "its own training" in lost["west"]
 
 
+def kind(request):
+    """A request's type; a `Train` that comes from a parent in the tree is told apart."""
+    own = isinstance(request, Train) and request.subtree is not None
+    return "Train from parent" if own else type(request).__name__
+
+
 class Noting(LocalLink):
     """Remembers until when each node was given time."""
 
@@ -204,7 +163,7 @@ class Noting(LocalLink):
         self.seen = seen
 
     def ask(self, asks, until):
-        self.seen += [(node, type(request).__name__, until) for node, request in asks.items()]
+        self.seen += [(node, kind(request), until) for node, request in asks.items()]
         return super().ask(asks, until)
 
 
@@ -215,14 +174,19 @@ def test_a_deadline_reaches_down_the_tree(tree, tmp_path):
     settings = settings.model_copy(update={"silos": {"west": west, "east": east}})
     seen: list = []
     began = monotonic()
-    run_over(settings, tmp_path / "run", lambda runtime: Noting(lambda n: runtime.silo(n).answer, seen))
-    ends = {(node, kind): until for node, kind, until in seen if kind in ("Train", "Fit")}
+    run_over(settings, tmp_path / "run", lambda host: Noting(host.answer, seen))
+    ends = {(node, what): until for node, what, until in seen if what.startswith("Train")}
     assert ends["root", "Train"] is None, "the root itself waits for its own steps"
-    for node in (("north", "Fit"), ("north-2", "Fit"), ("west", "Train"), ("east", "Train")):
+    for node in (
+        ("north", "Train from parent"),
+        ("north-2", "Train from parent"),
+        ("west", "Train"),
+        ("east", "Train"),
+    ):
         assert began < ends[node] < monotonic() + 0.95 * 600, (
             "less than the root gives: the region has work to do after"
         )
-    assert ends["south", "Fit"] < monotonic() + 60, "a region's own deadline, where it comes first"
+    assert ends["south", "Train from parent"] < monotonic() + 60, "a region's own deadline, where it comes first"
 
 
 def test_a_region_that_is_out_of_time_answers_with_the_rounds_it_has_done(tree, tmp_path, monkeypatch):
@@ -233,13 +197,15 @@ def test_a_region_that_is_out_of_time_answers_with_the_rounds_it_has_done(tree, 
     class Slow(Noting):
         def ask(self, asks, until):
             yield from super().ask(asks, until)
-            if "south" in asks and isinstance(asks["south"], Fit) and not monkeypatched:
-                monkeypatched.append(monkeypatch.setattr("hansa.core.hierarchy.monotonic", lambda: monotonic() + 1e6))
+            if "south" in asks and kind(asks["south"]) == "Train from parent" and not monkeypatched:
+                monkeypatched.append(monkeypatch.setattr("hansa.core.inner_node.monotonic", lambda: monotonic() + 1e6))
 
     monkeypatched: list = []
     settings = settings.model_copy(update={"silos": {"east": silos["east"]}})
-    run_over(settings, tmp_path / "run", lambda runtime: Slow(lambda n: runtime.silo(n).answer, worked))
-    assert [node for node, kind, _ in worked if kind == "Fit"] == ["south", "south-2"], "one round of three"
+    run_over(settings, tmp_path / "run", lambda host: Slow(host.answer, worked))
+    assert [node for node, what, _ in worked if what == "Train from parent"] == ["south", "south-2"], (
+        "one round of three"
+    )
     assert not select(tmp_path / "run", "select 1 from events where kind='lost'")
 
 
@@ -335,98 +301,11 @@ def test_the_learning_rate_follows_the_sequential_steps_of_the_whole_tree(tree, 
     assert len(seen) == 2 * 2 * 7
 
 
-def test_what_nodes_hold(tree):
-    settings = tree()
-    held = holders(settings)
-    assert [len(held[name].sources) for name in ("root", "west", "north")] == [4, 2, 1]
-    assert {s.group("west") for s in held["west"].sources} == {"north", "north-2"}
-    silos = settings.silos | {"west": settings.silos["west"].model_copy(update={"rounds": 3})}
-    assert repeats(silos) == {"west": 3, "north": 3, "north-2": 3, "east": 1, "south": 1, "south-2": 1}
-
-
 def test_baselines_of_a_tree_pool_the_files_once(tree, tmp_path):
     outcome = run(tree(kind="central"), tmp_path / "central", workers=0)
     assert set(outcome.metrics) == set(LEAVES)
     alone = run(tree(kind="per-silo"), tmp_path / "alone", workers=0)
     assert (alone.folder / "silos/west/model").is_dir()
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("silos:\n  west: &w\n    silos: {east: *w}\n", "a node that stands below itself"),
-        ("silos:\n  west: {silos: {}}\n", "needs data of its own"),
-        ("silos:\n  fr: {mixture: true}\n", "needs data of its own"),
-        ("silos:\n  west: {mixture: true, train: a, silos: {fr: b}}\n", "not both"),
-        ("silos: {west: {participation: {count: 3}, silos: {fr: b}}}\n", "1 silos stand below"),
-        ("root: mixture\nsilos: {root: a.jsonl}\n", "'root' is used twice"),
-    ],
-)
-def test_mistakes_in_trees_are_answered_in_one_sentence(tmp_path, text, expected):
-    (tmp_path / "f.yaml").write_text(text)
-    with pytest.raises(ConfigError, match=expected):
-        read(tmp_path / "f.yaml")
-
-
-def test_a_cycle_built_in_python_is_refused():
-    node: dict = {}
-    node["silos"] = {"east": node}
-    with pytest.raises(ConfigError, match="a node that stands below itself"):
-        parse({"silos": {"west": node}})
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"method": "fedavg"}, "'root' has silos below it and data of its own"),
-        ({"personal": {}}, "leave 'personal' out"),
-        ({"method": {"name": "worldlm", "buffer": 3}}, "2 nodes stand below the root"),
-        ({"upload": ["calm"]}, "compares whole layers"),
-        ({"method": {"name": "worldlm", "key_layers": ["block.7"]}}, "block.7"),
-        ({"method": {"name": "hierfavg", "filter": {"by": "keys"}}}, "no key layers are sent"),
-        ({"method": {"name": "worldlm", "key_layers": 0.0, "filter": {"by": "keys"}}}, "no key layers are sent"),
-    ],
-)
-def test_what_does_not_fit_a_tree_is_refused_before_anything_is_written(tree, tmp_path, settings, expected):
-    with pytest.raises(UserError, match=expected):
-        run(tree(**settings), tmp_path / "run", workers=0)
-    assert not (tmp_path / "run" / "start").exists()
-
-
-def test_a_child_of_another_architecture_is_refused(tree, tmp_path):
-    other = run(
-        tree(model="tiny", rounds=0, data={"max_length": 16, "valid": 0.0, "test": 0.2}), tmp_path / "a", workers=0
-    )
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    wide = LlamaConfig(vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
-    LlamaForCausalLM(wide).save_pretrained(tmp_path / "wide")
-    settings = tree()
-    for path, fits in ((other.folder / "model", True), (tmp_path / "wide", False)):
-        west = settings.silos["west"].model_copy(update={"model": Model(path=str(path))})
-        changed = settings.model_copy(update={"silos": settings.silos | {"west": west}, "rounds": 1})
-        if fits:
-            run(changed, tmp_path / "fits", workers=0)
-        else:
-            with pytest.raises(ConfigError, match=r"silos\.west\.model is of another architecture"):
-                run(changed, tmp_path / "refused", workers=0)
-
-
-@pytest.mark.parametrize("method", ["hierfavg", {"name": "worldlm", "key_layers": 0.5}])
-def test_a_node_has_no_tree_of_its_own(tree, tmp_path, method):
-    settings = tree()
-    for own, fits in ((method, False), ("worldlm", True), ({"name": "fedprox", "mu": 0.1}, True)):
-        east = settings.silos["east"].model_copy(update={"method": Named.model_validate(_named(own))})
-        changed = settings.model_copy(update={"silos": settings.silos | {"east": east}})
-        if fits:
-            check(changed)
-        else:
-            with pytest.raises(ConfigError, match=r"silos\.east\.method is .* with a tree of its own"):
-                check(changed)
-
-
-def _named(method):
-    return {"name": method} if isinstance(method, str) else method
 
 
 def test_a_nodes_own_settings_are_its_own(tree, tmp_path):

@@ -7,10 +7,11 @@ import torch
 
 from hansa.client.runtime import Runtime
 from hansa.config.nodes import Node
-from hansa.core.inner_node import Federation
+from hansa.core.inner_node import InnerNode
 from hansa.core.link import Answer
 from hansa.core.messages import DataCard, DescribeData, Evaluate, Scores
-from hansa.core.participation import Child
+from hansa.core.participation import Child, Participation, RoundSettings
+from hansa.core.round import Server
 from hansa.core.tensors import Tensors
 from hansa.methods.fedavg import fedavg
 from hansa.runs.directory import RunDirectory
@@ -59,18 +60,20 @@ def test_silos_below_a_region_forget_what_is_no_longer_needed(federation, tmp_pa
     assert kept("tree") <= 3 * kept("flat"), "of fifteen rounds"
 
 
-def test_evaluation_below_a_region_has_a_deadline_too(federation, tmp_path):
-    """Whoever does not answer is left out of the scores; nobody waits for ever."""
-    settings = federation(participation={"deadline": 5.0})
+def test_evaluation_below_a_region_has_a_deadline_too():
+    """A node that does not answer in time is left out of the scores."""
+    settings = RoundSettings(participation=Participation(deadline=5.0))
     asked = []
 
     class Noted:
+        size, remote = 1, False
+
         def ask(self, asks, until):
             asked.append(until)
             replies = {Evaluate: Scores({"north": {"tokens": 1.0}}), DescribeData: DataCard({}, 0)}
             return iter([Answer(node, replies[type(request)]) for node, request in asks.items()])
 
-    region = Federation("region", {"north": Child(1, 1)}, Noted(), fedavg(), settings)
+    region = InnerNode(Server("region", {"north": Child(1, 1)}, Noted(), fedavg(), settings))
     region.answer(Evaluate(0, Tensors.of({})))
     region.answer(DescribeData())
     assert asked[0] == pytest.approx(monotonic() + 5.0, abs=1.0)

@@ -13,8 +13,9 @@ from hansa.core.seeds import stream
 from hansa.core.settings import Named
 from hansa.data import examples
 from hansa.data.examples import Unusable
-from hansa.data.formats.annotated import BadRow, mark, mentions, pairs, spans_of, words_and_tags
-from hansa.data.readers import Problems, Row, rows
+from hansa.data.formats.annotated import BadRow, mark, mentions, pairs, bio_spans, words_and_tags
+from hansa.data.rows import Problems, Row
+from hansa.data.splits import rows
 from hansa.data.settings import Data
 from hansa.data.source import Source
 from hansa.models.tokenizer import byte_tokenizer
@@ -84,7 +85,7 @@ def test_a_brat_document_with_a_bad_line_is_left_out_whole(tmp_path):
     problems = Problems()
     found = list(rows_of(tmp_path, problems))
     assert [row.place for row in found] == [str(good)]
-    assert (problems.lines, problems.broken) == (2, 1)
+    assert (problems.lines, problems.bad) == (2, 1)
     assert f"{bad}:3: not a BRAT annotation of this text, so its document is left out" in problems.first[0]
 
 
@@ -147,7 +148,7 @@ def test_strict_f1_is_the_reference_librarys(both):
 
     true, guessed = map(list, zip(*both, strict=True))
     sums: dict[str, float] = {"words": 1.0, "nll": 0.0}
-    count(spans_of(true), spans_of(guessed), sums)
+    count(bio_spans(true), bio_spans(guessed), sums)
     ours = Tag().metrics(sums)
     assert ours["strict_f1"] == pytest.approx(f1_score([true], [guessed], zero_division=0))
     assert ours["type_f1"] >= ours["strict_f1"] - 1e-12, "type asks for less"
@@ -164,7 +165,7 @@ def test_type_f1_is_the_reference_librarys(both):
 
     true, guessed = map(list, zip(*both, strict=True))
     sums: dict[str, float] = {"words": 1.0, "nll": 0.0}
-    count(spans_of(true), spans_of(guessed), sums)
+    count(bio_spans(true), bio_spans(guessed), sums)
     theirs = Evaluator([true], [guessed], tags=["X"], loader="list").evaluate()["overall"]["ent_type"]
     assert Tag().metrics(sums)["type_f1"] == pytest.approx(theirs.f1)
 
@@ -304,7 +305,7 @@ def test_reasons_never_quote_the_row(tmp_path):
     (folder / "a.ann").write_text(f"X9 {secret}\n")
     problems = Problems()
     list(rows_of(folder, problems))
-    assert problems.broken == 1
+    assert problems.bad == 1
     assert secret not in problems.first[0]
 
 

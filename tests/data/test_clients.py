@@ -7,7 +7,8 @@ import pytest
 from hansa.config.file import dump, parse
 from hansa.core.errors import ConfigError
 from hansa.core.messages import DataCard
-from hansa.data.readers import Problems, rows
+from hansa.data.rows import Problems
+from hansa.data.splits import rows
 from hansa.data.settings import Data
 from hansa.runs.baselines import arrange, dominant
 from hansa.runs.run import run

@@ -409,7 +409,7 @@ def test_the_command_writes_files_and_keeps_its_key_to_itself(tmp_path):
     report = json.loads(result.stdout)
     assert result.exit_code == 0
     assert report["texts"] == 10
-    assert report["broken_lines"] == 1
+    assert report["bad_rows"] == 1
     assert "it.jsonl:11: not valid JSON" in report["first_problems"][0]
     assert report["replaced"]["NAME"] > 0
     key = out / whole.KEY_NAME
@@ -456,7 +456,7 @@ def test_measuring_on_ones_own_annotation(tmp_path):
     columns.write_text("".join(f"{w} {t}\n" for w, t in zip(words, bio, strict=True)) + "\n")
     for file, broken in ((spans, 2), (tags, 1), (columns, 0)):
         result = json.loads(run(file, "--measure", "--language", "it", "--format", "json").stdout)
-        assert result["broken_lines"] == broken, result
+        assert result["bad_rows"] == broken, result
         assert result["languages"]["it"]["overall"]["exact_recall"] == 1.0
         assert result["texts"] == {"it": 1}
     shown = run(spans, "--measure", "--language", "it").stdout
@@ -468,7 +468,8 @@ def test_measuring_on_ones_own_annotation(tmp_path):
 
 
 def test_a_silo_replaces_personal_details_before_anything_reads_the_text(tmp_path):
-    from hansa.data.readers import Problems, rows
+    from hansa.data.rows import Problems
+    from hansa.data.splits import rows
     from hansa.data.settings import Data
     from hansa.data.source import Source
 
@@ -491,7 +492,8 @@ def test_a_silo_replaces_personal_details_before_anything_reads_the_text(tmp_pat
 
 
 def test_texts_cut_into_tokens_are_reported_not_let_through(tmp_path):
-    from hansa.data.readers import Problems, rows
+    from hansa.data.rows import Problems
+    from hansa.data.splits import rows
     from hansa.data.settings import Data
     from hansa.data.source import Source
 

@@ -7,7 +7,8 @@ import pytest
 
 from hansa.config.file import parse
 from hansa.core.errors import ConfigError, DataError
-from hansa.data.readers import Problems, rows
+from hansa.data.rows import Problems
+from hansa.data.splits import rows
 from hansa.data.settings import Data
 from hansa.data.source import Source
 
@@ -63,7 +64,7 @@ def test_every_format_gives_the_same_pairs(tmp_path):
     for name, source in sources.items():
         found, problems = read(source)
         assert found == PAIRS, name
-        assert problems.broken == 0
+        assert problems.bad == 0
 
 
 def test_a_catalogue_is_read_in_the_direction_asked_for(tmp_path):
@@ -73,7 +74,7 @@ def test_a_catalogue_is_read_in_the_direction_asked_for(tmp_path):
     assert found == [("Guten Tag", "Good day"), ("Datei öffnen", "Open file"), ("Dateien öffnen", "Open files")]
     backwards, _ = read(Source(train=str(file), language="en", target_language="de"))
     assert backwards == [(t, s) for s, t in found]
-    assert problems.broken == 0, "what is fuzzy or not translated is no fault"
+    assert problems.bad == 0, "what is fuzzy or not translated is no fault"
     _, wrong = read(Source(train=str(file), language="fr", target_language="en"))
     assert wrong.first == [f"{file}:1: the catalogue's language is 'de', but the silo translates fr to en"]
 

@@ -18,7 +18,8 @@ from hansa.data.corpora import clinical_notes as generator
 from hansa.data.corpora import icd10
 from hansa.data.describe import describe
 from hansa.data.examples import Encoded
-from hansa.data.readers import Problems, rows
+from hansa.data.rows import Problems
+from hansa.data.splits import rows
 from hansa.data.settings import Data
 from hansa.data.source import Source
 
@@ -63,7 +64,7 @@ def test_every_format_gives_the_same_rows(tmp_path, name):
     WRITERS[name](tmp_path / name)
     found, problems = read(tmp_path / name)
     assert [row["text"] for row in found] == TEXTS
-    assert problems.broken == 0
+    assert problems.bad == 0
     assert [row["text"] for row in read(tmp_path)[0]] == TEXTS, "a folder reads like its files"
 
 
@@ -72,7 +73,7 @@ def test_broken_lines_are_counted_with_their_place(tmp_path):
     file.write_bytes(b'{"text": "good"}\n{"text": \n{"txt": "x"}\n["list"]\n{"text": ""}\n{"text": "\xff"}\n')
     found, problems = read(file)
     assert len(found) == 1
-    assert problems.broken == 5
+    assert problems.bad == 5
     assert f"{file}:2: not valid JSON" in problems.first[0]
     assert "no field 'text' (fields: txt)" in problems.first[1]
     with pytest.raises(DataError, match="5 of 6 lines cannot be used"):
@@ -285,6 +286,6 @@ def test_describe(tmp_path):
     )
     found = describe(file, "text", "label")
     assert found["samples"] == 2
-    assert found["broken_lines"] == 1
+    assert found["bad_rows"] == 1
     assert found["labels"] == {"x": 1, "y": 1}
     assert found["scripts"] == {"Latin": 1, "Cyrillic": 1}

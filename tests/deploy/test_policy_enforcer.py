@@ -12,7 +12,7 @@ from hansa.deploy.join import SiloTrade
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.policy_enforcer import PolicyEnforcer
 from hansa.privacy.policy.audit_log import entries, verify
-from hansa.privacy.policy.proposal import POLICY
+from hansa.privacy.policy.proposal import POLICY_FILE
 from tests.deploy.conftest import make_kits
 
 
@@ -47,7 +47,7 @@ def test_under_the_policy_of_its_kit_a_silo_works_and_writes_down_what_leaves(fe
 def test_a_silo_without_a_policy_releases_nothing_and_both_sides_hear_why(federation, tmp_path, log, caplog):
     settings = federation(rounds=1, participation={"quorum": 1.0})
     kits = make_kits(settings, tmp_path / "kits")
-    (kits / "north" / POLICY).unlink()
+    (kits / "north" / POLICY_FILE).unlink()
     with pytest.raises(RunFailed, match=r"silo 'north' could not answer .* policy refuses"):
         run_with_laws(settings, kits, tmp_path, log)
     assert "north refused a Survey of coordinator" in caplog.text
@@ -57,7 +57,7 @@ def test_a_silo_without_a_policy_releases_nothing_and_both_sides_hear_why(federa
 def test_the_kits_policy_is_for_its_federation_alone(federation, tmp_path):
     """The name that counts is the one in the kit, not one that a coordinator writes into its settings."""
     kits = make_kits(federation(), tmp_path / "kits")
-    [rule] = yaml.safe_load((kits / "north" / POLICY).read_text())["rules"].values()
+    [rule] = yaml.safe_load((kits / "north" / POLICY_FILE).read_text())["rules"].values()
     assert rule["federations"] == ["small"]
     from hansa.client.runtime import Runtime
 

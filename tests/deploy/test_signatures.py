@@ -28,7 +28,7 @@ from hansa.deploy.kit import Kit
 from hansa.deploy.signatures import KitSigner
 from hansa.methods.fedavg import BySamples
 from hansa.privacy.secure_aggregation import protocol as secagg
-from hansa.privacy.secure_aggregation.announcement import FILE, Announcement, digest_of, keys_of, label_of, weights_of
+from hansa.privacy.secure_aggregation.announcement import SECRETS_FILE, Announcement, model_digest, roster_keys, mask_label, roster_weights
 from hansa.privacy.secure_aggregation.client import MaskingClient
 from hansa.privacy.secure_aggregation.protocol import Refused, Secrets
 from tests.deploy.conftest import make_kits
@@ -59,7 +59,7 @@ class Stage:
         return MaskingClient(name, "small", signature.folder, SIZES[name], signature)
 
     def advertise(self, round=1, model=MODEL):
-        told = {name: self.wearer(name).answer(AdvertiseKeys(round, digest_of(model))) for name in SIZES}
+        told = {name: self.wearer(name).answer(AdvertiseKeys(round, model_digest(model))) for name in SIZES}
         assert all(isinstance(reply, AdvertisedKeys) for reply in told.values()), told
         return {name: tuple(map(str, astuple(reply))) for name, reply in told.items()}
 
@@ -98,8 +98,8 @@ def test_without_lies_the_server_learns_the_mean_and_it_is_right(stage):
         assert isinstance(reply, RevealedShares)
         for silo, (x, y) in reply.shares.items():
             shares.setdefault(silo, []).append((int(x, 16), int(y, 16)))
-    plain = secagg.unmask(total, keys_of(roster), answered, shares, 2, label_of("small", 1, roster, 2))
-    weights = weights_of(roster, WEIGH)
+    plain = secagg.unmask(total, roster_keys(roster), answered, shares, 2, mask_label("small", 1, roster, 2))
+    weights = roster_weights(roster, WEIGH)
     assert weights["north"] == pytest.approx(60 / 180)
     expected = sum(weights[name] * values[name] for name in answered) / sum(weights[name] for name in answered)
     got = secagg.from_fixed(plain, sum(weights[name] for name in answered), BOUND)
@@ -115,7 +115,7 @@ def signed(stage, name, as_whom=None, **changes):
     """What the server would like ``name`` to have said, signed with the key of ``as_whom``."""
     given = {key: changes.pop(key) for key in ("run", "settings", "start") if key in changes}
     round = changes.pop("round", 1)
-    said = replace(Announcement(Secrets.fresh().keys, SIZES[name], digest_of(MODEL)), **changes)
+    said = replace(Announcement(Secrets.fresh().keys, SIZES[name], model_digest(MODEL)), **changes)
     signature = stage.signature(as_whom or name, **given)
     statement = signature._statement(round, name, said)
     return replace(said, vouch=signature.kit.key.sign(statement).hex()).words
@@ -128,7 +128,7 @@ def invented(stage, roster):
 
 def own_keys(stage, roster):
     """The server's keys for a silo that exists, with a key of its own under them."""
-    said = Announcement(Secrets.fresh().keys, 50, digest_of(MODEL))
+    said = Announcement(Secrets.fresh().keys, 50, model_digest(MODEL))
     forged = Ed25519PrivateKey.generate().sign(stage.signature("south")._statement(1, "south", said)).hex()
     return {**roster, "south": replace(said, vouch=forged).words}
 
@@ -172,7 +172,7 @@ def more_samples(stage, roster):
 
 def other_model(stage, roster):
     """Case 8: South was told of another model (Pasquini et al., 2022)."""
-    return {**roster, "south": signed(stage, "south", model=digest_of(OTHER))}
+    return {**roster, "south": signed(stage, "south", model=model_digest(OTHER))}
 
 
 def revoked(stage, roster):
@@ -190,7 +190,7 @@ def without_me(stage, roster):
 
 def one_key_twice(stage, roster):
     """The same keys for two: whoever knows the one knows the other."""
-    keys = Announcement.read(roster["east"]).keys
+    keys = Announcement.parse(roster["east"]).keys
     return {**roster, "south": signed(stage, "south", keys=keys)}
 
 
@@ -236,12 +236,12 @@ def test_a_forged_list_is_refused_and_the_true_one_is_not(stage, forgery):
 def test_asked_again_for_its_keys_a_silo_says_the_same_or_nothing(stage):
     first, again = stage.advertise(), stage.advertise()
     assert first == again
-    refused = stage.wearer("north").answer(AdvertiseKeys(1, digest_of(OTHER)))
+    refused = stage.wearer("north").answer(AdvertiseKeys(1, model_digest(OTHER)))
     assert "told of another model in this round" in refused.reason
-    assert isinstance(stage.wearer("north").answer(AdvertiseKeys(2, digest_of(OTHER))), AdvertisedKeys), (
+    assert isinstance(stage.wearer("north").answer(AdvertiseKeys(2, model_digest(OTHER))), AdvertisedKeys), (
         "the next round may"
     )
-    assert "does not go back" in stage.wearer("north").answer(AdvertiseKeys(1, digest_of(MODEL))).reason
+    assert "does not go back" in stage.wearer("north").answer(AdvertiseKeys(1, model_digest(MODEL))).reason
 
 
 def test_secrets_are_entrusted_to_one_list(stage):
@@ -321,7 +321,7 @@ def test_of_no_silo_can_both_secrets_be_had(stage):
         (seeds if told is answered else keys).append((int(x, 16), int(y, 16)))
     for name, told in (("south", dropped), ("east", answered), ("north-2", dropped)):
         assert isinstance(stage.reveal(name, sealed, told), Failure)
-    note = json.loads((stage.wearer("north").home / FILE).read_text())["secrets"]
+    note = json.loads((stage.wearer("north").home / SECRETS_FILE).read_text())["secrets"]
     assert f"{secagg.restore(seeds):064x}" == note["own"], "two of three open the one"
     assert len(keys) == 1, "one alone of three is left for the other"
     assert f"{secagg.restore(keys):064x}" != note["mask"]
@@ -329,9 +329,9 @@ def test_of_no_silo_can_both_secrets_be_had(stage):
 
 def test_a_damaged_note_of_the_round_is_no_reason_to_begin_again(stage):
     stage.advertise()
-    file = stage.wearer("north").home / FILE
+    file = stage.wearer("north").home / SECRETS_FILE
     file.write_text(file.read_text()[:50])
-    assert "is damaged" in stage.wearer("north").answer(AdvertiseKeys(1, digest_of(MODEL))).reason
+    assert "is damaged" in stage.wearer("north").answer(AdvertiseKeys(1, model_digest(MODEL))).reason
 
 
 def test_what_is_signed_for_one_thing_is_good_for_nothing_else(stage):

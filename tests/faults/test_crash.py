@@ -87,7 +87,7 @@ def test_a_disk_that_takes_no_more_leaves_the_previous_checkpoint(federation, tm
 
     try:
         with pytest.raises(RunFailed, match=r"could not be written \(.*\); .* is intact: .* --resume"):
-            run(settings, tmp_path / "run", workers=0, watcher=Full())
+            run(settings, tmp_path / "run", workers=0, callbacks=Full())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     directory = RunDirectory(tmp_path / "run")
@@ -109,7 +109,7 @@ def test_a_disk_that_becomes_read_only_leaves_the_previous_checkpoint(federation
                     stack.enter_context(read_only(kept))
 
         with pytest.raises(RunFailed, match=r"could not be written \(.*\); .* is intact: .* --resume"):
-            run(settings, tmp_path / "run", workers=0, watcher=ReadOnly())
+            run(settings, tmp_path / "run", workers=0, callbacks=ReadOnly())
         assert RunDirectory(tmp_path / "run").newest().round == 2, "it can be read from such a disk"
     resumed = run(settings, tmp_path / "run", resume=True, workers=0).folder
     assert same(weights(resumed / "model"), weights(run(settings, tmp_path / "whole", workers=0).folder / "model"))

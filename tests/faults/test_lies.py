@@ -19,7 +19,7 @@ from hansa.deploy.network.blob_server import read_line, write_line
 from hansa.deploy.network.connection import Connection
 from hansa.deploy.network.envelope import seal, unseal
 from hansa.privacy.policy.audit_log import entries, verify
-from hansa.privacy.policy.proposal import POLICY
+from hansa.privacy.policy.proposal import POLICY_FILE
 from tests.conftest import weights
 from tests.deploy.test_strangers import refusals, shut_out
 from tests.faults.cast import Cast, read_only
@@ -153,7 +153,7 @@ def test_a_coordinator_that_wants_few_in_a_sum_gets_nothing(federation, tmp_path
     heard = tmp_path / "heard.json"
     monkeypatch.setenv("HANSA_HEARD", str(heard))
     with Cast(settings, tmp_path / "cast") as cast:
-        policy = cast.kits / "south-2" / POLICY
+        policy = cast.kits / "south-2" / POLICY_FILE
         policy.write_text(policy.read_text().replace("secure_aggregation: true", "cohort: 6"))
         cast.start_all(lies={COORDINATOR: "curious"})
         cast.finished()
@@ -189,7 +189,7 @@ def test_silos_in_trouble_are_left_out_and_no_word_of_theirs_gets_out(federation
     data["north"].write_text(f'{{"text": "{CANARY} fever"}}\n' + data["north"].read_text())
     data["south-2"].write_text(f'{{"text": "{CANARY} broken\n' * 40)
     with Cast(settings, tmp_path / "cast") as cast:
-        (cast.kits / "east" / POLICY).write_text("rules: {training: {federations: any}}")
+        (cast.kits / "east" / POLICY_FILE).write_text("rules: {training: {federations: any}}")
         for name in (COORDINATOR, "north", "south", "east", "south-2"):
             cast.start(name)
         cast.start("north-2", room=50_000)

@@ -33,9 +33,9 @@ def test_a_run_over_ray_gives_the_same_bits_and_outlives_its_workers(federation,
     directory = RunDirectory.create(settings, tmp_path / "there", resume=False)
     ledger, watcher = Ledger(directory.path), NoCallbacks()
     with RayLink(settings, directory.path, 2, store=80 << 20) as link:
-        begin(settings, directory, link, ledger, watcher)
-        cards = describe(settings, directory, link, ledger, watcher)
-        there = Run(settings, directory, link, cards, ledger, watcher).go().folder
+        begin(settings, directory, link, ledger, callbacks)
+        cards = describe(settings, directory, link, ledger, callbacks)
+        there = Run(settings, directory, link, cards, ledger, callbacks).go().folder
         assert same(weights(here / "model"), weights(there / "model"))
 
         model = Runtime(settings, directory.path).start

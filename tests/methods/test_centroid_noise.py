@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from hansa.methods.centroid_noise import Noise, blurred, blurred_predictions, bounded, spent
+from hansa.methods.centroid_noise import Noise, bounded
 from hansa.privacy.dp.accounting import epsilon
+from hansa.privacy.dp.prices import exchange_price
 
 NOISE = Noise(multiplier=0.5, clip=2.0)
 
@@ -24,7 +25,7 @@ def test_one_sample_moves_a_mean_by_no_more_than_the_noise_is_made_for(seed, siz
     other[2] = torch.from_numpy(rng.normal(0, size, (4, 8)).astype(np.float32))
     apart = [bounded(texts, NOISE).mean(dim=0, keepdim=True) for texts in (members, other)]
     counts, lengths = torch.full((1, 4), 6.0), torch.tensor([4.0])
-    noisy = blurred(apart[0], counts, lengths, NOISE, np.random.default_rng(0)) - apart[0]
+    noisy = NOISE.blur(apart[0], counts, lengths, np.random.default_rng(0)) - apart[0]
     drawn = torch.from_numpy(np.random.default_rng(0).standard_normal((1, 4, 8), dtype=np.float32))
     deviation = float((noisy / drawn).median())
     assert float((apart[0] - apart[1]).norm()) <= deviation / NOISE.multiplier * 1.0001
@@ -32,7 +33,7 @@ def test_one_sample_moves_a_mean_by_no_more_than_the_noise_is_made_for(seed, siz
 
 def test_the_deviation_is_the_formulas_and_half_of_it_would_be_noticed():
     means, counts = torch.zeros(2, 3, 2000), torch.tensor([[10.0, 5.0, 5.0], [40.0, 40.0, 40.0]])
-    found = blurred(means, counts, torch.tensor([3.0, 3.0]), NOISE, np.random.default_rng(1)).std(dim=-1)
+    found = NOISE.blur(means, counts, torch.tensor([3.0, 3.0]), np.random.default_rng(1)).std(dim=-1)
     expected = 0.5 * 2 * 2.0 * sqrt(3 * 2000) / counts
     assert torch.allclose(found, expected, rtol=0.1)
     assert not torch.allclose(found, expected / 2, rtol=0.1)
@@ -47,7 +48,7 @@ def test_vectors_within_the_bound_are_not_touched_and_none_is_without_noise():
 
 def test_predictions_stay_distributions():
     means = torch.tensor([[0.9, 0.1, 0.0], [0.2, 0.3, 0.5]])
-    found = blurred_predictions(means, torch.tensor([2.0, 1e9]), NOISE, np.random.default_rng(0))
+    found = NOISE.blur_predictions(means, torch.tensor([2.0, 1e9]), np.random.default_rng(0))
     assert torch.allclose(found.sum(dim=1), torch.ones(2))
     assert (found > 0).all()
     assert torch.allclose(found[1], means[1], atol=1e-4), "of many members little has to be hidden"
@@ -56,16 +57,16 @@ def test_predictions_stay_distributions():
 
 def test_noise_repeats_with_the_seed_unless_it_must_not():
     means, ones = torch.zeros(1, 4), torch.ones(1)
-    twice = [blurred(means, ones, ones, NOISE, np.random.default_rng(3)) for _ in range(2)]
+    twice = [NOISE.blur(means, ones, ones, np.random.default_rng(3)) for _ in range(2)]
     assert torch.equal(*twice)
     secret = Noise(multiplier=0.5, secret=True)
-    assert not torch.equal(*[blurred(means, ones, ones, secret, np.random.default_rng(3)) for _ in range(2)])
+    assert not torch.equal(*[secret.blur(means, ones, ones, np.random.default_rng(3)) for _ in range(2)])
 
 
 def test_the_price_counts_two_releases_a_round(federation):
     method = {"name": "fedkc", "noise": {"multiplier": 2.0, "delta": 1e-6}}
-    cost = spent(federation(task="classify", method=method), 5)
+    cost = exchange_price(federation(task="classify", method=method), 5)
     assert cost is not None
     assert cost.epsilon == epsilon(2.0, 10, 1e-6)
     assert "one training sample" in cost.line
-    assert spent(federation(task="classify", method="fedkc"), 5) is None
+    assert exchange_price(federation(task="classify", method="fedkc"), 5) is None

@@ -4,6 +4,7 @@ import pytest
 import torch
 import yaml
 
+from hansa.client.host import SiloHost
 from hansa.client.runtime import Runtime
 from hansa.config.file import parse
 from hansa.core.errors import ConfigError
@@ -33,10 +34,9 @@ def test_one_silo_is_plain_training_of_that_silo(federation, tmp_path):
 
 def test_the_second_silo_starts_from_the_first_ones_model(federation, tmp_path):
     both = chained(federation, tmp_path / "both", ["north", "south"])
-    runtime = Runtime(parse(yaml.safe_load((tmp_path / "both" / "federation.yaml").read_text())), tmp_path / "both")
-    arranged = baselines.arrange(runtime.federation, {})
-    oracle = Runtime(arranged, tmp_path / "both")
-    model = oracle.start.copy()
+    settings = parse(yaml.safe_load((tmp_path / "both" / "federation.yaml").read_text()))
+    oracle = SiloHost(Runtime(baselines.arrange(settings, {}), tmp_path / "both"))
+    model = oracle.runtime.start.copy()
     for round, name in enumerate(("north", "south"), 1):
         model.flat.sub_(oracle.silo(name).answer(Train(round, model)).gradient.flat)
     found = {name: both[name] for name in model.layout.names if name in both}

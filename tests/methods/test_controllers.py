@@ -7,13 +7,13 @@ import torch
 import transformers
 
 from hansa.config.file import parse
+from hansa.config.method import build_method
 from hansa.core.errors import ConfigError
 from hansa.core.model_parts import parts, sides
 from hansa.core.tensors import Layout
-from hansa.methods import build
 from hansa.methods.controllers import Layers
 from hansa.methods.fedavg import fedavg
-from hansa.models.grow import grown
+from hansa.models.grow import add_layers
 from hansa.runs.ledger import Ledger
 from hansa.runs.run import run
 from tests.conftest import weights
@@ -49,7 +49,7 @@ def outputs(model) -> torch.Tensor:
 def test_a_grown_model_computes_nearly_the_same_and_is_a_plain_folder(name, tmp_path):
     model = made(name)
     places = (2, 3) if name == "modernbert" else (0, 2)  # its first layer is of another make
-    larger = grown(model, places).eval()
+    larger = add_layers(model, places).eval()
     before, after = outputs(model), outputs(larger)
     difference = float((after - before).norm() / before.norm())
     assert difference < (1e-5 if name in EXACT else 0.1)
@@ -62,7 +62,7 @@ def test_a_grown_model_computes_nearly_the_same_and_is_a_plain_folder(name, tmp_
 
 def test_added_layers_learn():
     """The control: were all of a branch zero, nothing would ever reach it."""
-    larger = grown(made("bart"), (1,)).train()
+    larger = add_layers(made("bart"), (1,)).train()
     larger(input_ids=IDS, labels=IDS).loss.backward()
     gradients = {n: p.grad for n, p in larger.named_parameters() if ".layers.1." in n and "out_proj.weight" in n}
     assert gradients
@@ -102,13 +102,13 @@ def test_only_controllers_travel_and_the_rest_is_each_silos_own(federation, tmp_
 
 def test_mistakes_are_answered_in_a_sentence(federation, tmp_path):
     with pytest.raises(ConfigError, match="exchanges some layers alone: name them"):
-        build(parse({"silos": {"a": "x"}, "method": "controllers"}))
-    with pytest.raises(ConfigError, match="a place can have one layer"):
+        build_method(parse({"silos": {"a": "x"}, "method": "controllers"}))
+    with pytest.raises(ConfigError, match="a position can have one layer"):
         parse({"silos": {"a": "x"}, "model": {"preset": "tiny", "added": [1, 1]}})
     with pytest.raises(ConfigError, match="names place 9"):
-        grown(made("bart"), (9,))
+        add_layers(made("bart"), (9,))
     with pytest.raises(ConfigError, match=r"cannot be added|is not known"):
-        grown(transformers.AlbertForMaskedLM(ENCODERS["albert"](300)), (1,))
+        add_layers(transformers.AlbertForMaskedLM(ENCODERS["albert"](300)), (1,))
     nowhere = federation(tokenizer={"kind": "bytes"}, method={"name": "controllers", "layers": [5]})
     with pytest.raises(ConfigError, match="names layer 5"):
         run(nowhere, tmp_path / "run", workers=0)

@@ -17,7 +17,7 @@ def step(updates, weighting=None):
     weighting = weighting or BySamples()
     model = Tensors(LAYOUT, torch.tensor([1.0, -2.0, 3.0]))
     gradient = Mean().combine(LAYOUT, ((u, weighting.weight(u)) for u in updates))
-    ServerSgd().step(model, gradient, {}, 1, 1.0)
+    ServerSgd().step(model, gradient, None, 1, 1.0)
     return model.flat.numpy()
 
 
@@ -66,4 +66,4 @@ def test_tensors_are_averaged_over_those_that_sent_them():
 
 def test_the_method_names_itself():
     assert fedavg().name == "fedavg"
-    assert fedavg().aggregate.needs == "sum"
+    assert fedavg().aggregator.linear

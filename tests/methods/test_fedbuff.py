@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from hansa.core.errors import ConfigError
-from hansa.core.participation import Child, ServerState
+from hansa.core.participation import Child, PlanContext, RoundSettings
+from hansa.core.simulation import Simulation
+from hansa.core.state import ServerState
 from hansa.core.tensors import Tensors
 from hansa.methods.fedbuff import ByStaleness, DampedMean
 from hansa.runs.ledger import Ledger
@@ -18,7 +20,7 @@ DELAY = {"delay": {"south": 10.0}}
 def stale(values, age):
     from dataclasses import replace
 
-    return replace(update(values, 10, 1.0), stale=age)
+    return replace(update(values, 10, 1.0), staleness=age)
 
 
 def test_the_step_is_the_damped_sum_over_k():
@@ -80,19 +82,14 @@ def test_the_same_for_any_number_of_workers_and_after_a_resume(federation, tmp_p
 def test_staleness_counts_versions():
     from hansa.methods.fedbuff import Buffered
 
-    class Settings:
-        class simulate:
-            delay, usual, jitter = {"slow": 3.5}, 1.0, 0.0
-
-        seed = 0
-
-    moving = ServerState(Tensors.of({}), {})
-    members = {"slow": Child(1, 1), "fast": Child(1, 1)}
+    state = ServerState(Tensors.of({}))
+    children = {"slow": Child(1, 1), "fast": Child(1, 1)}
+    settings = RoundSettings(simulate=Simulation(delay={"slow": 3.5}))
     seen = []
-    for _ in range(4):
-        [flight] = Buffered(1)._arrivals(members, Settings, moving)
-        seen.append((flight.node, moving.round - flight.version))
-        moving.round += 1
+    for number in range(1, 5):
+        [[assignment]] = Buffered(1).plan(PlanContext("root", children, settings, number, 0), state).waves
+        seen.append((assignment.node, assignment.staleness))
+        state.round += 1
     assert seen == [("fast", 0), ("fast", 0), ("fast", 0), ("slow", 3)]
 
 
@@ -110,24 +107,26 @@ def test_a_failed_round_leaves_everything_as_it_was(federation):
     from hansa.config.method import build_method
     from hansa.core.link import Answer
     from hansa.core.messages import Failure
-    from hansa.core.round import federated_round
+    from hansa.core.round import Server, Turn, federated_round
+    from hansa.runs.topology import round_settings
 
     class Dead:
         def ask(self, asks, until):
             return iter([Answer(node, Failure("gone")) for node in asks])
 
     settings = federation(method={"name": "fedbuff", "buffer": 3})
-    moving = ServerState(Tensors.of({}), {})
-    members = {name: Child(1, 1) for name in settings.silos}
+    state = ServerState(Tensors.of({}))
+    children = {name: Child(1, 1) for name in settings.silos}
+    server = Server("root", children, Dead(), build_method(settings), round_settings(settings))
     for _ in range(2):
-        record = federated_round("root", members, Dead(), build_method(settings), settings, moving, 0)
+        record = federated_round(server, state, Turn(1))
         assert "0 of 3 answered" in record.failed
-        assert (moving.round, moving.clock, moving.flights, moving.state) == (0, 0.0, [], {})
+        assert (state.round, state.clock, state.slots) == (0, 0.0, {})
 
 
 def test_a_clock_that_stands_still_is_refused(federation):
     from hansa.config.method import build_method
 
-    settings = federation(method="fedbuff", simulate={"usual": 0.0})
+    settings = federation(method="fedbuff", simulate={"default_delay": 0.0})
     with pytest.raises(ConfigError, match="must be above 0"):
         build_method(settings)

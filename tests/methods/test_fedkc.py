@@ -8,16 +8,16 @@ import torch
 from torch import nn
 
 from hansa.config.file import parse
+from hansa.config.method import build_method
 from hansa.core import wire
 from hansa.core.errors import ConfigError
-from hansa.core.exchange import Sizes
+from hansa.core.knowledge import Sizes
 from hansa.core.messages import Knowledge
 from hansa.core.seeds import torch_seeded
-from hansa.methods import build
 from hansa.methods.fedavg import PlainObjective
 from hansa.methods.fedkc import Composition, Consistent
 from hansa.methods.fedprox import Proximal
-from hansa.methods.moon import Contrastive
+from hansa.methods.moon import Contrastive, PreviousModel
 from tests.classifiers import CLASSES, WIDTH, batch_of, classifier, pairs, samples_of, texts_of, work_of
 
 SIZES = Sizes(WIDTH, WIDTH, CLASSES, 12)
@@ -35,19 +35,19 @@ def by_hand(learner, text):
 @pytest.mark.parametrize("layer", ["last", "all"])
 def test_a_pair_is_the_mean_over_its_members_and_nobody_elses(layer):
     learner, (texts, labels) = classifier(), texts_of(20)
-    told = Composition(layer, 3, 1).offer(work_of(learner), samples_of(texts, labels))
-    assert sorted(i for members in told.samples for i in members) == list(range(20)), "every sample in one cluster"
-    assert told.offer.members == tuple(map(len, told.samples))
-    for row, members in enumerate(told.samples):
+    shared = Composition(layer, 3, 1).share(work_of(learner), samples_of(texts, labels))
+    assert sorted(i for members in shared.samples for i in members) == list(range(20)), "every sample in one cluster"
+    assert shared.knowledge.members == tuple(map(len, shared.samples))
+    for row, members in enumerate(shared.samples):
         seen = [by_hand(learner, texts[i]) for i in members]
         prediction = torch.stack([y for *_, y in seen]).mean(0)
-        torch.testing.assert_close(told.offer.knowledge["predictions"][row], prediction, rtol=1e-4, atol=1e-6)
-        centroid = told.offer.knowledge["centroids"][row]
+        torch.testing.assert_close(shared.knowledge.tensors["predictions"][row], prediction, rtol=1e-4, atol=1e-6)
+        centroid = shared.knowledge.tensors["centroids"][row]
         if layer == "last":
             torch.testing.assert_close(centroid, torch.stack([e for _, e, _ in seen]).mean(0), rtol=1e-4, atol=1e-5)
             continue
         longest = max(len(texts[i]) for i in members)
-        assert told.offer.lengths[row] == longest
+        assert shared.knowledge.lengths[row] == longest
         for position in range(longest):
             there = [e[position] for e, *_ in seen if len(e) > position]
             torch.testing.assert_close(centroid[position], torch.stack(there).mean(0), rtol=1e-4, atol=1e-5)
@@ -57,40 +57,42 @@ def test_a_pair_is_the_mean_over_its_members_and_nobody_elses(layer):
 def test_clusters_are_k_means_clusters():
     """Each pooled output lies nearest to the mean of its own cluster (Lloyd's fixed point)."""
     learner, (texts, labels) = classifier(), texts_of(30)
-    told = Composition("last", 4, 1).offer(work_of(learner), samples_of(texts, labels))
+    shared = Composition("last", 4, 1).share(work_of(learner), samples_of(texts, labels))
     pooled = np.stack([by_hand(learner, text)[1].numpy() for text in texts])
-    means = np.stack([pooled[members].mean(0) for members in told.samples])
+    means = np.stack([pooled[members].mean(0) for members in shared.samples])
     nearest = ((pooled[:, None] - means) ** 2).sum(-1).argmin(1)
-    assert all(nearest[i] == row for row, members in enumerate(told.samples) for i in members)
+    assert all(nearest[i] == row for row, members in enumerate(shared.samples) for i in members)
 
 
 def test_without_k_means_there_is_one_pair_of_everything():
-    told = Composition("last", 1, 1).offer(work_of(classifier()), samples_of(*texts_of(9)))
-    assert told.offer.members == (9,)
+    shared = Composition("last", 1, 1).share(work_of(classifier()), samples_of(*texts_of(9)))
+    assert shared.knowledge.members == (9,)
 
 
 def test_small_clusters_are_withheld():
     learner, data = classifier(), texts_of(20)
-    everything = Composition("last", 6, 1).offer(work_of(learner), samples_of(*data)).offer
-    floored = Composition("last", 6, 4).offer(work_of(learner), samples_of(*data)).offer
+    everything = Composition("last", 6, 1).share(work_of(learner), samples_of(*data)).knowledge
+    floored = Composition("last", 6, 4).share(work_of(learner), samples_of(*data)).knowledge
     assert floored.members == tuple(n for n in everything.members if n >= 4)
     assert floored.withheld == sum(n < 4 for n in everything.members) > 0
-    nothing = Composition("last", 6, 99).offer(work_of(learner), samples_of(*data)).offer
+    nothing = Composition("last", 6, 99).share(work_of(learner), samples_of(*data)).knowledge
     assert (nothing.members, nothing.withheld) == ((), len(everything.members))
 
 
 def test_fewer_samples_than_clusters_one_class_and_equal_texts_still_make_offers():
     learner = classifier()
-    few = Composition("all", 10, 1).offer(work_of(learner), samples_of([[3, 4], [5]], [0, 0]))
-    assert few.offer.members == (1, 1)
-    equal = Composition("last", 10, 1).offer(work_of(learner), samples_of([[3, 4]] * 5, [1] * 5))
-    assert sum(equal.offer.members) == 5
+    few = Composition("all", 10, 1).share(work_of(learner), samples_of([[3, 4], [5]], [0, 0]))
+    assert few.knowledge.members == (1, 1)
+    equal = Composition("last", 10, 1).share(work_of(learner), samples_of([[3, 4]] * 5, [1] * 5))
+    assert sum(equal.knowledge.members) == 5
 
 
 @pytest.mark.parametrize(("layer", "texts"), [("last", 20), ("all", 20)])
 def test_the_same_seed_gives_the_same_offer(layer, texts):
-    offers = [Composition(layer, 3, 1).offer(work_of(classifier()), samples_of(*texts_of(texts))).offer for _ in "ab"]
-    assert wire.equal(*offers)
+    knowledge = [
+        Composition(layer, 3, 1).share(work_of(classifier()), samples_of(*texts_of(texts))).knowledge for _ in "ab"
+    ]
+    assert wire.equal(*knowledge)
 
 
 # ── Equation 8 ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -112,45 +114,45 @@ def test_the_loss_is_the_cross_entropy_of_mean_prediction_and_ours_on_the_last_l
 def test_a_centroid_of_one_text_goes_through_every_block_as_the_text_itself():
     """All layers: with clusters of one, f(e) is the model's own prediction, padding or not."""
     learner, (texts, labels) = classifier(), texts_of(6)
-    told = Composition("all", 6, 1).offer(work_of(learner), samples_of(texts, labels))
+    shared = Composition("all", 6, 1).share(work_of(learner), samples_of(texts, labels))
     with torch.inference_mode():
-        loss = Consistent(PlainObjective(), 1.0, "all").consistency(work_of(learner, told.offer))
+        loss = Consistent(PlainObjective(), 1.0, "all").consistency(work_of(learner, shared.knowledge))
     entropies = [-(y * y.log()).sum() for *_, y in (by_hand(learner, text) for text in texts)]
     assert float(loss) == pytest.approx(float(torch.stack(entropies).mean()), rel=1e-4)
 
 
-def moved_by(layer, offer):
+def moved_by(layer, knowledge):
     """Which parameters the consistency loss alone moves."""
     learner = classifier(seed=1)
     learner.grad.zero_()
-    Consistent(PlainObjective(), 1.0, layer).consistency(work_of(learner, offer)).backward()
+    Consistent(PlainObjective(), 1.0, layer).consistency(work_of(learner, knowledge)).backward()
     return {name for name, span in learner.layout.spans.items() if learner.grad[span].abs().sum() > 0}
 
 
 def test_last_moves_the_head_and_all_moves_every_block_but_no_embedding():
     data = texts_of(8)
-    offers = {
-        layer: Composition(layer, 3, 1).offer(work_of(classifier()), samples_of(*data)).offer
+    knowledge = {
+        layer: Composition(layer, 3, 1).share(work_of(classifier()), samples_of(*data)).knowledge
         for layer in ("last", "all")
     }
-    assert moved_by("last", offers["last"]) == {"classifier.weight", "classifier.bias"}
-    moved = moved_by("all", offers["all"])
+    assert moved_by("last", knowledge["last"]) == {"classifier.weight", "classifier.bias"}
+    moved = moved_by("all", knowledge["all"])
     assert {"bert.encoder.layer.0.output.dense.weight", "bert.encoder.layer.1.output.dense.weight"} <= moved
     assert not any("embeddings" in name for name in moved)
 
 
 def test_without_offers_or_weight_it_is_the_local_objective():
     learner, task_loss = classifier(), torch.tensor(1.0, requires_grad=True)
-    offer = Composition("last", 2, 1).offer(work_of(learner), samples_of(*texts_of(8))).offer
+    knowledge = Composition("last", 2, 1).share(work_of(learner), samples_of(*texts_of(8))).knowledge
     assert Consistent(PlainObjective(), 3.0, "last").loss(work_of(learner), lambda: task_loss) is task_loss
-    assert Consistent(PlainObjective(), 0.0, "last").loss(work_of(learner, offer), lambda: task_loss) is task_loss
+    assert Consistent(PlainObjective(), 0.0, "last").loss(work_of(learner, knowledge), lambda: task_loss) is task_loss
 
 
 def test_the_loss_pulls_towards_the_sender():
     """Steps on the consistency loss bring our predictions on the centroids to those of the sender; α < 0 would not."""
-    offer = Composition("all", 3, 1).offer(work_of(classifier()), samples_of(*texts_of(12))).offer
+    knowledge = Composition("all", 3, 1).share(work_of(classifier()), samples_of(*texts_of(12))).knowledge
     learner, objective = classifier(seed=1), Consistent(PlainObjective(), 1.0, "all")
-    work = work_of(learner, offer)
+    work = work_of(learner, knowledge)
     losses = []
     for _ in range(30):
         learner.grad.zero_()
@@ -158,8 +160,8 @@ def test_the_loss_pulls_towards_the_sender():
         loss.backward()
         learner.flat.sub_(learner.grad, alpha=0.5)
         losses.append(float(loss.detach()))
-    told = offer.knowledge["predictions"]
-    least = float(-(told * told.log()).sum(1).mean())  # the sender's own entropy: no prediction does better
+    given = knowledge.tensors["predictions"]
+    least = float(-(given * given.log()).sum(1).mean())  # the sender's own entropy: no prediction does better
     assert losses[-1] - least < 0.1 * (losses[0] - least)
 
 
@@ -170,9 +172,9 @@ def test_the_loss_pulls_towards_the_sender():
 def test_a_pair_has_as_many_numbers_as_the_paper_says(layer):
     texts, labels = texts_of(20)
     texts[0] = [1] * 9
-    offer = Composition(layer, 4, 1).offer(work_of(classifier()), samples_of(texts, labels)).offer
+    knowledge = Composition(layer, 4, 1).share(work_of(classifier()), samples_of(texts, labels)).knowledge
     numbers = WIDTH + CLASSES if layer == "last" else 9 * WIDTH + CLASSES
-    assert wire.payload(offer) == 4 * 4 * numbers
+    assert wire.payload(knowledge) == 4 * 4 * numbers
 
 
 # ── flaws ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -191,27 +193,29 @@ BAD = {
     "positions": ("all", pairs(torch.zeros(2, 5, WIDTH), even(), (5, 6))),
     "positions ": ("all", pairs(torch.zeros(2, 5, WIDTH), even(), ())),
     "positions, ": ("all", pairs(torch.zeros(2, 13, WIDTH), even(), (13, 13))),
-    "nothing instead of": ("last", Knowledge(pairs(torch.zeros(0, 0), even(0)).knowledge.only(()), (1,))),
+    "nothing instead of": ("last", Knowledge(pairs(torch.zeros(0, 0), even(0)).tensors.only(()), (1,))),
 }
 
 
 @pytest.mark.parametrize("reason", BAD)
 def test_an_offer_that_makes_no_sense_is_refused_with_a_reason(reason):
-    layer, offer = BAD[reason]
-    assert reason.strip(": ,") in Composition(layer, 2, 1).flaw(offer, SIZES)
+    layer, knowledge = BAD[reason]
+    assert reason.strip(": ,") in Composition(layer, 2, 1).check(knowledge, SIZES)
 
 
 def test_a_good_offer_has_no_flaw():
     for layer in ("last", "all"):
         exchange = Composition(layer, 3, 1)
-        assert exchange.flaw(exchange.offer(work_of(classifier()), samples_of(*texts_of(9))).offer, SIZES) == ""
+        assert exchange.check(exchange.share(work_of(classifier()), samples_of(*texts_of(9))).knowledge, SIZES) == ""
 
 
 # ── composition ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def method(**settings):
-    return build(parse({"silos": {"a": "a", "b": "b"}, "task": "classify", "method": {"name": "fedkc"} | settings}))
+    return build_method(
+        parse({"silos": {"a": "a", "b": "b"}, "task": "classify", "method": {"name": "fedkc"} | settings})
+    )
 
 
 def test_it_composes_with_any_local_objective_and_server():
@@ -241,13 +245,13 @@ def test_what_cannot_be_composed_is_refused_with_a_reason(local, reason):
 
 
 def test_the_local_objective_still_has_its_say():
-    learner, offer = classifier(), pairs(torch.zeros(1, WIDTH), even(1))
-    work = work_of(learner, offer)
+    learner, knowledge = classifier(), pairs(torch.zeros(1, WIDTH), even(1))
+    work = work_of(learner, knowledge)
     learner.flat.add_(1.0)
     learner.grad.zero_()
     Consistent(Proximal(0.5), 1.0, "last").gradient(work)
     torch.testing.assert_close(learner.grad, torch.full_like(learner.grad, 0.5), rtol=1e-4, atol=1e-4)
-    assert "moon.previous" in Consistent(Contrastive(1.0, 0.5), 1.0, "last").keep(work)
+    assert isinstance(Consistent(Contrastive(1.0, 0.5), 1.0, "last").finish(work), PreviousModel)
 
 
 def test_dropping_the_mask_would_show():
@@ -268,7 +272,7 @@ def test_task_loss_is_not_changed_by_looking():
     learner, (texts, labels) = classifier(), texts_of(6)
     batch = batch_of(texts, labels)
     before = nn.functional.cross_entropy(learner.model(**batch.inputs).logits, batch.targets)
-    Composition("all", 2, 1).offer(work_of(learner), samples_of(texts, labels))
+    Composition("all", 2, 1).share(work_of(learner), samples_of(texts, labels))
     after = nn.functional.cross_entropy(learner.model(**batch.inputs).logits, batch.targets)
     assert torch.equal(before, after), "no hook is left behind"
 
@@ -276,10 +280,10 @@ def test_task_loss_is_not_changed_by_looking():
 @pytest.mark.parametrize("layer", ["last", "all"])
 def test_some_of_the_pairs_are_all_of_them_on_average(layer):
     learner, (texts, labels) = classifier(), texts_of(24)
-    offer = Composition(layer, 6, 1).offer(work_of(learner), samples_of(texts, labels)).offer
-    whole = float(Consistent(PlainObjective(), 1.0, layer).consistency(work_of(learner, offer)).detach())
-    assert float(Consistent(PlainObjective(), 1.0, layer, 6).consistency(work_of(learner, offer)).detach()) == whole
-    some, work = Consistent(PlainObjective(), 1.0, layer, 2), work_of(learner, offer)
+    knowledge = Composition(layer, 6, 1).share(work_of(learner), samples_of(texts, labels)).knowledge
+    whole = float(Consistent(PlainObjective(), 1.0, layer).consistency(work_of(learner, knowledge)).detach())
+    assert float(Consistent(PlainObjective(), 1.0, layer, 6).consistency(work_of(learner, knowledge)).detach()) == whole
+    some, work = Consistent(PlainObjective(), 1.0, layer, 2), work_of(learner, knowledge)
     with torch_seeded(0, "pairs"):
         drawn = [float(some.consistency(work).detach()) for _ in range(300)]
     assert len(set(drawn)) > 5, "others at every step"

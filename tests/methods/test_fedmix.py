@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from hansa.core import representations as inside
-from hansa.core.exchange import Sizes
+from hansa.core.knowledge import Sizes
 from hansa.methods.fedmix import Means, Mixed, mixed_loss, naive_loss
 from tests.classifiers import CLASSES, WIDTH, batch_of, classifier, samples_of, texts_of, work_of
 
@@ -108,21 +108,21 @@ def test_it_is_naive_mixing_to_first_order():
 
 def test_means_are_of_so_many_samples_and_of_their_labels():
     learner, (texts, labels) = classifier(), texts_of(17)
-    told = Means(5, 20).offer(work_of(learner), samples_of(texts, labels))
-    assert told.offer.members == (5, 5, 5)
-    assert len({int(i) for members in told.samples for i in members}) == 15, "nobody twice"
-    for row, members in enumerate(told.samples):
+    shared = Means(5, 20).share(work_of(learner), samples_of(texts, labels))
+    assert shared.knowledge.members == (5, 5, 5)
+    assert len({int(i) for members in shared.samples for i in members}) == 15, "nobody twice"
+    for row, members in enumerate(shared.samples):
         counts = torch.bincount(torch.tensor([labels[i] for i in members]), minlength=CLASSES) / 5
-        torch.testing.assert_close(told.offer.knowledge["labels"][row], counts)
-    assert Means(5, 20).flaw(told.offer, SIZES) == ""
-    assert Means(5, 2).offer(work_of(learner), samples_of(texts, labels)).offer.members == (5, 5)
-    assert Means(18, 2).offer(work_of(learner), samples_of(texts, labels)).offer.members == ()
+        torch.testing.assert_close(shared.knowledge.tensors["labels"][row], counts)
+    assert Means(5, 20).check(shared.knowledge, SIZES) == ""
+    assert Means(5, 2).share(work_of(learner), samples_of(texts, labels)).knowledge.members == (5, 5)
+    assert Means(18, 2).share(work_of(learner), samples_of(texts, labels)).knowledge.members == ()
 
 
-def test_a_step_uses_what_the_others_told():
+def test_a_step_uses_what_the_others_shared():
     learner, (texts, labels) = classifier(), texts_of(10)
-    offer = Means(5, 20).offer(work_of(learner), samples_of(texts, labels)).offer
-    work, alone = work_of(learner, offer), work_of(learner)
+    knowledge = Means(5, 20).share(work_of(learner), samples_of(texts, labels)).knowledge
+    work, alone = work_of(learner, knowledge), work_of(learner)
     work.batch = alone.batch = batch_of(texts[:4], labels[:4])
     task_loss = nn.functional.cross_entropy(learner.model(**work.batch.inputs).logits, work.batch.targets)
     assert Mixed(0.2).loss(alone, lambda: task_loss) is task_loss

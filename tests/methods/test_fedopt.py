@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 
+from hansa.config.method import server_optimizer
 from hansa.config.sections import Server
 from hansa.core.schedules import Schedule, schedule_factor
 from hansa.core.tensors import Layout, Tensors
 from hansa.methods.fedavg import ServerSgd
-from hansa.methods.fedopt import Adaptive, Momentum, server_optimizer
+from hansa.methods.fedopt import Adaptive, Momentum
 
 LAYOUT = Layout(("w",), ((4,),))
 START = np.array([1.0, -1.0, 0.5, 2.0])

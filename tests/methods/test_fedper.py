@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from hansa.core.messages import Fit
+from hansa.core.messages import Train, Update
 from hansa.methods.fedper import FedPer
 from hansa.methods.hierfavg import HierFAVG
-from tests.methods.test_worldlm import BACKBONE, START, TREE, Real, pushed
+from tests.methods.toy_tree import BACKBONE, START, TREE, ToyTree, pushed
 
 KEYS = slice(7, 19)
 NAMED = ("block.1", "block.2")
@@ -25,7 +25,7 @@ class Paper:
 
 
 def test_every_model_is_the_second_writings(tmp_path):
-    paper, real = Paper(), Real(tmp_path, FedPer(key_layers=NAMED).build())
+    paper, real = Paper(), ToyTree(tmp_path, FedPer(key_layers=NAMED).build())
     for number in (1, 2, 3):
         paper.fit("root", paper.own["root"][BACKBONE], number)
         assert not real.round().failed
@@ -33,26 +33,30 @@ def test_every_model_is_the_second_writings(tmp_path):
             np.testing.assert_allclose(real.model(name).numpy(), expected, atol=2e-5, err_msg=f"{name}, {number}")
 
 
-class Overheard(Real):
+class Recorded(ToyTree):
     """Notes which tensors go to the leaves and come back."""
 
     def leaf(self, name, request):
         reply = super().leaf(name, request)
-        if isinstance(request, Fit):
+        if isinstance(request, Train) and request.subtree is not None:
+            assert isinstance(reply, Update)
             self.seen = [*getattr(self, "seen", []), request.model.layout.names, reply.gradient.layout.names]
         return reply
 
 
 def test_key_layers_never_leave_their_node(tmp_path):
-    real = Overheard(tmp_path, FedPer(key_layers=NAMED).build())
+    real = Recorded(tmp_path, FedPer(key_layers=NAMED).build())
     real.round()
     assert len(real.seen) == 8
     assert set(real.seen) == {("emb", "h0")}
 
 
 def test_without_key_layers_it_is_hierfavg(tmp_path):
-    per, hier = Real(tmp_path / "per", FedPer(key_layers=0.0).build()), Real(tmp_path / "hier", HierFAVG().build())
-    other = Real(tmp_path / "other", FedPer(key_layers=NAMED).build())
+    per, hier = (
+        ToyTree(tmp_path / "per", FedPer(key_layers=0.0).build()),
+        ToyTree(tmp_path / "hier", HierFAVG().build()),
+    )
+    other = ToyTree(tmp_path / "other", FedPer(key_layers=NAMED).build())
     for real in (per, hier, other):
         real.round()
     assert np.array_equal(per.model("root").numpy(), hier.model("root").numpy())

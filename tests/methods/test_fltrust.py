@@ -11,8 +11,8 @@ from hansa.core.messages import Failure, Update
 from hansa.core.tensors import Tensors
 from hansa.methods.fltrust import Trust
 from hansa.runs.run import run
-from tests.core.test_hierarchy import select, tree  # noqa: F401
-from tests.methods.test_worldlm import LAYOUT
+from tests.core.trees import select, tree  # noqa: F401
+from tests.methods.toy_tree import LAYOUT
 
 COMMON = np.random.default_rng(0).normal(size=19)
 

@@ -9,7 +9,7 @@ from hansa.methods.fedopt import Momentum
 from hansa.methods.hierfavg import HierFAVG
 from hansa.runs.run import run
 from tests.conftest import same, weights
-from tests.methods.test_worldlm import START, TREE, Real, pushed
+from tests.methods.toy_tree import START, TREE, ToyTree, pushed
 
 
 class Paper:
@@ -32,7 +32,7 @@ class Paper:
 @pytest.mark.parametrize(("lr", "mu"), [(1.0, 0.0), (0.2, 0.9)])
 def test_every_model_is_the_second_writings(tmp_path, lr, mu):
     paper, global_model = Paper(lr, mu), START
-    real = Real(tmp_path, replace(HierFAVG().build(), server=Momentum(lr, mu)))
+    real = ToyTree(tmp_path, replace(HierFAVG().build(), server=Momentum(lr, mu)))
     for number in (1, 2, 3):
         global_model = paper.fit("root", global_model, number)
         assert not real.round().failed

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hansa.core import representations as inside
-from hansa.methods.moon import PREVIOUS, Contrastive, contrast
+from hansa.methods.moon import Contrastive, PreviousModel, contrast
 from tests.classifiers import batch_of, classifier, texts_of, work_of
 
 
@@ -34,12 +34,12 @@ def task_loss_of(work, extra=0.0):
     return lambda: 0.0 * work.learner.model(**work.batch.inputs).logits.sum() + extra
 
 
-def prepared(memory=True):
+def prepared(state=True):
     learner, other, previous = classifier(), classifier(seed=1), classifier(seed=2)
     work = work_of(learner)
     work.received, work.batch = other.state.copy(), batch_of(*texts_of(5))
-    if memory:
-        work.memory[PREVIOUS] = previous.flat.clone()
+    if state:
+        work.state = PreviousModel(previous.state.copy())
     return work, other, previous
 
 
@@ -62,7 +62,7 @@ def test_gradients_reach_the_model_in_training_alone():
 
 
 def test_in_the_first_round_there_is_no_term():
-    work, *_ = prepared(memory=False)
+    work, *_ = prepared(state=False)
     task_loss = torch.tensor(0.5)
     assert Contrastive(1.0, 0.5).loss(work, lambda: task_loss) is task_loss
 
@@ -91,6 +91,6 @@ def test_a_step_moves_towards_the_global_and_away_from_the_previous():
 
 def test_the_model_is_kept_for_the_next_round():
     work, *_ = prepared()
-    kept = Contrastive(1.0, 0.5).keep(work)[PREVIOUS]
+    kept = Contrastive(1.0, 0.5).finish(work).model.flat
     work.learner.flat.zero_()
     assert kept.any(), "a copy"

@@ -44,4 +44,4 @@ def test_the_worst_silo_pulls_hardest():
 
 
 def test_it_must_see_each_update():
-    assert QFfl().build().aggregate.needs == "each"
+    assert not QFfl().build().aggregator.linear

@@ -6,7 +6,7 @@ import transformers
 
 from hansa.core.errors import ConfigError
 from hansa.core.learner import Learner
-from hansa.models.adapt import adapt, merged
+from hansa.models.adapt import adapt, merge_adapters
 from hansa.models.settings import Model
 from hansa.runs.inference import load
 from hansa.runs.ledger import Ledger
@@ -61,7 +61,7 @@ def test_merged_is_a_plain_model_that_says_the_same():
     model = adapt(encoder(), Model(preset="tiny", adapt="lora"), 0)
     learner = Learner(model)
     learner.flat.add_(torch.randn(learner.flat.shape, generator=torch.Generator().manual_seed(1)), alpha=0.1)
-    plain = merged(model)
+    plain = merge_adapters(model)
     assert set(dict(plain.named_parameters())) == set(dict(encoder().named_parameters()))
     torch.testing.assert_close(logits(plain), logits(model), rtol=1e-4, atol=1e-5)
     assert not torch.allclose(logits(plain), logits(encoder()), atol=1e-3), "the additions count"
@@ -86,7 +86,7 @@ def test_a_federation_sends_only_what_it_trains_and_leaves_a_plain_folder(kind, 
     _, checkpoint = load(small, checkpoint=2)
     inputs = {"input_ids": torch.arange(5, 11).view(1, 6)}
     with torch.inference_mode():
-        ours, theirs = (m.eval()(**inputs).logits for m in (model, merged(checkpoint)))
+        ours, theirs = (m.eval()(**inputs).logits for m in (model, merge_adapters(checkpoint)))
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
     pooled = run(settings, tmp_path / "c", workers=2).folder
     assert same(weights(small / "model"), weights(pooled / "model"))

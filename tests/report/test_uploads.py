@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hansa.core.errors import ConfigError
-from hansa.privacy.policy.disclosures import releases
+from hansa.privacy.policy.disclosures import disclosures
 from hansa.report import html
 from hansa.report.charts import histogram, scatter
 from hansa.report.uploads import Cost, quality_against_bytes, saved
@@ -74,8 +74,8 @@ def test_charts_escape_and_hold_still():
 
 
 def test_what_leaves_is_told(federation):
-    text = " ".join(releases(federation(upload="calm+int8")))
+    text = " ".join(disclosures(federation(upload="calm+int8")))
     assert "'calm+int8'" in text
     assert "how far each tensor moved" in text
-    assert "upload" not in " ".join(releases(federation()))
+    assert "upload" not in " ".join(disclosures(federation()))
     assert json.dumps(text)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hansa.client.host import SiloHost
 from hansa.client.runtime import Runtime
 from hansa.config import file as federation_file
 from hansa.config.nodes import Node
@@ -20,21 +21,21 @@ from tests.conftest import same, weights
 
 def run_over(federation, folder: Path, link_of) -> dict[str, torch.Tensor]:
     """A whole run over a given link."""
-    directory, watcher = RunDirectory.create(federation, folder, False), NoCallbacks()
+    directory, callbacks = RunDirectory.create(federation, folder, False), NoCallbacks()
     ledger = Ledger(folder)
-    runtime = Runtime(federation, folder)
-    link = link_of(runtime)
-    begin(federation, directory, link, ledger, watcher)
-    cards = describe(federation, directory, link, ledger, watcher)
-    Run(federation, directory, link, cards, ledger, watcher).go()
+    host = SiloHost(Runtime(federation, folder))
+    link = link_of(host)
+    begin(federation, directory, link, ledger, callbacks)
+    cards = describe(federation, directory, link, ledger, callbacks)
+    Run(federation, directory, link, cards, ledger, callbacks).go()
     ledger.close()
     return weights(folder / "model")
 
 
 def test_over_the_wire_is_the_same_as_direct(federation, tmp_path):
     settings = federation()
-    direct = run_over(settings, tmp_path / "direct", lambda runtime: LocalLink(lambda n: runtime.silo(n).answer))
-    wired = run_over(settings, tmp_path / "wired", lambda runtime: LocalLink(lambda n: runtime.silo(n).answer, True))
+    direct = run_over(settings, tmp_path / "direct", lambda host: LocalLink(lambda n: host.silo(n).answer))
+    wired = run_over(settings, tmp_path / "wired", lambda host: LocalLink(lambda n: host.silo(n).answer, True))
     assert same(direct, wired)
 
 
@@ -127,7 +128,7 @@ def test_partial_runs_resume_to_the_same_bits(federation, tmp_path, kind):
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(settings, tmp_path / "cut", workers=0, watcher=Stop())
+        run(settings, tmp_path / "cut", workers=0, callbacks=Stop())
     cut = run(settings, tmp_path / "cut", resume=True, workers=0).folder
     part = "model" if kind == "federated" else "silos/south/model"
     assert same(weights(whole / part), weights(cut / part))
@@ -139,15 +140,15 @@ def test_partial_runs_resume_to_the_same_bits(federation, tmp_path, kind):
 def test_the_pool_runs_a_thousand_small_requests_without_growing(federation, tmp_path):
     """Blocks of shared memory are reused, whatever the number of rounds."""
     settings = federation()
-    directory, watcher = RunDirectory.create(settings, tmp_path / "run", False), NoCallbacks()
+    directory, callbacks = RunDirectory.create(settings, tmp_path / "run", False), NoCallbacks()
     ledger = Ledger(directory.path)
     with PoolLink(settings, directory.path, 2) as link:
-        begin(settings, directory, link, ledger, watcher)
-        cards = describe(settings, directory, link, ledger, watcher)
+        begin(settings, directory, link, ledger, callbacks)
+        cards = describe(settings, directory, link, ledger, callbacks)
         blocks = []
         many = settings.model_copy(update={"rounds": 30})
-        one = Run(many, directory, link, cards, ledger, watcher)
-        watcher.round = lambda record, seconds: blocks.append(len(link._blocks._all))  # type: ignore[method-assign]
+        one = Run(many, directory, link, cards, ledger, callbacks)
+        callbacks.round = lambda record, seconds: blocks.append(len(link._blocks._all))  # type: ignore[method-assign]
         one.go()
     ledger.close()
     assert blocks[-1] == blocks[5]

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from hansa.core.errors import ConfigError, UserError
-from hansa.core.exchange import flaw as offer_flaw
+from hansa.core.exchange import problem as knowledge_problem
 from hansa.core.messages import Knowledge, Update
-from hansa.core.round import Record, astray, flaw
+from hansa.core.round import Record, not_finite, problem
 from hansa.core.tensors import Layout, Tensors, WeightedMean
 from hansa.data.importing.clean import clean
-from hansa.data.readers import Problems
+from hansa.data.rows import Problems
 from hansa.methods.dga import ByLoss
 from hansa.methods.fedavg import Mean
 from hansa.runs.callbacks import NoCallbacks
@@ -59,21 +59,21 @@ def test_a_temperature_beyond_all_measure_is_refused(federation):
 
 @pytest.mark.parametrize("loss", [1e30, float("nan"), float("inf")])
 def test_a_loss_that_nobody_has_costs_its_silo_the_round(loss):
-    assert flaw(update([1.0, 1.0]), LAYOUT) == ""
-    assert "its training loss is" in flaw(update([1.0, 1.0], loss), LAYOUT)
+    assert problem(update([1.0, 1.0]), LAYOUT) == ""
+    assert "its training loss is" in problem(update([1.0, 1.0], loss), LAYOUT)
 
 
 def test_a_step_that_is_not_finite_is_not_taken():
     record = Record(3, ["a"])
-    assert astray(record, Tensors(LAYOUT, torch.tensor([1.0, 2.0]))) == ""
-    assert "not finite" in astray(record, Tensors(LAYOUT, torch.tensor([1.0, float("nan")])))
+    assert not_finite(record, Tensors(LAYOUT, torch.tensor([1.0, 2.0]))) == ""
+    assert "not finite" in not_finite(record, Tensors(LAYOUT, torch.tensor([1.0, float("nan")])))
 
 
-def test_an_offer_that_would_end_the_others_training_goes_no_further():
-    offer = Knowledge(Tensors(Layout(("centroids",), ((1, 2),)), torch.tensor([0.5, 1e25])), (20,))
-    assert "which no text has" in offer_flaw(offer, None, None)
-    good = replace(offer, knowledge=Tensors(offer.knowledge.layout, torch.tensor([0.5, 3.0])))
-    assert offer_flaw(good, None, None) == ""
+def test_shared_values_beyond_the_limit_are_not_passed_on():
+    shared = Knowledge(Tensors(Layout(("centroids",), ((1, 2),)), torch.tensor([0.5, 1e25])), (20,))
+    assert "which embedded texts do not have" in knowledge_problem(shared, None, None)
+    good = replace(shared, tensors=Tensors(shared.tensors.layout, torch.tensor([0.5, 3.0])))
+    assert knowledge_problem(good, None, None) == ""
 
 
 def test_data_that_changed_while_a_run_stood_still_is_refused(federation, tmp_path):
@@ -84,7 +84,7 @@ def test_data_that_changed_while_a_run_stood_still_is_refused(federation, tmp_pa
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(settings, tmp_path / "run", workers=0, watcher=Stop())
+        run(settings, tmp_path / "run", workers=0, callbacks=Stop())
     file = Path(settings.silos["north"].sources[0].train)
     lines = file.read_text().splitlines()
     file.write_text("\n".join(lines[:40]) + "\n")

@@ -10,7 +10,7 @@ from hansa.cli.main import app
 from hansa.config.file import parse, read
 from hansa.core.errors import DataError, UserError
 from hansa.core.seeds import stream
-from hansa.data.readers import Row
+from hansa.data.rows import Row
 from hansa.data.source import Source
 from hansa.models.tokenizer import byte_tokenizer
 from hansa.runs.ledger import Ledger

@@ -18,7 +18,7 @@ from hansa.core.errors import HansaError, UserError
 from hansa.core.seeds import stream
 from hansa.data.corpora import phrases
 from hansa.data.examples import Encoded, Examples, Texts, Unusable
-from hansa.data.readers import Row
+from hansa.data.rows import Row
 from hansa.data.source import Source
 from hansa.models.tokenizer import byte_tokenizer, train_vocabulary
 from hansa.preview.preview import preview
@@ -27,7 +27,7 @@ from hansa.runs.ledger import Ledger
 from hansa.runs.run import run
 from hansa.tasks import bleu
 from hansa.tasks.base import Vocabulary
-from hansa.tasks.translate import Translate, beginning, generate, write
+from hansa.tasks.translate import Translate, decoder_start, generate, translations
 
 SHARED = {"pad_token_id": 0, "eos_token_id": 3, "decoder_start_token_id": 2}
 LAYERS = {
@@ -81,7 +81,7 @@ def vocabulary() -> Vocabulary:
 def test_the_loss_is_the_librarys_for_any_encoder_decoder(name, vocabulary):
     model, task = build(name, vocabulary), Translate(smoothing=0.0)
     batch = task.batch(examples(task, vocabulary), np.arange(3), stream(0, "x"), vocabulary)
-    labels, begin = batch.inputs["labels"], beginning(model)
+    labels, begin = batch.inputs["labels"], decoder_start(model)
     shown = torch.cat([torch.tensor(begin).expand(3, -1), labels[:, :-1].clamp(min=0)], dim=1)
     logits = model(
         input_ids=batch.inputs["input_ids"], attention_mask=batch.inputs["attention_mask"], decoder_input_ids=shown
@@ -175,7 +175,7 @@ def test_signatures_are_sacrebleus():
 def test_sorted_batches_write_what_each_source_alone_would_get(vocabulary, beams):
     model, task = build("marian", vocabulary), Translate()
     held = examples(task, vocabulary)
-    together = write(model, held, np.array([2, 0, 1]), vocabulary, beams, size=2)
+    together = translations(model, held, np.array([2, 0, 1]), vocabulary, beams, size=2)
     alone = [generate(model, [held[i][: held.labels[i]]], vocabulary, beams)[0] for i in (2, 0, 1)]
     longest = [len(held[i][: held.labels[i]]) for i in (2, 0, 1)]
     for one, other, length in zip(together, alone, longest, strict=True):

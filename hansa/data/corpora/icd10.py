@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hansa.core.errors import HansaError
-from hansa.data.examples import cache_folder
+from hansa.data.cache import cache_folder
 
 LANGUAGES = {
     "en": "",

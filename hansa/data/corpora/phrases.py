@@ -1,5 +1,6 @@
 """Made-up German sentences and their English translations in five domains that differ in words, patterns and length:
-parallel data to start from, without a corpus."""
+parallel data to start from, without a corpus.
+"""
 
 from collections.abc import Iterator
 from functools import cache

@@ -1,0 +1,1 @@
+"""De-identification: find personal details in text and replace them."""

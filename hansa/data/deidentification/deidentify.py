@@ -1,6 +1,6 @@
-"""De-identification at the silo: find personal details, put surrogates or tags in their place, measure what was found.
+"""Find personal details in a text, replace them by surrogates or tags, and score a finder against annotated texts.
 
-The built-in `Rules` can be exchanged for another finder, for example Presidio's, by naming its class (`load`).
+The built-in finder is `Rules`. `load` takes another one by the name of its class, for example Presidio's.
 """
 
 import importlib
@@ -18,7 +18,7 @@ __all__ = ["Deidentifier", "Finding", "Rules", "Style", "deidentify", "load", "m
 
 Style = Literal["surrogates", "tags"]
 Row = dict[str, Any]
-# The names Presidio gives to what we have names for; all others keep theirs and are replaced letter by letter.
+# Presidio's entity types → ours. Other types keep their name, and each of their letters and digits is replaced.
 KINDS = {
     "PERSON": "NAME",
     "DATE_TIME": "DATE",
@@ -34,28 +34,33 @@ KINDS = {
 
 @runtime_checkable
 class Deidentifier(Protocol):
-    def find(self, text: str, language: str) -> list[Finding]: ...
+    """A finder of personal details."""
+
+    def find(self, text: str, language: str) -> list[Finding]:
+        """The personal details in a text of the given language."""
 
 
 @dataclass(frozen=True)
-class Analyzer:
-    """Anything with Presidio's ``analyze(text=, language=)``, as a de-identifier."""
+class PresidioFinder:
+    """A finder that calls an engine with Presidio's interface, ``analyze(text=, language=)``."""
 
     engine: Any
 
     def find(self, text: str, language: str) -> list[Finding]:
+        """See `Deidentifier.find`."""
         results = self.engine.analyze(text=text, language=language)
         return [Finding(r.start, r.end, KINDS.get(r.entity_type, r.entity_type)) for r in results]
 
 
 @dataclass(frozen=True)
-class Checked:
-    """Somebody else's finder: what it returns is looked at before anything relies on it."""
+class CheckedFinder:
+    """A finder from outside the package; its results are validated."""
 
     spec: str
     finder: Any
 
     def find(self, text: str, language: str) -> list[Finding]:
+        """See `Deidentifier.find`; raises `UserError` if the finder fails or returns something else."""
         try:
             given = self.finder.find(text, language)
         except Exception as error:
@@ -68,14 +73,17 @@ class Checked:
             inside = False
         if not inside:
             raise UserError(
-                f"de-identifier '{self.spec}': find(text, language) must return a list of (start, end, type), with "
-                "places inside the text; mend it"
+                f"de-identifier '{self.spec}': find(text, language) must return a list of (start, end, type) with "
+                "offsets inside the text; correct the class"
             )
         return found
 
 
 def load(spec: str) -> Deidentifier:
-    """``rules``, ``package.module:Class`` or ``path/to/file.py:Class``; the class is instantiated without arguments."""
+    """The finder that ``spec`` names: ``rules``, ``package.module:Class`` or ``path/to/file.py:Class``.
+
+    The class is instantiated without arguments. Raises `UserError` if it cannot be loaded or has no suitable method.
+    """
     if spec == "rules":
         return Rules()
     place, colon, name = spec.rpartition(":")
@@ -85,11 +93,11 @@ def load(spec: str) -> Deidentifier:
         )
     made = _instance(spec, place, name)
     if hasattr(made, "find"):
-        return Checked(spec, made)
+        return CheckedFinder(spec, made)
     if hasattr(made, "analyze"):
-        return Checked(spec, Analyzer(made))
+        return CheckedFinder(spec, PresidioFinder(made))
     raise UserError(
-        f"de-identifier '{spec}' has neither find(text, language) nor analyze(text=, language=); give it one"
+        f"de-identifier '{spec}' has neither find(text, language) nor analyze(text=, language=); add one of them"
     )
 
 
@@ -98,15 +106,19 @@ def _instance(spec: str, place: str, name: str) -> Any:
         module = _file_module(Path(place)) if place.endswith(".py") else importlib.import_module(place)
         return getattr(module, name)()
     except ImportError as error:
-        hint = "; pip install presidio-analyzer" if place.startswith("presidio") else "; install it, or mend the name"
+        hint = (
+            "; pip install presidio-analyzer" if place.startswith("presidio") else "; install it, or correct the name"
+        )
         raise UserError(f"de-identifier '{spec}' cannot be imported ({error}){hint}") from None
     except AttributeError:
         raise UserError(
-            f"de-identifier '{spec}': there is no '{name}' in {place}; name a class that is there"
+            f"de-identifier '{spec}': there is no '{name}' in {place}; name a class of that module"
         ) from None
     except Exception as error:
         first = (str(error) or type(error).__name__).splitlines()[0]
-        raise UserError(f"de-identifier '{spec}' cannot be made without arguments ({first}); mend its class") from None
+        raise UserError(
+            f"de-identifier '{spec}' cannot be instantiated without arguments ({first}); correct the class"
+        ) from None
 
 
 def _file_module(path: Path) -> Any:
@@ -118,10 +130,11 @@ def _file_module(path: Path) -> Any:
     return module
 
 
-Edit = tuple[int, int, str]  # start, end, what stands there now
+Edit = tuple[int, int, str]  # start, end, replacement
 
 
 def edits(text: str, findings: list[Finding], language: str, key: str, style: str) -> list[Edit]:
+    """The replacement of each finding, in the order of the text; overlapping findings are merged."""
     check_style(style)
     found = _disjoint(text, findings)
     if style == "tags":
@@ -134,18 +147,20 @@ def edits(text: str, findings: list[Finding], language: str, key: str, style: st
 
 
 def check_style(style: str) -> None:
+    """Raise `UserError` if the style of replacement is not known."""
     if style not in get_args(Style):
         raise UserError(f"style '{style}' is not known; {did_you_mean(style, get_args(Style))}")
 
 
 def _disjoint(text: str, findings: list[Finding]) -> list[Finding]:
-    """Overlapping findings become one that covers them all, of the type of the longest."""
+    """Merge overlapping findings into one that covers them all and has the type of the longest."""
     kept: list[Finding] = []
     widest = 0
     for f in sorted(findings, key=lambda f: (f.start, -f.end)):
         if not 0 <= f.start < f.end <= len(text):
             raise DataError(
-                f"a finding of type {f.type} spans {f.start}–{f.end} in a text of {len(text)}; mend the finder"
+                f"a finding of type {f.type} spans {f.start}–{f.end} in a text of {len(text)} characters; correct the "
+                "finder"
             )
         if kept and f.start < kept[-1].end:
             last = kept.pop()
@@ -159,12 +174,14 @@ def _disjoint(text: str, findings: list[Finding]) -> list[Finding]:
 
 
 def replace(text: str, findings: list[Finding], language: str, key: str, style: Style = "surrogates") -> str:
+    """The text with the findings replaced."""
     return _apply(text, edits(text, findings, language, key, style))
 
 
 def deidentify(
     text: str, language: str, deidentifier: Deidentifier, key: str, style: str = "surrogates"
 ) -> tuple[str, list[Finding]]:
+    """The text with its personal details replaced, and what was found."""
     findings = deidentifier.find(text, language)
     return _apply(text, edits(text, findings, language, key, style)), findings
 
@@ -184,12 +201,12 @@ SPAN_LISTS = ("entities", "personal", "spans")
 def rewrite(
     row: Row, field: str, language: str, finder: Deidentifier, key: str, style: str
 ) -> tuple[Row, list[Finding]]:
-    """The row with its text replaced, and every offset into the text moved along with it."""
+    """The row with personal details in ``field`` replaced and all offsets into the text adjusted; and the findings."""
     text = row[field]
     findings = finder.find(text, language)
     changes = edits(text, findings, language, key, style)
     new_text = _apply(text, changes)
-    moved = _Moved(text, new_text, changes)
+    moved = _Offsets(text, new_text, changes)
     new_row = {**moved.mapping(row), field: new_text}
     for name in SPAN_LISTS:
         if isinstance(row.get(name), list):
@@ -198,15 +215,15 @@ def rewrite(
 
 
 @dataclass(frozen=True)
-class _Moved:
-    """Offsets of the old text in the new one."""
+class _Offsets:
+    """Maps offsets of the original text to offsets of the replaced text."""
 
     text: str
     new_text: str
     changes: list[Edit]
 
     def offset(self, at: int, is_end: bool) -> int:
-        """An offset inside a replaced span moves to its beginning, or, as the end of something, to its end."""
+        """The new offset; inside a replaced span it is the start of the span, or its end if ``is_end``."""
         shift = 0
         for start, end, new in self.changes:
             if at < start or (at == start and not (is_end and start == end)):
@@ -217,11 +234,13 @@ class _Moved:
         return at + shift
 
     def pair(self, start: int, end: int) -> tuple[int, int]:
+        """The new start and end of a span."""
         if not 0 <= start <= end <= len(self.text):
             raise DataError(f"a span {start}–{end} lies outside the text of {len(self.text)} characters")
         return self.offset(start, False), self.offset(end, True)
 
     def mapping(self, item: Row) -> Row:
+        """A dictionary with its start and end fields adjusted."""
         made = dict(item)
         for first, last in PAIRS:
             start, end = item.get(first), item.get(last)
@@ -231,7 +250,7 @@ class _Moved:
         return made
 
     def span(self, item: Any) -> Any:
-        """{"span": [s, e]}, {"start": s, "end": e} or [s, e, …]."""
+        """An annotation with its offsets adjusted: {"span": [s, e]}, {"start": s, "end": e} or [s, e, …]."""
         if isinstance(item, dict):
             made = self.mapping(item)
             if isinstance(item.get("span"), list) and len(item["span"]) == 2:
@@ -243,7 +262,7 @@ class _Moved:
         return item
 
     def _copies(self, item: Row, made: Row, start: int, end: int) -> None:
-        """An annotation often carries a copy of the words it spans; left alone it would give them away."""
+        """Replace fields that repeat the annotated words: an unchanged copy would reveal them."""
         new_start, new_end = self.pair(start, end)
         for key, value in item.items():
             if isinstance(value, str) and start < end and value == self.text[start:end]:
@@ -253,12 +272,12 @@ class _Moved:
 def measure(rows: Iterable[Row], deidentifier: Deidentifier, language: str, text: str = "text") -> dict[str, Any]:
     """Precision, recall and F1 against gold rows {"text", "personal": [{"span": [s, e], "type"}]}, by type and overall.
 
-    - ``character_recall`` (the headline): the share of personal characters that was covered;
-      ``character_precision``: the share of covered characters that is personal.
-    - ``recall``: an entity counts as found only when every one of its characters is covered, by findings of whatever
-      type; ``precision``: a finding counts as right when it overlaps an entity of whatever type.
-    - ``exact_…``: span and type are both as in the gold.
-    By type, recall speaks of the gold's types and precision of the findings'.
+    - ``character_recall`` (the headline): the fraction of personal characters that was covered;
+      ``character_precision``: the fraction of covered characters that is personal.
+    - ``recall``: an entity counts as found if all its characters are covered, by findings of any type;
+      ``precision``: a finding counts as correct if it overlaps an entity of any type.
+    - ``exact_…``: span and type both agree with the gold annotation.
+    By type, recall refers to the gold types and precision to the types of the findings.
     """
     counts: dict[str, Counts] = {}
     for row in rows:
@@ -272,6 +291,8 @@ def measure(rows: Iterable[Row], deidentifier: Deidentifier, language: str, text
 
 @dataclass(frozen=True)
 class Counts:
+    """Counts of entities, findings and characters, from which precision and recall are computed."""
+
     gold: int = 0
     covered: int = 0
     found: int = 0
@@ -286,6 +307,7 @@ class Counts:
         return Counts(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
     def scores(self) -> dict[str, float | int | None]:
+        """Precision, recall and F1 by character, by entity and by exact match."""
         made: dict[str, float | int | None] = {"entities": self.gold, "findings": self.found}
         made |= _three(
             "character_", self.right_characters, self.found_characters, self.covered_characters, self.gold_characters
@@ -295,7 +317,7 @@ class Counts:
 
 
 def _three(name: str, right: int, found: int, covered: int, gold: int) -> dict[str, float | None]:
-    """None where nothing was found, or there was nothing to find: 0/0 is not a score."""
+    """Precision, recall and F1; None where a denominator is 0."""
     precision = right / found if found else None
     recall = covered / gold if gold else None
     f1 = None

@@ -1,56 +1,36 @@
-"""De-identify whole files, and measure a de-identifier on files with annotated personal details."""
+"""De-identify files, and score a finder of personal details on annotated files."""
 
 import json
-import os
-import secrets
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from hansa.core.errors import DataError, UserError
 from hansa.data.deidentification.deidentify import Deidentifier, measure, rewrite
-from hansa.data.formats.annotated import BadRow, entities, spans_of, words_and_tags
-from hansa.data.readers import Problems, Row, files, rows
-from hansa.data.settings import Data
+from hansa.data.formats.annotated import BadRow, bio_spans, entities, words_and_tags
+from hansa.data.readers import data_files, read_rows
+from hansa.data.rows import Problems, Row
 from hansa.data.source import Source
 
-WHOLE = Data(valid=0.0, test=0.0)
-KEY_NAME = ".hansa-key"
-LANGUAGE = ("lang", "language")  # the fields that may name a row's language
+LANGUAGE = ("lang", "language")  # fields that may hold a row's language
 Progress = Callable[[str], None]
 
 
-def secret(key_file: Path | None, out: Path) -> str:
-    """The key of the surrogates: from the file given, else made once and kept beside the output for its owner only."""
-    if key_file is not None:
-        if not key_file.is_file():
-            raise UserError(
-                f"{key_file}: there is no such key file; make one, or leave --key-file out to have one made"
-            )
-        key = key_file.read_text(encoding="utf-8").strip()
-        if not key:
-            raise UserError(f"{key_file}: the key file is empty; write a long random line into it")
-        return key
-    own = out / KEY_NAME
-    if own.exists():
-        return secret(own, out)
-    out.mkdir(parents=True, exist_ok=True)
-    handle, draft = tempfile.mkstemp(dir=out)  # readable by its owner only
-    with os.fdopen(handle, "w", encoding="utf-8") as stream:
-        stream.write(secrets.token_hex(32) + "\n")
-    with suppress(FileExistsError):  # another worker was faster: its key counts
-        os.link(draft, own)
-    os.unlink(draft)
-    return secret(own, out)
-
-
-def write(
-    paths: list[Path], out: Path, field: str, language: str, finder: Deidentifier, key: str, style: str, tell: Progress
+def deidentify_files(
+    paths: list[Path],
+    out: Path,
+    field: str,
+    language: str,
+    finder: Deidentifier,
+    key: str,
+    style: str,
+    report: Progress,
 ) -> dict[str, Any]:
-    """Every file again as JSON Lines with its text replaced; rows that cannot be used are left out and reported."""
+    """Write every file as JSON Lines with the text in ``field`` replaced; unusable rows are left out and counted.
+
+    Returns counts: texts written, details replaced by type, unusable rows, and fields that were copied unchanged.
+    """
     problems = Problems()
     counts: Counter[str] = Counter()
     others: Counter[str] = Counter()
@@ -62,12 +42,12 @@ def write(
                 for row in _rows(source, field, problems):
                     line = _rewritten(row, field, language, finder, key, style, counts, problems)
                     stream.write(line)
-                    others.update(_unread(row, field) if line else ())
+                    others.update(_copied(row, field) if line else ())
                     written[str(target)] = written.get(str(target), 0) + bool(line)
             unfinished.replace(target)
         finally:
             unfinished.unlink(missing_ok=True)
-        tell(f"{source}: {written.get(str(target), 0):,} texts")
+        report(f"{source}: {written.get(str(target), 0):,} texts")
     if not written:
         problems.check(0.0, ", ".join(map(str, paths)))
     return {
@@ -76,7 +56,7 @@ def write(
         "texts": sum(written.values()),
         "replaced": dict(counts.most_common()),
         "copied_fields": dict(others.most_common()),
-        "broken_lines": problems.broken,
+        "bad_rows": problems.bad,
         "first_problems": problems.first,
     }
 
@@ -93,7 +73,7 @@ def _rewritten(
 ) -> str:
     try:
         if "tokens" in row:
-            raise BadRow("it is cut into tokens; de-identify the text before it is annotated")
+            raise BadRow("its text is split into tokens; de-identify it before tokenisation")
         new, found = rewrite(row, field, _language(row, language), finder, key, style)
     except (BadRow, DataError) as error:
         problems.note(row.place, str(error))
@@ -103,10 +83,10 @@ def _rewritten(
 
 
 def _targets(paths: list[Path], out: Path) -> list[tuple[Path, Path]]:
-    """One output for each file found, under its own name; never the input itself, never one for two."""
+    """(input, output) of every file; raises `UserError` if an output would overwrite an input or another output."""
     pairs = []
     for path in paths:
-        for file in files(path):
+        for file in data_files(path):
             name = file.relative_to(path) if path.is_dir() else Path(file.name)
             plain = name.with_name(name.name.removesuffix(".gz"))
             pairs.append((file, out / plain.with_suffix(".jsonl")))
@@ -120,23 +100,26 @@ def _targets(paths: list[Path], out: Path) -> list[tuple[Path, Path]]:
 
 
 def _rows(path: Path, field: str, problems: Problems) -> Iterator[Row]:
-    return rows(Source(train=str(path), text=field), "train", WHOLE, problems)
+    return read_rows(Source(train=str(path), text=field), "train", problems)
 
 
-def _unread(row: Row, field: str) -> list[str]:
-    """Fields with text of their own, which nobody looks into."""
+def _copied(row: Row, field: str) -> list[str]:
+    """Fields with text that is copied without being searched for personal details."""
     return [n for n, value in row.items() if isinstance(value, str) and value.strip() and n not in (field, *LANGUAGE)]
 
 
 def _language(row: Row, default: str) -> str:
     language = next((str(row[name]) for name in LANGUAGE if row.get(name)), default)
     if not language:
-        raise UserError(f"{row.place}: the row has no 'lang'; say the language with --language")
+        raise UserError(f"{row.place}: the row has no 'lang'; name its language with --language")
     return language
 
 
-def measured(paths: list[Path], field: str, language: str, finder: Deidentifier) -> dict[str, Any]:
-    """Scores by language, and what could not be used."""
+def score_files(paths: list[Path], field: str, language: str, finder: Deidentifier) -> dict[str, Any]:
+    """Precision and recall of a finder by language, on rows with annotated personal details.
+
+    Raises `DataError` if no row has such annotation.
+    """
     problems = Problems()
     by_language: dict[str, list[dict[str, Any]]] = {}
     for path in paths:
@@ -148,23 +131,23 @@ def measured(paths: list[Path], field: str, language: str, finder: Deidentifier)
     if not any(by_language.values()):
         first = f", first {problems.first[0]}" if problems.first else ""
         raise DataError(
-            f"{', '.join(map(str, paths))}: no row can be measured{first}; give rows with 'personal' spans or BIO tags"
+            f"{', '.join(map(str, paths))}: no row can be scored{first}; give rows with 'personal' spans or BIO tags"
         )
     return {
         "languages": {code: measure(gold, finder, code) for code, gold in sorted(by_language.items()) if gold},
         "texts": {code: len(gold) for code, gold in sorted(by_language.items())},
-        "broken_lines": problems.broken,
+        "bad_rows": problems.bad,
         "first_problems": problems.first,
     }
 
 
 def _gold(row: Row, field: str) -> dict[str, Any]:
-    """A row as text with personal spans, from spans or from tokens and tags (joined by single spaces)."""
+    """A row as its text and personal spans; tokens are joined by single spaces."""
     text = row[field]
     if "tokens" in row:
         words, tags = words_and_tags(row)
         text, ends = " ".join(words), _ends(words)
-        spans = [(ends[first] - len(words[first]), ends[past - 1], kind) for first, past, kind in spans_of(tags)]
+        spans = [(ends[first] - len(words[first]), ends[past - 1], kind) for first, past, kind in bio_spans(tags)]
     elif isinstance(row.get("personal"), list):
         spans = [(e.start, e.end, e.type) for e in entities({"text": text, "entities": row["personal"]})]
     else:
@@ -173,6 +156,7 @@ def _gold(row: Row, field: str) -> dict[str, Any]:
 
 
 def _ends(words: list[str]) -> list[int]:
+    """Where each word ends in the text of all words joined by spaces."""
     ends: list[int] = []
     for word in words:
         ends.append((ends[-1] + 1 if ends else 0) + len(word))

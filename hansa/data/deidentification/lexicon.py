@@ -1,9 +1,9 @@
-"""The words by which personal details are known in one language, as compiled patterns.
+"""Words that indicate personal details in one language, and regular expressions made from them.
 
-`personal/LANG.yaml` holds language, not people: titles, month names, street words, labels and number shapes. No list of
-given names, families, streets or cities is kept anywhere, so what is found does not depend on who lives where.
+`languages/LANG.yaml` lists titles, month names, street words, labels and number formats. It lists no given names, family
+names, streets or cities, so the findings do not depend on which names are common.
 """
-# ruff: noqa: RUF001 (letters of several scripts side by side are what this file is about)
+# ruff: noqa: RUF001 (letters of several scripts are intended)
 
 import re
 from collections.abc import Iterable, Iterator
@@ -17,7 +17,7 @@ import yaml
 from hansa.core.errors import UserError, did_you_mean
 
 FOLDER = Path(__file__).parent / "languages"
-# Letters that have case, in Latin, Greek and Cyrillic: a name may be written in any of the three.
+# Capital letters of the Latin, Greek and Cyrillic scripts.
 UPPER = "".join(c for c in map(chr, [*range(0x41, 0x530), *range(0x1E00, 0x2000)]) if c.isupper())
 LETTER = r"[^\W\d_]"
 LOWER = rf"[^\W\d_{UPPER}]"
@@ -29,7 +29,7 @@ UNCASED = rf"{LETTER}(?:[\w\u0300-\u036f\u05b0-\u05c7\u064b-\u0652״׳'’\-](?!
 
 
 def literal(word: str) -> str:
-    """The word as a pattern: full stops may be missing (not after a single letter), quotes may be of either kind."""
+    """A pattern for a word. Full stops are optional except after a single letter; both kinds of quotes match."""
     body = word.removesuffix(".")
     pattern = re.escape(body).replace(r"\.", r"\.?").replace(r"\ ", " ?" if ". " in word else " ")
     for plain, fine in (("'", "’"), ("׳", "'"), ("״", '"')):
@@ -40,7 +40,7 @@ def literal(word: str) -> str:
 
 
 def in_cases(word: str) -> set[str]:
-    """As written, with a capital, and in capitals; a single letter only as written."""
+    """The word unchanged, capitalised and in capitals; a single letter only unchanged."""
     letters = sum(c.isalpha() for c in word)
     if letters < 2:
         return {word}
@@ -48,12 +48,13 @@ def in_cases(word: str) -> set[str]:
 
 
 def one_of(words: Iterable[str], cases: bool = True) -> str:
-    """A pattern for any of the words, longest first, grouped by first letter so that scanning a text stays fast."""
+    """A pattern for any of the words, longest first, grouped by first letter for speed."""
     forms = {form for word in words for form in (in_cases(word) if cases else {word})}
     return grouped([literal(form) for form in sorted(forms, key=lambda f: (-len(f), f))])
 
 
 def grouped(patterns: list[str]) -> str:
+    """A pattern for any of the patterns, with a common first letter factored out."""
     groups: dict[str, list[str]] = {}
     for pattern in patterns:
         first = pattern[0] if pattern[0].isalpha() else ""
@@ -64,7 +65,7 @@ def grouped(patterns: list[str]) -> str:
 
 
 def matches(pattern: re.Pattern[str], text: str, places: list[int]) -> Iterator[re.Match[str]]:
-    """What begins at one of these places, without overlaps."""
+    """The matches that begin at one of the given offsets, without overlaps."""
     match, past = pattern.match, 0
     for place in places:
         if place >= past and (m := match(text, place)):
@@ -74,13 +75,17 @@ def matches(pattern: re.Pattern[str], text: str, places: list[int]) -> Iterator[
 
 @dataclass(frozen=True)
 class Month:
+    """A month name."""
+
     number: int
-    form: int  # which of the inflected forms
+    form: int  # index of the inflected form
     short: bool
 
 
 @dataclass(frozen=True)
 class Vocabulary:
+    """The words of one language; ``raw`` is the content of its YAML file."""
+
     code: str
     raw: dict[str, Any]
     cased: bool
@@ -92,7 +97,7 @@ class Vocabulary:
     short_months: list[list[str]]
 
     def words(self, *path: str) -> list[str]:
-        """A list of the language's file, empty where the language has none."""
+        """The list at a path of keys in the language's file; empty if it is missing."""
         here: Any = self.raw
         for key in path:
             here = here.get(key, {})
@@ -100,11 +105,13 @@ class Vocabulary:
 
     @property
     def titles(self) -> list[str]:
+        """All titles that precede a name."""
         return [title for group in ("female", "male", "any") for title in self.words("titles", group)]
 
 
 @cache
 def vocabulary(code: str) -> Vocabulary:
+    """The words of a language; raises `UserError` if it has no file."""
     known = sorted(p.stem for p in FOLDER.glob("*.yaml"))
     code = re.split("[-_]", code.strip().lower())[0]
     if code not in known:
@@ -131,7 +138,7 @@ def vocabulary(code: str) -> Vocabulary:
 
 
 def _month_forms(lines: list[str]) -> tuple[list[list[str]], list[list[str]]]:
-    """ "gennaio | gen, genn": full forms before the bar, abbreviations after it; the nth forms belong together."""
+    """Parse lines such as ``gennaio | gen, genn``: full forms, a bar, abbreviations; the nth forms correspond."""
     halves = [(line + "|").split("|")[:2] for line in lines]
     full, short = ([[f.strip() for f in half[i].split(",") if f.strip()] for half in halves] for i in (0, 1))
     return full, short

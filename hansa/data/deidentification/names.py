@@ -1,5 +1,5 @@
-"""Names of people, found by the title before them, a label, a patronymic or initials, and then wherever they recur."""
-# ruff: noqa: RUF001 (letters of several scripts side by side are what this file is about)
+"""Find names of people: after a title or label, by a patronymic or initials; then all their other occurrences."""
+# ruff: noqa: RUF001 (letters of several scripts are intended)
 
 import re
 from collections.abc import Iterator
@@ -26,6 +26,8 @@ NAME_ENDS = re.compile(r" *(?:[,;(/\n]|$| - | – |\d| geb| DOB| born| aged)")  
 
 
 class Names:
+    """The name patterns of one language."""
+
     def __init__(self, words: Vocabulary) -> None:
         self.words = words
         self.title = re.compile(rf"{words.prefixes}(?P<title>(?:{titles(words)}{AFTER_TITLE})+)")
@@ -53,6 +55,7 @@ class Names:
         self.eponym_after = re.compile(rf"(?: |(?=[-'’])){one_of(eponyms[1])}")
 
     def find(self, text: str, anchors: list[int]) -> Iterator[Span]:
+        """The spans of names; ``anchors`` are the offsets of words that may introduce one."""
         spans = self._introduced(text, anchors)
         if not spans:
             return
@@ -79,7 +82,7 @@ class Names:
         return _outermost(spans)
 
     def _by_person(self, text: str, anchors: list[int]) -> list[Span]:
-        """«Patient: John Smith», as notes begin: complaints may stand there, too, so it is two words and no more."""
+        """«Patient: John Smith»: at least two words and then the end, because other text may follow the label too."""
         spans = []
         for m in matches(self.person, text, anchors) if self.person else ():
             end, count = self._sequence(text, m.end())
@@ -88,7 +91,7 @@ class Names:
         return spans
 
     def _by_role(self, text: str, anchors: list[int]) -> list[Span]:
-        """«il paziente Mario Rossi»: two words, for one capitalised word may begin anything."""
+        """«il paziente Mario Rossi»: at least two words, because a single capitalised word is ambiguous."""
         spans = []
         for m in matches(self.role, text, anchors):
             end, count = self._sequence(text, m.end())
@@ -97,7 +100,7 @@ class Names:
         return spans
 
     def _sequence(self, text: str, position: int) -> tuple[int, int]:
-        """Where the name that begins here ends, and of how many words it consists."""
+        """The end of the name that begins at ``position``, and its number of words."""
         m = self.first.match(text, position)
         end, count = position, 0
         limit = 4 if self.words.cased else 2
@@ -139,7 +142,7 @@ class Names:
         return spans
 
     def _before_title(self, text: str) -> list[Span]:
-        """Basque puts the title behind the name."""
+        """Names before a title, as in Basque."""
         spans = []
         for m in self.title_after.finditer(text) if self.title_after else ():
             before = self.word_before.search(text, max(0, m.start() - 60), m.start())
@@ -150,7 +153,7 @@ class Names:
         return spans
 
     def _repeated(self, text: str, spans: list[Span]) -> list[Span]:
-        """The same names elsewhere without title: each word where capitals tell, else the whole or the last word."""
+        """Further occurrences of names: of each word in scripts with capitals, else of the whole or the last word."""
         title = self.title
         wanted: set[str] = set()
         for start, end in spans:
@@ -188,7 +191,7 @@ class Names:
 
 
 def titles(words: Vocabulary) -> str:
-    """Titles as written, in lower case, capitalised and in capitals; a one-letter title needs its full stop."""
+    """A pattern for titles: unchanged, capitalised and in capitals; a one-letter title needs its full stop."""
     forms: set[str] = set()
     for title in words.titles:
         forms |= in_cases(title)
@@ -198,7 +201,7 @@ def titles(words: Vocabulary) -> str:
 
 
 def stemmed(word: str) -> str:
-    """The part of a name that stays when it is declined."""
+    """The part of a name that does not change when the name is declined."""
     stem = word.rstrip("аяоеёийыьуюіїєαάοόςσηήυύιίaek")
     return stem if len(stem) >= 4 else word
 
@@ -214,7 +217,7 @@ def _outermost(spans: list[Span]) -> list[Span]:
 
 
 def _joined(text: str, spans: list[Span]) -> list[Span]:
-    """Neighbours with only a space between them are one name."""
+    """Merge spans that are separated by a single space."""
     joined: list[Span] = []
     for start, end in _outermost(spans):
         if joined and text[joined[-1][1] : start] == " ":

@@ -1,27 +1,31 @@
-"""De-identification while a silo reads its data (`data.deidentify`): nothing after it ever sees a personal detail.
+"""De-identification while a silo reads its data (`data.deidentify`): later steps see only the replaced text.
 
-The surrogates' key is made once and stays in this machine's cache folder, readable by its owner only.
+The key of the surrogates is created once and stays in the cache folder of this machine, readable by its owner only.
 """
 
 from collections.abc import Iterator
 
 from hansa.core.errors import DataError
+from hansa.data.cache import cache_folder
 from hansa.data.deidentification.deidentify import load, rewrite
-from hansa.data.deidentification.files import secret
-from hansa.data.examples import cache_folder
-from hansa.data.readers import Problems, Row
+from hansa.data.deidentification.keys import surrogate_key
+from hansa.data.rows import Problems, Row
 from hansa.data.source import Source
 
 
-def without_personal_details(rows: Iterator[Row], source: Source, spec: str, problems: Problems) -> Iterator[Row]:
-    finder, key = load(spec), secret(None, cache_folder())
+def deidentified(rows: Iterator[Row], source: Source, spec: str, problems: Problems) -> Iterator[Row]:
+    """The rows with personal details replaced by surrogates; ``problems`` counts rows that cannot be de-identified.
+
+    ``spec`` names the finder of personal details, as in `hansa.data.deidentification.deidentify.load`.
+    """
+    finder, key = load(spec), surrogate_key(None, cache_folder())
     for row in rows:
         language = str(row.get("lang") or source.language or "")
         if not language:
-            problems.note(row.place, "its language is not known: say 'language:' at the silo, or 'lang' in the row")
+            problems.note(row.place, "its language is not known: set 'language:' of the silo, or 'lang' in the row")
             continue
         if "tokens" in row:
-            problems.note(row.place, "its text is cut into tokens: de-identify it before it is cut")
+            problems.note(row.place, "its text is split into tokens: de-identify it before tokenisation")
             continue
         try:
             replaced, _ = rewrite(row, source.text, language, finder, key, "surrogates")

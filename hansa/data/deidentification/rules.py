@@ -1,9 +1,10 @@
-"""Find personal details by rules of language: names, dates, phones, e-mail and web addresses, identifiers, addresses.
+"""Find personal details by rules: names, dates, phone numbers, e-mail and web addresses, identifiers, addresses.
 
-Each kind is anchored on something rare (a title, a month, a street word, a digit), so that most of a text is only
-skimmed. Where two kinds claim the same characters, the earlier in `find` wins, and among numbers the longer.
+The rules of each kind start at an anchor that is rare in text (a title, a month, a street word, a digit); only the
+neighbourhood of anchors is examined. If two kinds claim the same characters, the one that `find` tries first wins;
+among numbers, the longest.
 """
-# ruff: noqa: RUF001 (letters of several scripts side by side are what this file is about)
+# ruff: noqa: RUF001 (letters of several scripts are intended)
 
 import re
 from collections.abc import Callable, Iterator
@@ -27,6 +28,8 @@ from hansa.data.deidentification.names import Names
 
 @dataclass(frozen=True)
 class Finding:
+    """A personal detail: its first character, the character after its last, and its type."""
+
     start: int
     end: int
     type: str
@@ -38,13 +41,13 @@ Spans = Iterator[tuple[int, int]]
 BEFORE_AT = re.compile(r"[\w.+%-]+$")
 AFTER_AT = re.compile(r"@[\w-]+(?:\.[\w-]+)+")
 URL = re.compile(r"(?<!\w)(?:https?://|ftp://|www\.)[^\s<>\"'()]*[^\s<>\"'().,;:!?،]")
-# What a number counts. A number with a unit behind it is a finding of the clinic, never an identifier or a phone.
+# Units. A number followed by a unit is a measurement, never an identifier or a phone number.
 UNIT = (
     r"(?:mg|mcg|µg|ug|ng|pg|kg|g|ml|dl|l|cl|mm|cm|m|mmol|µmol|nmol|mol|mEq|UI|IU|IE|U|mmHg|bpm|%|°|cc|kcal|h|min|"
     r"мг|мкг|кг|г|мл|л|мм|см|ммоль|мкмоль|ЕД|МЕ|ОД|МО|уд|мин|хв|ч|"
     r"ملغ|مغ|غ|كغ|مل|ملم|سم|وحدة|מ״ג|מ\"ג|מג|מ״ל|מ\"ל|ק״ג|ס״מ|יח׳)"
 )
-NOT_YEAR = UNIT.replace("|г|", "|")  # behind a date it abbreviates "year"
+NOT_YEAR = UNIT.replace("|г|", "|")  # after a date, "г" abbreviates "year"
 NO_UNIT = rf"(?! ?{UNIT}(?!\w))(?! ?/ ?(?:{LETTER}))"
 NOT_IN_NUMBER = r"(?<![\w.,/+])(?<!\d-)(?<![\d)] )"
 NUMBER_ENDS = rf"(?!\w)(?![.,/:-]\d){NO_UNIT}"
@@ -52,7 +55,7 @@ NUMERIC_DATE = re.compile(
     r"(?<![\d./,:+])(?<!\d-)(?:(\d{4})([-/.])(\d{1,2})\2(\d{1,2})|(\d{1,2})([./-])( ?)(\d{1,2})\6 ?(\d{4}|\d{2}))"
     rf"(?!\d)(?![./,-]\d)(?:(?<=\d{{4}})|(?! {NOT_YEAR}(?!\w)))"
 )
-# 16.01 and 16/1 are dates only behind a word such as "on"; 10.2 is a value and 3/10 a score
+# 16.01 and 16/1 are dates only after a word such as "on"; 10.2 is a value and 3/10 a score
 DAY_AND_MONTH = re.compile(
     rf"(?<![\w.,/+])(?<!\d-)(?!\d/10(?!\d))(?=\d\d\.\d\d|\d+/\d|\d+\.\d+\.)(\d{{1,2}})([./])(\d{{1,2}})(?P<stop>\2?)"
     rf"(?!\d|[./,:-]\d| ?{UNIT}(?!\w))"
@@ -73,6 +76,7 @@ class Rules:
     """The built-in de-identifier: one set of compiled patterns per language."""
 
     def find(self, text: str, language: str) -> list[Finding]:
+        """The personal details in a text, in order; raises `UserError` if the language has no rules."""
         return _patterns(language).find(text)
 
 
@@ -82,7 +86,7 @@ def _patterns(language: str) -> "Patterns":
 
 
 class Patterns:
-    """All patterns of one language. Words are looked for in one scan, digits in another; the rest is local."""
+    """All patterns of one language. One scan finds anchor words and one finds digits; other patterns start there."""
 
     def __init__(self, words: Vocabulary) -> None:
         self.words = words
@@ -95,8 +99,9 @@ class Patterns:
         self.anchor = re.compile(_any_anchor(words))
 
     def find(self, text: str) -> list[Finding]:
+        """The personal details in a text, in order and without overlaps."""
         for hard in HARD_SPACES:
-            text = text.replace(hard, " ")  # one for one, so offsets stay
+            text = text.replace(hard, " ")  # one character for another, so that offsets do not change
         taken = bytearray(len(text))
         found: list[Finding] = []
 
@@ -124,7 +129,7 @@ class Patterns:
             if m[1]:
                 good = 1900 <= int(m[1]) <= 2099 and _day_and_month(m[4], m[3])
             else:
-                # 1-1-1 and 10-10-10 are doses over the day, unless the year has four digits
+                # 1-1-1 and 10-10-10 are daily doses, unless the year has four digits
                 dose = m[6] == "-" and len(m[9]) == 2 and len(m[5]) + len(m[8]) < 4
                 four = len(m[9]) == 2 or 1900 <= int(m[9]) <= 2099
                 good = four and not dose and _day_and_month(m[5], m[8], month_first=True)
@@ -202,7 +207,7 @@ def _emails(text: str) -> Spans:
 
 
 def _number_starts(text: str) -> list[int]:
-    """Where something with digits may begin: at the sign before them, at them, or at the letters joined to them."""
+    """Offsets where a number may begin: at its digits, at a sign before them, or at letters joined to them."""
     places: set[int] = set()
     for m in DIGITS.finditer(text):
         start = m.start()
@@ -220,7 +225,7 @@ def _number_starts(text: str) -> list[int]:
 
 
 def _any_anchor(words: Vocabulary) -> str:
-    """The beginning of any word that can introduce a personal detail."""
+    """A pattern for the beginning of any word that can introduce a personal detail."""
     months = [form for table in (words.full_months, words.short_months) for month in table for form in month]
     address = [w for key in ("streets", "streets_after") for w in words.words("address", key)]
     whole_suffixes = [] if "{compound}" in str(words.raw["address"]["patterns"]) else words.words("address", "suffixes")
@@ -272,7 +277,7 @@ Shape = tuple[re.Pattern[str], str, Good]
 
 
 def _number_patterns(words: Vocabulary) -> tuple[list[Shape], list[Shape]]:
-    """Numbers known by the label before them, and numbers known by their shape."""
+    """Patterns of numbers recognised by the label before them, and of numbers recognised by their format."""
 
     def shape(pattern: str, kind: str, good: Good) -> Shape:
         return re.compile(pattern + NUMBER_ENDS), kind, good
@@ -296,19 +301,19 @@ def _number_patterns(words: Vocabulary) -> tuple[list[Shape], list[Shape]]:
 
 
 def _numbered(value: str) -> bool:
-    """Five digits, or four behind a number sign."""
+    """Whether a value has five digits, or four after a number sign."""
     digits = sum(c.isdigit() for c in value)
     return digits >= 5 or (digits == 4 and re.search(r"№|[Nn][.°ºro]", value) is not None)
 
 
 def _identifying(value: str) -> bool:
-    """Five digits, or four with a letter or a stroke among them: a bare year is no record number."""
+    """Whether a value has five digits, or four and a letter or slash: a bare year is not a record number."""
     digits = sum(c.isdigit() for c in value)
     return digits >= 5 or (digits == 4 and not value.isdigit())
 
 
-# street words that begin a word, those that end one, whole addresses (and whether they begin with the street's word),
-# and what may stand before them
+# Street words that begin a word; street words that end one; whole addresses, and whether they begin with the street
+# word; labels before an address.
 AddressPatterns = tuple[re.Pattern[str], re.Pattern[str] | None, list[tuple[re.Pattern[str], bool]], re.Pattern[str]]
 
 

@@ -1,12 +1,12 @@
-"""What stands in the place of a personal detail: a made-up one of the same kind, or a tag.
+"""Surrogates: invented personal details of the same kind that replace the real ones.
 
-A surrogate is a keyed hash (BLAKE2b) of what it replaces, so within a silo the same person, number or address becomes
-the same surrogate in every document, and silos with different keys cannot be linked. Names are replaced word by word,
-so that "Conti" alone still matches "Sig. Matteo Conti"; two different names may fall together by chance. Dates move
-back by a whole number of weeks, the same for all documents whose first patient has the same family name (else the same
-within the document): intervals and weekdays stay.
+A surrogate is derived from what it replaces by a keyed hash (BLAKE2b). Within a silo, the same person, number or
+address therefore gets the same surrogate in every document; surrogates of silos with different keys cannot be linked.
+Names are replaced word by word, so that "Conti" still matches "Sig. Matteo Conti"; two names may get the same
+surrogate by chance. Dates are moved back by a whole number of weeks, which keeps intervals and weekdays: by the same
+number in all documents whose first patient has the same family name, otherwise within the document.
 """
-# ruff: noqa: RUF001 (letters of several scripts side by side are what this file is about)
+# ruff: noqa: RUF001 (letters of several scripts are intended)
 
 import re
 import unicodedata
@@ -23,7 +23,7 @@ from hansa.data.deidentification.rules import Finding
 
 WORD = re.compile(r"[^\W\d_][^\W\d_\u0300-\u036f]*[\u0300-\u036f\u064b-\u0652]*(?:[^\W\d_]+[\u064b-\u0652]*)*")
 TOKEN = re.compile(r"[^\W\d_]+|\d+")
-# what tells a phone number from another number and its country, but not its owner
+# the prefix of a phone number, which is kept: it identifies the country but not the person
 COUNTRY = re.compile(r"(?:\+|00)[1-9]\d{0,2}(?=[ .(/-])|(?:\+|00)[1-9]\d|\(?0|8(?= ?\()")
 WEEKS = (5, 157)  # between one month and three years
 LATIN = "bdfglmnprstvz", "aeiou"
@@ -31,7 +31,7 @@ LATIN = "bdfglmnprstvz", "aeiou"
 
 @dataclass(frozen=True)
 class _Tools:
-    """What the surrogates of a language need to know about its words."""
+    """Patterns of one language that are needed to make surrogates."""
 
     words: Vocabulary
     title: re.Pattern[str]
@@ -41,7 +41,7 @@ class _Tools:
     patient: re.Pattern[str]
     id_prefix: re.Pattern[str]
     place: re.Pattern[str]  # a postcode, or another word or number of an address
-    place_words: frozenset[str]  # words of an address that name no place
+    place_words: frozenset[str]  # words of an address that are kept
     suffixes: tuple[str, ...]
 
 
@@ -76,8 +76,8 @@ class Surrogates:
 
     language: str
     key: str
-    subject: str  # whose dates move together
-    female: dict[str, bool] = field(default_factory=dict)  # sex of the given names, where a title told
+    subject: str  # identifies the patient: dates of the same subject are moved by the same number of weeks
+    female: dict[str, bool] = field(default_factory=dict)  # given name → whether its title is female
 
     def __post_init__(self) -> None:
         self.tools = _tools(self.language)
@@ -86,10 +86,12 @@ class Surrogates:
         self.days = 7 * (WEEKS[0] + self.draw("shift", self.subject) % (WEEKS[1] - WEEKS[0]))
 
     def draw(self, *purpose: str) -> int:
+        """A pseudo-random number that depends on the key and the purpose only."""
         text = "\x1f".join(purpose).encode("utf-8", "surrogatepass")
         return int.from_bytes(blake2b(text, digest_size=16, key=self.secret).digest(), "big")
 
-    def of(self, said: str, kind: str) -> str:
+    def of(self, original: str, kind: str) -> str:
+        """The surrogate of a personal detail of the given type."""
         makers: dict[str, Callable[[str], str]] = {
             "NAME": self.name,
             "DATE": self.moved,
@@ -99,25 +101,26 @@ class Surrogates:
             "URL": lambda s: f"https://example.org/{self._latin('url', s)}",
             "ADDRESS": self.address,
         }
-        return makers.get(kind, self.same_shape)(said)
+        return makers.get(kind, self.same_shape)(original)
 
-    def name(self, said: str) -> str:
-        start, end = self._untitled(said)
-        return said[:start] + WORD.sub(self._name_word, said[start:end]) + said[end:]
+    def name(self, original: str) -> str:
+        """The name with every word replaced, except titles and particles."""
+        start, end = self._untitled(original)
+        return original[:start] + WORD.sub(self._name_word, original[start:end]) + original[end:]
 
-    def learn(self, said: str) -> None:
-        """The sex of a given name, from the title; to be told of all names before the first is replaced."""
-        start, end = self._untitled(said)
-        words = [w for w in WORD.findall(said[start:end]) if not self._particle(w)]
-        sex = self._sex(said[:start] + said[end:])
+    def learn(self, original: str) -> None:
+        """Remember the sex of a given name from its title; call this for all names before replacing the first."""
+        start, end = self._untitled(original)
+        words = [w for w in WORD.findall(original[start:end]) if not self._particle(w)]
+        sex = self._sex(original[:start] + original[end:])
         if len(words) > 1 and sex is not None:
             self.female[rooted(words[0], self.words)] = sex
 
-    def _untitled(self, said: str) -> tuple[int, int]:
-        """Where the name itself stands, between a title before it and one behind it."""
-        title, behind = self.tools.title.match(said), self.tools.title_after.search(said)
-        start = title.end() if title and title.end() < len(said) else 0
-        return start, behind.start() if behind else len(said)
+    def _untitled(self, original: str) -> tuple[int, int]:
+        """Start and end of the name without the titles before and after it."""
+        title, behind = self.tools.title.match(original), self.tools.title_after.search(original)
+        start = title.end() if title and title.end() < len(original) else 0
+        return start, behind.start() if behind else len(original)
 
     def _name_word(self, m: re.Match[str]) -> str:
         return m[0] if self._particle(m[0]) else self._made_up(m[0])
@@ -131,7 +134,7 @@ class Surrogates:
         return False if self.tools.male.search(title) else None
 
     def _made_up(self, word: str) -> str:
-        """A word of the language's syllables, in the case and, for Latin letters elsewhere, the script of the other."""
+        """An invented word from the language's syllables, in the case and script of the original."""
         root = rooted(word, self.words)
         parts = self.words.raw["surrogate"]
         sex = self.female.get(root)
@@ -163,53 +166,53 @@ class Surrogates:
             letters, number = letters + choices[number % len(choices)], number // len(choices)
         return letters
 
-    def same_shape(self, said: str, keep: re.Pattern[str] | None = None) -> str:
-        """Every digit another digit, every letter another letter; the number alone decides, not how it is spaced."""
-        kept = keep.match(said) if keep else None
-        start = kept.end() if kept and any(c.isalnum() for c in said[kept.end() :]) else 0
-        value = "".join(c for c in said if c.isalnum()).casefold()
+    def same_shape(self, original: str, keep: re.Pattern[str] | None = None) -> str:
+        """Replace every digit by a digit and every letter by a letter; spacing does not influence the result."""
+        kept = keep.match(original) if keep else None
+        start = kept.end() if kept and any(c.isalnum() for c in original[kept.end() :]) else 0
+        value = "".join(c for c in original if c.isalnum()).casefold()
         for attempt in range(99):
             number = self.draw("shape", value, str(attempt))
-            made = said[:start]
-            for character in said[start:]:
+            made = original[:start]
+            for character in original[start:]:
                 made += _letter(character, number % 1009)
                 number = number // 31 or self.draw("shape", value, str(attempt), str(len(made)))
-            if made != said:
+            if made != original:
                 break
         return made
 
-    def address(self, said: str) -> str:
-        """Street words, numbers' words and particles stay; names and digits change."""
+    def address(self, original: str) -> str:
+        """Replace names and digits of an address; keep street words, number words and particles."""
 
         def another(m: re.Match[str]) -> str:
             word, small = m[0], m[0].casefold()
             if m["code"] or (word.isdecimal() and len(word) > 1):
                 return self.same_shape(word)
             if word.isdecimal():
-                return str(1 + self.draw("house", said, word) % 9)
+                return str(1 + self.draw("house", original, word) % 9)
             if small in self.tools.place_words or self._particle(word) or len(word) < 2 + word[0].islower():
                 return word
             ending = next((s for s in self.tools.suffixes if small.endswith(s)), "")
             return self._made_up(word) if not ending else self._made_up(word[: -len(ending)]) + word[-len(ending) :]
 
-        made = self.tools.place.sub(another, said)
-        return made if made != said else self.same_shape(said)
+        made = self.tools.place.sub(another, original)
+        return made if made != original else self.same_shape(original)
 
-    def moved(self, said: str) -> str:
-        """The date, so many weeks earlier, written the same way; a tag when it cannot be read as a date."""
-        pieces = list(TOKEN.finditer(said))
+    def moved(self, original: str) -> str:
+        """The date moved back, in the same notation; the tag [DATE] if it cannot be parsed."""
+        pieces = list(TOKEN.finditer(original))
         numbers = [(m.start(), m.end(), int(m[0])) for m in pieces if m[0].isdecimal()]
-        named = self._month_in(said)
+        named = self._month_in(original)
         try:
-            return _Written(said, numbers, named, self.words).back(self.days)
+            return _Written(original, numbers, named, self.words).back(self.days)
         except (ValueError, StopIteration, OverflowError):
             return "[DATE]"
 
-    def _month_in(self, said: str) -> tuple[int, int, Month] | None:
-        for m in re.finditer(r"[^\W\d_]+(?: [^\W\d_]+)?", said):
+    def _month_in(self, original: str) -> tuple[int, int, Month] | None:
+        for m in re.finditer(r"[^\W\d_]+(?: [^\W\d_]+)?", original):
             for start in range(m.start(), m.end()):
                 for end in (m.end(), m.start() + len(m[0].split()[0])):
-                    if month := self.words.months.get(said[start:end].casefold()):
+                    if month := self.words.months.get(original[start:end].casefold()):
                         return start, end, month
         return None
 
@@ -231,9 +234,9 @@ def _letter(character: str, number: int) -> str:
 
 @dataclass
 class _Written:
-    """A date as it was written: where its day, month and year stand."""
+    """A date in its original notation: the positions of its day, month and year."""
 
-    said: str
+    original: str
     numbers: list[tuple[int, int, int]]
     named: tuple[int, int, Month] | None
     words: Vocabulary
@@ -257,9 +260,9 @@ class _Written:
         return self._ordinals(self._edited(edits))
 
     def _width(self, start: int, end: int) -> int:
-        """A day is padded as it was: 17 May becomes 3 May, 07 May may become 03 May, and 12.3. becomes 6.1."""
+        """The width to pad a number to: 17 May becomes 3 May, 07 May may become 03 May, and 12.3. becomes 6.1."""
         if self.named:
-            return end - start if int(self.said[start]) == 0 else 1
+            return end - start if int(self.original[start]) == 0 else 1
         return 1 if any(e - s == 1 for s, e, _ in self.numbers) else end - start
 
     def _roles(self) -> tuple[tuple[int, int, int] | None, tuple[int, int, int] | None, list[tuple[int, int, int]]]:
@@ -271,17 +274,17 @@ class _Written:
         if self.named:
             return year, None, rest
         if len(rest) != 2:
-            raise ValueError(self.said)
+            raise ValueError(self.original)
         iso = year is not None and year[0] < rest[0][0]
         return (year, rest[0], [rest[1]]) if iso else (year, rest[1], [rest[0]])
 
     def _year(self, at: tuple[int, int, int] | None) -> int:
         if at is None:
-            return 2004  # no year was written: any leap year will do
+            return 2004  # the date has no year; a leap year also allows 29 February
         return at[2] if at[2] > 99 else at[2] + (2000 if at[2] < 50 else 1900)
 
     def _ordinals(self, made: str) -> str:
-        """English and French endings follow the number: 2nd becomes 6th, and 1er becomes 22."""
+        """Adapt English and French ordinal endings to the new number: 2nd becomes 6th, and 1er becomes 22."""
         if self.words.code == "en":
             return re.sub(r"(\d+)(st|nd|rd|th)\b", lambda m: m[1] + _english_ending(int(m[1])), made)
         if self.words.code == "fr":
@@ -293,7 +296,7 @@ class _Written:
         start, end, month = self.named
         table = self.words.short_months if month.short else self.words.full_months
         forms = table[number - 1] or self.words.full_months[number - 1]
-        name, was = forms[min(month.form, len(forms) - 1)], self.said[start:end]
+        name, was = forms[min(month.form, len(forms) - 1)], self.original[start:end]
         return (
             name.upper() if was.isupper() and len(was) > 1 else name[0].upper() + name[1:] if was[0].isupper() else name
         )
@@ -301,11 +304,11 @@ class _Written:
     def _edited(self, edits: list[tuple[int, int, str]]) -> str:
         made, position = "", 0
         for start, end, new in sorted(edits):
-            zero = ord(self.said[start]) - int(self.said[start]) if self.said[start].isdecimal() else 48
+            zero = ord(self.original[start]) - int(self.original[start]) if self.original[start].isdecimal() else 48
             digits = {48 + d: chr(zero + d) for d in range(10)}
-            made += self.said[position:start] + new.translate(digits)
+            made += self.original[position:start] + new.translate(digits)
             position = end
-        return made + self.said[position:]
+        return made + self.original[position:]
 
 
 def _english_ending(number: int) -> str:
@@ -313,20 +316,20 @@ def _english_ending(number: int) -> str:
 
 
 def patient(text: str, findings: list[Finding], language: str) -> str:
-    """Whose dates these are: the family name of the first person with a patient's title, else the text itself."""
+    """An identifier of the patient: the family name of the first person with a patient's title, else the text."""
     words = vocabulary(language)
     for finding in findings:
-        said = text[finding.start : finding.end]
+        original = text[finding.start : finding.end]
         if (
             finding.type == "NAME"
-            and (m := _tools(language).patient.match(said))
-            and (names := WORD.findall(said[m.end() :]))
+            and (m := _tools(language).patient.match(original))
+            and (names := WORD.findall(original[m.end() :]))
         ):
             return rooted(names[-1], words)
     return text
 
 
 def rooted(word: str, words: Vocabulary) -> str:
-    """The name without case and, in languages that decline names, without its ending."""
+    """The name in lower case and, in languages that decline names, without its ending."""
     plain = unicodedata.normalize("NFC", word)
     return (stemmed(plain) if words.raw.get("name_endings") else plain).casefold()

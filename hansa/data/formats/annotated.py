@@ -1,4 +1,4 @@
-"""Annotated text in the forms people have it: tokens with tags, texts with spans, marked mentions, marked pairs.
+"""Annotated rows: tokens with tags, texts with spans, single mentions, pairs of mentions.
 
     {"tokens": […], "tags": ["O", "B-Disease", …]}                                    token/tag JSON Lines, CoNLL
     {"text": …, "entities": [{"span": [s, e], "type": …, "assertion": …}], "relations": [{"head", "tail", "type"}]}
@@ -6,8 +6,8 @@
     {"text": …, "start": s, "end": e, "label": …}                                     one mention and its class
     {"text": …, "h_start", "h_end", "t_start", "t_end", "label"}                      two mentions and their relation
 
-Offsets count characters. A row that contradicts itself raises `BadRow` with the reason; the caller counts and reports.
-Reasons leave the silo, so they never quote the row.
+Offsets count characters. An invalid row raises `BadRow` with the reason; the caller counts and reports it. Reasons
+leave the silo, so they never quote the row.
 """
 
 import re
@@ -19,7 +19,7 @@ from typing import Any
 WORD = re.compile(r"\w+|[^\w\s]")
 OUTSIDE = "O"
 NO_RELATION = "NONE"
-LONGEST_LABEL = 64  # characters: the names of labels leave their silo, so text must not pass for one
+LONGEST_LABEL = 64  # characters; label names leave the silo, so a text must not be taken for a label
 
 
 class BadRow(Exception):
@@ -28,6 +28,8 @@ class BadRow(Exception):
 
 @dataclass(frozen=True)
 class Entity:
+    """An annotated span of a text."""
+
     start: int
     end: int
     type: str
@@ -82,7 +84,7 @@ def words_and_tags(row: Mapping[str, Any], field: str = "text") -> tuple[list[st
 
 
 def _cut(text: str, found: list[Entity]) -> tuple[list[str], list[str]]:
-    """Words and tags of a text; a word is cut where a span begins or ends inside it."""
+    """Words and tags of a text; a word is split where a span begins or ends inside it."""
     ordered = sorted(found, key=lambda e: e.start)
     for one, other in pairwise(ordered):
         if other.start < one.end:
@@ -92,7 +94,7 @@ def _cut(text: str, found: list[Entity]) -> tuple[list[str], list[str]]:
         before = WORD.findall(text, position, entity.start)
         inside = WORD.findall(text, entity.start, entity.end)
         if not inside:
-            raise BadRow(f"span [{entity.start}, {entity.end}] holds no word")
+            raise BadRow(f"span [{entity.start}, {entity.end}] contains no word")
         words += [*before, *inside]
         tags += [OUTSIDE] * len(before) + [f"{'I' if i else 'B'}-{entity.type}" for i in range(len(inside))]
         position = entity.end
@@ -100,8 +102,8 @@ def _cut(text: str, found: list[Entity]) -> tuple[list[str], list[str]]:
     return [*words, *rest], [*tags, *[OUTSIDE] * len(rest)]
 
 
-def spans_of(tags: list[str]) -> list[tuple[int, int, str]]:
-    """(first, past the last, type) of every entity in a BIO sequence; an I- that continues nothing begins one."""
+def bio_spans(tags: list[str]) -> list[tuple[int, int, str]]:
+    """(first, past the last, type) of every entity in a BIO sequence; an I- that continues no entity begins one."""
     found: list[tuple[int, int, str]] = []
     open_type, start = "", 0
     for i, tag in enumerate([*tags, OUTSIDE]):
@@ -118,7 +120,7 @@ def spans_of(tags: list[str]) -> list[tuple[int, int, str]]:
 
 
 def mentions(row: Mapping[str, Any], label: str, field: str = "text") -> Iterator[tuple[Entity, str]]:
-    """Mentions and their class: the row's own, or its entities' assertions."""
+    """The mentions of a row with their class: the row's own mention, or all entities with their assertions."""
     if "start" in row:
         yield Entity(*_span(str(row[field]), row["start"], row.get("end")), ""), label_of(row, label)
         return
@@ -131,8 +133,10 @@ def mentions(row: Mapping[str, Any], label: str, field: str = "text") -> Iterato
 def pairs(
     row: Mapping[str, Any], label: str, field: str = "text", unrelated: str = NO_RELATION
 ) -> Iterator[tuple[Entity, Entity, str]]:
-    """Pairs of mentions and their relation; of a text with entities every ordered pair, also those that no relation
-    joins in that direction."""
+    """Pairs of mentions with their relation: the row's own pair, or every ordered pair of its entities.
+
+    Pairs without a relation in that direction get the label ``unrelated``.
+    """
     if "h_start" in row:
         text = str(row[field])
         head = Entity(*_span(text, row["h_start"], row.get("h_end")), str(row.get("h_type", "")))
@@ -154,30 +158,31 @@ def _relations(given: Any, entities: int) -> dict[tuple[int, int], str]:
     for one in given:
         head, tail, kind = one.get("head"), one.get("tail"), label_of(one, "type")
         if type(head) is not int or type(tail) is not int or not (0 <= head < entities and 0 <= tail < entities):
-            raise BadRow(f"a relation joins entities that are not there: there are {entities}")
+            raise BadRow(f"a relation refers to an entity that does not exist: the row has {entities}")
         if head == tail:
-            raise BadRow(f"a relation joins entity {head} with itself")
+            raise BadRow(f"a relation connects entity {head} with itself")
         if related.setdefault((head, tail), kind) != kind:
-            raise BadRow(f"entities {head} and {tail} are joined by two different relations")
+            raise BadRow(f"entities {head} and {tail} have two different relations")
     return related
 
 
 def label_of(row: Mapping[str, Any], field: str) -> str:
+    """The label in a field; raises `BadRow` if it is missing or longer than a label may be."""
     if row.get(field) is None:
         raise BadRow(f"no field '{field}'")
     if not isinstance(row[field], str | int):
-        raise BadRow(f"field '{field}' holds no label but a {type(row[field]).__name__}")
+        raise BadRow(f"field '{field}' contains a {type(row[field]).__name__} instead of a label")
     label = str(row[field])
     if len(label) > LONGEST_LABEL or not label.isprintable():
-        raise BadRow(f"field '{field}' holds no label but text of {len(label)} characters")
+        raise BadRow(f"field '{field}' contains text of {len(label)} characters instead of a label")
     return label
 
 
 def mark(text: str, head: Entity, tail: Entity | None = None) -> tuple[str, tuple[int, int]]:
-    """The text with ``@ head @`` and ``# tail #`` marked, and where the marked part lies.
+    """The text with ``@ head @`` and ``# tail #`` marked, and the start and end of the marked part.
 
-    Zhou & Chen (2022), An Improved Baseline for Sentence-level Relation Extraction: plain signs do as well as special
-    tokens, and every tokeniser has them.
+    Zhou & Chen (2022), An Improved Baseline for Sentence-level Relation Extraction: punctuation marks work as well as
+    special tokens, and every tokenizer has them.
     """
     marks = [(head.start, "@ "), (head.end, " @")]
     if tail is not None:

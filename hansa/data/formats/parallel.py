@@ -1,25 +1,25 @@
-"""Translations as translators keep them: two aligned text files, TMX memories, gettext catalogues.
+"""Parallel text: two aligned text files, TMX translation memories, gettext catalogues.
 
-Each gives rows with a source side (the field ``text``) and a target side (``target``), chosen by the languages that the
-federation file names. Entries of a catalogue that are untranslated, fuzzy or obsolete are passed over, as gettext does.
+Each row has a source side (the field ``text``) and a target side (``target``), selected by the languages that the
+federation file names. Untranslated, fuzzy and obsolete entries of a catalogue are skipped, as gettext does.
 """
 
 import re
 from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
-from typing import IO, Any, TextIO
+from typing import Any, TextIO
 from xml.etree import ElementTree
 
 from hansa.core.errors import DataError, UserError
-from hansa.data.formats.standoff import Parsed, Placed
+from hansa.data.rows import ParsedRow, PlacedRow
 from hansa.data.source import Source
 
 XML_LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 
 
-def aligned(file: Path, beside: Path, streams: tuple[TextIO, TextIO], source: Source) -> Placed:
-    """Line n of one file and line n of the other. If one is longer, nothing says which lines belong together."""
+def aligned(file: Path, beside: Path, streams: tuple[TextIO, TextIO], source: Source) -> Iterator[PlacedRow]:
+    """Line n of one file with line n of the other; raises `DataError` if the files differ in length."""
     number = 0
     for number, (left, right) in enumerate(zip_longest(*streams), 1):
         if left is None or right is None:
@@ -35,11 +35,11 @@ def aligned(file: Path, beside: Path, streams: tuple[TextIO, TextIO], source: So
             yield f"{file}:{number}", {source.text: left.strip(), source.target: right.strip()}, ""
 
 
-def tmx(stream: IO[bytes], source: Source) -> Parsed:
+def tmx(stream: TextIO, source: Source) -> Iterator[ParsedRow]:
     """A translation memory: each unit has the same text in two or more languages."""
     number = 0
     try:
-        for _, element in ElementTree.iterparse(stream):
+        for _, element in ElementTree.iterparse(stream.buffer):
             if element.tag.rpartition("}")[2] != "tu":
                 continue
             number += 1
@@ -61,7 +61,7 @@ def _variants(unit: ElementTree.Element) -> dict[str, str]:
 
 def _sides(variants: dict[str, str], source: Source) -> tuple[dict[str, Any] | None, str]:
     if not source.language or not source.target_language:
-        return None, "a memory has several languages: name the two with 'language:' and 'target_language:'"
+        return None, "a translation memory has several languages: name two with 'language:' and 'target_language:'"
     sides = {}
     for field, wanted in ((source.text, source.language), (source.target, source.target_language)):
         matching = [text for language, text in variants.items() if primary(language) == primary(wanted)]
@@ -72,15 +72,15 @@ def _sides(variants: dict[str, str], source: Source) -> tuple[dict[str, Any] | N
 
 
 def primary(language: str) -> str:
-    """The language itself, without region or script: de of de-AT and de_AT.UTF-8."""
+    """The primary language subtag, without region, script or encoding: de of de-AT and de_AT.UTF-8."""
     return re.split(r"[-_.@]", language.lower())[0]
 
 
-def catalogue(text: str, source: Source) -> Parsed:
-    """A gettext catalogue. Which side is the source follows from its header: `Language: de` means msgstr is German."""
+def gettext_catalogue(stream: TextIO, source: Source) -> Iterator[ParsedRow]:
+    """A gettext catalogue. Its header tells the source side: `Language: de` means that msgstr is German."""
     polib = _polib()
     try:
-        entries = polib.pofile(text)
+        entries = polib.pofile(stream.read())
     except (OSError, ValueError) as error:
         yield 1, None, f"not a gettext catalogue ({error})"
         return

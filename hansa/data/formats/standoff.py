@@ -1,15 +1,15 @@
-"""Annotation as annotators keep it: CoNLL columns, and BRAT's standoff files beside the texts."""
+"""Annotated text as annotation tools store it: CoNLL columns, and BRAT's standoff files beside the texts."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-Parsed = Iterator[tuple[int, dict[str, Any] | None, str]]  # line number, row (or None), reason
-Placed = Iterator[tuple[str, dict[str, Any] | None, str]]
+from hansa.data.rows import ParsedRow, PlacedRow
+from hansa.data.source import Source
 
 
-def columns(stream: TextIO) -> Parsed:
-    """CoNLL: a token (first column) and its tag (last) per line, a blank line after each sentence."""
+def conll(stream: TextIO, source: Source) -> Iterator[ParsedRow]:
+    """CoNLL: a token (first column) and its tag (last column) per line, a blank line after each sentence."""
     tokens: list[str] = []
     tags: list[str] = []
     reason, number = "", 0
@@ -26,18 +26,18 @@ def columns(stream: TextIO) -> Parsed:
     yield from _sentence(number, tokens, tags, reason)
 
 
-def _sentence(number: int, tokens: list[str], tags: list[str], reason: str) -> Parsed:
+def _sentence(number: int, tokens: list[str], tags: list[str], reason: str) -> Iterator[ParsedRow]:
     if reason:
         yield number, None, reason
     elif tokens:
         yield number, {"tokens": tokens, "tags": tags}, ""
 
 
-def brat(file: Path) -> Placed:
+def brat(file: Path) -> Iterator[PlacedRow]:
     """A BRAT document: FILE.txt and FILE.ann with T (entities), A/M (attributes) and R (relations) lines.
 
-    An entity in several pieces counts from its first to its last; the first attribute of an entity is its assertion.
-    A document with a line that cannot be read is left out whole: without that line it would say something else.
+    A discontinuous entity spans from its first to its last fragment; the first attribute of an entity is its assertion.
+    A document with an unreadable annotation line is left out entirely, because it would be annotated incompletely.
     """
     annotation = file.with_suffix(".ann")
     try:
@@ -50,7 +50,7 @@ def brat(file: Path) -> Placed:
     relations: list[tuple[str, str, str]] = []
     for number, line in enumerate(lines, 1):
         try:
-            _note(line, text, found, relations)
+            _parse(line, text, found, relations)
         except (ValueError, KeyError, IndexError):
             yield f"{annotation}:{number}", None, "not a BRAT annotation of this text, so its document is left out"
             return
@@ -59,14 +59,15 @@ def brat(file: Path) -> Placed:
     yield str(file), {"text": text, "entities": list(found.values()), "relations": joined}, ""
 
 
-def _note(line: str, text: str, found: dict[str, dict[str, Any]], relations: list[tuple[str, str, str]]) -> None:
+def _parse(line: str, text: str, found: dict[str, dict[str, Any]], relations: list[tuple[str, str, str]]) -> None:
+    """Add the entity, attribute or relation of one annotation line."""
     name, _, rest = line.partition("\t")
     if name.startswith("T"):
         place, _, covered = rest.partition("\t")
         kind, _, places = place.partition(" ")
         pieces = [[int(x) for x in piece.split()] for piece in places.split(";")]
         if covered.split() != " ".join(text[start:end] for start, end in pieces).split():
-            raise ValueError("it does not cover what it says")
+            raise ValueError("the quoted text differs from the text at its offsets")
         offsets = [x for piece in pieces for x in piece]
         found[name] = {"span": [min(offsets), max(offsets)], "type": kind}
     elif name.startswith(("A", "M")):
@@ -78,4 +79,4 @@ def _note(line: str, text: str, found: dict[str, dict[str, Any]], relations: lis
         head, tail = (argument.split(":")[1] for argument in arguments[:2])
         relations.append((head, tail, kind))
     elif line.strip() and not name.startswith(("E", "N", "#", "*")):  # events, normalisations, notes, equivalences
-        raise ValueError("no kind of annotation begins so")
+        raise ValueError("unknown kind of annotation")

@@ -23,9 +23,9 @@ from typing import Any
 from hansa.core.errors import DataError, UserError, did_you_mean
 from hansa.data.importing.documents import documents
 from hansa.data.importing.files import KINDS, Meter, size_of, walk
-from hansa.data.importing.sentences import RULES, Ready, knows, prepare
-from hansa.data.importing.tally import Piece, Settings, Tally, base
-from hansa.data.importing.writing import Drafts, Keeper, refuse_filled
+from hansa.data.importing.sentences import RULES, PreparedBatch, can_detect, prepare
+from hansa.data.importing.tally import Piece, Settings, Tally, primary_language
+from hansa.data.importing.writing import CorpusWriter, Drafts, refuse_nonempty
 
 __all__ = ["Settings", "import_text", "read_key"]
 
@@ -44,7 +44,7 @@ def import_text(
     meter, read = Meter(), Tally()
     pieces = chain.from_iterable(documents(path, settings, meter, read) for path in walk(paths))
     with Drafts(out, settings) as drafts:
-        keeper = Keeper(settings, drafts)
+        keeper = CorpusWriter(settings, drafts)
         for ready in _prepared(_batches(pieces), settings):
             keeper.take(ready)
             progress(meter.done, total)
@@ -97,7 +97,7 @@ def _check_places(paths: list[Path], out: Path) -> None:
             raise DataError(f"{path}: there is no such file or folder; name the files or folders to import")
         if out.resolve().is_relative_to(path.resolve()) and path.is_dir():
             raise UserError(f"{out}: this lies inside {path}, which is to be imported; name a folder outside")
-    refuse_filled(out)
+    refuse_nonempty(out)
 
 
 def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
@@ -113,13 +113,13 @@ def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
         yield batch
 
 
-def _prepared(batches: Iterator[list[Piece]], settings: Settings) -> Iterator[Ready]:
+def _prepared(batches: Iterator[list[Piece]], settings: Settings) -> Iterator[PreparedBatch]:
     work = partial(prepare, settings=settings)
     if settings.workers <= 1:
         yield from map(work, batches)
         return
     with ProcessPoolExecutor(settings.workers, mp_context=get_context("spawn")) as pool:
-        waiting: deque[Future[Ready]] = deque()
+        waiting: deque[Future[PreparedBatch]] = deque()
         for batch in batches:
             waiting.append(pool.submit(work, batch))
             if len(waiting) > 2 * settings.workers:  # so many batches are in memory, and no more
@@ -128,7 +128,7 @@ def _prepared(batches: Iterator[list[Piece]], settings: Settings) -> Iterator[Re
             yield waiting.popleft().result()
 
 
-def _report(settings: Settings, tally: Tally, keeper: Keeper, size: int, seconds: float) -> dict[str, Any]:
+def _report(settings: Settings, tally: Tally, keeper: CorpusWriter, size: int, seconds: float) -> dict[str, Any]:
     counts = tally.counts
     return {
         "language": settings.language,
@@ -149,12 +149,12 @@ def _report(settings: Settings, tally: Tally, keeper: Keeper, size: int, seconds
     }
 
 
-def _notes(settings: Settings, keeper: Keeper) -> list[str]:
+def _notes(settings: Settings, keeper: CorpusWriter) -> list[str]:
     """What a reader of the result must know about it."""
     notes = []
-    if base(settings.language) not in RULES:
+    if primary_language(settings.language) not in RULES:
         notes.append(f"the sentence splitter has no rules of its own for '{settings.language}': it used general ones")
-    if not settings.keep_other_languages and not knows(settings.language):
+    if not settings.keep_other_languages and not can_detect(settings.language):
         notes.append(f"the language detector does not know '{settings.language}': no document was checked")
     empty = [name for name in ("valid", "test") if getattr(settings, name) and not keeper.documents[name]]
     if empty:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hansa.data.importing.markup import needed
-from hansa.data.importing.tally import base
+from hansa.data.importing.tally import primary_language
 
 LOAD = 0.8  # beyond this share of filled places, a search in an open table becomes long
 PERMUTATIONS, BANDS, ROWS = 64, 12, 5
@@ -91,7 +91,7 @@ def signatures(documents: list[bytes], language: str) -> Signatures:
 
 
 def _shingles(document: bytes, language: str) -> list[bytes]:
-    if base(language) in UNSPACED:
+    if primary_language(language) in UNSPACED:
         text = document.decode()
         return [text[i : i + LETTERS_OF_SHINGLE].encode() for i in range(max(0, len(text) - LETTERS_OF_SHINGLE + 1))]
     words = document.split()

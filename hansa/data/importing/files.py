@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hansa.data.importing.tally import Tally, base
+from hansa.data.importing.tally import Tally, primary_language
 
 BLOCK = 1 << 18
 LOOK = 1 << 13  # how many bytes tell the kind of a file
@@ -197,7 +197,9 @@ def _foreign(line: bytes, language: str, place: str, tally: Tally) -> str:
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError:
-        page = next((name for name, languages in CODE_PAGES.items() if base(language) in languages), "cp1252")
+        page = next(
+            (name for name, languages in CODE_PAGES.items() if primary_language(language) in languages), "cp1252"
+        )
         tally.note("lines", "not UTF-8: read in the code page of the language", place, detail=page)
         try:
             return line.decode(page)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hansa.data.importing.clean import clean
 from hansa.data.importing.duplicates import Signatures, signatures
 from hansa.data.importing.markup import needed
-from hansa.data.importing.tally import Piece, Settings, Tally, base
+from hansa.data.importing.tally import Piece, Settings, Tally, primary_language
 
 WINDOW = 2000  # characters of a paragraph that the splitter sees at once: its time per sentence grows with them
 GLANCE, LOOK, TELLING = 80, 1000, 20  # characters for a first look, for a second; fewer tell nothing
@@ -35,7 +35,7 @@ NO_LETTERS = bytes(b for b in range(128) if not chr(b).isalpha() and b != ord("\
 TOO_SHORT, TOO_LONG, FEW_LETTERS = "too short", "too long", "too few letters"
 
 
-class Ready(NamedTuple):
+class PreparedBatch(NamedTuple):
     """Documents of one batch: sentence ``i`` belongs to the document ``owner[i]``."""
 
     places: list[str]
@@ -49,7 +49,7 @@ class Ready(NamedTuple):
     tally: Tally
 
 
-def prepare(batch: list[Piece], settings: Settings) -> Ready:
+def prepare(batch: list[Piece], settings: Settings) -> PreparedBatch:
     tally = Tally()
     places = [piece.place for piece in batch]
     found, counts = _split(batch, settings, tally)
@@ -62,7 +62,7 @@ def prepare(batch: list[Piece], settings: Settings) -> Ready:
     marks = Signatures.none(len(batch))
     if settings.near:
         marks = signatures(_documents(normal, counts), settings.language)
-    return Ready(
+    return PreparedBatch(
         places,
         [piece.first for piece in batch],
         [count > 0 for count in counts],
@@ -189,9 +189,9 @@ def _unwanted(text: str, settings: Settings) -> tuple[str, str] | None:
 
 def other_language(text: str, language: str) -> str:
     """The language the text is in when that is surely not the silo's; "" otherwise. A glance, then a closer look."""
-    if len(text) < TELLING or not knows(language):
+    if len(text) < TELLING or not can_detect(language):
         return ""
-    code = base(language)
+    code = primary_language(language)
     expected = {code}.union(*(group for group in SAME if code in group))
     if _likely(text, GLANCE, 1)[0]["lang"] in expected:
         return ""
@@ -209,8 +209,8 @@ def _likely(text: str, length: int, number: int) -> list[dict[str, Any]]:
     return found
 
 
-def knows(language: str) -> bool:
-    return base(language) in _labels()
+def can_detect(language: str) -> bool:
+    return primary_language(language) in _labels()
 
 
 @cache

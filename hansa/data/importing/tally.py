@@ -28,7 +28,7 @@ class Settings:
     style: str = "surrogates"
 
 
-def base(language: str) -> str:
+def primary_language(language: str) -> str:
     """The language without its region: pt of pt-BR."""
     return language.split("-")[0]
 

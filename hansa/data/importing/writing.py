@@ -13,7 +13,7 @@ import numpy as np
 
 from hansa.core.errors import UserError
 from hansa.data.importing.duplicates import Fingerprints, NearDuplicates
-from hansa.data.importing.sentences import Ready
+from hansa.data.importing.sentences import PreparedBatch
 from hansa.data.importing.tally import PLACES, Settings, Tally
 
 SIDES = ("train", "valid", "test")
@@ -22,7 +22,7 @@ DUPLICATE = "duplicate of an earlier sentence"
 SHARE_OF_SENTENCES = 0.75  # of the memory; the rest is for comparing documents
 
 
-def refuse_filled(out: Path) -> None:
+def refuse_nonempty(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise UserError(f"{out}: this is a file; name a new or empty folder to import into")
     if out.is_dir() and any(not path.name.endswith(DRAFT) for path in out.iterdir()):
@@ -77,7 +77,7 @@ def _packed(raw: BinaryIO) -> BinaryIO:
     return cast(BinaryIO, io.BufferedWriter(cast(io.RawIOBase, packed)))
 
 
-class Keeper:
+class CorpusWriter:
     """All that needs a memory of earlier documents, in the order of the input."""
 
     def __init__(self, settings: Settings, drafts: Drafts) -> None:
@@ -93,7 +93,7 @@ class Keeper:
         self._key = 0  # of the document that is open
         self._counted = False  # whether it is among the documents kept
 
-    def take(self, ready: Ready) -> None:
+    def take(self, ready: PreparedBatch) -> None:
         self.tally.merge(ready.tally)
         keys = self._document_keys(ready)
         sides = [side(key, self._settings) for key in keys]
@@ -107,7 +107,7 @@ class Keeper:
         self._count_documents(ready, looked_at, kept, sides)
         self._write(ready, kept, keys, sides)
 
-    def _document_keys(self, ready: Ready) -> list[int]:
+    def _document_keys(self, ready: PreparedBatch) -> list[int]:
         """A further part of a long document belongs with its first."""
         found = []
         for key, first in zip(ready.keys, ready.first, strict=True):
@@ -115,7 +115,7 @@ class Keeper:
             found.append(self._key)
         return found
 
-    def _wanted(self, ready: Ready, number: int, where: str) -> bool:
+    def _wanted(self, ready: PreparedBatch, number: int, where: str) -> bool:
         """Whether a document's sentences are looked at, unless they are known already."""
         if self.prints.full and where != "train":
             reason = "due for valid or test after the table of sentences was full (raise --memory)"
@@ -126,23 +126,23 @@ class Keeper:
         self.tally.note("documents", reason, ready.places[number])
         return False
 
-    def _seen(self, ready: Ready, number: int) -> bool:
+    def _seen(self, ready: PreparedBatch, number: int) -> bool:
         if self.near is None or not ready.signatures.comparable[number]:
             return False
         return self.near.seen(ready.signatures.marks[number], ready.signatures.bands[number].tolist())
 
-    def _count_left_out(self, ready: Ready, looked_at: list[bool], number: int) -> None:
+    def _count_left_out(self, ready: PreparedBatch, looked_at: list[bool], number: int) -> None:
         if number:
             place = next(ready.places[owner] for owner in ready.owner if not looked_at[owner])
             self.tally.note("sentences", "in a document left out", place, number)
 
-    def _count_duplicates(self, ready: Ready, indices: list[int]) -> None:
+    def _count_duplicates(self, ready: PreparedBatch, indices: list[int]) -> None:
         for index in indices[:PLACES]:
             self.tally.note("sentences", DUPLICATE, ready.places[ready.owner[index]], count=0)
         if indices:
             self.tally.reasons["sentences"][DUPLICATE] += len(indices)
 
-    def _write(self, ready: Ready, indices: list[int], keys: list[int], sides: list[str]) -> None:
+    def _write(self, ready: PreparedBatch, indices: list[int], keys: list[int], sides: list[str]) -> None:
         tails = [f', "lang": "{self._settings.language}", "doc": "{key:016x}"}}\n' for key in keys]
         lines: dict[str, list[str]] = {name: [] for name in SIDES}
         owner = ready.owner.tolist()
@@ -155,7 +155,9 @@ class Keeper:
             self.sentences[name] += len(written)
             self.bytes += len(data)
 
-    def _count_documents(self, ready: Ready, looked_at: list[bool], indices: list[int], sides: list[str]) -> None:
+    def _count_documents(
+        self, ready: PreparedBatch, looked_at: list[bool], indices: list[int], sides: list[str]
+    ) -> None:
         filled = set(ready.owner[indices].tolist())
         for number, first in enumerate(ready.first):
             self._counted = self._counted and not first

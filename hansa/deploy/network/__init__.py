@@ -1,0 +1,1 @@
+"""The transport between organisations: NATS for signed envelopes, TLS connections of its own for weights."""

@@ -1,6 +1,6 @@
-"""The way to another node's port: straight, or through an HTTP proxy that lets connections pass (CONNECT).
+"""TCP connections to another node: direct, or through an HTTP proxy (CONNECT).
 
-What passes through the proxy is TLS between the two ends: it sees where we go, and nothing else.
+What passes through a proxy is TLS between the two nodes: the proxy sees the destination and nothing else.
 """
 
 import socket
@@ -11,78 +11,86 @@ from urllib.parse import unquote, urlsplit
 
 from hansa.core.errors import UserError
 
-CONNECT_SECONDS = 10.0  # for each step of connecting: a server that accepts and says nothing is not waited for
-LONGEST_ANSWER = 16 << 10
+CONNECT_SECONDS = 10.0  # for each step of connecting, so that a server that accepts and stays silent does not block
+MAX_RESPONSE_BYTES = 16 << 10
 
 Address = tuple[str, int]
 
 
 @dataclass(frozen=True)
 class Proxy:
+    """An HTTP proxy. ``credentials``: NAME:PASSWORD, if the proxy requires them."""
+
     host: str
     port: int
-    credentials: str = field(default="", repr=False)  # NAME:PASSWORD, where it asks for them
+    credentials: str = field(default="", repr=False)
 
     @staticmethod
     def parse(url: str) -> "Proxy":
-        """``http://[NAME:PASSWORD@]HOST:PORT``"""
+        """Return the proxy at ``http://[NAME:PASSWORD@]HOST:PORT``; raises `UserError` for any other form."""
         try:
             parts = urlsplit(url)
             port = parts.port
         except ValueError:
             parts, port = urlsplit(""), None
         if parts.scheme != "http" or not parts.hostname or port is None or parts.path not in ("", "/"):
-            shown = url.rpartition("@")[2]  # a password is not for logs
+            shown = url.rpartition("@")[2]  # without the password
             raise UserError(f"--proxy {shown!r}: write it as http://HOST:PORT or http://NAME:PASSWORD@HOST:PORT")
         credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else ""
         return Proxy(parts.hostname, port, credentials)
 
 
 @dataclass(frozen=True)
-class Here:
-    """No way at all: the port is this machine's own, whatever name others reach it by. That name may lead nowhere from
-    here, behind a router or before it is in the DNS."""
+class Loopback:
+    """The port is on this machine: connect to 127.0.0.1 whatever the host name is.
+
+    The public host name may not resolve here, behind a router or before it is in the DNS.
+    """
 
 
-def reach(address: Address, proxy: Proxy | Here | None = None) -> socket.socket:
-    """A plain connection; `OSError` with a reason if there is none."""
-    if isinstance(proxy, Here):
+def open_connection(address: Address, proxy: Proxy | Loopback | None = None) -> socket.socket:
+    """Open a TCP connection; raises `OSError` with the reason if that fails."""
+    if isinstance(proxy, Loopback):
         address, proxy = ("127.0.0.1", address[1]), None
     if proxy is None:
         return socket.create_connection(address, timeout=CONNECT_SECONDS)
     try:
         connection = socket.create_connection((proxy.host, proxy.port), timeout=CONNECT_SECONDS)
     except OSError as error:
-        raise ConnectionError(f"the proxy {proxy.host}:{proxy.port} is not there: {error}") from None
+        raise ConnectionError(f"the proxy {proxy.host}:{proxy.port} cannot be reached: {error}") from None
     try:
-        _pass_through(connection, address, proxy)
+        _open_tunnel(connection, address, proxy)
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def _pass_through(connection: socket.socket, address: Address, proxy: Proxy) -> None:
+def _open_tunnel(connection: socket.socket, address: Address, proxy: Proxy) -> None:
+    """Ask the proxy for a tunnel to ``address``."""
     host, port = address
     target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}"]
     if proxy.credentials:
         lines.append(f"Proxy-Authorization: Basic {b64encode(proxy.credentials.encode()).decode()}")
     connection.sendall("\r\n".join([*lines, "", ""]).encode())
-    status, _, rest = _answer(connection, proxy).partition("\r\n")[0].partition(" ")
+    status, _, rest = _response(connection, proxy).partition("\r\n")[0].partition(" ")
     if not status.startswith("HTTP/1.") or not rest.startswith("2"):
-        said = "".join(c for c in rest if c.isprintable())[:100] or "nothing that is HTTP"
-        raise ConnectionError(f"the proxy {proxy.host}:{proxy.port} does not let us pass: it said {said}")
+        shown = "".join(c for c in rest if c.isprintable())[:100] or "its response is not HTTP"
+        raise ConnectionError(f"the proxy {proxy.host}:{proxy.port} refused the connection: {shown}")
 
 
-def _answer(connection: socket.socket, proxy: Proxy) -> str:
-    """Its answer up to the empty line, byte by byte: what follows is the other end's."""
-    until, answer = monotonic() + CONNECT_SECONDS, bytearray()
-    while not answer.endswith(b"\r\n\r\n"):
-        if monotonic() > until or len(answer) > LONGEST_ANSWER:
-            raise ConnectionError(f"the proxy {proxy.host}:{proxy.port} does not come to the point")
+def _response(connection: socket.socket, proxy: Proxy) -> str:
+    """The response up to the empty line, read byte by byte: what follows it comes from the other end of the tunnel."""
+    until, response = monotonic() + CONNECT_SECONDS, bytearray()
+    while not response.endswith(b"\r\n\r\n"):
+        if monotonic() > until or len(response) > MAX_RESPONSE_BYTES:
+            raise ConnectionError(
+                f"the proxy {proxy.host}:{proxy.port} sent no complete response within {CONNECT_SECONDS:.0f} s and "
+                f"{MAX_RESPONSE_BYTES} bytes"
+            )
         byte = connection.recv(1)
         if not byte:
             raise ConnectionError(f"the proxy {proxy.host}:{proxy.port} closed the connection")
-        answer += byte
-    return answer.decode(errors="replace")
+        response += byte
+    return response.decode(errors="replace")

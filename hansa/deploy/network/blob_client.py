@@ -1,111 +1,131 @@
-"""The silo's side of the depot: it fetches what it was sent, and brings what it answers. Only ever outwards."""
+"""A child's side of the blob transfer: it fetches the parts of requests and uploads the parts of replies.
+
+The client opens all connections, so a silo needs no open port.
+"""
 
 import socket
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from hansa.deploy.network.address import Address, Proxy, reach
-from hansa.deploy.network.blob_server import PIECE, STALL_SECONDS, Cut, Refusal, digest, fill, read_line, write_line
-from hansa.deploy.network.connection import Broken
+from hansa.deploy.network.address import Address, Proxy, open_connection
+from hansa.deploy.network.blob_protocol import (
+    CHUNK_BYTES,
+    STALL_SECONDS,
+    Interrupted,
+    RequestRefused,
+    digest,
+    read_line,
+    receive_into,
+    write_line,
+)
+from hansa.deploy.network.connection import ConnectionLost
 from hansa.deploy.network.envelope import Ref
 from hansa.deploy.network.retry import Retry
 from hansa.deploy.network.tls import Tls
 
-TRIES = 3  # of a thing that arrives whole and is not what its name says
+ATTEMPTS = 3  # transfers of one blob that arrive complete but with another digest
 
 
 class Progress:
-    """How far a transfer has come. As long as it comes further, a broken connection is made again at once."""
+    """The bytes of a transfer that are done. While it advances, a broken connection is opened again at once."""
 
-    def __init__(self, patience: Retry) -> None:
-        self.patience, self.done = patience, 0
+    def __init__(self, retry: Retry) -> None:
+        self.retry, self.done = retry, 0
 
     def reach(self, done: int) -> None:
+        """Set the number of bytes done."""
         if done > self.done:
-            self.patience.progress()
+            self.retry.progress()
         self.done = done
 
 
 class BlobClient:
-    """One connection, made when it is needed and kept; a transfer that breaks off continues on the next one."""
+    """A connection to a blob server, opened when needed and kept; interrupted transfers continue on the next one.
+
+    ``retry`` makes the `Retry` of one transfer.
+    """
 
     def __init__(
-        self, address: Address, tls: Tls | None, patience: Callable[[], Retry], proxy: Proxy | None = None
+        self, address: Address, tls: Tls | None, retry: Callable[[], Retry], proxy: Proxy | None = None
     ) -> None:
-        self._address, self._tls, self._patience, self._proxy = address, tls, patience, proxy
+        self._address, self._tls, self._retry, self._proxy = address, tls, retry, proxy
         self._socket: socket.socket | None = None
 
     def fetch(self, ref: Ref, target: memoryview) -> None:
-        """Fill ``target`` with what is named; `Refusal` if it is no longer given."""
+        """Fill ``target`` with a blob; raises `RequestRefused` if the server does not offer it."""
         name, size = ref
         if len(target) != size:
-            raise Refusal(f"{size} bytes were announced, and there is room for {len(target)}")
-        for _ in range(TRIES):
-            progress = Progress(self._patience())
-            progress.patience.keep_trying(lambda p=progress: self._fetch(name, target, p))  # type: ignore[misc]
+            raise RequestRefused(f"a blob of {size} bytes was announced, but the buffer has {len(target)}")
+        for _ in range(ATTEMPTS):
+            progress = Progress(self._retry())
+            progress.retry.keep_trying(lambda p=progress: self._fetch(name, target, p))  # type: ignore[misc]
             if digest(target) == name:
                 return
-        raise Refusal("what arrives is not what was announced")
+        raise RequestRefused(f"the blob that arrived has another digest than the announced one, {ATTEMPTS} times")
 
-    def _fetch(self, name: str, target: memoryview, progress: "Progress") -> None:
+    def _fetch(self, name: str, target: memoryview, progress: Progress) -> None:
         connection = self._connected()
         try:
-            answer = self._ask(connection, {"get": name, "from": progress.done})
+            answer = self._request(connection, {"get": name, "offset": progress.done})
             if answer.get("size") != len(target):
-                raise Refusal(f"{answer.get('size')} bytes come instead of {len(target)}")
+                raise RequestRefused(f"the server offers {answer.get('size')} bytes instead of {len(target)}")
             while progress.done < len(target):
-                progress.reach(progress.done + fill(connection, target[progress.done : progress.done + PIECE]))
-        except Cut as cut:
-            progress.reach(progress.done + cut.count)
+                chunk = target[progress.done : progress.done + CHUNK_BYTES]
+                progress.reach(progress.done + receive_into(connection, chunk))
+        except Interrupted as error:
+            progress.reach(progress.done + error.count)
             self.close()
-            raise Broken(f"the transfer broke off ({cut})") from None
+            raise ConnectionLost(f"the transfer was interrupted ({error})") from None
         except (OSError, ValueError) as error:
             self.close()
-            raise Broken(f"the transfer broke off ({error})") from None
+            raise ConnectionLost(f"the transfer was interrupted ({error})") from None
 
-    def bring(self, view: memoryview, request: str, name: str | None = None) -> Ref:
-        """Hand over an answer's part, from where an earlier attempt stopped; ``name``: its digest, where known."""
+    def upload(self, view: memoryview, request: str, name: str | None = None) -> Ref:
+        """Upload a part of the reply to ``request``, from where an earlier attempt stopped.
+
+        ``name``: the digest of the part, if it is known. Raises `RequestRefused` if the server does not accept it.
+        """
         name = name or digest(view)
-        for _ in range(TRIES):
-            progress = Progress(self._patience())
-            if progress.patience.keep_trying(lambda p=progress: self._bring(name, view, request, p)):  # type: ignore[misc]
+        for _ in range(ATTEMPTS):
+            progress = Progress(self._retry())
+            if progress.retry.keep_trying(lambda p=progress: self._upload(name, view, request, p)):  # type: ignore[misc]
                 return name, len(view)
-        raise Refusal("what arrives there is not what was sent")
+        raise RequestRefused(f"the server received another digest than the client sent, {ATTEMPTS} times")
 
-    def _bring(self, name: str, view: memoryview, request: str, progress: "Progress") -> bool:
-        """Whether it arrived as it was sent."""
+    def _upload(self, name: str, view: memoryview, request: str, progress: Progress) -> bool:
+        """Upload once; whether the server received the blob with the right digest."""
         connection = self._connected()
         try:
-            answer = self._ask(connection, {"put": name, "size": len(view), "for": request})
-            progress.reach(int(answer["from"]))
-            for at in range(progress.done, len(view), PIECE):
-                connection.sendall(view[at : at + PIECE])
-            return "done" in self._heard(connection)
+            answer = self._request(connection, {"put": name, "size": len(view), "request": request})
+            progress.reach(int(answer["offset"]))
+            for at in range(progress.done, len(view), CHUNK_BYTES):
+                connection.sendall(view[at : at + CHUNK_BYTES])
+            return "done" in self._response(connection)
         except (OSError, ValueError, KeyError) as error:
             self.close()
-            raise Broken(f"the transfer broke off ({error})") from None
+            raise ConnectionLost(f"the transfer was interrupted ({error})") from None
 
-    def _ask(self, connection: socket.socket, question: dict[str, Any]) -> dict[str, Any]:
-        write_line(connection, question)
-        return self._heard(connection)
+    def _request(self, connection: socket.socket, line: dict[str, Any]) -> dict[str, Any]:
+        write_line(connection, line)
+        return self._response(connection)
 
-    def _heard(self, connection: socket.socket) -> dict[str, Any]:
+    def _response(self, connection: socket.socket) -> dict[str, Any]:
         answer = read_line(connection)
         if answer is None:
-            raise ConnectionError("the other end has gone")
-        if "wait" in answer:
-            raise ConnectionError(str(answer["wait"])[:200])
+            raise ConnectionError("the server closed the connection")
+        if "busy" in answer:
+            raise ConnectionError(str(answer["busy"])[:200])
         if "error" in answer:
             self.close()
-            raise Refusal(str(answer["error"])[:200])
+            raise RequestRefused(str(answer["error"])[:200])
         return answer
 
     def _connected(self) -> socket.socket:
         if self._socket is not None:
             return self._socket
         try:
-            connection = reach(self._address, self._proxy)
+            connection = open_connection(self._address, self._proxy)
             try:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if self._tls is not None:
@@ -115,11 +135,12 @@ class BlobClient:
                 connection.close()
                 raise
         except OSError as error:
-            raise Broken(f"no connection to {self._address[0]}:{self._address[1]} ({error})") from None
+            raise ConnectionLost(f"no connection to {self._address[0]}:{self._address[1]} ({error})") from None
         self._socket = connection
         return connection
 
     def close(self) -> None:
+        """Close the connection, if there is one."""
         if self._socket is not None:
             with suppress(OSError):
                 self._socket.close()

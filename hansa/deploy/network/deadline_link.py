@@ -1,4 +1,4 @@
-"""A region's link to those below it: it waits for nobody longer than its own parent waits for the region."""
+"""A region's link to the nodes below it, with deadlines that end before the deadline of the region's parent."""
 
 from collections.abc import Callable, Iterator, Mapping
 from time import monotonic
@@ -6,28 +6,34 @@ from time import monotonic
 from hansa.core.link import Answer, Link
 from hansa.core.messages import NodeId, Request, Train
 
-SHARE = 0.9  # of the time that is left; the rest is for the sum, and for bringing it
+FRACTION = 0.9  # of the time that is left; the rest is for the aggregation and for the upload of the reply
 
 
 class DeadlineLink:
-    """``due``: when the parent gives up, on the monotonic clock; ``rounds``: how many of them share that time."""
+    """A link whose deadlines are bounded by the parent's.
 
-    def __init__(self, link: Link, rounds: int, due: Callable[[], float | None]) -> None:
-        self._link, self._rounds, self._due = link, rounds, due
+    ``deadline`` returns when the parent stops waiting, on the monotonic clock; the region's ``rounds`` for one request
+    of the parent share that time.
+    """
+
+    def __init__(self, link: Link, rounds: int, deadline: Callable[[], float | None]) -> None:
+        self._link, self._rounds, self._deadline = link, rounds, deadline
         self.size, self.remote = link.size, link.remote
 
     def ask(self, asks: Mapping[NodeId, Request], until: float | None) -> Iterator[Answer]:
-        return self._link.ask(asks, self._sooner(asks, until))
+        """Ask the nodes below; the deadline is ``until`` or the region's share of the parent's, whichever is first."""
+        return self._link.ask(asks, self._earlier(asks, until))
 
-    def _sooner(self, asks: Mapping[NodeId, Request], until: float | None) -> float | None:
-        due, now = self._due(), monotonic()
-        if due is None:
+    def _earlier(self, asks: Mapping[NodeId, Request], until: float | None) -> float | None:
+        deadline, now = self._deadline(), monotonic()
+        if deadline is None:
             return until
-        ours = now + SHARE * (due - now) / max((self._left(request) for request in asks.values()), default=1)
-        return ours if until is None else min(until, ours)
+        left = max((self._rounds_left(request) for request in asks.values()), default=1)
+        own = now + FRACTION * (deadline - now) / left
+        return own if until is None else min(until, own)
 
-    def _left(self, request: Request) -> int:
-        """Rounds that are still to come, this one included: each has its part of the time."""
+    def _rounds_left(self, request: Request) -> int:
+        """The region's rounds that are left for this request of the parent, including the current one."""
         if not isinstance(request, Train):
             return 1
         return self._rounds - (request.round - 1) % self._rounds

@@ -1,7 +1,7 @@
-"""Envelopes: small signed letters about requests and replies. Weights and texts are named in them by digest.
+"""Envelopes: small signed messages that announce requests and replies and name their parts by digest.
 
-An envelope is JSON with the sender's Ed25519 signature over its exact bytes. It says from whom, to whom, in which run,
-about which request; a rising ``sequence`` makes an old one recognisable. The broker that carries it is not trusted.
+An envelope is JSON with the sender's Ed25519 signature over its exact bytes. It names the sender, the receiver, the run
+and the request; a rising ``sequence`` identifies replays. The broker that carries envelopes is not trusted.
 """
 
 import json
@@ -16,55 +16,61 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from hansa.core.errors import parse_json, printable
 
-PROTOCOL = 2
-LARGEST = 48 << 10
-SKEW = 600.0  # seconds: a letter from further in the future comes from a wrong clock
-SIGNATURE = 64
-LAST = 1e11  # seconds since 1970: no date is later, nor is it NaN
-HIGHEST = 1 << 53
+PROTOCOL = 3
+MAX_BYTES = 48 << 10
+MAX_SKEW = 600.0  # seconds: an envelope from further in the future comes from a wrong clock
+SIGNATURE_BYTES = 64
+MAX_TIME = 1e11  # seconds since 1970
+MAX_INTEGER = 1 << 53
 
-Ref = tuple[str, int]  # digest and size in bytes
+Ref = tuple[str, int]  # a blob: its digest and its size in bytes
 
 
 class Identity(Protocol):
-    """Who a node is, and whose letters it takes."""
+    """A node's name and key, and the public keys of the other members."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The node's name."""
 
     @property
-    def key(self) -> Ed25519PrivateKey: ...
+    def key(self) -> Ed25519PrivateKey:
+        """The node's private key."""
 
-    def public(self, node: str) -> Ed25519PublicKey: ...
+    def public_key(self, node: str) -> Ed25519PublicKey:
+        """The public key of a member."""
 
-    def trusts(self, node: str) -> bool: ...
+    def trusts(self, node: str) -> bool:
+        """Whether a node is a member that was not revoked."""
 
 
 class EnvelopeError(Exception):
-    """A letter that must not be believed, and why."""
+    """An envelope is rejected, with the reason."""
 
 
 @dataclass(frozen=True)
 class Envelope:
+    """The announcement of one request or reply."""
+
     sender: str
     receiver: str
     run: str
-    begun: float  # when the run was begun: an older run's letters are stale
-    request: str  # its id: the same question has the same id, also when it is asked again after a crash
+    run_started: float  # seconds since 1970; envelopes of an older run are rejected
+    request: str  # the request's id, the same when the request is repeated after a crash
     sequence: int
-    kind: str  # the message's type, for logs
+    kind: str  # the type of the message, for logs
     round: int
     text: Ref
     vectors: dict[str, Ref] = field(default_factory=dict)
     settings: Ref | None = None  # of a request: the federation file
-    start: Ref | None = None  # of a request: tokeniser, labels and first weights
-    until: float | None = None  # of a request: when nobody will wait any more, by the sender's clock
-    at: float = field(default_factory=time)
+    start: Ref | None = None  # of a request: tokenizer, labels and initial weights
+    deadline: float | None = None  # of a request: when the sender stops waiting, by the sender's clock
+    sent_at: float = field(default_factory=time)
     protocol: int = PROTOCOL
 
     @property
-    def mark(self) -> tuple[str, int]:
-        """Which letter this is."""
+    def position(self) -> tuple[str, int]:
+        """The run and the sequence number, which identify the envelope."""
         return self.run, self.sequence
 
 
@@ -72,7 +78,7 @@ FIELDS: Mapping[str, tuple[type, ...]] = {
     "sender": (str,),
     "receiver": (str,),
     "run": (str,),
-    "begun": (int, float),
+    "run_started": (int, float),
     "request": (str,),
     "sequence": (int,),
     "kind": (str,),
@@ -81,37 +87,44 @@ FIELDS: Mapping[str, tuple[type, ...]] = {
     "vectors": (dict,),
     "settings": (list, type(None)),
     "start": (list, type(None)),
-    "until": (int, float, type(None)),
-    "at": (int, float),
+    "deadline": (int, float, type(None)),
+    "sent_at": (int, float),
     "protocol": (int,),
 }
-# Runs and requests become names of folders, kinds and vectors words in logs: nothing in them leads anywhere.
-WORDS = {"run": r"[0-9a-f]{16}", "request": r"[0-9a-f]{32}", "kind": r"[A-Za-z]{1,40}"}
-VECTOR = r"[a-z_][a-z0-9_.]{0,99}"
+# Runs and requests become names of folders, kinds and vectors appear in logs: only these forms are accepted.
+FORMATS = {"run": r"[0-9a-f]{16}", "request": r"[0-9a-f]{32}", "kind": r"[A-Za-z]{1,40}"}
+VECTOR_FORMAT = r"[a-z_][a-z0-9_.]{0,99}"
 
 
-def seal(envelope: Envelope, key: Ed25519PrivateKey) -> bytes:
+def sign_envelope(envelope: Envelope, key: Ed25519PrivateKey) -> bytes:
+    """Return an envelope as bytes: the signature, then the JSON text."""
     body = json.dumps(asdict(envelope), ensure_ascii=False).encode()
     return key.sign(body) + body
 
 
-def unseal(data: bytes, sender: str, receiver: str, key: Ed25519PublicKey) -> Envelope:
-    """The letter, if it is whole, from ``sender``, to ``receiver``, of our version and of our time."""
-    if not SIGNATURE < len(data) <= LARGEST:
-        raise EnvelopeError(f"a letter of {len(data)} bytes")
+def open_envelope(data: bytes, sender: str, receiver: str, key: Ed25519PublicKey) -> Envelope:
+    """Return the envelope in ``data`` if ``sender``, whose public key is ``key``, has signed it for ``receiver``.
+
+    Raises `EnvelopeError` for any other bytes, another version of the protocol, and dates in the future.
+    """
+    if not SIGNATURE_BYTES < len(data) <= MAX_BYTES:
+        raise EnvelopeError(f"the envelope has {len(data)} bytes; {SIGNATURE_BYTES + 1} to {MAX_BYTES} are allowed")
     try:
-        key.verify(data[:SIGNATURE], data[SIGNATURE:])
+        key.verify(data[:SIGNATURE_BYTES], data[SIGNATURE_BYTES:])
     except InvalidSignature:
-        raise EnvelopeError("its signature is not the sender's") from None
-    envelope = _parsed(data[SIGNATURE:])
+        raise EnvelopeError("the signature is not the sender's") from None
+    envelope = _parsed(data[SIGNATURE_BYTES:])
     if envelope.protocol != PROTOCOL:
         raise EnvelopeError(
-            f"it speaks protocol version {envelope.protocol}, and we speak {PROTOCOL}: use the same Hansa"
+            f"the envelope has protocol version {envelope.protocol}, and this node has version {PROTOCOL}: use the "
+            "same version of Hansa on both nodes"
         )
     if (envelope.sender, envelope.receiver) != (sender, receiver):
-        raise EnvelopeError(f"it is from '{printable(envelope.sender, 60)}' to '{printable(envelope.receiver, 60)}'")
-    if max(envelope.at, envelope.begun) > time() + SKEW:
-        raise EnvelopeError(f"it comes from more than {SKEW:.0f} s in the future: set the clocks")
+        raise EnvelopeError(
+            f"the envelope is from '{printable(envelope.sender, 60)}' to '{printable(envelope.receiver, 60)}'"
+        )
+    if max(envelope.sent_at, envelope.run_started) > time() + MAX_SKEW:
+        raise EnvelopeError(f"the envelope is dated more than {MAX_SKEW:.0f} s in the future: synchronise the clocks")
     return envelope
 
 
@@ -119,49 +132,50 @@ def _parsed(body: bytes) -> Envelope:
     try:
         raw = parse_json(body)
     except ValueError:
-        raise EnvelopeError("it is not JSON") from None
+        raise EnvelopeError("the envelope is not JSON") from None
     if not isinstance(raw, dict):
-        raise EnvelopeError("it is not an envelope")
-    protocol = raw.get("protocol")
-    if protocol == PROTOCOL and set(raw) != set(FIELDS):
-        raise EnvelopeError(f"it has fields {printable(', '.join(sorted(raw)))}")
+        raise EnvelopeError("the envelope is not a JSON object")
+    if raw.get("protocol") == PROTOCOL and set(raw) != set(FIELDS):
+        shown = printable(", ".join(sorted(raw)))
+        raise EnvelopeError(f"the envelope does not have the fields of protocol version {PROTOCOL}, but {shown}")
     for name, kinds in FIELDS.items():
         if name in raw and (type(raw[name]) not in kinds):
-            raise EnvelopeError(f"its field '{name}' is a {type(raw[name]).__name__}")
+            raise EnvelopeError(f"the field '{name}' is a {type(raw[name]).__name__}")
     _check_values(raw)
     try:
-        refs = {name: _ref(raw[name]) for name in ("settings", "start")}
-        vectors = {str(name): _needed(ref) for name, ref in raw["vectors"].items()}
-        return Envelope(**{**raw, **refs, "vectors": vectors, "text": _needed(raw["text"])})
+        refs = {name: _optional_ref(raw[name]) for name in ("settings", "start")}
+        vectors = {str(name): _ref(ref) for name, ref in raw["vectors"].items()}
+        return Envelope(**{**raw, **refs, "vectors": vectors, "text": _ref(raw["text"])})
     except (KeyError, TypeError) as error:
-        raise EnvelopeError(f"it is not an envelope ({printable(str(error))})") from None
+        raise EnvelopeError(f"the envelope is malformed ({printable(str(error))})") from None
 
 
 def _check_values(raw: Mapping[str, Any]) -> None:
-    for name, words in WORDS.items():
-        if name in raw and not re.fullmatch(words, raw[name]):
-            raise EnvelopeError(f"its field '{name}' is not a name that is given here")
+    for name, pattern in FORMATS.items():
+        if name in raw and not re.fullmatch(pattern, raw[name]):
+            raise EnvelopeError(f"the field '{name}' is not a valid name")
     for name in raw.get("vectors", {}):
-        if not re.fullmatch(VECTOR, name):
-            raise EnvelopeError("it has a vector whose name is not one that is given here")
-    for name in ("begun", "until", "at"):
-        if raw.get(name) is not None and not 0 <= raw[name] <= LAST:
-            raise EnvelopeError(f"its field '{name}' is no time")
+        if not re.fullmatch(VECTOR_FORMAT, name):
+            raise EnvelopeError("the name of a vector is not valid")
+    for name in ("run_started", "deadline", "sent_at"):
+        if raw.get(name) is not None and not 0 <= raw[name] <= MAX_TIME:  # nor NaN
+            raise EnvelopeError(f"the field '{name}' is not a valid time")
     for name in ("sequence", "round"):
-        if name in raw and not 0 <= raw[name] < HIGHEST:
-            raise EnvelopeError(f"its field '{name}' is beyond any that is given here")
+        if name in raw and not 0 <= raw[name] < MAX_INTEGER:
+            raise EnvelopeError(f"the field '{name}' is out of range")
 
 
-def _ref(value: Any) -> Ref | None:
-    return None if value is None else _needed(value)
+def _optional_ref(value: Any) -> Ref | None:
+    return None if value is None else _ref(value)
 
 
-def _needed(value: Any) -> Ref:
+def _ref(value: Any) -> Ref:
     match value:
-        case [str(digest), int(size)] if is_digest(digest) and type(size) is int and 0 <= size < HIGHEST:
+        case [str(digest), int(size)] if is_digest(digest) and type(size) is int and 0 <= size < MAX_INTEGER:
             return digest, size
-    raise EnvelopeError("it names something that is no digest and size")
+    raise EnvelopeError("a reference is not a digest and a size")
 
 
 def is_digest(text: str) -> bool:
+    """Whether a text has the form of a blob's digest."""
     return len(text) == 32 and all(c in "0123456789abcdef" for c in text)

@@ -1,9 +1,9 @@
-"""Nodes in other organisations: asked by letters through NATS JetStream, weights through the asker's depot.
+"""The link to nodes in other organisations: envelopes through NATS JetStream, weights through the parent's blob server.
 
-Each child has two letter boxes at the broker (subjects.py), kept on its disk, each holding the newest. A question
-has an id that depends on nothing but the run, the node and what is asked. Whoever starts again, broker, asker or child,
-looks into its letter box and goes on: the same question again finds the answer that is already there. So nothing
-depends on what was heard when; notifications only make it fast.
+The broker stores the newest request to each child and the newest reply of each child on its disk (subjects.py). The id
+of a request depends only on the run, the node and the request itself. After a restart of the broker, the parent or a
+child, the stored messages are read again: a repeated request finds the reply that already exists. Correctness does not
+depend on notifications; they only make replies arrive sooner.
 """
 
 import hashlib
@@ -20,33 +20,42 @@ from torch import Tensor
 from hansa.core import wire
 from hansa.core.errors import RunFailed, printable
 from hansa.core.link import Answer
-from hansa.core.messages import NO_ANSWER, Failure, NodeId, Request
-from hansa.deploy.network.blob_server import BlobServer, digest
-from hansa.deploy.network.connection import Connection, Refused
-from hansa.deploy.network.envelope import Envelope, EnvelopeError, Identity, Ref, seal, unseal
+from hansa.core.messages import NO_ANSWER, Failure, NodeId, Request, Train
+from hansa.deploy.network.blob_protocol import digest
+from hansa.deploy.network.blob_server import BlobServer
+from hansa.deploy.network.connection import Connection, JetStreamError
+from hansa.deploy.network.envelope import Envelope, EnvelopeError, Identity, Ref, open_envelope, sign_envelope
 from hansa.deploy.network.journal import Journal
 from hansa.deploy.network.retry import GaveUp
 from hansa.deploy.network.session import Session
 from hansa.deploy.network.subjects import Subjects
 
-LOOK_SECONDS = 2.0  # between looks into the letter box, when nothing is heard
-LONGEST_WAIT = 7 * 86400.0  # where the federation sets no deadline
-ROOM = 64 << 20  # what an answer may hold beside four times what was asked with
-NOT_PART_OF_THE_QUESTION = ("durable", "within")
-LATE = "its letter answers a question that nobody waits for any more"
-TWICE = "its letter came twice"
+POLL_SECONDS = 2.0  # between reads of the stored reply, when no notification arrives
+MAX_WAIT_SECONDS = 7 * 86400.0  # where the federation sets no deadline
+REPLY_QUOTA = 64 << 20  # bytes that a reply may have beside four times the size of its request
+REPLY_TOO_LATE = "its reply belongs to a request that is no longer open"
+DUPLICATE_REPLY = "it sent the same reply again"
+STREAM_NAME_IN_USE = 10058  # JetStream's error code
+FIRST_INBOX = 1 << 40  # inboxes of requests that are sent together, apart from those of single requests
 
 
 @dataclass(frozen=True)
-class Pending:
-    """A question on its way."""
+class PendingRequest:
+    """A request that waits for its reply. ``sent``: its size in bytes."""
 
     envelope: Envelope
-    sent: int  # bytes
+    sent: int
+
+
+class MissingParts(RunFailed):
+    """A reply was announced, but its parts are not at the blob server."""
 
 
 class NatsLink:
-    """Nodes in other organisations; see the module."""
+    """The link to the children of a coordinator or a region; see the module.
+
+    ``refused`` is called with the name of a node whose envelope was rejected, and the reason.
+    """
 
     remote = True
 
@@ -56,35 +65,34 @@ class NatsLink:
         subjects: Subjects,
         children: Sequence[NodeId],
         session: Session,
-        depot: BlobServer,
+        blobs: BlobServer,
         journal: Journal,
         refused: Callable[[str, str], None],
     ) -> None:
-        """``refused`` hears whose letter was not taken, and why."""
         self._identity, self._subjects, self._names = identity, subjects, tuple(children)
-        self._session, self._depot, self._journal, self._refuse = session, depot, journal, refused
+        self._session, self._blobs, self._journal, self._refused = session, blobs, journal, refused
         self._children = {subjects.reply(name): name for name in children}
         self._one_at_a_time = threading.Lock()
         self._settings: Ref | None = None
         self._start: Ref | None = None
-        self._pending: dict[NodeId, Pending] = {}
-        self._answers: dict[NodeId, Envelope] = {}
-        self._posted = 0  # on which connection: whoever hears there needs not look
-        journal.note("children", list(children))
-        session.do(self._prepare)
+        self._pending: dict[NodeId, PendingRequest] = {}
+        self._replies: dict[NodeId, Envelope] = {}
+        self._sent_on = 0  # the connection on which requests were sent; a reply cannot be missed while it lasts
+        journal.set_fact("children", list(children))
+        session.do(self._create_stream)
 
     @property
     def size(self) -> int:
-        """How many work at the same time."""
+        """How many nodes work at the same time: all children."""
         return len(self._children)
 
     @property
     def run(self) -> str:
-        """The number of the run, as the nodes below are told."""
+        """The id of the run."""
         return self._journal.run
 
-    def _prepare(self, connection: Connection) -> None:
-        """The stream of letter boxes, on the broker's disk."""
+    def _create_stream(self, connection: Connection) -> None:
+        """Create the stream that stores the newest request and reply of every child on the broker's disk."""
         wanted = {
             "name": self._subjects.stream,
             "subjects": [f"{self._subjects.root}.req.*", f"{self._subjects.root}.rep.*"],
@@ -96,52 +104,55 @@ class NatsLink:
         }
         try:
             connection.ask(f"STREAM.CREATE.{self._subjects.stream}", wanted)
-        except Refused as refusal:
-            if refusal.code != NAME_IN_USE:
+        except JetStreamError as error:
+            if error.code != STREAM_NAME_IN_USE:
                 raise
             connection.ask(f"STREAM.UPDATE.{self._subjects.stream}", wanted)
 
-    # ── what every node must know before it can work ──────────────────────────────────────────────────────────────
+    # ── what every child needs before it can work ─────────────────────────────────────────────────────────────────
 
     def share_settings(self, text: bytes) -> None:
-        self._settings = self._depot.offer(memoryview(text), self._names)
+        """Offer the federation's settings to all children; every request names them."""
+        self._settings = self._blobs.offer(memoryview(text), self._names)
 
     def share_start(self, bundle: memoryview) -> None:
-        self._start = self._depot.offer(bundle, self._names)
+        """Offer the initial model, tokenizer and labels to all children; every request names them."""
+        self._start = self._blobs.offer(bundle, self._names)
 
-    # ── asking ────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── requests ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def ask(self, asks: Mapping[NodeId, Request], until: float | None) -> Iterator[Answer]:
-        until = min(until or monotonic() + LONGEST_WAIT, monotonic() + LONGEST_WAIT)
+        """Ask children and yield their answers in the order of the requests; see `hansa.core.link.Link`."""
+        until = min(until or monotonic() + MAX_WAIT_SECONDS, monotonic() + MAX_WAIT_SECONDS)
         with self._one_at_a_time:
-            offered = self._write(asks, until)
+            offered = self._prepare(asks, until)
             try:
-                self._post(list(asks), until)
+                self._send(list(asks), until)
                 for node in asks:
-                    yield self._take(node, until)
-                    self._let_go(node)
+                    yield self._await_answer(node, until)
+                    self._close_request(node)
             finally:
                 for node in [node for node in asks if node in self._pending]:
-                    self._let_go(node)
-                self._depot.withdraw(offered)
+                    self._close_request(node)
+                self._blobs.withdraw(offered)
 
-    def _write(self, asks: Mapping[NodeId, Request], until: float) -> set[str]:
-        """An envelope for every node; what many are sent is digested and offered once."""
+    def _prepare(self, asks: Mapping[NodeId, Request], until: float) -> set[str]:
+        """Make an envelope for every node and offer its parts; a part that several nodes get is digested once."""
         offered: set[str] = set()
-        written: dict[int, tuple[Ref, dict[str, Ref]]] = {}
-        digests: dict[int, str] = {}  # of vectors, by where they lie: different questions may carry the same model
+        refs: dict[int, tuple[Ref, dict[str, Ref]]] = {}
+        digests: dict[int, str] = {}  # of vectors, by address: different requests may carry the same model
         readers: dict[int, list[NodeId]] = {}
         for node, request in asks.items():
             readers.setdefault(id(request), []).append(node)
         for node, request in asks.items():
-            self._tidy(request)
-            if id(request) not in written:
-                written[id(request)] = self._offer(request, readers[id(request)], digests)
-            text, vectors = written[id(request)]
+            self._delete_old_uploads(request)
+            if id(request) not in refs:
+                refs[id(request)] = self._offer(request, readers[id(request)], digests)
+            text, vectors = refs[id(request)]
             offered |= {name for name, _ in (text, *vectors.values())}
             sent = text[1] + sum(size for _, size in vectors.values())
-            self._pending[node] = Pending(self._envelope(node, request, text, vectors, until), sent)
-            self._depot.expect(node, self._pending[node].envelope.request, ROOM + 4 * sent)
+            self._pending[node] = PendingRequest(self._envelope(node, request, text, vectors, until), sent)
+            self._blobs.allow_upload(node, self._pending[node].envelope.request, REPLY_QUOTA + 4 * sent)
         return offered
 
     def _offer(self, request: Request, readers: list[NodeId], digests: dict[int, str]) -> tuple[Ref, dict[str, Ref]]:
@@ -151,173 +162,174 @@ class NatsLink:
             view = wire.as_bytes(vector)
             if vector.data_ptr() not in digests:
                 digests[vector.data_ptr()] = digest(view)
-            refs[name] = self._depot.offer(view, readers, digests[vector.data_ptr()])
-        return self._depot.offer(memoryview(text.encode()), readers), refs
+            refs[name] = self._blobs.offer(view, readers, digests[vector.data_ptr()])
+        return self._blobs.offer(memoryview(text.encode()), readers), refs
 
     def _envelope(self, node: NodeId, request: Request, text: Ref, vectors: dict[str, Ref], until: float) -> Envelope:
         round = getattr(request, "round", 0)
-        at = time() + until - monotonic()
-        name = self._question(node, request, vectors)
-        self._journal.asked(name, node, round, type(request).__name__, at)
+        deadline = time() + until - monotonic()
+        id = self._request_id(node, request, vectors)
+        self._journal.record_request(id, node, round, type(request).__name__, deadline)
         return Envelope(
             sender=self._identity.name,
             receiver=node,
             run=self._journal.run,
-            begun=self._journal.begun,
-            request=name,
-            sequence=self._journal.sequence(),
+            run_started=self._journal.run_started,
+            request=id,
+            sequence=self._journal.next_sequence(),
             kind=type(request).__name__,
             round=round,
             text=text,
             vectors=vectors,
             settings=self._settings,
             start=self._start,
-            until=at,
+            deadline=deadline,
         )
 
-    def _question(self, node: NodeId, request: Request, vectors: dict[str, Ref]) -> str:
-        changes = {name: 0 for name in NOT_PART_OF_THE_QUESTION if hasattr(request, name)}
-        text, _ = wire.split(replace(request, **changes))  # type: ignore[arg-type]
+    def _request_id(self, node: NodeId, request: Request, vectors: dict[str, Ref]) -> str:
+        text, _ = wire.split(_repeatable(request))
         parts = [self._journal.run, self._identity.name, node, text, repr(sorted(vectors.items())), repr(self._start)]
         return hashlib.sha256("\x1f".join(parts).encode()).hexdigest()[:32]
 
-    def _tidy(self, request: Request) -> None:
-        """What silos brought for rounds that are checkpointed is not needed again."""
+    def _delete_old_uploads(self, request: Request) -> None:
+        """Delete what children uploaded for rounds that are checkpointed."""
         durable = getattr(request, "durable", 0)
         if durable:
             for node, name in self._journal.forget(durable):
-                self._depot.discard(node, [name])
+                self._blobs.delete(node, [name])
 
-    def _post(self, nodes: list[NodeId], until: float) -> None:
-        """Into all letter boxes at once; whatever was not acknowledged is posted again on the next connection."""
+    def _send(self, nodes: list[NodeId], until: float) -> None:
+        """Publish the requests together; those that are not acknowledged are published again on the next connection."""
         left = dict.fromkeys(node for node in nodes if not self._revoked(node))
-        self._posted = self._session.connections
+        self._sent_on = self._session.connections
 
-        def post(connection: Connection) -> None:
-            replies = {}
+        def send(connection: Connection) -> None:
+            inboxes = {}
             for number, node in enumerate(left):
-                reply = connection.inbox(FIRST_INBOX + number)
-                replies[reply] = node
-                letter = seal(self._pending[node].envelope, self._identity.key)
-                connection.publish(self._subjects.request(node), letter, reply)
-            while replies:
-                message = connection.expect(set(replies))
+                inbox = connection.inbox(FIRST_INBOX + number)
+                inboxes[inbox] = node
+                data = sign_envelope(self._pending[node].envelope, self._identity.key)
+                connection.publish(self._subjects.request(node), data, inbox)
+            while inboxes:
+                message = connection.expect(set(inboxes))
                 connection.checked(message)
-                left.pop(replies.pop(message.subject))
+                left.pop(inboxes.pop(message.subject))
 
         try:
-            self._session.do(post, until)
+            self._session.do(send, until)
         except GaveUp:
-            return  # the deadline passed without a broker: every node will be lost
+            return  # the deadline passed without a broker: no child will answer
 
-    # ── answers ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── replies ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _take(self, node: NodeId, until: float) -> Answer:
+    def _await_answer(self, node: NodeId, until: float) -> Answer:
         pending = self._pending[node]
         while True:
-            envelope = self._wait(node, until)
+            envelope = self._await_envelope(node, until)
             if envelope is None:
                 reason = "it was revoked" if self._revoked(node) else NO_ANSWER
-                self._journal.lost(pending.envelope.request, reason)
+                self._journal.record_failure(pending.envelope.request, reason)
                 return Answer(node, Failure(reason), pending.sent)
             try:
-                return self._opened(node, pending, envelope)
-            except Missing:
-                del self._answers[node]
-                again = replace(pending.envelope, sequence=self._journal.sequence(), at=time())
+                return self._read_reply(node, pending, envelope)
+            except MissingParts:
+                del self._replies[node]
+                again = replace(pending.envelope, sequence=self._journal.next_sequence(), sent_at=time())
                 self._pending[node] = replace(pending, envelope=again)
-                self._post([node], until)
+                self._send([node], until)
 
-    def _opened(self, node: NodeId, pending: Pending, envelope: Envelope) -> Answer:
-        """The reply itself, its tensors where the depot keeps them."""
-        files = {name: self._depot.found(node, ref) for name, ref in envelope.vectors.items()}
-        text = self._depot.found(node, envelope.text)
+    def _read_reply(self, node: NodeId, pending: PendingRequest, envelope: Envelope) -> Answer:
+        """The reply that an envelope announces; its tensors are mapped from the blob server's files."""
+        files = {name: self._blobs.find(node, ref) for name, ref in envelope.vectors.items()}
+        text = self._blobs.find(node, envelope.text)
         if text is None or any(file is None for file in files.values()):
-            raise Missing
+            raise MissingParts
         received = envelope.text[1] + sum(size for _, size in envelope.vectors.values())
         try:
             vectors = {name: _mapped(file, envelope.vectors[name][1]) for name, file in files.items() if file}
             reply: Any = wire.join(text.read_text(encoding="utf-8"), vectors)
             if isinstance(reply, Request):
-                raise wire.BadMessage(f"a {type(reply).__name__} is no reply")
+                raise wire.BadMessage(f"a {type(reply).__name__} is not a reply")
             reply = Failure(printable(reply.reason)) if isinstance(reply, Failure) else reply
         except (wire.BadMessage, ValueError) as error:
             reply = Failure(f"its reply cannot be used: {printable(str(error))}")
-            self._refuse(node, printable(str(error)))
-        self._journal.answered(envelope)
+            self._refused(node, printable(str(error)))
+        self._journal.record_reply(envelope)
         return Answer(node, reply, pending.sent, received)
 
-    def _wait(self, node: NodeId, until: float) -> Envelope | None:
-        """Until this node has answered, or nobody waits any more. What others say meanwhile is kept."""
-        looked = self._posted
-        while node not in self._answers:
+    def _await_envelope(self, node: NodeId, until: float) -> Envelope | None:
+        """Wait for the reply of a node; None after the deadline. Replies of other nodes that arrive are kept."""
+        checked = self._sent_on
+        while node not in self._replies:
             if monotonic() >= until or self._revoked(node):
                 return None
-            if looked != self._session.connections:  # a new connection may have missed something
-                looked = self._session.connections
-                self._look(node, until)
-                looked = max(looked, self._session.connections)
+            if checked != self._session.connections:  # a notification may have been missed between two connections
+                checked = self._session.connections
+                self._read_stored(node, until)
+                checked = max(checked, self._session.connections)
                 continue
-            message = self._session.next(min(LOOK_SECONDS, max(0.01, until - monotonic())), until)
+            message = self._session.next(min(POLL_SECONDS, max(0.01, until - monotonic())), until)
             if message is None:
-                looked = -1
+                checked = -1
             elif message.subject in self._children:
-                self._hear(self._children[message.subject], message.payload, fresh=True)
-        return self._answers[node]
+                self._receive(self._children[message.subject], message.payload, notified=True)
+        return self._replies[node]
 
-    def _look(self, node: NodeId, until: float) -> None:
-        """Into the letter box itself."""
-        question = self._subjects.latest(self._subjects.reply(node))
+    def _read_stored(self, node: NodeId, until: float) -> None:
+        """Read the newest reply of a node that the broker stores."""
+        subject = self._subjects.latest(self._subjects.reply(node))
         try:
-            message = self._session.do(lambda connection: connection.request(question), until)
+            message = self._session.do(lambda connection: connection.request(subject), until)
         except GaveUp:
             return
         if not message.status:
-            self._hear(node, message.payload)
+            self._receive(node, message.payload)
 
-    def _hear(self, node: NodeId, letter: bytes, fresh: bool = False) -> None:
-        """Keep an answer to the present question; anything else is counted and dropped. ``fresh``: it came just now,
-        and does not lie in its box from before."""
+    def _receive(self, node: NodeId, data: bytes, notified: bool = False) -> None:
+        """Keep the reply to the open request; count and drop everything else.
+
+        ``notified``: it arrived just now, so it is not an old message that the broker still stores.
+        """
         try:
             if self._revoked(node):
-                raise EnvelopeError("it is no member any more")
-            envelope = unseal(letter, node, self._identity.name, self._identity.public(node))
-        except EnvelopeError as why:
-            self._refuse(node, str(why))
+                raise EnvelopeError("its membership was revoked")
+            envelope = open_envelope(data, node, self._identity.name, self._identity.public_key(node))
+        except EnvelopeError as error:
+            self._refused(node, str(error))
             return
         pending = self._pending.get(node)
         asked = pending.envelope if pending is not None else None
         if asked is None or (envelope.run, envelope.request) != (asked.run, asked.request):
-            if fresh:
-                self._refuse(node, LATE)
+            if notified:
+                self._refused(node, REPLY_TOO_LATE)
         elif envelope.kind == Failure.__name__ and envelope.sequence != asked.sequence:
-            pass  # why it gave no answer when it was asked before; asked again, it looks again
-        elif node not in self._answers:
-            self._answers[node] = envelope
-            self._journal.arrived(envelope.request)
-        elif fresh:
-            self._refuse(node, TWICE)
+            pass  # why an earlier copy of this request failed; the node tries again
+        elif node not in self._replies:
+            self._replies[node] = envelope
+            self._journal.record_arrival(envelope.request)
+        elif notified:
+            self._refused(node, DUPLICATE_REPLY)
 
     def _revoked(self, node: NodeId) -> bool:
         return not self._identity.trusts(node)
 
-    def _let_go(self, node: NodeId) -> None:
+    def _close_request(self, node: NodeId) -> None:
         self._pending.pop(node, None)
-        self._answers.pop(node, None)
-        self._depot.expect_no_more(node)
-        self._depot.keep_only(node, self._journal.parts(node))
+        self._replies.pop(node, None)
+        self._blobs.end_upload(node)
+        self._blobs.delete_except(node, self._journal.parts(node))
 
 
-class Missing(RunFailed):
-    """An answer was announced, and its parts are not there."""
-
-
-NAME_IN_USE = 10058
-FIRST_INBOX = 1 << 40  # apart from those of single requests
+def _repeatable(request: Request) -> Request:
+    """A request without what may differ when it is repeated after a restart: the newest checkpoint, the time left."""
+    if not isinstance(request, Train):
+        return request
+    subtree = replace(request.subtree, time_limit=0.0) if request.subtree is not None else None
+    return replace(request, durable=0, subtree=subtree)
 
 
 def _mapped(file: Path, size: int) -> Tensor:
-    """A vector that lies in a file: read where it is, when it is needed."""
+    """A vector that is mapped from a file, and read when it is used."""
     if size % 4:
-        raise ValueError(f"{size} bytes are no float32 vector")
+        raise ValueError(f"{size} bytes are not a float32 vector")
     return torch.from_file(str(file), shared=False, size=size // 4, dtype=torch.float32) if size else torch.zeros(0)

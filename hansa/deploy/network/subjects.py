@@ -1,7 +1,8 @@
-"""How nodes, subjects and streams are called at the broker, and who may speak and listen where.
+"""Names of NATS subjects and streams, and the permissions of every node on them.
 
-Below one parent every child has two letter boxes, ``req`` (from the parent) and ``rep`` (from the child), each holding
-the latest message only, and ``life``, where it says that it is there. A child can read and write its own alone.
+Every child of a parent has a request subject (``req``, the parent writes), a reply subject (``rep``, the child writes)
+and a heartbeat subject. The stream stores the newest message of ``req`` and ``rep``. A child may use its own subjects
+only.
 """
 
 import hashlib
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 
 def token(name: str) -> str:
-    """A name as one word of a subject: itself where that is possible, else what is left of it and a digest."""
+    """Return a node's name as one token of a subject: unchanged if possible, else shortened and with a digest."""
     if re.fullmatch(r"[A-Za-z0-9_-]{1,48}", name):
         return name
     plain = re.sub(r"[^A-Za-z0-9_-]+", "-", name)[:32].strip("-")
@@ -19,43 +20,50 @@ def token(name: str) -> str:
 
 @dataclass(frozen=True)
 class Subjects:
-    """The subjects of one federation below one parent."""
+    """The subjects between one parent and its children in one federation."""
 
     federation: str
     parent: str
 
     @property
     def root(self) -> str:
+        """The prefix of all subjects."""
         return f"hansa.{token(self.federation)}.{token(self.parent)}"
 
     @property
     def stream(self) -> str:
+        """The JetStream stream that stores requests and replies."""
         return f"hansa_{token(self.federation)}_{token(self.parent)}"
 
     def request(self, node: str) -> str:
+        """The subject of requests to a child."""
         return f"{self.root}.req.{token(node)}"
 
     def reply(self, node: str) -> str:
+        """The subject of a child's replies."""
         return f"{self.root}.rep.{token(node)}"
 
-    def life(self, node: str) -> str:
-        return f"{self.root}.life.{token(node)}"
+    def heartbeat(self, node: str) -> str:
+        """The subject of a child's heartbeats."""
+        return f"{self.root}.heartbeat.{token(node)}"
 
     def inbox(self, node: str) -> str:
-        """Where the broker answers a node: nobody else may listen there."""
+        """The prefix of the subjects on which the broker answers a node; no other node may subscribe to it."""
         return f"_INBOX.{self.root}.{token(node)}"
 
     def latest(self, subject: str) -> str:
-        """Ask here for the newest stored message of a subject."""
+        """The JetStream API subject that returns the newest stored message of a subject."""
         return f"$JS.API.DIRECT.GET.{self.stream}.{subject}"
 
-    def child_may(self, node: str) -> dict[str, list[str]]:
+    def child_permissions(self, node: str) -> dict[str, list[str]]:
+        """The subjects on which a child may publish and subscribe."""
         return {
-            "publish": [self.reply(node), self.life(node), self.latest(self.request(node))],
+            "publish": [self.reply(node), self.heartbeat(node), self.latest(self.request(node))],
             "subscribe": [self.request(node), f"{self.inbox(node)}.>"],
         }
 
-    def parent_may(self) -> dict[str, list[str]]:
+    def parent_permissions(self) -> dict[str, list[str]]:
+        """The subjects on which the parent may publish and subscribe."""
         api = [f"$JS.API.STREAM.{verb}.{self.stream}" for verb in ("CREATE", "UPDATE", "INFO", "PURGE")]
         return {
             "publish": [f"{self.root}.req.*", *api, f"$JS.API.DIRECT.GET.{self.stream}.>"],

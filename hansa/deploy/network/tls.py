@@ -1,4 +1,4 @@
-"""Mutual TLS with the certificate that lies in the kit: a renewed one is used from the next connection on."""
+"""Mutual TLS with the certificate in the startup kit; a renewed certificate is used from the next connection on."""
 
 import socket
 import ssl
@@ -10,25 +10,26 @@ FILES = ("cert.pem", "key.pem", "ca.pem")
 
 
 class Tls:
-    """What both ends of every connection between nodes are wrapped in."""
+    """One end of a mutual TLS connection, client or server by ``protocol``, with the certificate in ``folder``."""
 
     def __init__(self, folder: Path, protocol: "ssl._SSLMethod") -> None:
         self._folder, self._protocol = folder, protocol
-        self._seen = self._stamp()
-        self._context = self._read()
+        self._loaded = self._stamp()
+        self._context = self._load()
 
     def wrap_socket(
         self, plain: socket.socket, server_side: bool = False, server_hostname: str | None = None
     ) -> ssl.SSLSocket:
+        """Do the TLS handshake on a connected socket with the newest certificate."""
         return self._newest().wrap_socket(plain, server_side=server_side, server_hostname=server_hostname)
 
     def _newest(self) -> ssl.SSLContext:
-        """Read again when the files have changed; while somebody is still copying them, the one before serves."""
+        """Load the files again if they have changed; while they are being copied, the previous ones stay in use."""
         try:
             stamp = self._stamp()
-            if stamp != self._seen:
-                self._context = self._read()
-                self._seen = stamp
+            if stamp != self._loaded:
+                self._context = self._load()
+                self._loaded = stamp
         except (UserError, OSError):
             pass
         return self._context
@@ -37,10 +38,10 @@ class Tls:
         try:
             found = [(self._folder / name).stat() for name in FILES]
         except OSError as error:
-            raise UserError(f"{self._folder}: its certificate cannot be used ({error})") from None
+            raise UserError(f"{self._folder}: the certificate cannot be used ({error}); ask for a new kit") from None
         return tuple((one.st_mtime_ns, one.st_ino) for one in found)
 
-    def _read(self) -> ssl.SSLContext:
+    def _load(self) -> ssl.SSLContext:
         context = ssl.SSLContext(self._protocol)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED
@@ -49,5 +50,6 @@ class Tls:
             context.load_cert_chain(cert, key)
             context.load_verify_locations(ca)
         except (OSError, ssl.SSLError) as error:
-            raise UserError(f"{self._folder}: its certificate cannot be used ({str(error)[:200]})") from None
+            reason = str(error)[:200]
+            raise UserError(f"{self._folder}: the certificate cannot be used ({reason}); ask for a new kit") from None
         return context

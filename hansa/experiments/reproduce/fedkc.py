@@ -38,7 +38,7 @@ from hansa.experiments.reproduce.jobs import Jobs
 from hansa.experiments.reproduce.published_fedkc import ACTIVE_GAIN, AVERAGES, HITS_90
 from hansa.privacy.attacks import centroids as leak
 from hansa.privacy.attacks import price
-from hansa.privacy.attacks.centroids import FAILED
+from hansa.privacy.attacks.centroids import MIN_CONTROL
 from hansa.report import audit, html
 from hansa.runs.ledger import Ledger
 
@@ -152,7 +152,7 @@ def attacked(runs: Runs, layer: str, say: Say) -> Leaks:
     """Both attacks on the centroids that the run with the first seed shared; the report draws them with that run."""
     folder = runs.jobs.result(runs.name(SHAPE, LAYERS[layer])).folder
     kinds: tuple[leak.Kind, ...] = ("embedding-inversion", "nearest-token")
-    found: Leaks = {kind: leak.attack(folder, kind, runs.size.attacked, say) for kind in kinds}
+    found: Leaks = {kind: leak.attack_knowledge(folder, kind, runs.size.attacked, say) for kind in kinds}
     for one in found.values():
         audit.keep(folder, one)
     return found
@@ -186,7 +186,7 @@ def privacy_claim(leaks: Mapping[str, Leaks]) -> Claim:
     }
     shown = [
         f"{layer} layer(s) {share:.1%} of tokens at their position"
-        + (f" (no proof: without averaging the attack names {control[layer]:.1%})" if control[layer] < FAILED else "")
+        + (f" (no proof: without averaging the attack names {control[layer]:.1%})" if control[layer] < MIN_CONTROL else "")
         for layer, share in worst.items()
     ]
     return Claim(
@@ -203,7 +203,7 @@ def defence_table(runs: Runs) -> Table:
     for name in DEFENCES:
         folder = runs.jobs.result(runs.name(SHAPE, ALL, defence=name)).folder
         run = federation(runs.corpora[SHAPE], ALL, runs.size, runs.tuned, runs.size.rounds, defence=name)
-        tried.append(price.Tried(name, run, [folder], [runs.mean(SHAPE, ALL, defence=name)]))
+        tried.append(price.DefenceRuns(name, run, [folder], [runs.mean(SHAPE, ALL, defence=name)]))
     found = price.findings("accuracy", tried, {"defences": tuple(DEFENCES)}, runs.size.attacked)
     audit.keep(runs.jobs.result(runs.name(SHAPE, ALL)).folder, found)
     [shown] = audit.tables(found)

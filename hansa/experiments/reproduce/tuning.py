@@ -7,7 +7,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from hansa.config.federation import Federation
-from hansa.data.readers import Problems, rows
+from hansa.data.rows import Problems
+from hansa.data.splits import rows
 from hansa.data.settings import Data
 from hansa.data.source import Source
 from hansa.experiments.reproduce import Table

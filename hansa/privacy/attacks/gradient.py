@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hansa.client.host import SiloHost
-from hansa.client.release_log import releases
+from hansa.client.release_log import logged_releases
 from hansa.client.resident import ResidentSilo
 from hansa.client.runtime import Runtime
 from hansa.client.silo import Silo
@@ -38,8 +38,8 @@ from hansa.core.errors import RunFailed, UserError, did_you_mean
 from hansa.core.messages import Failure, Train
 from hansa.core.model_parts import block_lists
 from hansa.core.tensors import Tensors
-from hansa.privacy.attacks.hits import CLEARLY, Frequencies
-from hansa.privacy.attacks.victim import kinds_in, ways
+from hansa.privacy.attacks.hits import MARGIN, Frequencies
+from hansa.privacy.attacks.victim import token_types, embedding_table
 from hansa.privacy.dp.accounting import epsilon
 from hansa.privacy.dp.updates import UpdateMechanism
 from hansa.runs.inference import open_run
@@ -69,7 +69,7 @@ DEFENCES = (
 
 
 @dataclass(frozen=True)
-class Sent:
+class UndefendedUpdate:
     """An update as it would leave undefended, the model it started from, and the texts behind it."""
 
     amount: str
@@ -79,7 +79,7 @@ class Sent:
     kinds: int  # of token: see victim.py
 
 
-def attack(run: Path, silo: str | None, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+def attack_update(run: Path, silo: str | None, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
     """Attack one silo's update (the smallest silo's, where none is named) with every defence; the findings."""
     runtime = open_run(run)
     host = SiloHost(runtime)
@@ -104,7 +104,7 @@ def attack(run: Path, silo: str | None, say: Callable[[str], None] = lambda _: N
     return found | {"reading": reading(found)}
 
 
-def _updates(runtime: Runtime, name: str, adapt: str) -> list[Sent]:
+def _updates(runtime: Runtime, name: str, adapt: str) -> list[UndefendedUpdate]:
     """What would leave the silo in round 1, undefended, trained on ever more."""
     federation = runtime.federation
     silos = leaves(federation.silos)
@@ -129,7 +129,7 @@ def _updates(runtime: Runtime, name: str, adapt: str) -> list[Sent]:
     return found
 
 
-def _update(runtime: Runtime, name: str, amount: str) -> Sent:
+def _update(runtime: Runtime, name: str, amount: str) -> UndefendedUpdate:
     with tempfile.TemporaryDirectory() as folder:
         node = runtime.federation.silos[name]
         silo = Silo(ResidentSilo(name, node, runtime, StateFolder(Path(folder) / "silos" / name / "memory")))
@@ -137,22 +137,22 @@ def _update(runtime: Runtime, name: str, amount: str) -> Sent:
         reply = silo.answer(Train(1, shared))
         if isinstance(reply, Failure):
             raise RunFailed(f"silo '{name}' gives no update to attack: {reply.reason}")
-        [released] = releases(Path(folder), "update")
+        [released] = logged_releases(Path(folder), "update")
         held = silo.resident.examples("train")
         texts = [held[i] for i in dict.fromkeys(released.notes["samples"])]
         runtime.learner.state.write(shared)  # what the attacker knows
-        return Sent(amount, released.tensors, runtime.learner.model, texts, kinds_in(runtime))
+        return UndefendedUpdate(amount, released.tensors, runtime.learner.model, texts, token_types(runtime))
 
 
-def _read(sent: Sent, defence: Defence, special: NDArray[np.bool_], known: Frequencies, seed: int) -> dict[str, Any]:
+def _read(sent: UndefendedUpdate, defence: Defence, special: NDArray[np.bool_], known: Frequencies, seed: int) -> dict[str, Any]:
     """How much of an update's texts each attack reads through a defence."""
     update = sent.tensors
     if defence.clip is not None:
         update = clipped(update, defence.clip, defence.noise, seed)
     true = {int(token) for text in sent.texts for token in text if not special[token]}
     guesses = {
-        "rows": by_rows(update, sent.model, special),
-        "span": by_span(update, sent.model, special, max(map(len, sent.texts)), sent.kinds),
+        "rows": rank_by_rows(update, sent.model, special),
+        "span": rank_by_span(update, sent.model, special, max(map(len, sent.texts)), sent.kinds),
         "frequent": [token for token, _ in known.total.most_common(len(true))],
     }
     return {
@@ -180,7 +180,7 @@ def recovered(ranked: Sequence[int] | None, true: set[int]) -> float | None:
     return None if ranked is None else len(set(ranked[: len(true)]) & true) / max(1, len(true))
 
 
-def by_rows(update: dict[str, Tensor], model: Any, special: NDArray[np.bool_]) -> list[int] | None:
+def rank_by_rows(update: dict[str, Tensor], model: Any, special: NDArray[np.bool_]) -> list[int] | None:
     table = model.get_input_embeddings().weight
     name = next((n for n, p in model.named_parameters() if p is table), "")
     if name not in update:
@@ -191,7 +191,7 @@ def by_rows(update: dict[str, Tensor], model: Any, special: NDArray[np.bool_]) -
     return list(norms.argsort(descending=True, stable=True)[:moved].tolist())
 
 
-def by_span(
+def rank_by_span(
     update: dict[str, Tensor], model: Any, special: NDArray[np.bool_], length: int, kinds: int = 1
 ) -> list[int] | None:
     linears = [name for name in _first_linears(model) if f"{name}.weight" in update]
@@ -200,7 +200,7 @@ def by_span(
     gradients = torch.cat([update[f"{name}.weight"] for name in linears])
     _, sizes, directions = torch.linalg.svd(gradients, full_matrices=False)
     span = directions[sizes > ROUNDING * sizes.median()]
-    table = ways(model, len(special), kinds)
+    table = embedding_table(model, len(special), kinds)
     off = []
     for start in range(0, len(table), CHUNK):
         x = _entering(model, linears[0], table[start : start + CHUNK].unsqueeze(1).expand(-1, length, -1))
@@ -243,9 +243,9 @@ def reading(found: dict[str, Any]) -> list[str]:
         f"From an update of {found['silo']} trained on one text, {best['none']:.1%} of its {first['tokens']} different "
         f"tokens can be read; knowing only which tokens are frequent names {first['frequent']:.1%}."
     ]
-    if first["frequent"] > 1 - 2 * CLEARLY:
+    if first["frequent"] > 1 - 2 * MARGIN:
         return [*lines, "So few different tokens are in it that this says nothing about defences: attack longer texts."]
-    weak = [name for name, share in reversed(best.items()) if name != "none" and share > first["frequent"] + CLEARLY]
+    weak = [name for name, share in reversed(best.items()) if name != "none" and share > first["frequent"] + MARGIN]
     strong = [name for name in reversed(best) if name != "none" and name not in weak]
     if weak:
         lines.append(f"Not enough against that: {'; '.join(weak)}.")

@@ -19,11 +19,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-CLEARLY = 0.05  # by so much more than frequent tokens name, an attack has read something
-N = 90  # guesses per position, at most
-RARE = 5  # a token that a silo's texts have at most so often says most about them
+MARGIN = 0.05  # by so much more than frequent tokens name, an attack has read something
+MAX_GUESSES = 90  # guesses per position, at most
+MAX_RARE_COUNT = 5  # a token that a silo's texts have at most so often says most about them
 BINS = ((1, 1), (2, 5), (6, 10), (11, 20), (21, 50), (51, 10**9))  # members of a cluster
-MISSED = N + 1
+MISSED = MAX_GUESSES + 1
 
 Ids = NDArray[np.signedinteger[Any]]
 Where = Literal["any", "same"]
@@ -70,11 +70,11 @@ class Frequencies:
         return {position: _most(counts) for position, counts in self.at.items()}
 
     def rare(self, token: int) -> bool:
-        return self.total[token] <= RARE
+        return self.total[token] <= MAX_RARE_COUNT
 
 
 def _most(counts: Counter[int]) -> list[int]:
-    return [token for token, _ in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:N]]
+    return [token for token, _ in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:MAX_GUESSES]]
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Score:
 
     def curve(self, where: Where) -> list[float]:
         first = self.any if where == "any" else self.same
-        return [float(np.mean(first <= n)) if len(first) else 0.0 for n in range(1, N + 1)]
+        return [float(np.mean(first <= n)) if len(first) else 0.0 for n in range(1, MAX_GUESSES + 1)]
 
 
 def score(truth: Truth, guesses: Callable[[int], Sequence[int]], frequencies: Frequencies) -> Score:
@@ -97,7 +97,7 @@ def score(truth: Truth, guesses: Callable[[int], Sequence[int]], frequencies: Fr
     """
     any_, same, named, rare = [], [], 0, 0
     for position, true in truth.at.items():
-        candidates = list(guesses(position))[:N]
+        candidates = list(guesses(position))[:MAX_GUESSES]
         any_.append(_first(candidates, truth.anywhere))
         same.append(_first(candidates, true))
         seldom = {token for token in true if frequencies.rare(token)}
@@ -106,14 +106,14 @@ def score(truth: Truth, guesses: Callable[[int], Sequence[int]], frequencies: Fr
     return Score(np.array(any_, np.int64), np.array(same, np.int64), (named, rare))
 
 
-def frequent(truth: Truth, frequencies: Frequencies) -> Score:
+def frequency_baseline(truth: Truth, frequencies: Frequencies) -> Score:
     """The attacker who knows which tokens are frequent, and has no centroid."""
     plain = score(truth, lambda _: frequencies.top, frequencies)
     placed = score(truth, lambda position: frequencies.top_at[position], frequencies)
     return Score(plain.any, placed.same, placed.rare)
 
 
-def together(scores: Sequence[Score]) -> Score:
+def combined(scores: Sequence[Score]) -> Score:
     empty = np.zeros(0, np.int64)
     return Score(
         np.concatenate([empty, *(s.any for s in scores)]),
@@ -122,19 +122,19 @@ def together(scores: Sequence[Score]) -> Score:
     )
 
 
-def chance(truths: Sequence[Truth], where: Where) -> list[float]:
+def random_baseline(truths: Sequence[Truth], where: Where) -> list[float]:
     """What N random tokens hit on average: 1 − C(V − s, N)/C(V, N), s of V ordinary tokens being true."""
     sizes = [len(truth.anywhere) if where == "any" else len(true) for truth in truths for true in truth.at.values()]
     ordinary = int((~truths[0].special).sum()) if truths else 0
     wrong = np.array([ordinary - s for s in sizes], float)
     missed, curve = np.ones(len(sizes)), []
-    for drawn in range(N):
+    for drawn in range(MAX_GUESSES):
         missed = missed * np.clip((wrong - drawn) / max(1, ordinary - drawn), 0.0, 1.0)
         curve.append(float(1 - missed.mean()) if sizes else 0.0)
     return curve
 
 
-def bin_of(members: int) -> str:
+def size_bin(members: int) -> str:
     low, high = next((low, high) for low, high in BINS if low <= members <= high)
     return str(low) if low == high else f"{low}–{high}" if high < 10**9 else f"{low} or more"
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from hansa.core.seeds import derive
-from hansa.privacy.attacks.hits import N
+from hansa.privacy.attacks.hits import MAX_GUESSES
 
 Encode = Callable[[Tensor, Tensor], Tensor]
 """(token embeddings: texts × positions × width, mask: texts × positions) → what would be released of each text:
@@ -70,7 +70,7 @@ def nearest(encode: Encode, table: Tensor, targets: Tensor, mask: Tensor, banned
 def _best(scores: Tensor, banned: Tensor) -> Tensor:
     """The tokens that score best; one that can be embedded in several ways (victim.py) counts as the best of them."""
     allowed = scores.reshape(*scores.shape[:-1], -1, len(banned)).amax(dim=-2).masked_fill(banned, -torch.inf)
-    return allowed.topk(min(N, int((~banned).sum())), dim=-1).indices
+    return allowed.topk(min(MAX_GUESSES, int((~banned).sum())), dim=-1).indices
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from hansa.client.release_log import releases
+from hansa.client.release_log import logged_releases
 from hansa.config.checks import check
 from hansa.config.federation import Federation
 from hansa.config.plugins import load_plugins
@@ -19,9 +19,11 @@ from hansa.core.method import METHODS
 from hansa.core.settings import Named
 from hansa.privacy.attacks import centroids as leak
 from hansa.privacy.dp.prices import exchange_price
-from hansa.report import audit, html
+from hansa.report import html
 from hansa.runs.callbacks import RunCallbacks
+from hansa.runs.results import RunResults, save_audit
 from hansa.runs.run import run
+from hansa.runs.summary import average
 
 FLOORS = (5, 20, 50)
 NOISES = (0.01, 0.1, 1.0)
@@ -31,7 +33,7 @@ NOTHING: dict[str, Any] = {"same": 0.0, "rare": None, "same_frequent": None}
 
 
 @dataclass(frozen=True)
-class Tried:
+class DefenceRuns:
     """One defence: what it is called, the federation with it, and its runs, one for each seed."""
 
     defence: str
@@ -40,7 +42,7 @@ class Tried:
     scores: Sequence[float]
 
 
-def price(
+def price_defences(
     federation: Federation, seeds: int, out: Path, workers: int | None, watch: Callable[[str], RunCallbacks]
 ) -> dict[str, Any]:
     """Run every defence with so many seeds; the findings as plain values, kept with the first run."""
@@ -54,25 +56,25 @@ def price(
         for seed in range(federation.seed, federation.seed + seeds):
             folder = out / f"{name.replace(' ', '-')}-{seed}"
             outcome = run(one.model_copy(update={"seed": seed}), folder, workers=workers, callbacks=watch(folder.name))
-            scores.append(html.average(outcome.metrics, html.see(folder).task.headline) or 0.0)
+            scores.append(average(outcome.metrics, RunResults.read(folder).task.headline) or 0.0)
             folders.append(folder)
-        tried.append(Tried(name, one, folders, scores))
-    metric = html.see(tried[0].folders[0]).task.headline
+        tried.append(DefenceRuns(name, one, folders, scores))
+    metric = RunResults.read(tried[0].folders[0]).task.headline
     found = findings(metric, tried, {"floor": (NONE, "floor"), "noise": (NONE, "noise")})
-    audit.keep(tried[0].folders[0], found)
+    save_audit(tried[0].folders[0], found)
     runs = [(folder.name, folder) for one in tried for folder in one.folders]
     html.write(runs, out / "report.html", f"{federation.name}: the price of defences")
     return found
 
 
 def findings(
-    metric: str, tried: Sequence[Tried], kinds: Mapping[str, tuple[str, ...]], centroids: int = CENTROIDS
+    metric: str, tried: Sequence[DefenceRuns], kinds: Mapping[str, tuple[str, ...]], centroids: int = CENTROIDS
 ) -> dict[str, Any]:
     """What each defence costs and leaves to an attacker, as plain values; the first of ``tried`` is none at all.
     ``kinds``: a curve each, through the defences whose names begin so. What was recorded is attacked."""
     rows: list[dict[str, Any]] = []
     for one in tried:
-        rows.append(_row(one, [_leak(folder, centroids) for folder in one.folders if recorded(folder)], rows))
+        rows.append(_row(one, [_leak(folder, centroids) for folder in one.folders if has_logged_knowledge(folder)], rows))
     found = {
         "kind": "price",
         "metric": metric,
@@ -83,9 +85,9 @@ def findings(
     return found | {"reading": reading(found)}
 
 
-def recorded(folder: Path) -> bool:
+def has_logged_knowledge(folder: Path) -> bool:
     """Whether a run recorded what its silos told."""
-    return any(releases(folder, "offer"))
+    return any(logged_releases(folder, "offer"))
 
 
 def defences(federation: Federation) -> dict[str, Federation]:
@@ -99,8 +101,8 @@ def defences(federation: Federation) -> dict[str, Federation]:
 
     def variant(**settings: Any) -> Federation:
         changed = {key: value for key, value in method.settings.items() if key not in ("floor", "noise")} | settings
-        recorded = federation.release_log.model_copy(update={"knowledge": True})
-        return federation.model_copy(update={"method": Named(name=method.name, **changed), "release_log": recorded})
+        has_logged_knowledge = federation.release_log.model_copy(update={"knowledge": True})
+        return federation.model_copy(update={"method": Named(name=method.name, **changed), "release_log": has_logged_knowledge})
 
     found = {NONE: variant(floor=1)}
     found |= {f"floor {floor}": variant(floor=floor) for floor in FLOORS}
@@ -108,12 +110,12 @@ def defences(federation: Federation) -> dict[str, Federation]:
 
 
 def _leak(folder: Path, centroids: int) -> dict[str, Any]:
-    offers = list(releases(folder, "offer"))
+    offers = list(logged_releases(folder, "offer"))
     told = sum(len(one.notes["members"]) for one in offers)
     counted = {"told": told, "withheld": sum(one.notes["withheld"] for one in offers)}
     if not told:
         return counted | NOTHING
-    found = leak.attack(folder, "embedding-inversion", centroids)
+    found = leak.attack_knowledge(folder, "embedding-inversion", centroids)
     return counted | {
         "same": found["curves"]["attack"]["same"][0],
         "rare": found["rare"]["attack"],
@@ -121,7 +123,7 @@ def _leak(folder: Path, centroids: int) -> dict[str, Any]:
     }
 
 
-def _row(one: Tried, leaks: Sequence[dict[str, Any]], before: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _row(one: DefenceRuns, leaks: Sequence[dict[str, Any]], before: Sequence[dict[str, Any]]) -> dict[str, Any]:
     def mean(key: str) -> float | None:
         known = [found[key] for found in leaks if found[key] is not None]
         return fmean(known) if known else None
@@ -155,6 +157,6 @@ def reading(found: dict[str, Any]) -> list[str]:
     ]
     for row in defended:
         told = "" if row["told"] else "; nothing was told, so nothing was exchanged"
-        price = f", ε = {row['epsilon']:,.3g}" if row["epsilon"] is not None else ""
+        price_defences = f", ε = {row['epsilon']:,.3g}" if row["epsilon"] is not None else ""
         lines.append(f"{row['defence']}: {found['metric']} {row['cost']:+.4f}, {row['same']:.1%} named{price}{told}.")
     return lines

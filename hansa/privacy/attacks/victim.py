@@ -18,7 +18,7 @@ from hansa.data.examples import Examples
 KINDS = "token_type_embeddings"
 
 
-def ways(model: Any, vocabulary: int, kinds: int) -> Tensor:
+def embedding_table(model: Any, vocabulary: int, kinds: int) -> Tensor:
     """What a token can be embedded as, before its position counts: all tokens of the first kind, then of the next."""
     table: Tensor = model.get_input_embeddings().weight.detach()[:vocabulary]
     told = next((m.weight.detach() for name, m in model.named_modules() if name.endswith(KINDS)), None)
@@ -27,26 +27,26 @@ def ways(model: Any, vocabulary: int, kinds: int) -> Tensor:
     return torch.cat([table + told[kind] - told[0] for kind in range(kinds)])
 
 
-def kinds_in(runtime: Runtime) -> int:
+def token_types(runtime: Runtime) -> int:
     """How many kinds of token the task's samples have."""
     return runtime.vocabulary.types if getattr(runtime.task, "takes", 1) > 1 else 1
 
 
-def as_ways(held: Examples, index: int, vocabulary: int, kinds: int) -> NDArray[np.int64]:
-    """A sample's tokens as rows of `ways`."""
+def table_rows(held: Examples, index: int, vocabulary: int, kinds: int) -> NDArray[np.int64]:
+    """A sample's tokens as rows of `embedding_table`."""
     ids = held[index].astype(np.int64)
     if kinds < 2:
         return ids
     return ids + vocabulary * held.tags[held.offsets[index] : held.offsets[index + 1]].astype(np.int64)
 
 
-class Victim:
+class VictimModel:
     """The model between tokens and what is released of them: whole, or its embedding layer (``placed``: the release has
     positions)."""
 
     def __init__(self, model: Any, vocabulary: int, placed: bool, kinds: int = 1) -> None:
         self.model, self.placed = model.eval(), placed
-        self.table = ways(model, vocabulary, kinds)
+        self.table = embedding_table(model, vocabulary, kinds)
 
     def encode(self, embeddings: Tensor, mask: Tensor) -> Tensor:
         inputs = {"inputs_embeds": embeddings, "attention_mask": mask}

@@ -1,0 +1,1 @@
+"""Differential privacy: mechanisms with their prices, and the accounting of ε."""

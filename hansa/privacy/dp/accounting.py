@@ -12,7 +12,7 @@ from typing import Any
 from hansa.core.errors import ConfigError
 from hansa.core.mechanism import Mechanism
 
-STEP = 1e-3  # of the privacy loss' grid: rounds ε up, never down; ten times finer changes ε by less than 0.01
+GRID_STEP = 1e-3  # of the privacy loss' grid: rounds ε up, never down; ten times finer changes ε by less than 0.01
 
 
 def epsilon(noise_multiplier: float, releases: int, delta: float, sampling: float = 1.0) -> float:
@@ -35,7 +35,7 @@ def epsilon(noise_multiplier: float, releases: int, delta: float, sampling: floa
         return float(accounting.get_epsilon_gaussian(noise_multiplier / sqrt(releases), delta))
     from dp_accounting.pld import PLDAccountant
 
-    accountant = PLDAccountant(value_discretization_interval=STEP)
+    accountant = PLDAccountant(value_discretization_interval=GRID_STEP)
     accountant.compose(
         accounting.PoissonSampledDpEvent(sampling, accounting.GaussianDpEvent(noise_multiplier)), releases
     )

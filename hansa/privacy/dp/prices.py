@@ -1,6 +1,6 @@
-"""What the releases of a federation cost in privacy.
+"""The privacy price of a federation's releases, for the preview, the policy, the ledger and the report.
 
-Asked of the mechanisms, for preview, policy, ledger and report.
+Every price comes from the mechanism that protects the release (`hansa.core.mechanism`), never from a setting.
 """
 
 from hansa.config.federation import Federation
@@ -11,16 +11,21 @@ from hansa.privacy.dp.accounting import Spent, price
 from hansa.privacy.dp.updates import UpdateMechanism
 
 
+def update_mechanisms(federation: Federation) -> dict[str, UpdateMechanism]:
+    """Silo → the mechanism on its updates, for the silos with differential privacy."""
+    return {name: UpdateMechanism(settings) for name, settings in protected(federation).items()}
+
+
 def update_prices(federation: Federation, rounds: int) -> dict[str, Spent]:
-    """The price to each silo with privacy after so many rounds at the root, had it taken part in all of them."""
+    """Silo → the price of its updates after ``rounds`` rounds of the root, if it took part in all of them."""
     times = repeats(federation.silos)
     return {
-        name: price(UpdateMechanism(settings), rounds * times[name]) for name, settings in protected(federation).items()
+        name: price(mechanism, rounds * times[name]) for name, mechanism in update_mechanisms(federation).items()
     }
 
 
 def exchange_price(federation: Federation, rounds: int) -> Spent | None:
-    """The price of what silos share before training; None if nothing is shared, or it is shared without noise."""
+    """The price of the knowledge that a silo shares; None if it shares none, or shares it without a mechanism."""
     if federation.kind != "federated":
         return None
     exchange = build_method(federation).exchange

@@ -1,7 +1,7 @@
-"""A node's answer, within its policy and noted in its audit log: nothing leaves that a rule does not allow.
+"""The guard of a node: enforces the node's policy on every request and reply, and writes both to its audit log.
 
-What would leave is judged twice: before the work, by what is asked; after it, by what the reply really holds, tensor by
-tensor. A message or a field that is not listed here is refused: whoever adds one says here what it releases.
+The guard judges twice: before the work, by what the request asks for; after it, by what the reply contains, tensor by
+tensor. A message or a field that this module does not list is refused, so that a new one cannot leave by accident.
 """
 
 import logging
@@ -41,14 +41,14 @@ from hansa.core.messages import (
     VocabularyCounts,
 )
 from hansa.core.tensors import Tensors
-from hansa.privacy.policy.audit_log import NAME, AuditLog
-from hansa.privacy.policy.rules import Kind, Policy, Purpose, Verdict, Wanted
+from hansa.privacy.policy.audit_log import AUDIT_LOG, AuditLog
+from hansa.privacy.policy.rules import Kind, Policy, Purpose, Verdict, ReleaseItem
 
 log = logging.getLogger("hansa.policy")
 
-# Every field of every reply, by what it releases.
-CONTENTS: Mapping[type, Mapping[str, Kind]] = {
-    VocabularyCounts: {"pieces": "pieces", "withheld": "pieces", "labels": "labels"},
+# What each field of each reply releases; fields of an optional part are written ``part.field``.
+RELEASE_KINDS: Mapping[type, Mapping[str, Kind]] = {
+    VocabularyCounts: {"pieces": "word_pieces", "withheld": "word_pieces", "labels": "labels"},
     DataCard: dict.fromkeys(("groups", "per_round", "problems", "inner", "steps"), "samples"),
     Update: {
         "gradient": "tensors",
@@ -63,22 +63,22 @@ CONTENTS: Mapping[type, Mapping[str, Kind]] = {
         "below.failures": "metrics",
         "below.sent": "metrics",
         "below.received": "metrics",
-        "layers.residuals": "residuals",
-        "layers.attention": "residuals",
-        "layers.refused": "residuals",
+        "layers.residuals": "layers",
+        "layers.attention": "layers",
+        "layers.refused": "layers",
         "shared_state": "tensors",
     },
-    # Keys and shares are there for the sum of the updates, and release nothing else.
+    # Keys and shares serve the sum of the updates and release nothing beyond it.
     AdvertisedKeys: {
         "seal": "tensors",
         "mask": "tensors",
         "samples": "samples",
         "model": "tensors",
-        "vouch": "tensors",
+        "signature": "tensors",
     },
     SecretShares: {"sealed": "tensors"},
     RevealedShares: {"shares": "tensors"},
-    Knowledge: {"knowledge": "offers", "members": "offers", "lengths": "offers", "withheld": "offers"},
+    Knowledge: dict.fromkeys(("tensors", "members", "lengths", "withheld"), "knowledge"),
     Scores: {"sums": "metrics"},
     PersonalScores: {
         "gradient": "tensors",
@@ -88,77 +88,99 @@ CONTENTS: Mapping[type, Mapping[str, Kind]] = {
         "alpha": "personal",
     },
 }
+SHARED_STATE = "shared_state"  # the part of tensors of a method's shared state that the model does not have
 
-Answer = Callable[[Request], Reply]
-PartOf = Callable[[str], str]  # the part of the model that a tensor belongs to
+Answering = Callable[[Request], Reply]
+PartOf = Callable[[str], str]  # tensor → the part of the model that it belongs to; KeyError for other tensors
 
 
-def asked_for(request: object) -> list[Wanted] | None:
-    """What a reply would release, as far as the request tells; None if nothing here knows the request."""
+def requested_items(request: object) -> list[ReleaseItem] | None:
+    """What the reply to a request would release, as far as the request shows; None for an unlisted request."""
     match request:
         case CollectVocabulary():
-            pieces = [Wanted("pieces", seen=request.min_count)] if request.min_count else []
-            return pieces + ([Wanted("labels")] if request.labels else [])
+            counts = [ReleaseItem("word_pieces", min_count=request.min_count)] if request.min_count else []
+            return counts + ([ReleaseItem("labels")] if request.labels else [])
         case DescribeData():
-            return [Wanted("samples")]
+            return [ReleaseItem("samples")]
         case ShareKnowledge():
-            return [Wanted("offers")]
+            return [ReleaseItem("knowledge")]
         case Train():
             held = request.knowledge is not None and request.knowledge.model_held
-            tensors = [Wanted("tensors")] if request.model.layout.names or held else []
-            return [*tensors, Wanted("samples"), Wanted("metrics")]
+            trains = request.model.layout.names or held or request.shared_state is not None
+            return [*([ReleaseItem("tensors")] if trains else []), ReleaseItem("samples"), ReleaseItem("metrics")]
         case AdvertiseKeys():
-            return [Wanted("tensors"), Wanted("samples")]
+            return [ReleaseItem("tensors"), ReleaseItem("samples")]
         case ShareSecrets() | RevealShares():
-            return [Wanted("tensors")]
+            return [ReleaseItem("tensors")]
         case Evaluate():
-            return [Wanted("metrics")]
+            return [ReleaseItem("metrics")]
         case Personalise():
-            return [Wanted("personal")] + ([Wanted("tensors")] if request.share else [])
+            return [ReleaseItem("personal")] + ([ReleaseItem("tensors")] if request.share else [])
         case _:
             return None
 
 
-def held_by(reply: Reply, request: Request, part_of: PartOf) -> list[Wanted] | None:
-    """What a reply really holds; None if it has something in it that is not listed here."""
-    known, present = CONTENTS.get(type(reply)), dict(held_fields(reply))
-    if known is None or any(name not in known for name in present):
+def released_items(reply: Reply, request: Request, part_of: PartOf) -> list[ReleaseItem] | None:
+    """What a reply contains; None if it has a field that is not listed, or a tensor that is not of the model."""
+    kinds, present = RELEASE_KINDS.get(type(reply)), dict(nonempty_fields(reply))
+    if kinds is None or any(name not in kinds for name in present):
         return None
-    found: dict[Kind, Wanted] = {}
+    min_count = request.min_count if isinstance(request, CollectVocabulary) else 0
+    found: dict[Kind, ReleaseItem] = {}
     for name, value in present.items():
-        kind = known[name]
-        parts = frozenset(map(part_of, _tensors(value))) if kind == "tensors" else frozenset()
-        seen = request.min_count if isinstance(request, CollectVocabulary) else 0
-        earlier = found.get(kind, Wanted(kind))
-        found[kind] = Wanted(kind, earlier.parts | parts, seen if kind == "pieces" else 0)
+        kind = kinds[name]
+        parts: frozenset[str] = frozenset()
+        if kind == "tensors":
+            try:
+                of = state_part(part_of) if name == SHARED_STATE else part_of
+                parts = frozenset(map(of, _tensor_names(value)))
+            except KeyError:
+                return None
+        earlier = found.get(kind, ReleaseItem(kind))
+        found[kind] = ReleaseItem(kind, earlier.parts | parts, min_count if kind == "word_pieces" else 0)
     return list(found.values())
 
 
-def held_fields(message: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The fields of a message that are not empty; those of an optional part as ``part.field``."""
+def state_part(part_of: PartOf) -> PartOf:
+    """Return ``part_of`` for tensors of a method's shared state: those that the model lacks are `SHARED_STATE`."""
+
+    def part(tensor: str) -> str:
+        try:
+            return part_of(tensor)
+        except KeyError:
+            return SHARED_STATE
+
+    return part
+
+
+def nonempty_fields(message: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The fields of a message that are not empty, with their values; those of an optional part as ``part.field``."""
     for name, _ in encoded_fields(message.__class__):
         value = getattr(message, name)
         if is_dataclass(value) and not isinstance(value, Tensors | EncodedUpdate):
-            yield from held_fields(value, f"{prefix}{name}.")
+            yield from nonempty_fields(value, f"{prefix}{name}.")
         elif not _empty(value):
             yield prefix + name, value
 
 
-def _tensors(value: Any) -> tuple[str, ...]:
-    """The names of the tensors that a field holds."""
+def _tensor_names(value: Any) -> tuple[str, ...]:
+    """The names of the tensors in the value of a field."""
     return value.layout.names if isinstance(value, Tensors) else value.names if isinstance(value, EncodedUpdate) else ()
 
 
 def _empty(value: Any) -> bool:
-    return not _tensors(value) if isinstance(value, Tensors | EncodedUpdate) else not value
+    return not _tensor_names(value) if isinstance(value, Tensors | EncodedUpdate) else not value
 
 
 @dataclass(frozen=True)
 class Guard:
-    """Stands before a node's own ``answer``; ``to``: who asks. The policy is read anew for every request, so that what
-    its operator writes counts at once."""
+    """Answers requests with a node's ``answer``, within its policy.
 
-    answer: Answer
+    ``to``: the name of the node that asks, for the audit log. The policy file is read for every request, so that a
+    change by its operator takes effect at once.
+    """
+
+    answer: Answering
     policy: Path
     purpose: Purpose
     log: AuditLog
@@ -166,71 +188,77 @@ class Guard:
     to: str
 
     def __call__(self, request: Request) -> Reply:
-        about = {"message": type(request).__name__, "round": getattr(request, "round", 0), "to": self.to}
-        policy, wanted = Policy.read(self.policy), asked_for(request)
-        self.log.add("request", **about, bytes=wire.size(request) if wanted is not None else 0)
+        """The node's reply, or a `Failure` with the reason where the policy refuses the request or the reply."""
+        entry = {"message": type(request).__name__, "round": getattr(request, "round", 0), "to": self.to}
+        policy, items = Policy.read(self.policy), requested_items(request)
+        self.log.add("request", **entry, bytes=wire.size(request) if items is not None else 0)
         masked = bool(roster_of(request))
-        purpose = met(self.purpose, request, masked)
-        refusal, _ = _judge(policy, purpose, wanted, type(request).__name__)
+        refusal, _ = _judge(policy, purpose_of_request(self.purpose, request, masked), items, type(request).__name__)
         if refusal:
-            return self._refuse(about, refusal)
-        reply = self._work(request, about)
+            return self._refuse(entry, refusal)
+        reply = self._work(request, entry)
         if isinstance(reply, Failure):
-            self.log.add("failed", **about, reason=reply.reason)
+            self.log.add("failed", **entry, reason=reply.reason)
             return reply
-        about["message"] = type(reply).__name__
-        purpose = met(self.purpose, request, masked and (not isinstance(reply, Update) or reply.masked is not None))
-        held = held_by(reply, request, self.part_of)
-        refusal, verdicts = _judge(policy, purpose, held, type(reply).__name__)
+        entry["message"] = type(reply).__name__
+        masked = masked and (not isinstance(reply, Update) or reply.masked is not None)
+        purpose = purpose_of_request(self.purpose, request, masked)
+        items = released_items(reply, request, self.part_of)
+        refusal, verdicts = _judge(policy, purpose, items, type(reply).__name__)
         if refusal:
-            return self._refuse(about, refusal)
-        rules = {verdict.wanted.kind: verdict.rule for verdict in verdicts}
-        self.log.add("release", **about, bytes=wire.size(reply), digest=digest(reply), rules=rules)
+            return self._refuse(entry, refusal)
+        rules = {verdict.item.kind: verdict.rule for verdict in verdicts}
+        self.log.add("release", **entry, bytes=wire.size(reply), digest=digest(reply), rules=rules)
         return reply
 
-    def _work(self, request: Request, about: dict[str, Any]) -> Reply:
-        """What an error says may quote the text that it stumbled over: of its words none leaves."""
+    def _work(self, request: Request, entry: dict[str, Any]) -> Reply:
+        """The node's own reply. An error's message may quote the silo's text, so only the error's type is released."""
         try:
             return self.answer(request)
         except HansaError as error:
-            self.log.add("failed", **about, reason=type(error).__name__)
+            self.log.add("failed", **entry, reason=type(error).__name__)
             raise
         except Exception as error:
-            self.log.add("failed", **about, reason=type(error).__name__)
-            raise RunFailed(f"{type(error).__name__} (what it says stays at the silo)") from None
+            self.log.add("failed", **entry, reason=type(error).__name__)
+            raise RunFailed(f"{type(error).__name__} (its message stays at the silo)") from None
 
-    def _refuse(self, about: dict[str, Any], reason: str) -> Failure:
-        """Tell the node's own operator, in the log it reads and the one it cannot change, and whoever asked."""
-        log.warning("%s refused a %s of %s: %s", self.log.node, about["message"], self.to, reason)
-        self.log.add("refusal", **about, reason=reason)
+    def _refuse(self, entry: dict[str, Any], reason: str) -> Failure:
+        """Write a refusal to the operator's log and to the audit log; return it for the node that asked."""
+        log.warning("%s refused a %s of %s: %s", self.log.node, entry["message"], self.to, reason)
+        self.log.add("refusal", **entry, reason=reason)
         return Failure(f"its policy refuses: {reason}")
 
 
 def roster_of(request: Request) -> Mapping[str, tuple[str, ...]]:
-    """The silos that an update would be masked with; empty where no masks are asked for."""
+    """The silos whose updates would be summed under masks; empty where no masks are asked for."""
     if isinstance(request, ShareSecrets):
         return request.roster
     return request.masking.roster if isinstance(request, Train) and request.masking is not None else {}
 
 
-def met(purpose: Purpose, request: Request, masked: bool) -> Purpose:
-    """What the file promises, as far as this request keeps it: an update in the clear is not aggregated securely, and
-    under masks the silo sees how many it will be summed with."""
+def purpose_of_request(purpose: Purpose, request: Request, masked: bool) -> Purpose:
+    """What the federation file promises, reduced to what this request keeps of it.
+
+    An update without masks is not aggregated securely; with masks, the roster shows how many updates are summed.
+    """
     roster = roster_of(request)
     if isinstance(request, Train | Personalise) and not masked:
         purpose = replace(purpose, secure_aggregation=False)
     return replace(purpose, cohort=min(purpose.cohort, len(roster))) if roster else purpose
 
 
-def _judge(policy: Policy, purpose: Purpose, wanted: list[Wanted] | None, message: str) -> tuple[str, list[Verdict]]:
-    if wanted is None:
-        return f"no rule can allow a {message}, because policies know nothing of what it would release", []
-    verdicts = [policy.judge(one, purpose) for one in wanted]
-    return next((f"{v.wanted.kind} may not leave: {v.reason}" for v in verdicts if not v.allowed), ""), verdicts
+def _judge(
+    policy: Policy, purpose: Purpose, items: list[ReleaseItem] | None, message: str
+) -> tuple[str, list[Verdict]]:
+    """The first refusal, empty if there is none, and the verdicts on all items; None as items: an unlisted message."""
+    if items is None:
+        return f"no rule can allow this {message}, because it has content that policies do not know", []
+    verdicts = [policy.judge(item, purpose) for item in items]
+    return next((f"{v.item.kind} may not leave: {v.reason}" for v in verdicts if not v.allowed), ""), verdicts
 
 
 def digest(message: Any) -> str:
-    """What a message says, as one number: SHA-256 of its header and its tensors."""
+    """SHA-256 of a message: of its header and its tensors, in hexadecimal."""
     header, vectors = wire.split(message)
     found = sha256(header.encode())
     for vector in vectors.values():
@@ -239,11 +267,11 @@ def digest(message: Any) -> str:
     return found.hexdigest()
 
 
-def guarded(name: str, federation: Federation, folder: Path, answer: Answer, part_of: PartOf) -> Answer:
-    """A simulated node's answer: guarded where the federation file names a policy for it."""
+def guarded(name: str, federation: Federation, folder: Path, answer: Answering, part_of: PartOf) -> Answering:
+    """Return ``answer`` of a simulated node behind a `Guard`, if the federation file names a policy for the node."""
     node = dict(walk(federation.silos)).get(name)
     if node is None or node.policy is None:
         return answer
-    audit = AuditLog(folder / "silos" / name / NAME, name)
+    audit_log = AuditLog(folder / "silos" / name / AUDIT_LOG, name)
     purpose = Purpose.of(federation, name)
-    return Guard(answer, Path(node.policy), purpose, audit, part_of, f"federation {federation.name}")
+    return Guard(answer, Path(node.policy), purpose, audit_log, part_of, f"federation {federation.name}")

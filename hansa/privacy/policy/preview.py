@@ -1,8 +1,13 @@
-"""What a policy will say to a federation file, before anybody works: `hansa check --policy`."""
+"""Disclosure preview: what a policy will decide about a federation file, before any silo works.
 
+`hansa check --policy` prints it. It reads what the slots of the method declare (`hansa.core.method`), so that a method
+of a plug-in is previewed like the built-in ones.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -18,42 +23,53 @@ from hansa.core.messages import (
     Request,
     ShareKnowledge,
     Train,
+    no_tensors,
 )
 from hansa.core.model_parts import parts
 from hansa.core.tensors import Layout, Tensors
 from hansa.models import build
 from hansa.models.adapt import adapt
 from hansa.models.tokenizer import byte_tokenizer
-from hansa.privacy.policy.guard import asked_for, met
-from hansa.privacy.policy.rules import Policy, Purpose, Verdict, Wanted
-from hansa.tasks.base import TASKS
+from hansa.privacy.policy.guard import purpose_of_request, requested_items, state_part
+from hansa.privacy.policy.rules import Kind, Policy, Purpose, ReleaseItem, Verdict
+from hansa.tasks.base import TASKS, LabelledTask, Task
 
-WORDS = {
+DESCRIPTIONS: Mapping[Kind, str] = {
     "tensors": "model updates",
     "samples": "sample counts",
     "metrics": "losses and scores",
-    "pieces": "word pieces",
+    "word_pieces": "word pieces",
     "labels": "names of labels",
-    "offers": "what is traded before training",
-    "residuals": "layers for other nodes",
-    "personal": "scores of the silo's own models",
+    "knowledge": "knowledge shared before training",
+    "layers": "layers for other nodes",
+    "personal": "scores of personal models",
 }
 
 
 @dataclass(frozen=True)
+class SharedParts:
+    """The parts of the model whose tensors leave a silo in a round, with the updates and with the shared state."""
+
+    update: frozenset[str] = frozenset()
+    state: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
 class Decision:
-    """What is asked of a silo, and its policy's verdict on one thing that the answer would release."""
+    """A request that a silo will get, and its policy's verdict on one item that the reply would release."""
 
     request: str
     verdict: Verdict
 
     @property
     def what(self) -> str:
-        wanted = self.verdict.wanted
-        named = f": {', '.join(sorted(wanted.parts))}" if wanted.parts else ""
-        return WORDS[wanted.kind] + named + (f" seen {wanted.seen} times or more" if wanted.seen else "")
+        """The item in words."""
+        item = self.verdict.item
+        named = f": {', '.join(sorted(item.parts))}" if item.parts else ""
+        return DESCRIPTIONS[item.kind] + named + (f" seen at least {item.min_count} times" if item.min_count else "")
 
     def as_dict(self) -> dict[str, Any]:
+        """The decision as plain values, for JSON."""
         verdict = self.verdict
         return {
             "request": self.request,
@@ -64,48 +80,58 @@ class Decision:
         }
 
 
-def decide(policy: Policy, federation: Federation, node: str | None = None) -> list[Decision]:
-    """The policy's verdict on everything a silo would be asked for; without a node, where the cohort is smallest."""
+def preview_policy(policy: Policy, federation: Federation, node: str | None = None) -> list[Decision]:
+    """The policy's decisions on everything that a silo will be asked for.
+
+    Without a ``node``, for the silo whose cohort is smallest.
+    """
     nodes = [node] if node is not None else list(leaves(federation.silos))
     purpose = min((Purpose.of(federation, name) for name in nodes), key=lambda found: found.cohort)
-    travels, tree = travelling(federation), build_method(federation).hierarchy
-    forwarded = [Wanted("residuals")] if tree is not None and tree.forwards_layers else []
-    found = []
-    for request in foreseen(federation):
-        for wanted in [*(asked_for(request) or []), *(forwarded if isinstance(request, Train) else [])]:
-            if wanted.kind == "tensors":
-                wanted = Wanted("tensors", travels)
-            masked = federation.secure_aggregation is not None and isinstance(request, Train)
-            found.append(Decision(type(request).__name__, policy.judge(wanted, met(purpose, request, masked))))
+    shared, found = shared_parts(federation), []
+    for request in expected_requests(federation, shared):
+        masked = federation.secure_aggregation is not None and isinstance(request, Train)
+        for item in _expected_items(federation, request, shared):
+            verdict = policy.judge(item, purpose_of_request(purpose, request, masked))
+            found.append(Decision(type(request).__name__, verdict))
     return found
 
 
+def _expected_items(federation: Federation, request: Request, shared: SharedParts) -> list[ReleaseItem]:
+    """What the reply to an expected request would release, with the parts of the model that its tensors belong to."""
+    training = isinstance(request, Train)
+    parts = shared.update | shared.state if training else shared.update
+    items = [
+        ReleaseItem("tensors", parts) if item.kind == "tensors" else item for item in requested_items(request) or []
+    ]
+    hierarchy = build_method(federation).hierarchy if training else None
+    return [*items, ReleaseItem("layers")] if hierarchy is not None and hierarchy.forwards_layers else items
+
+
 def refusals(federation: Federation) -> list[str]:
-    """What the policies that the file itself names would refuse, one sentence for each node and request."""
+    """What the policies named in the federation file will refuse: one sentence for each node and request."""
     found = []
     for name, node in walk(federation.silos):
         if node.policy is None:
             continue
-        for decision in decide(Policy.read(Path(node.policy)), federation, name):
+        for decision in preview_policy(Policy.read(Path(node.policy)), federation, name):
             if not decision.verdict.allowed:
-                found.append(f"{name} will refuse to {decision.request.lower()}: {decision.verdict.reason}")
+                found.append(f"{name} will refuse the request {decision.request}: {decision.verdict.reason}")
     return list(dict.fromkeys(found))
 
 
-def foreseen(federation: Federation) -> list[Request]:
-    """The requests a silo will get, without their contents."""
+def expected_requests(federation: Federation, shared: SharedParts) -> list[Request]:
+    """The requests that a silo will get, without their contents."""
     task, some = TASKS.build(federation.task), Tensors(Layout(("model",), ((0,),)), torch.zeros(0))
-    pieces = federation.tokenizer.min_count if federated_vocabulary(federation) else 0
-    labels = task.needs_labels and not getattr(task, "labels", ())
-    found: list[Request] = [CollectVocabulary(pieces, labels)] if pieces or labels else []
+    min_count = federation.tokenizer.min_count if federated_vocabulary(federation) else 0
+    labels = collects_labels(task)
+    found: list[Request] = [CollectVocabulary(min_count, labels)] if min_count or labels else []
     found.append(DescribeData())
     if federation.rounds and federation.kind != "base":
-        empty = Tensors.zeros(Layout((), ()))
-        model = some if travelling(federation) else empty
+        model = some if shared.update else no_tensors()
         method = build_method(federation)
         if method.exchange is not None and federation.kind == "federated":
             found.append(ShareKnowledge(1, model))
-        found.append(Train(1, model))
+        found.append(Train(1, model, shared_state=some if shared.state else None))
     found.append(Evaluate(0, some))
     if federation.personal is not None and federation.kind == "federated":
         nearby = bool(federation.personal.nearby)
@@ -113,11 +139,16 @@ def foreseen(federation: Federation) -> list[Request]:
     return found
 
 
-def travelling(federation: Federation) -> frozenset[str]:
-    """The parts of the model whose updates travel; found on a model without values."""
+def collects_labels(task: Task) -> bool:
+    """Whether the silos are asked for the names of their labels: the task has labels and its settings name none."""
+    return task.needs_labels and not cast(LabelledTask, task).labels
+
+
+def shared_parts(federation: Federation) -> SharedParts:
+    """The parts of the model whose tensors leave a silo; found on a model without values."""
     if federation.kind == "per-silo":
-        return frozenset()
-    task, settings = TASKS.build(federation.task), federation.model
+        return SharedParts()
+    task, settings, method = TASKS.build(federation.task), federation.model, build_method(federation)
     with torch.device("meta"):
         if settings.preset is not None:
             words = byte_tokenizer()
@@ -125,7 +156,11 @@ def travelling(federation: Federation) -> frozenset[str]:
         else:
             model = build.load(str(settings.path), task.auto, fresh=True)
         model = adapt(model, settings, federation.seed)
-    trained = {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
-    layout = Layout(tuple(trained), tuple(trained.values()))
-    part = parts(model)
-    return frozenset(part[name] for name in build_method(federation).scope.shared(layout, part))
+        trained = {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
+        layout, part = Layout(tuple(trained), tuple(trained.values())), parts(model)
+        shared = layout.only(method.scope.shared(layout, part))
+        state: tuple[str, ...] = ()
+        if method.shared_state is not None and federation.kind == "federated":
+            state = method.shared_state.begin(shared).layout.names
+    update = frozenset(part[name] for name in shared.names)
+    return SharedParts(update, frozenset(map(state_part(part.__getitem__), state)))

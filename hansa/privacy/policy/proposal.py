@@ -1,4 +1,4 @@
-"""The policy that a kit brings: what a federation would ask for, in the words of a policy, for its silo to judge."""
+"""The policy that a kit contains: the narrowest one under which its silo can take part in the federation."""
 
 from typing import Any
 
@@ -6,42 +6,45 @@ import yaml
 
 from hansa.config.federation import Federation
 
-POLICY = "policy.yaml"
+POLICY_FILE = "policy.yaml"
 PREFACE = """\
-# What may leave this silo. It is yours: no federation can override it, and what no rule allows stays.
-# As it stands it allows what {name} asks for, and nothing else. Read it, and change what you do not agree with;
-# `hansa check --policy {file} FED.yaml` tells what would be refused. A change counts from the next request on.
+# What may leave this silo. This file belongs to the silo: no federation can override it, and what no rule allows does
+# not leave. It allows what the federation {name} asks for, and nothing else. Review it and change what you do not
+# agree with; `hansa check --policy {file} FED.yaml` prints what would be refused. A change takes effect with the next
+# request.
 """
 
 
-def propose(federation: Federation) -> dict[str, Any]:
-    """The narrowest policy under which a silo could work for this federation."""
-    from hansa.config.method import build_method  # heavy, and most commands on kits propose nothing
+def propose_policy(federation: Federation) -> dict[str, Any]:
+    """Return the narrowest policy under which a silo can take part in this federation, as plain values."""
+    from hansa.config.method import build_method  # slow to import, and most commands on kits propose nothing
     from hansa.config.plugins import load_plugins
     from hansa.config.tree import federated_vocabulary
+    from hansa.privacy.policy.preview import collects_labels
     from hansa.tasks.base import TASKS
 
     load_plugins(federation.plugins)
     task, method = TASKS.build(federation.task), build_method(federation)
     release: dict[str, Any] = {"tensors": "any", "samples": True, "metrics": True}
     if federated_vocabulary(federation):
-        release["pieces"] = federation.tokenizer.min_count
-    also = {
-        "labels": task.needs_labels and not getattr(task, "labels", ()),
-        "offers": method.exchange is not None,
-        "residuals": method.hierarchy is not None and method.hierarchy.forwards_layers,
+        release["word_pieces"] = federation.tokenizer.min_count
+    needed = {
+        "labels": collects_labels(task),
+        "knowledge": method.exchange is not None,
+        "layers": method.hierarchy is not None and method.hierarchy.forwards_layers,
         "personal": federation.personal is not None,
     }
-    release |= {kind: True for kind, asked in also.items() if asked}
-    whom = {"federations": [federation.name], "methods": [federation.method.name]}
+    release |= {kind: True for kind, asked in needed.items() if asked}
+    scope = {"federations": [federation.name], "methods": [federation.method.name]}
     if federation.secure_aggregation is None:
-        return {"rules": {federation.name: {**whom, "release": release}}}
-    # An update leaves under masks or not at all, whatever a coordinator writes into its settings later.
-    own = {kind: release.pop(kind) for kind in ("personal",) if kind in release}
-    rules = {federation.name: {**whom, "release": release, "require": {"secure_aggregation": True}}}
-    return {"rules": rules | ({"own models": {**whom, "release": own}} if own else {})}
+        return {"rules": {federation.name: {**scope, "release": release}}}
+    # Updates leave masked or not at all, also if the coordinator removes 'secure_aggregation' from its settings later.
+    personal = {kind: release.pop(kind) for kind in ("personal",) if kind in release}
+    rules = {federation.name: {**scope, "release": release, "require": {"secure_aggregation": True}}}
+    return {"rules": rules | ({"personal models": {**scope, "release": personal}} if personal else {})}
 
 
-def template(federation: Federation) -> str:
-    preface = PREFACE.format(name=federation.name, file=POLICY)
-    return preface + yaml.safe_dump(propose(federation), sort_keys=False, allow_unicode=True)
+def policy_template(federation: Federation) -> str:
+    """Return the proposed policy as the text of a policy file, with comments for the operator of the silo."""
+    preface = PREFACE.format(name=federation.name, file=POLICY_FILE)
+    return preface + yaml.safe_dump(propose_policy(federation), sort_keys=False, allow_unicode=True)

@@ -1,32 +1,33 @@
-"""What may leave a silo: its own policy, which no federation can override. What no rule allows stays.
+"""A silo's policy: rules that say what may leave the silo. No federation file can override it.
 
 rules:
   training:
     federations: [clinics]          # or any
     methods: [fedavg, fedprox]      # or any
     release:
-      tensors: [block, head]        # of a model update, by part (see models/parts.py), or any
-      samples: true                 # how many there are, by language, and where lines could not be read
-      metrics: true                 # sums of losses and hits; the mean training loss
-      pieces: 5                     # word pieces seen at least so often
+      tensors: [block, head]        # model updates, by part of the model (core/model_parts.py), or any
+      samples: true                 # sample counts by language; rows that could not be used, and why
+      metrics: true                 # sums of losses and scores; the mean training loss
+      word_pieces: 5                # counts of word pieces that the silo has seen at least this often
       labels: true                  # the names of the labels
-      offers: false                 # what methods trade before they train, such as FedKC's centroids
-      residuals: false              # WorldLM: layers for other nodes, and who attends to whom
-      personal: false               # scores of the silo's own models
+      knowledge: false              # what silos share before training, such as FedKC's centroids
+      layers: false                 # WorldLM: layers for other nodes, and attention weights
+      personal: false               # scores of the silo's personal models
     require: {cohort: 3, epsilon: 8, secure_aggregation: false}
-within: jurisdiction.yaml           # another policy, which must allow it too
+within: jurisdiction.yaml           # another policy, which must allow the release too
 
-A policy that is missing or broken allows nothing, and says so. Without secure aggregation a coordinator sees every
-update by itself: ``cohort`` is then what the federation file promises, not what the silo can prove.
+What no rule allows does not leave. A policy that is missing or invalid allows nothing and states why. Without secure
+aggregation the server sees every update by itself: ``cohort`` is then what the federation file promises, not something
+that the silo can verify.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from hansa.config.federation import Federation
 from hansa.config.file import load_yaml, sentence
@@ -37,34 +38,47 @@ from hansa.core.participation import Participation, cohort_size
 from hansa.core.settings import Count, Positive, Section
 from hansa.privacy.dp.prices import exchange_price, update_prices
 
-Kind = Literal["tensors", "samples", "metrics", "pieces", "labels", "offers", "residuals", "personal"]
-DEPTH = 8  # of policies within policies
+Kind = Literal["tensors", "samples", "metrics", "word_pieces", "labels", "knowledge", "layers", "personal"]
+RENAMED = {"pieces": "word_pieces", "offers": "knowledge", "residuals": "layers"}  # old name of a kind → its name
+MAX_DEPTH = 8  # of policies within policies
 
 
 class Release(Section):
-    """What a rule lets go; nothing unless it is named."""
+    """What a rule releases, by kind. The default of every kind is to release nothing."""
 
     tensors: Literal["any"] | tuple[str, ...] = ()
     samples: bool = False
     metrics: bool = False
-    pieces: Annotated[int, Field(ge=1, strict=True)] | Literal[False] = False
+    word_pieces: Annotated[int, Field(ge=1, strict=True)] | Literal[False] = False
     labels: bool = False
-    offers: bool = False
-    residuals: bool = False
+    knowledge: bool = False
+    layers: bool = False
     personal: bool = False
 
+    @model_validator(mode="before")
+    @classmethod
+    def _old_names(cls, value: Any) -> Any:
+        old = next((name for name in RENAMED if isinstance(value, dict) and name in value), None)
+        if old is not None:
+            raise ValueError(f"'{old}' is now called '{RENAMED[old]}'; rename it in the policy")
+        return value
 
-class Require(Section):
+
+class Requirements(Section):
+    """What a federation must promise before a rule applies to it."""
+
     cohort: Count = 1
     epsilon: Positive | None = None
     secure_aggregation: bool = False
 
 
 class Rule(Section):
+    """One rule: for which federations and methods it holds, what it releases, and what it requires in return."""
+
     federations: Literal["any"] | tuple[str, ...]
     methods: Literal["any"] | tuple[str, ...]
     release: Release
-    require: Require = Require()
+    require: Requirements = Requirements()
 
 
 class _File(Section):
@@ -74,92 +88,97 @@ class _File(Section):
 
 @dataclass(frozen=True)
 class Purpose:
-    """For whom a release would be, and what they promise in return."""
+    """What a release is for: the federation, its method, and the protection that the federation file promises."""
 
     federation: str
     method: str
-    cohort: int  # the fewest updates that one step of the model may be made of
-    epsilon: float | None  # that every release keeps to (updates, and what is exchanged); None: no such promise
+    cohort: int  # the smallest number of updates that one server step may be made of
+    epsilon: float | None  # the largest ε of the silo's releases (updates and exchange); None: not promised
     secure_aggregation: bool = False
 
     @staticmethod
     def of(federation: Federation, node: str) -> "Purpose":
-        """What the file says about the federation that ``node`` stands in."""
-        least = 1  # a method that waits for nobody may step with one silo's work
+        """What the federation file promises to ``node``."""
+        smallest = 1  # with asynchronous participation, one update may make a step
         if build_method(federation).participation.synchronous:
-            beside, participation = _beside(federation.silos, node, federation.participation)
-            least = max(1, ceil(participation.quorum * min(beside, cohort_size(participation, beside))))
+            siblings, participation = _siblings(federation.silos, node, federation.participation)
+            smallest = max(1, ceil(participation.quorum * min(siblings, cohort_size(participation, siblings))))
         name = federation.method.name if federation.kind == "federated" else federation.kind
-        cost = update_prices(federation, federation.rounds).get(node)
-        told = exchange_price(federation, federation.rounds)
-        kept = None if cost is None else max(cost.epsilon, told.epsilon if told else 0.0)
+        update = update_prices(federation, federation.rounds).get(node)
+        exchange = exchange_price(federation, federation.rounds)
+        epsilon = None if update is None else max(update.epsilon, exchange.epsilon if exchange else 0.0)
         secure_aggregation = federation.secure_aggregation is not None and federation.kind == "federated"
-        return Purpose(federation.name, name, least, kept, secure_aggregation)
+        return Purpose(federation.name, name, smallest, epsilon, secure_aggregation)
 
 
-def _beside(silos: Mapping[str, Node], node: str, rules: Participation) -> tuple[int, Participation]:
-    """How many stand beside ``node``, itself among them, and by which rules they take part."""
+def _siblings(silos: Mapping[str, Node], node: str, participation: Participation) -> tuple[int, Participation]:
+    """How many children the parent of ``node`` has, and by which rules they take part; 0 if there is no such node."""
     if node in silos:
-        return len(silos), rules
-    for below in silos.values():
-        found = _beside(below.silos, node, below.participation or rules)
+        return len(silos), participation
+    for region in silos.values():
+        found = _siblings(region.silos, node, region.participation or participation)
         if found[0]:
             return found
-    return 0, rules
+    return 0, participation
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """One kind of thing that would leave, with what its rule may ask about it."""
+class ReleaseItem:
+    """One kind of data that would leave a silo, with the properties that rules judge it by."""
 
     kind: Kind
-    parts: frozenset[str] = frozenset()  # of tensors
-    seen: int = 0  # of word pieces: the least count that leaves
+    parts: frozenset[str] = frozenset()  # of tensors: the parts of the model that they belong to
+    min_count: int = 0  # of word pieces: the smallest count that leaves
 
 
 @dataclass(frozen=True)
 class Verdict:
-    wanted: Wanted
+    """A policy's decision on one item."""
+
+    item: ReleaseItem
     rule: str  # the rule that allows it; empty if none does
-    reason: str = ""  # why it stays
+    reason: str = ""  # why it does not leave
 
     @property
     def allowed(self) -> bool:
+        """Whether a rule allows the release."""
         return bool(self.rule)
 
 
 @dataclass(frozen=True)
 class Policy:
+    """A policy as it was read from a file."""
+
     name: str
     rules: Mapping[str, Rule]
     within: "Policy | None" = None
-    flaw: str = ""  # why it could not be read; then it has no rules
+    flaw: str = ""  # why the file could not be read; then there are no rules
 
     @staticmethod
-    def read(path: Path, depth: int = DEPTH) -> "Policy":
-        """The policy in a file. A file that cannot be read or understood is a policy that allows nothing."""
+    def read(path: Path, depth: int = MAX_DEPTH) -> "Policy":
+        """Return the policy in a file; a file that cannot be read or is invalid gives a policy that allows nothing."""
         try:
             if not depth:
-                raise ConfigError(f"{path}: policies refer to one another in a circle")
+                raise ConfigError(f"{path}: the policies refer to one another in a circle; remove one 'within'")
             file = _parse(path)
         except ConfigError as error:
             return Policy(path.name, {}, None, str(error))
-        above = Policy.read(path.parent / file.within, depth - 1) if file.within is not None else None
-        return Policy(path.name, file.rules, above)
+        within = Policy.read(path.parent / file.within, depth - 1) if file.within is not None else None
+        return Policy(path.name, file.rules, within)
 
-    def judge(self, wanted: Wanted, purpose: Purpose) -> Verdict:
-        """May it leave? The first rule that says so is named; if none does, why not."""
+    def judge(self, item: ReleaseItem, purpose: Purpose) -> Verdict:
+        """Decide whether an item may leave; the verdict names the first rule that allows it, or every objection."""
         if self.flaw:
-            return Verdict(wanted, "", f"the policy allows nothing, because it cannot be read: {self.flaw}")
-        objections = {name: _objection(rule, wanted, purpose) for name, rule in self.rules.items()}
+            return Verdict(item, "", f"the policy allows nothing, because it cannot be read: {self.flaw}")
+        objections = {name: _objection(rule, item, purpose) for name, rule in self.rules.items()}
         allowing = next((name for name, objection in objections.items() if not objection), "")
         if not allowing:
-            said = "; ".join(f"rule '{name}' {objection}" for name, objection in objections.items())
-            return Verdict(wanted, "", f"{self.name}: {said or 'it has no rules'}")
+            listed = "; ".join(f"rule '{name}' {objection}" for name, objection in objections.items())
+            return Verdict(item, "", f"{self.name}: {listed or 'it has no rules'}")
         if self.within is None:
-            return Verdict(wanted, allowing)
-        above = self.within.judge(wanted, purpose)
-        return Verdict(wanted, f"{allowing} within {above.rule}" if above.allowed else "", above.reason)
+            return Verdict(item, allowing)
+        outer = self.within.judge(item, purpose)
+        return Verdict(item, f"{allowing} within {outer.rule}" if outer.allowed else "", outer.reason)
 
 
 def _parse(path: Path) -> _File:
@@ -170,23 +189,24 @@ def _parse(path: Path) -> _File:
         raise ConfigError(sentence(error, str(path), text, _File)) from None
 
 
-def _objection(rule: Rule, wanted: Wanted, purpose: Purpose) -> str:
-    """Why a rule does not allow it, or nothing."""
+def _objection(rule: Rule, item: ReleaseItem, purpose: Purpose) -> str:
+    """Why a rule does not allow an item; empty if it does."""
     if rule.federations != "any" and purpose.federation not in rule.federations:
         return f"is not for federation '{purpose.federation}'"
     if rule.methods != "any" and purpose.method not in rule.methods:
         return f"is not for method '{purpose.method}'"
-    return _unprotected(rule.require, purpose) or _withheld(rule.release, wanted)
+    return _unmet(rule.require, purpose) or _withheld(rule.release, item)
 
 
-def _unprotected(require: Require, purpose: Purpose) -> str:
+def _unmet(require: Requirements, purpose: Purpose) -> str:
+    """Which requirement the federation does not meet; empty if it meets all."""
     if require.secure_aggregation and not purpose.secure_aggregation:
         return (
-            "requires secure aggregation, and the federation file has no 'secure_aggregation' section, or the request "
-            "no masks"
+            "requires secure aggregation, and the federation file has no 'secure_aggregation' section or the request "
+            "asks for an update without masks"
         )
     if purpose.cohort < require.cohort:
-        return f"requires a cohort of {require.cohort}, and a round may count with {purpose.cohort}"
+        return f"requires a cohort of {require.cohort}, and a round may consist of {purpose.cohort}"
     if require.epsilon is not None and purpose.epsilon is None:
         return f"requires ε ≤ {require.epsilon:g}, and the federation file promises no differential privacy"
     if require.epsilon is not None and purpose.epsilon is not None and purpose.epsilon > require.epsilon:
@@ -194,15 +214,16 @@ def _unprotected(require: Require, purpose: Purpose) -> str:
     return ""
 
 
-def _withheld(release: Release, wanted: Wanted) -> str:
-    if wanted.kind == "tensors" and release.tensors:
-        kept = sorted(part for part in wanted.parts if not covers(release.tensors, part))
-        return f"does not release tensors of {', '.join(kept)}" if kept else ""
-    if wanted.kind == "pieces" and release.pieces and wanted.seen < release.pieces:
-        return f"releases word pieces seen {release.pieces} times or more, and {wanted.seen} were asked for"
-    return "" if getattr(release, wanted.kind) else f"does not release {wanted.kind}"
+def _withheld(release: Release, item: ReleaseItem) -> str:
+    """Why the kinds that a rule releases do not cover an item; empty if they do."""
+    if item.kind == "tensors" and release.tensors:
+        missing = sorted(part for part in item.parts if not covers(release.tensors, part))
+        return f"does not release tensors of {', '.join(missing)}" if missing else ""
+    if item.kind == "word_pieces" and release.word_pieces and item.min_count < release.word_pieces:
+        return f"releases word pieces seen at least {release.word_pieces} times, and {item.min_count} was asked for"
+    return "" if getattr(release, item.kind) else f"does not release {item.kind}"
 
 
 def covers(parts: Literal["any"] | Iterable[str], part: str) -> bool:
-    """Whether a part is, or lies inside, one of those named."""
+    """Whether a part of the model is one of ``parts`` or lies inside one of them (`block.3` lies inside `block`)."""
     return parts == "any" or any(part == named or part.startswith(f"{named}.") for named in parts)

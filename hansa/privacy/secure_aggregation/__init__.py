@@ -1,0 +1,1 @@
+"""Secure aggregation: the server learns only the sum of the silos' updates."""

@@ -1,8 +1,8 @@
-"""What a silo announces before a round of secure aggregation, and what all silos compute from the list of
-announcements.
+"""Announcements: what each silo states before a round of secure aggregation, and what all silos derive from them.
 
-A silo announces its keys, its number of samples and the digest of the model it was told. Every silo on the list reads
-all of it and computes its own weight: no server chooses weights, nor sends two silos different models.
+A silo announces its public keys, its number of samples and the digest of the model that the round starts from. The
+roster lists the announcements of all silos. Every silo on it reads the whole roster and computes its own weight from
+it: the server can neither choose weights nor send two silos different models.
 """
 
 import json
@@ -12,79 +12,89 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Protocol
 
-from hansa.core.messages import (
-    AdvertisedKeys,
-    NodeId,
-    Update,
-)
+from hansa.core.errors import printable
+from hansa.core.messages import AdvertisedKeys, NodeId, Update
 from hansa.core.method import Weighting
 from hansa.core.tensors import NOTHING, Tensors
 from hansa.privacy.secure_aggregation.protocol import Keys, Refused
 
-FILE = "secure_aggregation.json"
+SECRETS_FILE = "secure_aggregation.json"
 MAX_SAMPLES = 10**12
-Roster = Mapping[NodeId, tuple[str, ...]]  # as messages carry it: what every silo said, see `Announcement`
+Roster = Mapping[NodeId, tuple[str, ...]]  # silo → its announcement as messages carry it: `Announcement.words`
 
 
 @dataclass(frozen=True)
 class Announcement:
-    """What a silo says of itself before a round: its keys, its samples, the digest of the model it was told of."""
+    """What a silo states before a round: its keys, its number of samples and the digest of the round's model."""
 
     keys: Keys
     samples: int
     model: str
-    signature: str = ""  # its signature, between organisations
+    signature: str = ""  # between organisations: the silo's signature of the above
 
     @staticmethod
-    def read(words: tuple[str, ...]) -> "Announcement":
+    def parse(words: tuple[str, ...]) -> "Announcement":
+        """Return the announcement that a roster carries as ``words``; raises `Refused` if they are malformed."""
         if len(words) != 5 or not all(re.fullmatch("[0-9a-f]{64}", key) for key in (words[0], words[1], words[3])):
             raise Refused("an announcement has malformed keys")
         if not re.fullmatch("[0-9]{1,13}", words[2]) or not 0 < int(words[2]) <= MAX_SAMPLES:
-            raise Refused(f"a silo announces a number of samples that is not between 1 and {MAX_SAMPLES:g}")
+            raise Refused(
+                f"an announcement has {printable(words[2], 20)} samples; the number must lie between 1 and "
+                f"{MAX_SAMPLES:g}"
+            )
         return Announcement(Keys(words[0], words[1]), int(words[2]), words[3], words[4])
 
     @staticmethod
-    def heard(reply: AdvertisedKeys) -> "Announcement":
-        return Announcement.read((reply.seal, reply.mask, str(reply.samples), reply.model, reply.signature))
+    def from_reply(reply: AdvertisedKeys) -> "Announcement":
+        """Return the announcement in a silo's reply; raises `Refused` if it is malformed."""
+        return Announcement.parse((reply.seal, reply.mask, str(reply.samples), reply.model, reply.signature))
 
     @property
     def words(self) -> tuple[str, ...]:
+        """The announcement as messages carry it."""
         return self.keys.seal, self.keys.mask, str(self.samples), self.model, self.signature
 
 
 class AnnouncementSigner(Protocol):
-    """Between organisations: a silo stands for what it says, and knows whom to believe."""
+    """Between organisations: signs a silo's own announcements and verifies those of the other silos."""
 
-    def sign(self, round: int, said: Announcement) -> str: ...
+    def sign(self, round: int, announcement: Announcement) -> str:
+        """The silo's signature of its announcement."""
 
     def check(self, round: int, roster: Mapping[NodeId, Announcement]) -> None:
-        """`Refused` if somebody on the list is not who it seems."""
+        """Raise `Refused` unless every announcement on the roster is signed by the silo that it names."""
 
 
-def read(roster: Roster) -> dict[NodeId, Announcement]:
-    return {name: Announcement.read(tuple(words)) for name, words in roster.items()}
+def read_roster(roster: Roster) -> dict[NodeId, Announcement]:
+    """Silo → its announcement; raises `Refused` if one is malformed."""
+    return {name: Announcement.parse(tuple(words)) for name, words in roster.items()}
 
 
-def keys_of(roster: Roster) -> dict[NodeId, Keys]:
-    return {name: said.keys for name, said in read(roster).items()}
+def roster_keys(roster: Roster) -> dict[NodeId, Keys]:
+    """Silo → its public keys."""
+    return {name: announcement.keys for name, announcement in read_roster(roster).items()}
 
 
-def label_of(federation: str, round: int, roster: Roster, threshold: int) -> str:
-    """What masks and seals are made for: they fit together among silos that were shown the very same list."""
+def mask_label(federation: str, round: int, roster: Roster, threshold: int) -> str:
+    """The label that masks and encrypted shares are derived with.
+
+    It contains a digest of the roster: masks cancel only among silos that received the same roster.
+    """
     shown = [federation, round, threshold, sorted((name, *words) for name, words in roster.items())]
     return f"{federation} {round} {sha256(json.dumps(shown).encode()).hexdigest()}"
 
 
-def weights_of(roster: Roster, weighting: Weighting) -> dict[NodeId, float]:
-    """Every silo's share of the sum, as anybody who has the list can tell."""
+def roster_weights(roster: Roster, weighting: Weighting) -> dict[NodeId, float]:
+    """Silo → its weight in the sum; every holder of the roster computes the same weights."""
     assert weighting.known_before_training, "checked when the method was built"
-    announced = sorted(read(roster).items())
+    announced = sorted(read_roster(roster).items())
     weights = {name: weighting.weight(Update(NOTHING, one.samples, 0, 0, 0.0, 0.0)) for name, one in announced}
     total = sum(weights.values())
     return {name: weight / total for name, weight in weights.items()}
 
 
-def digest_of(model: Tensors) -> str:
+def model_digest(model: Tensors) -> str:
+    """SHA-256 of a model's layout and values, in hexadecimal."""
     values: Any = model.flat.contiguous().numpy()
     found = sha256(model.layout.text.encode())
     found.update(values)

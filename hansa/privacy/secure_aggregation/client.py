@@ -29,14 +29,14 @@ from hansa.core.method import Weighting
 from hansa.core.tensors import Tensors
 from hansa.privacy.secure_aggregation import protocol as secagg
 from hansa.privacy.secure_aggregation.announcement import (
-    FILE,
+    SECRETS_FILE,
     Announcement,
     AnnouncementSigner,
-    digest_of,
-    keys_of,
-    label_of,
-    read,
-    weights_of,
+    model_digest,
+    roster_keys,
+    mask_label,
+    read_roster,
+    roster_weights,
 )
 from hansa.privacy.secure_aggregation.protocol import Refused, Secrets
 
@@ -73,12 +73,12 @@ class MaskingClient:
         Raises `Refused` if the request does not fit what the silo agreed to before.
         """
         note, listed = self._recall(request.round), request.masking.roster if request.masking is not None else {}
-        roster, shown = keys_of(listed), keys_of(note.get("roster", {}))
+        roster, shown = roster_keys(listed), roster_keys(note.get("roster", {}))
         if not roster.items() <= shown.items() or len(roster) <= note.get("threshold", 0) or self.name not in roster:
             raise Refused("the list of silos is not the one among which this silo split its secrets")
         if self.signer is not None and "masked with" in note:
             raise Refused("it has sent its update of this round, and sends no other under the same masks")
-        weight = weights_of(note["roster"], weighting)[self.name]
+        weight = roster_weights(note["roster"], weighting)[self.name]
         values, clipped = secagg.to_fixed(update.flat.numpy(), weight, bound)
         masked = secagg.mask(self.name, Secrets(**note["secrets"]), roster, values, note["label"])
         self._keep(request.round, note | {"masked with": {n: list(words) for n, words in listed.items()}})
@@ -89,7 +89,7 @@ class MaskingClient:
         if self.signer is None:
             return
         note = self._recall(request.round)
-        if digest_of(request.model) != note["model"]:
+        if model_digest(request.model) != note["model"]:
             raise Refused("the model is not the one that the silos were told of before the round")
         if request.schedule or request.capacity or request.reference or request.subtree or request.shared_state:
             raise Refused("under masks every silo does the same plain round")
@@ -109,7 +109,7 @@ class MaskingClient:
 
     def _share(self, request: ShareSecrets) -> SecretShares:
         note, listed = self._recall(request.round), {name: list(words) for name, words in request.roster.items()}
-        roster = read(request.roster)
+        roster = read_roster(request.roster)
         if self.signer is not None:
             if "roster" in note:
                 raise Refused("it has split its secrets of this round among a list of silos, and does so once")
@@ -120,9 +120,9 @@ class MaskingClient:
             self.signer.check(request.round, roster)
         if {said.model for said in roster.values()} != {note["model"]}:
             raise Refused("the silos on the list were told of different models")
-        label = label_of(self.federation, request.round, request.roster, request.threshold)
+        label = mask_label(self.federation, request.round, request.roster, request.threshold)
         keys = {name: said.keys for name, said in roster.items()}
-        sealed = secagg.share(self.name, Secrets(**note["secrets"]), keys, request.threshold, label)
+        sealed = secagg.share_secrets(self.name, Secrets(**note["secrets"]), keys, request.threshold, label)
         self._keep(request.round, note | {"roster": listed, "threshold": request.threshold, "label": label})
         return SecretShares(sealed)
 
@@ -137,7 +137,7 @@ class MaskingClient:
         shares = secagg.reveal(
             self.name,
             Secrets(**note["secrets"]),
-            keys_of(note["masked with"]),
+            roster_keys(note["masked with"]),
             request.sealed,
             answered,
             note["threshold"],
@@ -153,7 +153,7 @@ class MaskingClient:
 
     def _note(self) -> dict[str, Any]:
         """What it noted of the newest round it took part in."""
-        file = self.home / FILE
+        file = self.home / SECRETS_FILE
         try:
             note: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
         except ValueError:
@@ -163,9 +163,9 @@ class MaskingClient:
     def _keep(self, round: int, note: dict[str, Any]) -> None:
         """Write to disk before anything that depends on it leaves."""
         self.home.mkdir(parents=True, exist_ok=True)
-        draft = self.home / f"{FILE}.draft"
+        draft = self.home / f"{SECRETS_FILE}.draft"
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
             json.dump(note | {"round": round}, stream)
             stream.flush()
             os.fsync(stream.fileno())
-        os.replace(draft, self.home / FILE)
+        os.replace(draft, self.home / SECRETS_FILE)

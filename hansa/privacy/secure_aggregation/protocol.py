@@ -38,8 +38,8 @@ from hansa.core.messages import NodeId
 Words = NDArray[np.uint32]
 Share = tuple[int, int]  # a point of the polynomial: x, y
 PRIME = 2**521 - 1  # the field of the shares: a Mersenne prime above any 32-byte secret
-STEPS = 2**30  # fixed point: so many steps from 0 to the bound
-SECRET = 32  # bytes
+FIXED_POINT_STEPS = 2**30  # fixed point: so many steps from 0 to the bound
+SECRET_BYTES = 32  # bytes
 
 
 class Refused(Exception):
@@ -52,17 +52,17 @@ class Refused(Exception):
 def to_fixed(values: NDArray[np.float32], weight: float, bound: float) -> tuple[Words, int]:
     """weight·values in fixed point, and how many of them had to be cut to ±bound."""
     cut = int(np.count_nonzero(np.abs(values) > bound))
-    scaled = np.clip(values.astype(np.float64), -bound, bound) * (weight * STEPS / bound)
+    scaled = np.clip(values.astype(np.float64), -bound, bound) * (weight * FIXED_POINT_STEPS / bound)
     return np.rint(scaled).astype(np.int32).view(np.uint32), cut
 
 
 def from_fixed(total: Words, weight: float, bound: float) -> NDArray[np.float32]:
     """The mean, from the sum of fixed-point numbers and of their weights."""
-    mean: NDArray[np.float32] = (total.view(np.int32) * (bound / STEPS / weight)).astype(np.float32)
+    mean: NDArray[np.float32] = (total.view(np.int32) * (bound / FIXED_POINT_STEPS / weight)).astype(np.float32)
     return mean
 
 
-def stream(secret: bytes, count: int) -> Words:
+def mask_stream(secret: bytes, count: int) -> Words:
     """G: ``count`` numbers that nobody without the secret can tell from chance."""
     # A secret makes one stream only, so the counter may begin at zero.
     cipher = Cipher(algorithms.AES256(secret), modes.CTR(bytes(16))).encryptor()
@@ -72,13 +72,13 @@ def stream(secret: bytes, count: int) -> Words:
 # ── shares ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def deal(secret: int, places: Sequence[int], threshold: int) -> list[Share]:
+def split_secret(secret: int, places: Sequence[int], threshold: int) -> list[Share]:
     """Shamir: points of a random polynomial of degree threshold − 1 whose value at 0 is the secret."""
     factors = [secret, *(chance.randbelow(PRIME) for _ in range(threshold - 1))]
     return [(x, sum(factor * pow(x, i, PRIME) for i, factor in enumerate(factors)) % PRIME) for x in places]
 
 
-def restore(shares: Sequence[Share]) -> int:
+def reconstruct_secret(shares: Sequence[Share]) -> int:
     """The polynomial's value at 0, by Lagrange."""
     total = 0
     for x, y in shares:
@@ -111,7 +111,7 @@ class Secrets:
 
     @classmethod
     def fresh(cls) -> "Secrets":
-        return cls(*(chance.token_hex(SECRET) for _ in range(3)))
+        return cls(*(chance.token_hex(SECRET_BYTES) for _ in range(3)))
 
     @property
     def keys(self) -> Keys:
@@ -128,21 +128,21 @@ def _public(secret: str) -> str:
     return _private(secret).public_key().public_bytes_raw().hex()
 
 
-def agree(secret: str, key: str, purpose: str) -> bytes:
+def agree_key(secret: str, key: str, purpose: str) -> bytes:
     """The same bytes for both sides, whichever secret and whichever public key of the two is at hand."""
     try:
         both = _private(secret).exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(key)))
     except ValueError:
         raise Refused("a key on the list is no key") from None
-    return HKDF(hashes.SHA256(), SECRET, None, purpose.encode()).derive(both)
+    return HKDF(hashes.SHA256(), SECRET_BYTES, None, purpose.encode()).derive(both)
 
 
-def place_of(holder: NodeId, silo: NodeId, roster: Iterable[NodeId]) -> int:
+def share_index(holder: NodeId, silo: NodeId, roster: Iterable[NodeId]) -> int:
     """Where on the polynomial of ``silo`` the share of ``holder`` lies."""
     return 1 + sorted(set(roster) - {silo}).index(holder) if holder != silo else 0
 
 
-def share(me: NodeId, mine: Secrets, roster: Mapping[NodeId, Keys], threshold: int, label: str) -> dict[NodeId, str]:
+def share_secrets(me: NodeId, mine: Secrets, roster: Mapping[NodeId, Keys], threshold: int, label: str) -> dict[NodeId, str]:
     """Shares of the silo's two secrets for every other silo, sealed so that the server can only carry them."""
     if roster.get(me) != mine.keys:
         raise Refused("the list of keys does not have this silo's own")
@@ -151,20 +151,20 @@ def share(me: NodeId, mine: Secrets, roster: Mapping[NodeId, Keys], threshold: i
         raise Refused(f"{threshold} of {len(others)} other silos could restore its secrets: at least 2 must be needed")
     if len({key for keys in roster.values() for key in (keys.seal, keys.mask)}) < 2 * len(roster):
         raise Refused("the list of keys has one twice")
-    places = [place_of(other, me, roster) for other in others]
-    dealt = [deal(int(secret, 16), places, threshold) for secret in (mine.own, mine.mask)]
+    places = [share_index(other, me, roster) for other in others]
+    dealt = [split_secret(int(secret, 16), places, threshold) for secret in (mine.own, mine.mask)]
     sealed = {}
     for other, (x, own), (_, key) in zip(others, *dealt, strict=True):
         text = f"{x} {own:x} {key:x}".encode()
-        sealing = ChaCha20Poly1305(agree(mine.seal, roster[other].seal, f"{label} {me} {other}"))
+        sealing = ChaCha20Poly1305(agree_key(mine.seal, roster[other].seal, f"{label} {me} {other}"))
         sealed[other] = sealing.encrypt(bytes(12), text, None).hex()  # the key is made for this one message
     return sealed
 
 
-def opened(me: NodeId, mine: Secrets, sender: NodeId, key: str, sealed: str, label: str) -> tuple[Share, Share]:
+def decrypt_shares(me: NodeId, mine: Secrets, sender: NodeId, key: str, sealed: str, label: str) -> tuple[Share, Share]:
     """The shares of another silo's own seed and of its mask key."""
     try:
-        opening = ChaCha20Poly1305(agree(mine.seal, key, f"{label} {sender} {me}"))
+        opening = ChaCha20Poly1305(agree_key(mine.seal, key, f"{label} {sender} {me}"))
         x, own, mask = opening.decrypt(bytes(12), bytes.fromhex(sealed), None).decode().split()
     except (InvalidTag, ValueError):
         raise Refused(f"the shares that should come from '{sender}' are not for this silo and this round") from None
@@ -173,15 +173,15 @@ def opened(me: NodeId, mine: Secrets, sender: NodeId, key: str, sealed: str, lab
 
 def mask(me: NodeId, mine: Secrets, roster: Mapping[NodeId, Keys], values: Words, label: str) -> Words:
     """y_u: the values under the silo's own mask and one per other silo."""
-    masked = values + stream(bytes.fromhex(mine.own), len(values))
+    masked = values + mask_stream(bytes.fromhex(mine.own), len(values))
     for other, keys in roster.items():
         if other != me:
-            _add(masked, agree(mine.mask, keys.mask, label), me < other)
+            _add(masked, agree_key(mine.mask, keys.mask, label), me < other)
     return masked
 
 
 def _add(total: Words, secret: bytes, plus: bool) -> None:
-    numbers = stream(secret, len(total))
+    numbers = mask_stream(secret, len(total))
     if plus:
         total += numbers
     else:
@@ -206,7 +206,7 @@ def reveal(
     for sender, sealed in inbox.items():
         if sender not in roster or sender == me:
             raise Refused("it is asked for the secret of a silo that it was not masked with")
-        own, key = opened(me, mine, sender, roster[sender].seal, sealed, label)
+        own, key = decrypt_shares(me, mine, sender, roster[sender].seal, sealed, label)
         found[sender] = own if sender in answered else key
     return found
 
@@ -235,5 +235,5 @@ def unmask(
         if _public(secret) != roster[silo].mask:
             raise Refused(f"the shares of '{silo}''s secret do not fit together")
         for other in answered:
-            _add(plain, agree(secret, roster[other].mask, label), silo < other)
+            _add(plain, agree_key(secret, roster[other].mask, label), silo < other)
     return plain

@@ -36,7 +36,7 @@ from hansa.core.participation import Assignment
 from hansa.core.round import Round, RoundPart
 from hansa.core.tensors import Layout, Tensors
 from hansa.privacy.secure_aggregation import protocol
-from hansa.privacy.secure_aggregation.announcement import Announcement, digest_of, keys_of, label_of, weights_of
+from hansa.privacy.secure_aggregation.announcement import Announcement, model_digest, roster_keys, mask_label, roster_weights
 from hansa.privacy.secure_aggregation.protocol import Refused, Words
 
 
@@ -59,14 +59,14 @@ class MaskingServer(RoundPart):
         """
         self._round = round
         round.masked, round.combine = True, self.combine
-        digest = digest_of(round.start)
+        digest = model_digest(round.start)
         keys = self._ask(dict.fromkeys(round.record.cohort, AdvertiseKeys(round.number, digest)), AdvertisedKeys)
         self.announced = self._usable(keys, digest)
         others = len(self.announced) - 1
         self.threshold = max(2, ceil(self.settings.threshold * others))
         if others < self.threshold:
             return
-        self.weights = weights_of(self.announced, round.server.method.weighting)
+        self.weights = roster_weights(self.announced, round.server.method.weighting)
         request = ShareSecrets(round.number, self.announced, self.threshold)
         for node, reply in self._ask(dict.fromkeys(self.announced, request), SecretShares).items():
             if set(reply.sealed) == set(self.announced) - {node}:
@@ -106,7 +106,7 @@ class MaskingServer(RoundPart):
         found = {}
         for node, reply in keys.items():
             try:
-                announcement = Announcement.heard(reply)
+                announcement = Announcement.from_reply(reply)
                 if announcement.model != digest:
                     raise Refused("it announces another model than it was told of")
                 found[node] = announcement.words
@@ -124,12 +124,12 @@ class MaskingServer(RoundPart):
         shares: dict[NodeId, list[protocol.Share]] = {}
         for node, reply in self._ask(asks, RevealedShares).items():
             for silo, point in reply.shares.items():
-                place = protocol.place_of(node, silo, self.announced)  # its own is none of its shares
+                place = protocol.share_index(node, silo, self.announced)  # its own is none of its shares
                 if place and silo in self.sealed and (value := _point(point, place)) is not None:
                     shares.setdefault(silo, []).append((place, value))
         federation = self._round.server.settings.federation
-        label = label_of(federation, self._round.number, self.announced, self.threshold)
-        return protocol.unmask(total, keys_of(self.roster), answered, shares, self.threshold, label)
+        label = mask_label(federation, self._round.number, self.announced, self.threshold)
+        return protocol.unmask(total, roster_keys(self.roster), answered, shares, self.threshold, label)
 
     def _ask(self, asks: Mapping[NodeId, Request], kind: type[Any]) -> dict[NodeId, Any]:
         """Replies of the right kind; the record notes why there is no other."""

@@ -9,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from hansa.cli.main import app
-from hansa.client.release_log import releases
+from hansa.client.release_log import logged_releases
 from hansa.config import file as federation_file
 from hansa.config.federation import Federation
 from hansa.config.file import parse
@@ -18,7 +18,7 @@ from hansa.core.errors import UserError
 from hansa.privacy.attacks import centroids as leak
 from hansa.privacy.attacks import gradient, price
 from hansa.privacy.attacks.inversion import nearest
-from hansa.privacy.attacks.victim import Victim, as_ways, kinds_in
+from hansa.privacy.attacks.victim import VictimModel, table_rows, token_types
 from hansa.runs.inference import open_run
 from hansa.runs.run import run
 from tests.conftest import WORDS, write_words
@@ -56,7 +56,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_all_layers_centroids_leak_and_the_control_succeeds(recorded):
-    found = leak.attack(recorded, "embedding-inversion", QUICK)
+    found = leak.attack_knowledge(recorded, "embedding-inversion", QUICK)
     curves = found["curves"]
     assert (found["layers"], found["centroids"]) == ("all", QUICK)
     assert curves["no averaging"]["same"][0] == 1.0, "a single text is read word for word"
@@ -69,7 +69,7 @@ def test_all_layers_centroids_leak_and_the_control_succeeds(recorded):
 
 
 def test_the_nearest_token_reads_single_texts_without_an_optimiser(recorded):
-    found = leak.attack(recorded, "nearest-token", QUICK)
+    found = leak.attack_knowledge(recorded, "nearest-token", QUICK)
     assert found["curves"]["no averaging"]["same"][0] == 1.0
     assert found["curves"]["attack"]["same"][0] > found["curves"]["random tokens"]["same"][0]
 
@@ -77,7 +77,7 @@ def test_the_nearest_token_reads_single_texts_without_an_optimiser(recorded):
 def test_the_last_layer_withstands_but_so_does_the_control_and_that_is_said(tmp_path):
     settings = federated(tmp_path / "data", method={"name": "fedkc", "layer": "last", "q": 2, "floor": 2})
     outcome = run(settings, tmp_path / "run", workers=0)
-    found = leak.attack(outcome.folder, "nearest-token", 2)
+    found = leak.attack_knowledge(outcome.folder, "nearest-token", 2)
     assert found["layers"] == "last"
     assert found["curves"]["no averaging"]["same"][0] < 0.5
     assert any("too weak to say that averaging protects" in line for line in found["reading"])
@@ -85,7 +85,7 @@ def test_the_last_layer_withstands_but_so_does_the_control_and_that_is_said(tmp_
 
 def test_noise_in_place_of_centroids_gives_nothing_away(recorded, tmp_path, monkeypatch):
     """Negative control: the attack reads the centroid, not the texts that score it."""
-    genuine = leak.attack(recorded, "nearest-token", QUICK)["curves"]["attack"]["same"][0]
+    genuine = leak.attack_knowledge(recorded, "nearest-token", QUICK)["curves"]["attack"]["same"][0]
     load = leak.Released.tensors.fget
 
     def noise(released: leak.Released) -> dict[str, torch.Tensor]:
@@ -93,7 +93,7 @@ def test_noise_in_place_of_centroids_gives_nothing_away(recorded, tmp_path, monk
         return {name: torch.randn(t.shape, generator=generator) for name, t in load(released).items()}
 
     monkeypatch.setattr(leak.Released, "tensors", property(noise))
-    found = leak.attack(recorded, "nearest-token", QUICK)["curves"]["attack"]["same"][0]
+    found = leak.attack_knowledge(recorded, "nearest-token", QUICK)["curves"]["attack"]["same"][0]
     assert found < 0.5 * genuine
 
 
@@ -129,15 +129,15 @@ def test_of_pairs_both_texts_are_looked_at(tmp_path):
         len(runtime.vocabulary.special),
     )
     model.bert.embeddings.token_type_embeddings.weight.data.mul_(20)
-    assert kinds_in(runtime) == 2
+    assert token_types(runtime) == 2
     [[indices, batch]] = islice(runtime.silo("north")._in_order(), 1)
     shown = inside.embed(model, batch.inputs)[0].detach()
     row = int(indices[0])
-    found = Victim(model, words, True, 2).release(as_ways(held, row, words, 2))
+    found = VictimModel(model, words, True, 2).release(table_rows(held, row, words, 2))
     torch.testing.assert_close(found, shown[: len(found)])
 
     def read(kinds: int) -> float:
-        victim = Victim(model, words, True, kinds)
+        victim = VictimModel(model, words, True, kinds)
         banned, mask = torch.from_numpy(runtime.vocabulary.special), torch.ones(1, len(found), dtype=torch.long)
         guessed = nearest(victim.encode, victim.table, found.unsqueeze(0), mask, banned)[0, :, 0]
         ordinary = ~runtime.vocabulary.special[held[row]]
@@ -151,7 +151,7 @@ def test_a_run_that_recorded_nothing_says_how_to_record(tmp_path):
     settings = federated(tmp_path / "data", record={"offers": False}, rounds=1, method="fedavg")
     outcome = run(settings, tmp_path / "run", workers=0)
     with pytest.raises(UserError, match=r"no centroids were recorded.*record: \{offers: true\}"):
-        leak.attack(outcome.folder, "embedding-inversion", QUICK)
+        leak.attack_knowledge(outcome.folder, "embedding-inversion", QUICK)
 
 
 def test_what_is_not_known_is_refused_in_a_sentence(recorded, tmp_path):
@@ -170,7 +170,7 @@ def test_what_is_not_known_is_refused_in_a_sentence(recorded, tmp_path):
 
 def test_one_texts_update_is_read_whole_and_defences_hide_what_they_can(recorded):
     before = sorted(p for p in recorded.rglob("*") if p.is_file() and "audit" not in p.parts)
-    found = gradient.attack(recorded, "south")
+    found = gradient.attack_update(recorded, "south")
     rows = {(row["defence"], row["amount"]): row for row in found["rows"]}
     bare = rows["none", "one text"]
     assert bare["rows"] == 1.0, "rows of tokens that were not there do not move"
@@ -190,7 +190,7 @@ def test_one_texts_update_is_read_whole_and_defences_hide_what_they_can(recorded
 def test_where_no_update_leaves_there_is_none_to_attack(tmp_path):
     outcome = run(federated(tmp_path / "data", method="alone", record={}), tmp_path / "run", workers=0)
     with pytest.raises(UserError, match="with method 'alone' no silo sends a plain update"):
-        gradient.attack(outcome.folder, None)
+        gradient.attack_update(outcome.folder, None)
 
 
 # ── defences ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -205,7 +205,7 @@ def test_no_position_is_told_that_fewer_texts_than_the_floor_reach(tmp_path):
     (tmp_path / "data" / "north.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     outcome = run(settings, tmp_path / "run", workers=0)
     runtime = open_run(outcome.folder)
-    told = [one for one in releases(outcome.folder, "offer") if one.silo == "north"]
+    told = [one for one in logged_releases(outcome.folder, "offer") if one.silo == "north"]
     assert told
     for one in told:
         held = runtime.silo("north").examples("train")
@@ -217,11 +217,12 @@ def test_no_position_is_told_that_fewer_texts_than_the_floor_reach(tmp_path):
 def test_noise_on_centroids_hides_tokens_and_its_cost_is_in_the_ledger_and_the_report(tmp_path):
     method = {"name": "fedkc", "layer": "all", "q": 4, "floor": 2, "noise": {"multiplier": 1.0}}
     outcome = run(federated(tmp_path / "data", method=method), tmp_path / "run", workers=0)
-    found = leak.attack(outcome.folder, "nearest-token", QUICK)
+    found = leak.attack_knowledge(outcome.folder, "nearest-token", QUICK)
     assert found["curves"]["attack"]["same"][0] < 0.3
     from hansa.report import html
+    from hansa.runs.results import RunResults
 
-    seen = html.see(outcome.folder)
+    seen = RunResults.read(outcome.folder)
     assert seen.facts["privacy of offers"]["epsilon"] == pytest.approx(price.spent(seen.federation, 1).epsilon)
     page = html.write([("run", outcome.folder)], tmp_path / "report.html").read_text(encoding="utf-8")
     assert "one training sample, replaced by another" in page
@@ -257,12 +258,12 @@ def test_only_what_exchanges_centroids_has_a_price(tmp_path):
 
 
 def test_a_policy_is_asked_about_centroids_and_their_cost_before_anybody_works(tmp_path):
-    from hansa.privacy.policy.preview import decide
+    from hansa.privacy.policy.preview import preview_policy
     from hansa.privacy.policy.rules import Policy
 
     def verdicts(rule: str, **settings: object) -> dict[str, bool]:
         (tmp_path / "policy.yaml").write_text(f"rules: {{all: {{federations: any, methods: any, {rule}}}}}")
-        found = decide(Policy.read(tmp_path / "policy.yaml"), federated(tmp_path / "data", **settings), "north")
+        found = preview_policy(Policy.read(tmp_path / "policy.yaml"), federated(tmp_path / "data", **settings), "north")
         return {one.request: one.verdict.allowed for one in found}
 
     told = "release: {tensors: any, samples: true, metrics: true, pieces: 2, labels: true, offers: %s}"

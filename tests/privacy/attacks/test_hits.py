@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from hansa.privacy.attacks.hits import Frequencies, N, Truth, bin_of, chance, frequent, score, together
+from hansa.privacy.attacks.hits import Frequencies, MAX_GUESSES, Truth, size_bin, random_baseline, frequency_baseline, score, combined
 
 SPECIAL = np.array([True, True, False, False, False, False, False, False])  # [CLS], [SEP], six words
 
@@ -23,7 +23,7 @@ def test_by_hand():
     guesses = {1: [3, 2], 2: [6, 4], 3: [7, 6, 3]}
     found = score(behind, guesses.__getitem__, known)
     assert found.any.tolist() == [1, 2, 3]
-    assert found.same.tolist() == [2, 2, N + 1]
+    assert found.same.tolist() == [2, 2, MAX_GUESSES + 1]
     assert found.curve("any")[:3] == [1 / 3, 2 / 3, 1.0]
     assert found.curve("same")[:3] == [0.0, 2 / 3, 2 / 3]
     # Rare are 3, 4 and 5; of two true tokens at position 2, two guesses name one; at 3 the one guess is wrong.
@@ -32,7 +32,7 @@ def test_by_hand():
 
 def test_frequent_tokens_know_the_silo_but_not_the_centroid():
     known = Frequencies([np.array([0, 2, 3, 1]), np.array([0, 2, 4, 1]), np.array([0, 3, 4, 1])], SPECIAL)
-    found = frequent(truth([0, 2, 3, 1]), known)
+    found = frequency_baseline(truth([0, 2, 3, 1]), known)
     assert found.same.tolist() == [1, 2], "2 is most frequent first; at the second place 4 is, then 3"
     assert found.any.tolist() == [1, 1]
 
@@ -43,9 +43,9 @@ def test_chance_is_what_all_draws_give_on_average(drawn):
     words = np.flatnonzero(~SPECIAL).tolist()
     draws = [set(draw) for draw in combinations(words, drawn)]
     same = np.mean([[bool(draw & true) for true in behind.at.values()] for draw in draws])
-    assert chance([behind], "same")[drawn - 1] == pytest.approx(float(same))
+    assert random_baseline([behind], "same")[drawn - 1] == pytest.approx(float(same))
     anywhere = np.mean([bool(draw & {2, 3, 4}) for draw in draws])
-    assert chance([behind], "any")[drawn - 1] == pytest.approx(float(anywhere))
+    assert random_baseline([behind], "any")[drawn - 1] == pytest.approx(float(anywhere))
 
 
 @settings(max_examples=30, deadline=None)
@@ -59,10 +59,10 @@ def test_curves_rise_and_any_position_is_never_harder(texts, random):
         curve = found.curve(where)
         assert curve == sorted(curve)
         assert curve[5] == 1.0, "after six guesses all six words are out"
-        assert chance([behind], where)[5] == pytest.approx(1.0)
+        assert random_baseline([behind], where)[5] == pytest.approx(1.0)
     assert all(a >= b for a, b in zip(found.curve("any"), found.curve("same"), strict=True))
-    assert together([found, found]).curve("same") == found.curve("same")
+    assert combined([found, found]).curve("same") == found.curve("same")
 
 
 def test_sizes():
-    assert [bin_of(n) for n in (1, 2, 9, 20, 21, 5000)] == ["1", "2–5", "6–10", "11–20", "21–50", "51 or more"]
+    assert [size_bin(n) for n in (1, 2, 9, 20, 21, 5000)] == ["1", "2–5", "6–10", "11–20", "21–50", "51 or more"]

@@ -13,7 +13,7 @@ from hansa.config.file import parse
 from hansa.config.sections import Privacy
 from hansa.core.errors import ConfigError
 from hansa.privacy.dp.updates import NORM, protect, spent
-from hansa.privacy.policy.disclosures import releases
+from hansa.privacy.policy.disclosures import disclosures
 from hansa.runs.ledger import Ledger
 from hansa.runs.run import run
 from tests.conftest import same, weights
@@ -132,7 +132,7 @@ def test_every_update_of_a_silo_in_a_tree_is_counted(federation):
 
 
 def test_the_releases_name_the_price_and_the_seed(federation):
-    lines = " ".join(releases(private(federation(), "east")))
+    lines = " ".join(disclosures(private(federation(), "east")))
     assert "The updates of 'east'" in lines
     assert "ε = " in lines
     assert "comes from the seed" in lines

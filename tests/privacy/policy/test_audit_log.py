@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hansa.core.errors import RunFailed, UserError
-from hansa.privacy.policy.audit_log import AuditError, AuditLog, Head, anchor_of, entries, verify
+from hansa.privacy.policy.audit_log import AuditError, AuditLog, Head, anchor_file, entries, verify
 
 
 def written(folder: Path, count: int = 6) -> Path:
@@ -27,7 +27,7 @@ def written(folder: Path, count: int = 6) -> Path:
 @pytest.fixture(scope="module")
 def original(tmp_path_factory) -> tuple[bytes, bytes]:
     file = written(tmp_path_factory.mktemp("log"))
-    return file.read_bytes(), anchor_of(file).read_bytes()
+    return file.read_bytes(), anchor_file(file).read_bytes()
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def place(tmp_path_factory) -> Path:
 
 def put(place: Path, log: bytes, anchor: bytes) -> Path:
     place.write_bytes(log)
-    anchor_of(place).write_bytes(anchor)
+    anchor_file(place).write_bytes(anchor)
     return place
 
 
@@ -123,9 +123,9 @@ def test_a_log_ahead_of_its_anchor_goes_on(original, place):
 
 def test_without_its_anchor_a_log_is_not_sound_and_not_continued(tmp_path):
     file = written(tmp_path)
-    anchor_of(file).write_text("nonsense")
+    anchor_file(file).write_text("nonsense")
     assert "is damaged" in verify(file).damage
-    anchor_of(file).unlink()
+    anchor_file(file).unlink()
     assert "is missing" in verify(file).damage
     with pytest.raises(AuditError, match="not as it was left"):
         AuditLog(file, "lyon").add("request")

@@ -21,10 +21,10 @@ from hansa.core.errors import ConfigError, RunFailed
 from hansa.core.messages import CollectVocabulary, Evaluate, Failure, Scores, Train, Update
 from hansa.core.tensors import Layout, Tensors
 from hansa.privacy.policy.audit_log import AuditLog, entries, verify
-from hansa.privacy.policy.guard import CONTENTS, Guard, asked_for, digest
-from hansa.privacy.policy.preview import decide
-from hansa.privacy.policy.proposal import propose
-from hansa.privacy.policy.rules import Policy, Purpose, Wanted
+from hansa.privacy.policy.guard import RELEASE_KINDS, Guard, requested_items, digest
+from hansa.privacy.policy.preview import preview_policy
+from hansa.privacy.policy.proposal import propose_policy
+from hansa.privacy.policy.rules import Policy, Purpose, ReleaseItem
 from hansa.runs.run import run
 from tests.cli.test_cli import app, ok, runner
 from tests.conftest import same, weights
@@ -40,11 +40,11 @@ def policy(folder: Path, text: object = None, name: str = "policy.yaml", **rule:
 
 
 def allowed(found: Policy, kind: str = "metrics", purpose: Purpose = HERE) -> bool:
-    return found.judge(Wanted(kind), purpose).allowed
+    return found.judge(ReleaseItem(kind), purpose).allowed
 
 
 def test_a_rule_allows_what_it_names_and_is_named(tmp_path):
-    verdict = policy(tmp_path, release={"metrics": True}).judge(Wanted("metrics"), HERE)
+    verdict = policy(tmp_path, release={"metrics": True}).judge(ReleaseItem("metrics"), HERE)
     assert verdict.allowed
     assert verdict.rule == "training"
     assert not allowed(policy(tmp_path, release={"metrics": True}), "samples"), "nothing else leaves"
@@ -62,7 +62,7 @@ def test_a_rule_allows_what_it_names_and_is_named(tmp_path):
     ],
 )
 def test_what_a_rule_does_not_allow_stays_and_why(tmp_path, rule, reason):
-    verdict = policy(tmp_path, **rule).judge(Wanted("metrics"), HERE)
+    verdict = policy(tmp_path, **rule).judge(ReleaseItem("metrics"), HERE)
     assert not verdict.allowed
     assert reason in verdict.reason
 
@@ -75,12 +75,12 @@ def test_a_promised_epsilon_is_compared(tmp_path):
 
 def test_tensors_by_part_and_word_pieces_by_count(tmp_path):
     found = policy(tmp_path, release={"tensors": ["block", "head"], "pieces": 5})
-    assert found.judge(Wanted("tensors", frozenset({"block.0", "head"})), HERE).allowed
-    refused = found.judge(Wanted("tensors", frozenset({"block.0", "embeddings"})), HERE)
+    assert found.judge(ReleaseItem("tensors", frozenset({"block.0", "head"})), HERE).allowed
+    refused = found.judge(ReleaseItem("tensors", frozenset({"block.0", "embeddings"})), HERE)
     assert "does not release tensors of embeddings" in refused.reason
-    assert not found.judge(Wanted("tensors", frozenset({"blocks"})), HERE).allowed, "a part is not a prefix of a word"
-    assert found.judge(Wanted("pieces", seen=5), HERE).allowed
-    assert not found.judge(Wanted("pieces", seen=4), HERE).allowed
+    assert not found.judge(ReleaseItem("tensors", frozenset({"blocks"})), HERE).allowed, "a part is not a prefix of a word"
+    assert found.judge(ReleaseItem("pieces", seen=5), HERE).allowed
+    assert not found.judge(ReleaseItem("pieces", seen=4), HERE).allowed
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_tensors_by_part_and_word_pieces_by_count(tmp_path):
 def test_a_missing_or_broken_policy_allows_nothing(tmp_path, text, reason):
     found = policy(tmp_path, text) if text is not None else Policy.read(tmp_path / "policy.yaml")
     for kind in ("tensors", "samples", "metrics", "pieces", "labels", "offers", "personal"):
-        verdict = found.judge(Wanted(kind, seen=9), HERE)
+        verdict = found.judge(ReleaseItem(kind, seen=9), HERE)
         assert not verdict.allowed
         assert reason in verdict.reason or kind != "metrics"
 
@@ -121,8 +121,8 @@ def test_a_jurisdictions_policy_must_allow_it_too(tmp_path):
     policy(tmp_path, name="law.yaml", release={"metrics": True})
     loose = {"rules": {"a": {"federations": "any", "methods": "any", "release": ALL}}, "within": "law.yaml"}
     found = policy(tmp_path, yaml.safe_dump(loose))
-    assert found.judge(Wanted("metrics"), HERE).rule == "a within training"
-    assert "law.yaml: rule 'training' does not release samples" in found.judge(Wanted("samples"), HERE).reason
+    assert found.judge(ReleaseItem("metrics"), HERE).rule == "a within training"
+    assert "law.yaml: rule 'training' does not release samples" in found.judge(ReleaseItem("samples"), HERE).reason
     (tmp_path / "law.yaml").unlink()
     assert not allowed(Policy.read(tmp_path / "policy.yaml"))
 
@@ -131,13 +131,13 @@ def test_every_message_says_what_it_releases():
     """Whoever adds a request, a reply or a field says in privacy/guard.py what it releases."""
     for reply in get_args(messages.Reply):
         if reply is not Failure:
-            assert set(CONTENTS[reply]) == {f.name for f in fields(reply)}, reply
+            assert set(RELEASE_KINDS[reply]) == {f.name for f in fields(reply)}, reply
     model = Tensors.zeros(Layout(("w",), ((1,),)))
     for request in get_args(messages.Request):
         values = {"round": 1, "model": model, "start": model, "label": "", "parent": "", "residuals": model}
         values |= {"roster": {}, "threshold": 2, "sealed": {}, "answered": ()}
         made = request(**{f.name: values[f.name] for f in fields(request) if f.name in values})
-        assert asked_for(made) is not None, request
+        assert requested_items(made) is not None, request
 
 
 # ── the guard ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -265,7 +265,7 @@ def with_policy(settings, file: Path, name: str = "north"):
 
 def test_a_run_under_a_policy_gives_the_same_bits_and_a_sound_log(federation, tmp_path):
     settings = federation(rounds=2)
-    (tmp_path / "policy.yaml").write_text(yaml.safe_dump(propose(settings)))
+    (tmp_path / "policy.yaml").write_text(yaml.safe_dump(propose_policy(settings)))
     plain = run(settings, tmp_path / "plain", workers=0).folder
     held = run(with_policy(settings, tmp_path / "policy.yaml"), tmp_path / "held", workers=0).folder
     assert same(weights(plain / "model"), weights(held / "model"))
@@ -282,8 +282,8 @@ def test_a_run_under_a_policy_gives_the_same_bits_and_a_sound_log(federation, tm
 def test_the_policy_of_a_kit_lets_its_own_federation_work(federation, tmp_path, method):
     """Whoever hands nothing on to other nodes is not asked whether it may."""
     settings = federation(rounds=1, task="causal-lm", method=method)
-    (tmp_path / "policy.yaml").write_text(yaml.safe_dump(propose(settings)))
-    assert ("residuals" in propose(settings)["rules"]["small"]["release"]) == (method == "worldlm")
+    (tmp_path / "policy.yaml").write_text(yaml.safe_dump(propose_policy(settings)))
+    assert ("residuals" in propose_policy(settings)["rules"]["small"]["release"]) == (method == "worldlm")
     held = run(with_policy(settings, tmp_path / "policy.yaml"), tmp_path / "held", workers=0).folder
     log = held / "silos" / "north" / "audit.jsonl"
     assert not [e for e in entries(log) if e["event"] == "refusal"]
@@ -292,7 +292,7 @@ def test_the_policy_of_a_kit_lets_its_own_federation_work(federation, tmp_path, 
 
 def test_a_silo_that_refuses_to_train_is_left_out_and_the_round_completes(federation, tmp_path):
     settings = federation(rounds=1)
-    proposed = propose(settings)
+    proposed = propose_policy(settings)
     proposed["rules"]["small"]["release"]["tensors"] = ["head", "norm"]
     (tmp_path / "policy.yaml").write_text(yaml.safe_dump(proposed))
     folder = run(with_policy(settings, tmp_path / "policy.yaml"), tmp_path / "run", workers=0).folder
@@ -341,8 +341,8 @@ def test_check_previews_the_decision(federation, tmp_path):
     settings = federation()
     fed, file = tmp_path / "fed.yaml", tmp_path / "policy.yaml"
     fed.write_text(federation_file.dump(settings))
-    file.write_text(yaml.safe_dump(propose(settings)))
-    assert all(d.verdict.allowed for d in decide(Policy.read(file), settings)), "a proposal is enough"
+    file.write_text(yaml.safe_dump(propose_policy(settings)))
+    assert all(d.verdict.allowed for d in preview_policy(Policy.read(file), settings)), "a proposal is enough"
     assert "Nothing is refused" in ok("check", "--policy", str(file), str(fed))
     told = runner.invoke(app, ["check", "--policy", str(tmp_path / "none.yaml"), str(fed), "--format", "json"])
     assert told.exit_code == 1
@@ -354,7 +354,7 @@ def test_check_previews_the_decision(federation, tmp_path):
 
 def test_a_proposal_is_narrow(federation):
     settings = federation(tokenizer={"kind": "bytes"})
-    [rule] = propose(settings)["rules"].values()
+    [rule] = propose_policy(settings)["rules"].values()
     assert "pieces" not in rule["release"]
     assert rule["federations"] == ["small"]
 
@@ -362,11 +362,11 @@ def test_a_proposal_is_narrow(federation):
 def test_a_proposal_for_masked_updates_holds_the_federation_to_them(federation, tmp_path):
     """A coordinator that leaves 'secure_aggregation' out of its settings later gets no update in the clear."""
     secure_aggregation = federation(secure_aggregation=True, personal={"rounds": 1})
-    (tmp_path / "policy.yaml").write_text(yaml.safe_dump(propose(secure_aggregation)))
+    (tmp_path / "policy.yaml").write_text(yaml.safe_dump(propose_policy(secure_aggregation)))
     proposed = Policy.read(tmp_path / "policy.yaml")
     assert not proposed.flaw
     told = Purpose.of(secure_aggregation, "north")
     assert all(allowed(proposed, kind, told) for kind in ("tensors", "samples", "metrics", "personal"))
     bare = Purpose.of(federation(personal={"rounds": 1}), "north")
     assert not allowed(proposed, "tensors", bare)
-    assert "secure_aggregation" not in str(propose(federation()))
+    assert "secure_aggregation" not in str(propose_policy(federation()))

@@ -16,7 +16,7 @@ def begin(names, threshold):
     """The first two phases: secrets, public keys, and the sealed shares in their receivers' hands."""
     mine = {name: Secrets.fresh() for name in names}
     roster = {name: secret.keys for name, secret in mine.items()}
-    sealed = {name: secagg.share(name, mine[name], roster, threshold, LABEL) for name in names}
+    sealed = {name: secagg.share_secrets(name, mine[name], roster, threshold, LABEL) for name in names}
     inboxes = {name: {sender: sealed[sender][name] for sender in names if sender != name} for name in names}
     return mine, roster, inboxes
 
@@ -84,27 +84,27 @@ def test_one_below_the_threshold_nothing_is_unmasked():
 
 
 def test_shares_below_the_threshold_say_nothing():
-    shares = secagg.deal(12345, range(1, 6), 3)
-    assert secagg.restore(shares[1:4]) == 12345
-    assert secagg.restore(shares[:2]) != 12345
+    shares = secagg.split_secret(12345, range(1, 6), 3)
+    assert secagg.reconstruct_secret(shares[1:4]) == 12345
+    assert secagg.reconstruct_secret(shares[:2]) != 12345
 
 
 def test_sealed_shares_open_for_their_receiver_alone():
     mine, roster, inboxes = begin(NAMES, 3)
     for label, inbox in (("run 2", inboxes["b"]), (LABEL, inboxes["c"])):
         with pytest.raises(Refused, match="not for this silo and this round"):
-            secagg.opened("b", mine["b"], "a", roster["a"].seal, inbox["a"], label)
+            secagg.decrypt_shares("b", mine["b"], "a", roster["a"].seal, inbox["a"], label)
 
 
 def test_a_silo_looks_at_the_list_of_keys():
     mine = {name: Secrets.fresh() for name in NAMES}
     roster = {name: secret.keys for name, secret in mine.items()}
     with pytest.raises(Refused, match="does not have this silo's own"):
-        secagg.share("a", mine["a"], {**roster, "a": roster["b"]}, 3, LABEL)
+        secagg.share_secrets("a", mine["a"], {**roster, "a": roster["b"]}, 3, LABEL)
     with pytest.raises(Refused, match="one twice"):
-        secagg.share("a", mine["a"], {**roster, "c": roster["b"]}, 3, LABEL)
+        secagg.share_secrets("a", mine["a"], {**roster, "c": roster["b"]}, 3, LABEL)
     with pytest.raises(Refused, match="at least 2"):
-        secagg.share("a", mine["a"], {name: roster[name] for name in "ab"}, 1, LABEL)
+        secagg.share_secrets("a", mine["a"], {name: roster[name] for name in "ab"}, 1, LABEL)
 
 
 def test_shares_that_do_not_fit_are_found():

@@ -13,9 +13,9 @@ from hansa.core.messages import AdvertiseKeys, Failure, RevealShares, ShareSecre
 from hansa.core.participation import Child, ServerState
 from hansa.core.round import federated_round
 from hansa.links.local import LocalLink
-from hansa.privacy.secure_aggregation.announcement import FILE, label_of
+from hansa.privacy.secure_aggregation.announcement import SECRETS_FILE, mask_label
 from hansa.privacy.secure_aggregation.client import MaskingClient
-from hansa.privacy.secure_aggregation.protocol import Secrets, mask, stream
+from hansa.privacy.secure_aggregation.protocol import Secrets, mask, mask_stream
 from hansa.runs.run import run
 from tests.conftest import same, weights
 
@@ -128,13 +128,13 @@ def test_shares_that_are_none_open_nothing_and_break_nothing(federation, tmp_pat
 
 def test_masks_do_not_cancel_among_silos_that_were_shown_different_lists(tmp_path):
     """A server that shows some silos one list and some another learns nothing: their masks are made for the list."""
-    assert label_of("fed", 1, {"a": ("1",), "b": ("2",)}, 2) == label_of("fed", 1, {"b": ("2",), "a": ("1",)}, 2)
+    assert mask_label("fed", 1, {"a": ("1",), "b": ("2",)}, 2) == mask_label("fed", 1, {"b": ("2",), "a": ("1",)}, 2)
     labels = {
-        label_of("fed", 1, {"a": ("1",), "b": ("2",)}, 2),
-        label_of("fed", 1, {"a": ("1",)}, 2),
-        label_of("fed", 1, {"a": ("1",), "b": ("3",)}, 2),
-        label_of("fed", 1, {"a": ("1",), "b": ("2",)}, 3),
-        label_of("fed", 2, {"a": ("1",), "b": ("2",)}, 2),
+        mask_label("fed", 1, {"a": ("1",), "b": ("2",)}, 2),
+        mask_label("fed", 1, {"a": ("1",)}, 2),
+        mask_label("fed", 1, {"a": ("1",), "b": ("3",)}, 2),
+        mask_label("fed", 1, {"a": ("1",), "b": ("2",)}, 3),
+        mask_label("fed", 2, {"a": ("1",), "b": ("2",)}, 2),
     }
     assert len(labels) == 5
     mine = {name: Secrets.fresh() for name in "ab"}
@@ -143,7 +143,7 @@ def test_masks_do_not_cancel_among_silos_that_were_shown_different_lists(tmp_pat
 
     def total(*shown):
         words = [mask(n, mine[n], roster, values, label) for n, label in zip("ab", shown, strict=True)]
-        own = [stream(bytes.fromhex(secret.own), 2) for secret in mine.values()]
+        own = [mask_stream(bytes.fromhex(secret.own), 2) for secret in mine.values()]
         return sum(words[1:], words[0]) - own[0] - own[1]
 
     assert total("one", "one").tolist() == [10, 14], "the same list: they cancel"
@@ -171,13 +171,13 @@ def test_a_silo_opens_what_it_holds_for_one_list_only(tmp_path):
     sealed = {name: w.answer(ShareSecrets(1, roster, 2)).sealed for name, w in wearers.items()}
     inbox = {sender: sealed[sender]["a"] for sender in "bcd"}
     assert "has sent no update" in wearers["a"].answer(RevealShares(1, inbox, tuple("abcd"))).reason
-    note = json.loads((tmp_path / "a" / FILE).read_text())
+    note = json.loads((tmp_path / "a" / SECRETS_FILE).read_text())
     wearers["a"]._keep(1, note | {"masked with": roster})
     assert set(wearers["a"].answer(RevealShares(1, inbox, tuple("abc"))).shares) == set("bcd")
     assert set(wearers["a"].answer(RevealShares(1, inbox, tuple("abc"))).shares) == set("bcd"), "asked again, the same"
     assert "both lists" in wearers["a"].answer(RevealShares(1, inbox, tuple("abd"))).reason
     assert "no secrets for round 2" in wearers["a"].answer(ShareSecrets(2, roster, 2)).reason
-    assert (tmp_path / "a" / FILE).stat().st_mode & 0o077 == 0, "nobody else may read it"
+    assert (tmp_path / "a" / SECRETS_FILE).stat().st_mode & 0o077 == 0, "nobody else may read it"
 
 
 @pytest.mark.parametrize(

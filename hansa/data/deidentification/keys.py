@@ -1,0 +1,38 @@
+"""The secret key from which surrogates are derived."""
+
+import os
+import secrets
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from hansa.core.errors import UserError
+
+KEY_NAME = ".hansa-key"
+
+
+def surrogate_key(key_file: Path | None, folder: Path) -> str:
+    """The key in ``key_file``; without one, the key in ``folder``, which is created on first use.
+
+    A created key file is readable by its owner only. Raises `UserError` if ``key_file`` is missing or empty.
+    """
+    if key_file is not None:
+        if not key_file.is_file():
+            raise UserError(
+                f"{key_file}: there is no such key file; create one, or omit --key-file to have one created"
+            )
+        key = key_file.read_text(encoding="utf-8").strip()
+        if not key:
+            raise UserError(f"{key_file}: the key file is empty; write a long random line into it")
+        return key
+    own = folder / KEY_NAME
+    if own.exists():
+        return surrogate_key(own, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    handle, draft = tempfile.mkstemp(dir=folder)  # readable by its owner only
+    with os.fdopen(handle, "w", encoding="utf-8") as stream:
+        stream.write(secrets.token_hex(32) + "\n")
+    with suppress(FileExistsError):  # another process created the key first: that key is used
+        os.link(draft, own)
+    os.unlink(draft)
+    return surrogate_key(own, folder)

@@ -1,0 +1,92 @@
+"""Rows of plain text, JSON Lines, CSV and TSV, Parquet and Arrow files."""
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from hansa.core.errors import DataError
+from hansa.data.rows import ParsedRow
+from hansa.data.source import Source
+
+
+def plain_text(stream: TextIO, source: Source) -> Iterator[ParsedRow]:
+    """One row for each line that is not blank, with the line as its ``text``."""
+    for number, line in enumerate(stream, 1):
+        if line.strip():
+            yield number, {"text": line.strip()}, ""
+
+
+def json_lines(stream: TextIO, source: Source) -> Iterator[ParsedRow]:
+    """One JSON object per line."""
+    for number, line in enumerate(stream, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            yield number, None, f"not valid JSON ({error.msg})"
+            continue
+        yield (number, row, "") if isinstance(row, dict) else (number, None, "not a JSON object")
+
+
+def comma_separated(stream: TextIO, source: Source) -> Iterator[ParsedRow]:
+    """A CSV file; see `_table`."""
+    return _table(stream, ",", source)
+
+
+def tab_separated(stream: TextIO, source: Source) -> Iterator[ParsedRow]:
+    """A TSV file; see `_table`."""
+    return _table(stream, "\t", source)
+
+
+def _table(stream: TextIO, delimiter: str, source: Source) -> Iterator[ParsedRow]:
+    """A table whose first line names the columns.
+
+    If the text column is given as a number (``text: 1``), the table has no header: columns are numbered from 1, and
+    quotation marks are part of the text.
+    """
+    if source.text.isdigit():
+        for number, cells in enumerate(csv.reader(stream, delimiter=delimiter, quoting=csv.QUOTE_NONE), 1):
+            yield number, {str(i): cell for i, cell in enumerate(cells, 1)}, ""
+        return
+    reader = csv.DictReader(stream, delimiter=delimiter)
+    for row in reader:
+        if None in row or None in row.values():
+            yield reader.line_num, None, "the number of fields differs from the header's"
+        else:
+            yield reader.line_num, dict(row), ""
+
+
+def parquet(file: Path, source: Source) -> Iterator[ParsedRow]:
+    """A Parquet file."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        yield from _batches(pq.ParquetFile(file).iter_batches())
+    except pa.ArrowInvalid as error:
+        raise _unreadable(file, "parquet", error) from None
+
+
+def arrow(file: Path, source: Source) -> Iterator[ParsedRow]:
+    """A file in the Arrow streaming format, as Hugging Face datasets are stored."""
+    import pyarrow as pa
+
+    try:
+        yield from _batches(iter(pa.ipc.open_stream(pa.memory_map(str(file)))))
+    except pa.ArrowInvalid as error:
+        raise _unreadable(file, "arrow", error) from None
+
+
+def _batches(batches: Iterator[Any]) -> Iterator[ParsedRow]:
+    number = 0
+    for batch in batches:
+        for row in batch.to_pylist():
+            number += 1
+            yield number, row, ""
+
+
+def _unreadable(file: Path, kind: str, error: Exception) -> DataError:
+    return DataError(f"{file}: not a readable {kind} file ({str(error).splitlines()[0]})")

@@ -1,0 +1,18 @@
+"""The report's time section: the seconds of a run by phase."""
+
+from typing import Any
+
+from hansa.runs.results import RunResults
+
+PHASES = ("exchange", "steps", "overhead", "server step", "evaluation", "checkpoints")
+
+
+def phase_row(run: RunResults) -> dict[str, Any] | None:
+    """The seconds of a run by the phases `PHASES`; None if it had no rounds."""
+    phases = run.phases
+    if not phases.rounds:
+        return None
+    overhead = max(0.0, phases.work - phases.steps)
+    seconds = (phases.exchange, phases.steps, overhead, phases.aggregation, phases.evaluation, phases.checkpoints)
+    cells = [f"{value:.1f} s" for value in seconds]
+    return {"name": run.name, "rounds": phases.rounds, "total": f"{phases.total:.1f} s", "cells": cells}

@@ -1,0 +1,5 @@
+"""Fixtures of the core's tests."""
+
+from tests.core.trees import tree
+
+__all__ = ["tree"]
