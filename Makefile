@@ -4,10 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-# What fails is run once more, by itself: beside others, real processes may be late. What fails twice has failed.
+# Tests that fail are run once more by themselves: beside others, real processes may be late. What fails twice has failed.
 AGAIN := $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
 
-.PHONY: demo test test-faults check format bench clean
+.PHONY: ready demo test test-faults test-docs check format bench clean
+
+ready: $(READY)           ## install everything into .venv
 
 demo: $(READY)            ## the main job on real data; ends with a table and a report
 	$(BIN)/hansa demo
@@ -18,17 +20,21 @@ test: $(READY)            ## the fast tests, two processes
 test-faults: $(READY)     ## real processes on loopback, killed and cut off
 	$(BIN)/python -m pytest -m slow_fault tests || $(AGAIN) -m slow_fault tests
 
-check: $(READY)           ## formatting, lint, strict types
+test-docs: $(READY)       ## a smoke run of every benchmark, and every command and code block of README and docs
+	$(BIN)/python -m pytest -n 2 -m docs tests || $(AGAIN) -m docs tests
+
+check: $(READY)           ## formatting, lint, layers of imports, strict types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports
 	$(BIN)/mypy
 
 format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(READY)           ## every benchmark: ratios against a named peer, in one run
-	for program in benchmarks/*.py; do case $$program in */_*) ;; *) $(BIN)/python $$program || exit 1;; esac; done
+bench: $(READY)           ## every benchmark against its peer in one run; writes docs/benchmarks.md and the README's table
+	$(BIN)/python benchmarks/_page.py
 
 # torch first, pinned, by plain pip: asked for by another package it would bring gigabytes of CUDA.
 $(READY): pyproject.toml
@@ -38,4 +44,4 @@ $(READY): pyproject.toml
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) runs .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) runs .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache

@@ -26,22 +26,54 @@ def speed(texts: list[str], work: Callable[[str], object]) -> float:
 
 
 def main() -> None:
-    figures = Figures()
+    figures = Figures.from_arguments()
+    count = 5 if figures.smoke else NOTES
     rules = Rules()
     slowest_find = slowest_replace = float("inf")
     for code in generator.LANGUAGES:
-        notes = list(generator.notes(code, NOTES, seed=1))
+        notes = list(generator.notes(code, count, seed=1))
         found = measure(notes, rules, code)["overall"]
-        figures.add(f"deidentify_{code}_character_recall", float(found["character_recall"]), "share", ">=", 0.98)
-        figures.add(f"deidentify_{code}_recall", float(found["recall"]), "share", ">=", 0.98)
-        figures.add(f"deidentify_{code}_precision", float(found["precision"]), "share", ">=", 0.95)
+        figures.add(
+            f"deidentify_{code}_character_recall",
+            f"characters of generated details found, {code}",
+            float(found["character_recall"]),
+            "share",
+            ">=",
+            0.98,
+        )
+        figures.add(
+            f"deidentify_{code}_recall",
+            f"generated details found whole, {code}",
+            float(found["recall"]),
+            "share",
+            ">=",
+            0.98,
+        )
+        figures.add(
+            f"deidentify_{code}_precision",
+            f"findings that are generated details, {code}",
+            float(found["precision"]),
+            "share",
+            ">=",
+            0.95,
+        )
         texts = [note["text"] for note in notes]
         finding = speed(texts, lambda text, code=code: rules.find(text, code))
         replacing = speed(texts, lambda text, code=code: deidentify(text, code, rules, "key", "surrogates"))
         print(f"{code}: {finding:.2f} MB/s found, {replacing:.2f} MB/s found and replaced")
         slowest_find, slowest_replace = min(slowest_find, finding), min(slowest_replace, replacing)
-    figures.add("deidentify_find_slowest_language", slowest_find, "MB/s", ">=", 2.0)
-    figures.add("deidentify_replace_slowest_language", slowest_replace, "MB/s", ">=", 1.0)
+    figures.add(
+        "deidentify_find_slowest_language",
+        "de-identification by rules on one core, slowest language",
+        slowest_find,
+        "MB/s",
+        ">=",
+        2.0,
+    )
+    figures.add(
+        "deidentify_replace_slowest_language", "the same with surrogates put in", slowest_replace, "MB/s", ">=", 1.0
+    )
+    figures.found = figures.found[-2:] + figures.found[:-2]  # speed first
     figures.end()
 
 

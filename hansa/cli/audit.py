@@ -1,4 +1,4 @@
-"""`hansa audit`: what left the silos, what it gives away, and what holding it back costs. One thin command per verb."""
+"""`hansa audit`: verify and show audit logs, attack what a run released, and measure the price of defences."""
 
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -8,27 +8,27 @@ import typer
 from hansa.cli.console import Format, FormatOption, errors, finish, output, table
 from hansa.core.errors import RunFailed, UserError, did_you_mean
 
-audit = typer.Typer(
-    no_args_is_help=True, help="Read and verify audit logs; attack what a run released, price the defences."
-)
+HELP = "Verify and show audit logs; attack what a run released; measure the price of defences."
+audit = typer.Typer(no_args_is_help=True, help=HELP)
 
 
-@audit.callback()
-def _group() -> None:
-    """Read and verify audit logs; attack what a run released, price the defences."""
+@audit.callback(help=HELP)
+def _group() -> None: ...
 
 
 KINDS = ("embedding-inversion", "nearest-token", "gradient-inversion")
-LogOrRun = Annotated[Path, typer.Argument(metavar="FILE|RUN", help="an audit log, or a run: all logs below it")]
+LogOrRun = Annotated[Path, typer.Argument(metavar="FILE|RUN", help="audit log, or run directory with audit logs")]
 
 
 @audit.command("verify")
 def verify_logs(
     path: LogOrRun,
-    noted: Annotated[str | None, typer.Option(metavar="NUMBER:HASH", help="of an entry, noted elsewhere")] = None,
+    noted: Annotated[
+        str | None, typer.Option(metavar="NUMBER:HASH", help="entry stored in another place, to compare")
+    ] = None,
     format: FormatOption = Format.text,
 ) -> None:
-    """Follow the hash chain of audit logs; exit code 1 and the first bad entry where one was changed or cut."""
+    """Verify the hash chain of audit logs. Exit code 1 and the first bad entry if a log was changed or cut."""
     from hansa.privacy.policy.audit_log import parse_head, verify
 
     found = [verify(log, parse_head(noted) if noted else None) for log in _logs(path)]
@@ -37,34 +37,35 @@ def verify_logs(
         for one in found:
             output.print(one.text, highlight=False, markup=False)
 
-    told = [{"log": str(one.file), "sound": one.sound, "line": one.line, "said": one.text} for one in found]
-    finish(format, {"sound": all(one.sound for one in found), "logs": told}, show)
+    logs = [{"log": str(one.file), "sound": one.sound, "line": one.line, "text": one.text} for one in found]
+    finish(format, {"sound": all(one.sound for one in found), "logs": logs}, show)
     if bad := [str(one.file) for one in found if not one.sound]:
-        raise RunFailed(f"not sound: {', '.join(bad)}")
+        raise RunFailed(f"damaged audit logs: {', '.join(bad)}")
 
 
 @audit.command("show")
 def show_logs(
     path: LogOrRun,
-    last: Annotated[int | None, typer.Option(min=1, help="only so many of the newest entries")] = None,
+    last: Annotated[int | None, typer.Option(min=1, help="show only this many of the newest entries")] = None,
     format: FormatOption = Format.text,
 ) -> None:
-    """What a node was asked, what it released, to whom and under which rule of its policy."""
+    """Show the requests, releases and refusals of a node, with the rules of its policy that decided."""
     from hansa.privacy.policy.audit_log import entries
 
     found = {str(log): list(entries(log))[-last if last else 0 :] for log in _logs(path)}
     if not any(found.values()):
-        raise UserError(f"{path}: there is no entry of an audit log in it; 'hansa audit verify' says what is wrong")
+        raise UserError(f"{path}: it has no entry of an audit log; run 'hansa audit verify' to see what is wrong")
 
     def show() -> None:
-        for log, told in found.items():
-            columns = ["", "time", "node", "event", "what", "round", "bytes", "to", "rules or reason"]
-            output.print(table(columns, [_row(entry) for entry in told], log, figures=False))
+        for log, shown in found.items():
+            columns = ["", "time", "node", "event", "message", "round", "bytes", "to", "rules or reason"]
+            output.print(table(columns, [_row(entry) for entry in shown], log, figures=False))
 
     finish(format, {"logs": found}, show)
 
 
 def _logs(path: Path) -> list[Path]:
+    """The audit logs at a path; raises `UserError` if there is none."""
     from hansa.privacy.policy.audit_log import AUDIT_LOG, anchor_file
 
     anchored = (
@@ -72,7 +73,9 @@ def _logs(path: Path) -> list[Path]:
     )
     found = sorted({*path.rglob(AUDIT_LOG), *anchored}) if path.is_dir() else [path]
     if not found or not (found[0].is_file() or anchor_file(found[0]).is_file()):
-        raise UserError(f"{path}: there is no audit log here; nodes with a policy keep one, as does every 'hansa join'")
+        raise UserError(
+            f"{path}: there is no audit log here; give the log of a node with a policy, of a coordinator or of an agent"
+        )
     return found
 
 
@@ -86,13 +89,13 @@ def _row(entry: dict[str, Any]) -> list[str]:
 
 @audit.command()
 def attack(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="a run directory")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="run directory")],
     kind: Annotated[str, typer.Option(help=" · ".join(KINDS))] = KINDS[0],
-    centroids: Annotated[int, typer.Option(min=1, help="attack at most so many, of all sizes")] = 40,
-    silo: Annotated[str | None, typer.Option(help="gradient inversion: whose update; default the smallest's")] = None,
+    centroids: Annotated[int, typer.Option(min=1, help="largest number of centroids to attack")] = 40,
+    silo: Annotated[str | None, typer.Option(help="gradient inversion: silo to attack; default: the smallest")] = None,
     format: FormatOption = Format.text,
 ) -> None:
-    """Try to read text from what a run's silos really released; needs the silos' data, to score what was read."""
+    """Try to reconstruct text from what the silos of a run released. Needs the silos' data, to score the result."""
     if kind not in KINDS:
         raise UserError(f"--kind {kind} is not known; {did_you_mean(kind, KINDS)}")
     from hansa.privacy.attacks import centroids as leak
@@ -112,6 +115,7 @@ def attack(
 
 
 def show(found: dict[str, Any], report: Path) -> None:
+    """Print the findings of an attack, or of the price of defences."""
     from hansa.report.audit import tables
 
     for one in tables(found):
@@ -123,23 +127,23 @@ def show(found: dict[str, Any], report: Path) -> None:
 
 @audit.command()
 def price(
-    federation: Annotated[Path, typer.Argument(metavar="FED.yaml", help="the federation file")],
+    federation: Annotated[Path, typer.Argument(metavar="FED.yaml", help="federation file")],
     set: Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="override a setting")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="runs of each defence")] = 1,
-    out: Annotated[Path | None, typer.Option(help="where the runs go; default runs/NAME-price")] = None,
-    workers: Annotated[int | None, typer.Option(min=0, help="worker processes; 0: in-process")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="number of runs of each defence")] = 1,
+    out: Annotated[Path | None, typer.Option(help="folder for the runs; default: runs/NAME-price")] = None,
+    workers: Annotated[int | None, typer.Option(min=0, help="number of worker processes; 0: in this process")] = None,
     format: FormatOption = Format.text,
 ) -> None:
-    """Run a federation with each defence of what it exchanges; what each costs, and what it leaves to an attacker."""
+    """Run a federation with each defence of its shared centroids; compare scores, ε and what an attack still reads."""
     from hansa.config.file import read
 
     settings = read(federation, set)
     folder = out or Path("runs") / f"{settings.name}-price"
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; choose another --out")
-    from hansa.privacy.attacks.price import price as run_defences
+    from hansa.privacy.attacks.price import price_defences
     from hansa.report.progress import Progress
 
-    found = run_defences(settings, seeds, folder, workers, lambda name: Progress(errors, name))
+    found = price_defences(settings, seeds, folder, workers, lambda name: Progress(errors, name))
     report = folder / "report.html"
     finish(format, found | {"report": str(report)}, lambda: show(found, report))

@@ -16,37 +16,37 @@ from hansa.cli.logs import LogFormat, LogFormatOption, LogLevel, LogLevelOption,
 from hansa.core.errors import UserError, printable
 
 log = logging.getLogger("hansa")
-kit = typer.Typer(no_args_is_help=True, help="Startup kits: certificates, addresses and who is a member.")
+kit = typer.Typer(no_args_is_help=True, help="Startup kits: certificates, addresses and the list of members.")
 
-Kits = Annotated[Path, typer.Argument(metavar="KITS", help="the folder that 'kit create' wrote")]
-Name = Annotated[str, typer.Argument(metavar="NODE", help="a member")]
-Days = Annotated[int, typer.Option(min=1, help="how long the certificates are good")]
-MOST_REFUSED = 20  # lines of `hansa status`
-TERMINATED = 143  # a coordinator that SIGTERM ended has not done its work: started again, it goes on
+Kits = Annotated[Path, typer.Argument(metavar="KITS", help="the folder that 'hansa kit create' wrote")]
+Name = Annotated[str, typer.Argument(metavar="NODE", help="the name of a member")]
+Days = Annotated[int, typer.Option(min=1, help="how many days the certificates are valid")]
+MAX_REFUSALS = 20  # lines of `hansa status`
+TERMINATED = 143  # exit code of a coordinator after SIGTERM: the run is not done, and resumes with the same command
 ProxyOption = Annotated[
     str | None,
     typer.Option(
         "--proxy",
         metavar="http://HOST:PORT",
         envvar="HANSA_PROXY",
-        help="the HTTP proxy through which the parent is reached; with a password, better in HANSA_PROXY",
+        help="the HTTP proxy for connections to the parent; with a password, use the variable HANSA_PROXY",
     ),
 ]
 KitOption = Annotated[Path, typer.Option("--kit", help="the startup kit of this node")]
 NatsOption = Annotated[
-    str | None, typer.Option("--nats", metavar="tls://HOST:PORT", help="an existing NATS instead of one of our own")
+    str | None,
+    typer.Option("--nats", metavar="tls://HOST:PORT", help="an existing NATS server, instead of starting one"),
 ]
-UsesOption = Annotated[
-    list[Path] | None, typer.Option("--plugins", help="a Python file with tasks or methods of your own")
+PluginsOption = Annotated[
+    list[Path] | None, typer.Option("--plugins", help="a Python file that registers tasks or methods")
 ]
-
-
 HealthOption = Annotated[
-    str | None, typer.Option("--health", metavar="[HOST:]PORT", help="answer /healthz and /readyz there")
+    str | None, typer.Option("--health", metavar="[HOST:]PORT", help="answer the probes /healthz and /readyz there")
 ]
 
 
-def needed() -> None:
+def require_extra() -> None:
+    """Raise `UserError` if the packages of the ``deploy`` extra are not installed."""
     try:
         import cryptography  # noqa: F401
         import xxhash  # noqa: F401
@@ -57,20 +57,20 @@ def needed() -> None:
 @kit.command()
 def create(
     federation: Annotated[Path, typer.Argument(metavar="FED.yaml", help="the federation file")],
-    out: Annotated[Path, typer.Option(help="where the kits go")] = Path("kits"),
+    out: Annotated[Path, typer.Option(help="the folder for the kits")] = Path("kits"),
     address: Annotated[
         list[str] | None,
-        typer.Option(metavar="[REGION=]HOST:PORT", help="where the coordinator, or a region, is reached"),
+        typer.Option(metavar="[REGION=]HOST:PORT", help="the address of the coordinator, or of a region"),
     ] = None,
     nats: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="of a NATS that somebody else runs: a configuration for it is written"),
+        typer.Option(metavar="HOST:PORT", help="an existing NATS server, for which a configuration is written"),
     ] = None,
     days: Days = 365,
     format: FormatOption = Format.text,
 ) -> None:
-    """A certificate authority and one kit for the coordinator, every region and every silo."""
-    needed()
+    """Create a certificate authority and a kit for the coordinator, every region and every silo."""
+    require_extra()
     from hansa.config.file import read
     from hansa.deploy import authority
     from hansa.deploy.kit import COORDINATOR
@@ -85,94 +85,93 @@ def create(
         for folder in made:
             output.print(f"{folder}", highlight=False)
         output.print(
-            f"Hand each folder to its node over a channel you trust; keep {out / 'authority'} to yourself.",
-            highlight=False,
+            f"Give each folder to its node over a secure channel; keep {out / 'authority'} secret.", highlight=False
         )
         if nats is not None:
-            output.print(f"Whoever runs NATS starts it in {out / 'nats'}: nats-server -c nats.conf", highlight=False)
+            output.print(f"Start the NATS server in {out / 'nats'}: nats-server -c nats.conf", highlight=False)
 
     finish(format, {"kits": [str(folder) for folder in made]}, show)
 
 
 @kit.command()
 def revoke(kits: Kits, node: Name, format: FormatOption = Format.text) -> None:
-    """No certificate of this member is good any more."""
-    needed()
+    """Revoke all certificates of a member."""
+    require_extra()
     from hansa.deploy import authority
 
     authority.revoke(kits, node)
     text = (
-        f"'{node}' is revoked; put members.json into the kit of every other member: whoever serves '{node}' cuts it "
-        f"off, whoever it serves obeys it no more (those that run from here do so now){reload_broker(kits)}"
+        f"'{node}' is revoked; copy members.json into the kit of every other member, which then disconnects '{node}' "
+        f"and rejects its requests (nodes that use the kits in this folder do so now){broker_advice(kits)}"
     )
     finish(format, {"revoked": node}, lambda: output.print(text, highlight=False))
 
 
 @kit.command()
 def renew(kits: Kits, node: Name, days: Days = 365, format: FormatOption = Format.text) -> None:
-    """A new certificate for a member; after a revocation also a new key."""
-    needed()
+    """Create a new certificate for a member, after a revocation with a new key."""
+    require_extra()
     from hansa.deploy import authority
     from hansa.deploy.nats_config import NATS
 
     if node == NATS:
         authority.renew_broker(kits, days)
-        text = f"the broker has a new certificate: put the files of {kits / node} in place, and reload it"
+        text = f"the NATS server has a new certificate: copy the files of {kits / node} to it, and reload it"
         finish(format, {"renewed": node}, lambda: output.print(text, highlight=False))
         return
     generation = authority.renew(kits, node, days)
     text = (
-        f"'{node}' has certificate number {generation}; put the files of {kits / node} in place there (nothing needs "
-        f"a restart), and members.json into the coordinator's kit{reload_broker(kits)}"
+        f"'{node}' has a certificate of generation {generation}; copy the files of {kits / node} to the node (no "
+        f"restart is needed), and members.json into the coordinator's kit{broker_advice(kits)}"
     )
     finish(format, {"renewed": node, "generation": generation}, lambda: output.print(text, highlight=False))
 
 
-def reload_broker(kits: Path) -> str:
-    """What whoever runs NATS has to do, where that is somebody else."""
+def broker_advice(kits: Path) -> str:
+    """What the operator of an existing NATS server has to do after a change of members; empty if there is none."""
     file = kits / "nats" / "authorization.conf"
-    return f"; whoever runs NATS needs {file}, and reloads it" if file.exists() else ""
+    return f"; copy {file} to the NATS server, and reload it" if file.exists() else ""
 
 
 @kit.command()
 def show(kits: Kits, format: FormatOption = Format.text) -> None:
-    """Who is a member, and until when."""
-    needed()
+    """List the members and the expiry dates of their certificates."""
+    require_extra()
     from hansa.deploy import authority
 
     lines = authority.show(kits)
     rows = [[line[key] for key in ("node", "kind", "parent", "state", "until")] for line in lines]
-    columns = ["node", "kind", "parent", "state", "good until"]
+    columns = ["node", "kind", "parent", "state", "valid until"]
     finish(format, {"members": lines}, lambda: output.print(table(columns, rows, "Members", figures=False)))
 
 
 def serve(
     federation: Annotated[
-        Path | None, typer.Argument(metavar="FED.yaml", help="the federation file (of a root)")
+        Path | None, typer.Argument(metavar="FED.yaml", help="the federation file; not for a region")
     ] = None,
     kit: KitOption = Path("kits/coordinator"),
     out: Annotated[Path | None, typer.Option(help="the run directory; default runs/NAME")] = None,
     nats: NatsOption = None,
-    data: Annotated[list[Path] | None, typer.Option(help="data of the region's own, where it has any")] = None,
-    policy: Annotated[Path | None, typer.Option(help="of a region: what may leave it")] = None,
-    plugins: UsesOption = None,
+    data: Annotated[list[Path] | None, typer.Option(help="the region's own data, if it has any")] = None,
+    policy: Annotated[Path | None, typer.Option(help="of a region: the policy for what it may release")] = None,
+    plugins: PluginsOption = None,
     proxy: ProxyOption = None,
     health: HealthOption = None,
     log_level: LogLevelOption = LogLevel.info,
     log_format: LogFormatOption = LogFormat.text,
     format: FormatOption = Format.text,
 ) -> None:
-    """Coordinate a federation between organisations, or a region of it. Started again, it goes on."""
-    needed()
+    """Run the coordinator of a federation, or of one region. Resumes where it stopped."""
+    require_extra()
     configure(log_level, log_format)
     from hansa.deploy.kit import Kit
 
     own = Kit(kit)
-    if own.card.kind == "region":
-        serve_region(own, out or Path("runs") / own.name, nats, data or [], policy, plugins or [], proxy, health)
+    if own.info.kind == "region":
+        serve_region(kit, out, nats, data or [], policy, plugins or [], proxy, health)
         return
-    if own.card.kind == "silo":
-        raise UserError(f"{kit} is the kit of a silo: it serves nobody; use 'hansa join {kit} --data …'")
+    if own.info.kind == "silo":
+        raise UserError(f"{kit} is the kit of a silo, which has no children; use 'hansa join {kit} --data …'")
     if federation is None:
         raise UserError("the coordinator needs the federation file: hansa serve FED.yaml")
     from hansa.config.file import read
@@ -181,21 +180,20 @@ def serve(
 
     settings = read(federation)
     from hansa.deploy.coordinator import serve as serve_federation
-    from hansa.deploy.health import probes, unreachable
+    from hansa.deploy.health import serve_probes, unreachable_reason
     from hansa.deploy.log_callbacks import LogCallbacks
     from hansa.deploy.server_session import parse_url
 
     for which in (signal.SIGTERM, signal.SIGINT):
         signal.signal(which, end_coordinator)
-    progress = LogCallbacks() if log_format is LogFormat.json else Progress(errors, settings.name)
-    assert own.card.serves is not None
-    letters = own.card.serves.letters
-    broker = parse_url(nats) if nats is not None else letters if own.card.serves.broker else ("127.0.0.1", letters[1])
-    with probes(health, lambda: unreachable(broker)):
+    callbacks = LogCallbacks() if log_format is LogFormat.json else Progress(errors, settings.name)
+    known = own.endpoint.broker_address if own.endpoint.broker_host else ("127.0.0.1", own.endpoint.port)
+    broker = parse_url(nats) if nats is not None else known
+    with serve_probes(health, lambda: unreachable_reason(broker)):
         try:
-            outcome = serve_federation(settings, own, out or Path("runs") / settings.name, nats, progress)
+            outcome = serve_federation(settings, own, out or Path("runs") / settings.name, nats, callbacks)
         finally:
-            progress.stop()
+            callbacks.stop()
     report = html.write([(settings.name, outcome.folder)], outcome.folder / "report.html")
     result = {"run": str(outcome.folder), "report": str(report), "metrics": outcome.metrics}
 
@@ -207,8 +205,8 @@ def serve(
 
 
 def serve_region(
-    own: "Kit",  # type: ignore[name-defined]  # noqa: F821
-    out: Path,
+    kit: Path,
+    out: Path | None,
     nats: str | None,
     data: list[Path],
     policy: Path | None,
@@ -216,109 +214,118 @@ def serve_region(
     proxy: str | None,
     health: str | None,
 ) -> None:
+    """Run the region with a kit until SIGTERM or Ctrl-C."""
     from hansa.deploy.agent import Agent
-    from hansa.deploy.coordinator import serve_region as serve_it
-    from hansa.deploy.health import probes
+    from hansa.deploy.health import serve_probes
     from hansa.deploy.join import sources
+    from hansa.deploy.kit import Kit
     from hansa.deploy.network.address import Proxy
     from hansa.deploy.policy_enforcer import PolicyEnforcer
+    from hansa.deploy.region import serve_region as serve_it
 
-    through = Proxy.parse(proxy) if proxy else None
-    held = sources(own, data) if data or own.card.sources else ()
-    law = PolicyEnforcer.of(own, policy, out) if policy is not None or held else None
+    own = Kit(kit)
+    folder = out or Path("runs") / own.name
+    http_proxy = Proxy.parse(proxy) if proxy else None
+    held = sources(own, data) if data or own.info.sources else ()
+    enforcer = PolicyEnforcer.load(own, policy, folder) if policy is not None or held else None
     with ExitStack() as stack:
 
         def ready(agent: Agent) -> None:
             on_stop(agent.stop)
-            stack.enter_context(probes(health, agent.waits))
+            stack.enter_context(serve_probes(health, agent.not_ready))
 
-        serve_it(own, out, nats, held, paths(plugins), log.info, ready, law, through, log.warning)
-    leave()
+        serve_it(own, folder, nats, held, paths(plugins), log.info, ready, enforcer, http_proxy, log.warning)
+    exit_agent()
 
 
 def join(
     kit: Annotated[Path, typer.Argument(metavar="KIT", help="the silo's startup kit")],
-    data: Annotated[list[Path], typer.Option(help="the file or folder with this silo's data; one per source")],
-    home: Annotated[Path | None, typer.Option(help="where this silo keeps its own; default KIT/home")] = None,
-    policy: Annotated[Path | None, typer.Option(help="what may leave; default KIT/policy.yaml")] = None,
-    threads: Annotated[int, typer.Option(min=1, help="cores to train on; 1 gives the same bits as 'hansa run'")] = 1,
-    plugins: UsesOption = None,
+    data: Annotated[list[Path], typer.Option(help="the file or folder with this silo's data; one for each source")],
+    home: Annotated[Path | None, typer.Option(help="the folder for this silo's own files; default KIT/home")] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="the policy for what the silo may release; default KIT/policy.yaml")
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="threads for training; 1 gives the same bits as 'hansa run'")] = 1,
+    plugins: PluginsOption = None,
     proxy: ProxyOption = None,
     health: HealthOption = None,
     log_level: LogLevelOption = LogLevel.info,
     log_format: LogFormatOption = LogFormat.text,
 ) -> None:
-    """The silo's agent: waits for work and answers from data that stays here. Connects only outwards."""
-    needed()
+    """Run the agent of a silo: it answers requests from local data, and opens only outbound connections."""
+    require_extra()
     configure(log_level, log_format)
     from hansa.deploy.kit import Kit
 
     own = Kit(kit)
-    if own.card.kind != "silo":
-        raise UserError(f"{kit} is the kit of a {own.card.kind}: it has no data of its own; use 'hansa serve'")
+    if own.info.kind != "silo":
+        raise UserError(f"{kit} is the kit of a {own.info.kind}, and 'hansa join' is for silos; use 'hansa serve'")
     from hansa.deploy.agent import Agent
-    from hansa.deploy.health import probes
-    from hansa.deploy.join import SiloTrade, sources
+    from hansa.deploy.health import serve_probes
+    from hansa.deploy.join import SiloService, sources
     from hansa.deploy.lock_file import lock_folder
     from hansa.deploy.network.address import Proxy
     from hansa.deploy.policy_enforcer import PolicyEnforcer
 
-    through = Proxy.parse(proxy) if proxy else None
-    place = home or kit / "home"
-    law = PolicyEnforcer.of(own, policy, place)
-    if law.flaw:
-        log.warning("nothing may leave: %s", law.flaw)
-    trade = SiloTrade(own, sources(own, data), paths(plugins or []), law, threads)
-    with lock_folder(place, "hansa join"):
-        agent = Agent(own, place, trade, log.info, through, log.warning)
+    http_proxy = Proxy.parse(proxy) if proxy else None
+    folder = home or kit / "home"
+    enforcer = PolicyEnforcer.load(own, policy, folder)
+    if enforcer.problem:
+        log.warning("the policy allows no release: %s", enforcer.problem)
+    service = SiloService(own, sources(own, data), paths(plugins or []), enforcer, threads)
+    with lock_folder(folder, "hansa join"):
+        agent = Agent(own, folder, service, log.info, http_proxy, log.warning)
         on_stop(agent.stop)
-        with probes(health, agent.waits):
+        with serve_probes(health, agent.not_ready):
             agent.run()
-    leave()
+    exit_agent()
 
 
 def status(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="the --out of 'hansa serve'")],
     format: FormatOption = Format.text,
 ) -> None:
-    """Who is connected, who is awaited and until when, versions, clocks, and what was refused."""
+    """Show connected nodes, awaited replies and their deadlines, versions, clocks, and refusals."""
     from time import time
 
     from rich.markup import escape
 
-    from hansa.deploy.status import COLUMNS, as_dict, marks, read, refusals, running
+    from hansa.deploy.status import COLUMNS, as_dict, footnotes, is_running, read_refusals, read_status
 
-    nodes, refused, alive = read(run, time()), refusals(run), running(run)
+    nodes, refused, running = read_status(run, time()), read_refusals(run), is_running(run)
 
     def show() -> None:
-        title = f"{run}: " + ("is being served" if alive else "nobody serves it now; below is what was known last")
-        rows = [[escape(cell) for cell in node.row] for node in nodes]  # what others say of themselves is no markup
+        title = f"{run}: " + ("running" if running else "not running; the last known state")
+        rows = [[escape(cell) for cell in node.row] for node in nodes]  # texts of other nodes are not markup
         output.print(table(COLUMNS, rows, title, figures=False))
-        for line in marks(nodes):
+        for line in footnotes(nodes):
             output.print(line, markup=False, highlight=False)
         if refused:
             output.print("Refused:", highlight=False)
-        for one in refused[:MOST_REFUSED]:
+        for one in refused[:MAX_REFUSALS]:
             output.print(f"· {printable(one.line)}", markup=False, highlight=False)
-        if len(refused) > MOST_REFUSED:
-            output.print(f"· and {len(refused) - MOST_REFUSED} other reasons: --format json has them", highlight=False)
+        if len(refused) > MAX_REFUSALS:
+            more = len(refused) - MAX_REFUSALS
+            output.print(f"· and {more} other reasons; --format json lists them", highlight=False)
 
-    finish(format, as_dict(nodes, refused, alive), show)
+    finish(format, as_dict(nodes, refused, running), show)
 
 
 def paths(files: list[Path]) -> tuple[str, ...]:
+    """Absolute paths as texts."""
     return tuple(str(file.resolve()) for file in files)
 
 
 def on_stop(stop: Callable[[], None]) -> None:
-    """What SIGTERM and Ctrl-C do."""
+    """Call ``stop`` on SIGTERM and Ctrl-C."""
     for which in (signal.SIGTERM, signal.SIGINT):
         signal.signal(which, lambda *_: stop())
 
 
-def leave() -> None:
-    """An agent's way out. Training that was interrupted is done again when it is back: nobody waits for it here, and
-    Python must not take itself down around it.
+def exit_agent() -> None:
+    """End the process of an agent at once.
+
+    A worker thread may still train; that work is repeated after a restart, and Python must not wait for the thread.
     """
     logging.shutdown()
     sys.stdout.flush()
@@ -326,7 +333,7 @@ def leave() -> None:
 
 
 def end_coordinator(number: int, _: object) -> None:
-    """Once: what a second signal would interrupt is the tidying up."""
+    """End a coordinator on a signal. Further signals are ignored, so that they do not interrupt the shutdown."""
     for which in (signal.SIGTERM, signal.SIGINT):
         signal.signal(which, signal.SIG_IGN)
     raise SystemExit(TERMINATED if number == signal.SIGTERM else INTERRUPTED)

@@ -37,7 +37,7 @@ LogLevelOption = Annotated[LogLevel, typer.Option("--log-level", help="how much 
 
 
 class Lines(logging.Formatter):
-    """`12:30:59 warning hansa.policy: …`"""
+    """Log lines for people, such as `12:30:59 warning hansa.policy: …`."""
 
     def format(self, record: logging.LogRecord) -> str:
         """A log record as a line for people."""

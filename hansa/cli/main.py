@@ -372,15 +372,15 @@ def reproduce(
     if folder.exists() and any(folder.iterdir()) and not resume:
         raise UserError(f"{folder} is not empty; choose another --out, or go on there with --resume")
     say = Progress(errors, "reproduce").say
-    asked = reproduction.Asked(cast(reproduction.Scale, scale), data, folder, say, encoder, model, tune)
+    asked = reproduction.Options(cast(reproduction.Scale, scale), data, folder, say, encoder, model, tune)
     began = perf_counter()
     try:
         found: reproduction.Reproduction = import_module(
             f"hansa.experiments.reproduce.{paper.replace('-', '_')}"
         ).reproduce(asked)
     finally:
-        took = reproduction.clocked(folder, perf_counter() - began)
-    found = replace(found, seconds=sum(took), goes=len(took))
+        took = reproduction.record_duration(folder, perf_counter() - began)
+    found = replace(found, seconds=sum(took), sessions=len(took))
     if results is not None:
         reproduction.update_results(results, found)
 

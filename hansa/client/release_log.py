@@ -1,5 +1,6 @@
-"""The release log: copies of what left a silo, in the silo's own folder (`release_log: {knowledge: true, updates:
-true}`).
+"""The release log: copies of what left a silo, in the silo's own folder.
+
+It is written where the federation file says `release_log: {knowledge: true, updates: true}`:
 
 runs/NAME/silos/SILO/released/round-R/
   knowledge.safetensors  the tensors that the silo shared: of FedKC `centroids` (pairs × width, or pairs × positions ×

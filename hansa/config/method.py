@@ -10,7 +10,7 @@ from hansa.config.sections import Server, Upload, Weights
 from hansa.core.compression import COMPRESSORS, KINDS, Compression, CompressorChain, NoCompression
 from hansa.core.errors import ConfigError
 from hansa.core.method import AGGREGATORS, METHODS, Method, ServerOptimizer, Weighting
-from hansa.methods.controllers import Layers, of_added
+from hansa.methods.controllers import SharedLayers, added_layers
 from hansa.methods.dga import ByLoss
 from hansa.methods.fedavg import BySamples, ServerSgd
 from hansa.methods.fedopt import Adaptive, Momentum
@@ -27,8 +27,8 @@ def build_method(federation: Federation, node: Node | None = None) -> Method:
         own = METHODS.build(node.method)
         method = replace(own, hierarchy=own.hierarchy or method.hierarchy)
     check_slots(method)
-    if isinstance(method.scope, Layers) and not method.scope.layers:
-        method = replace(method, scope=of_added(federation.model.added))
+    if isinstance(method.scope, SharedLayers) and not method.scope.layers:
+        method = replace(method, scope=added_layers(federation.model.added))
     server = node.server if node is not None and node.server is not None else federation.server
     if server is not None:
         method = replace(method, server=server_optimizer(server))

@@ -41,7 +41,7 @@ from hansa.core.simulation import Poison, Simulation
 from hansa.data.settings import Data
 from hansa.data.source import Files, Source
 from hansa.methods.centroid_noise import Noise
-from hansa.methods.fltrust import Trust
+from hansa.methods.fltrust import TrustFilter
 from hansa.models.settings import Model, Tokenizer
 from hansa.tasks.base import TASKS
 
@@ -73,7 +73,7 @@ PLACES: dict[type[BaseModel], str] = {
     Simulation: "`simulate`",
     Poison: "`simulate.poison.NAME`",
     Noise: "`method.noise` of fedkc",
-    Trust: "`method.filter` of worldlm, hierfavg and fedper",
+    TrustFilter: "`method.filter` of worldlm, hierfavg and fedper",
 }
 REGISTRIES: dict[str, Registry[Any]] = {
     "Methods: `method`": METHODS,

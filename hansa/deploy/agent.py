@@ -1,378 +1,288 @@
-"""The one who answers: a silo's agent, or a region towards its parent.
+"""The agent of a silo, or of a region towards its parent: it waits for requests, works, and sends replies.
 
-The main thread listens to the letter box and says that we are there; a second thread does what the newest letter asks.
-It connects only outwards, keeps the model loaded, waits for days, and whatever breaks is tried again for ever.
+The main thread receives envelopes and sends heartbeats; a worker thread processes the newest request. The agent opens
+all connections, keeps the model loaded, and repeats every network operation until it succeeds.
 """
 
 import json
-import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from time import monotonic, time
-from typing import Any, Protocol
 
 import torch
 
 from hansa.core import wire
 from hansa.core.errors import UserError
-from hansa.core.messages import Failure, Reply, Request
-from hansa.deploy import quota as room
-from hansa.deploy.bundle import unpack
+from hansa.core.messages import Failure
 from hansa.deploy.kit import Kit
 from hansa.deploy.network.address import Proxy
 from hansa.deploy.network.blob_client import BlobClient
-from hansa.deploy.network.blob_server import Refusal, Unusable
+from hansa.deploy.network.blob_protocol import InvalidRequest, RequestRefused
 from hansa.deploy.network.connection import Connection
-from hansa.deploy.network.envelope import Envelope, EnvelopeError, Ref, seal, unseal
+from hansa.deploy.network.envelope import Envelope, EnvelopeError, open_envelope, sign_envelope
 from hansa.deploy.network.retry import GaveUp, Retry
-from hansa.deploy.network.session import Session, unsaid
-from hansa.deploy.reply_store import TEXT, Packed, ReplyStore, loose
+from hansa.deploy.network.session import Session, no_log
+from hansa.deploy.replay_guard import ReplayGuard
+from hansa.deploy.reply_store import TEXT, PackedReply, ReplyStore, unstored_reply
+from hansa.deploy.request_reader import NodeService, RequestReader
 from hansa.links.local import attempt
 
-LIFE_SECONDS = 5.0
-LOOK_SECONDS = 10.0
-AGAIN_SECONDS = 5.0
-TRIES = 3
-FINISH_SECONDS = 30.0  # for what an agent is sending when it is told to stop
-LARGEST_TEXT = 256 << 20
-LARGEST_SETTINGS = 16 << 20
-REASONS = 200  # kept apart: whoever sends nonsense must not fill our memory with it
+HEARTBEAT_SECONDS = 5.0
+POLL_SECONDS = 10.0  # between reads of the stored request, when no notification arrives
+RETRY_SECONDS = 5.0  # after a request failed
+ATTEMPTS = 3  # at a request before its failure is sent to the parent
+FINISH_SECONDS = 30.0  # for a reply that is being sent when the agent is stopped
+MAX_REASONS = 200  # kept, so that invalid envelopes cannot fill the memory
 
-Say = Callable[[str], None]
-
-
-class Trade(Protocol):
-    """What a node does for a living: answers, from a folder of this run and the federation's settings."""
-
-    def open(self, folder: Path, settings: bytes) -> Callable[[Request], Reply]: ...
-
-    def refuse(self, message: str, round: int, reason: str) -> None:
-        """Write down that a request could not be used."""
-
-
-@dataclass(frozen=True)
-class Opened:
-    """A run this node takes part in."""
-
-    run: str
-    start: Ref | None
-    folder: Path
-    answer: Callable[[Request], Reply]
+Log = Callable[[str], None]
 
 
 class Agent:
-    def __init__(
-        self, kit: Kit, home: Path, trade: Trade, say: Say, proxy: Proxy | None = None, warn: Say | None = None
-    ) -> None:
-        """``say`` hears what happens, ``warn`` what should not."""
-        self._kit, self._home, self._trade, self._proxy = kit, home, trade, proxy
-        self._say, self._warn = say, warn or say
-        self._subjects = kit.above
-        kit.key.public_key()  # if it is damaged, this is said before anything begins
-        assert kit.card.parent is not None
-        self._parent = kit.card.parent
-        self._stop = threading.Event()
-        self._stopped = 0.0  # when
-        self._worker = threading.Thread(target=self._work_for_ever, name="hansa-work", daemon=True)
-        self._news = threading.Condition()
-        self._letter: Envelope | None = None  # the newest
-        self._done = ("", -1)  # run and sequence of the letter that was dealt with last
-        self.phase = "idle"  # fetching, working, sending: `hansa status` shows it
-        self.due: float | None = None  # when nobody waits for the present answer any more, on the monotonic clock
-        self._opened: Opened | None = None
-        self._buffers: dict[str, torch.Tensor] = {}
-        self._refusals: dict[str, int] = {}
-        self._listening: Session | None = None
-        home.mkdir(parents=True, exist_ok=True)
-        self._known = _Known(home / "state.json", self._warn)
+    """The agent of the node with ``kit``, whose files are in ``home`` and whose work is done by ``service``.
 
-    def waits(self) -> str:
-        """What keeps it from working, if anything."""
-        there = self._listening is not None and self._listening.connected
-        host, port = self._parent.letters
-        return "" if there else f"for a connection to {host}:{port}"
+    ``log`` receives progress, ``warn`` problems. ``phase`` is idle, fetching, working or sending. ``deadline`` is when
+    the parent stops waiting for the current reply, on the monotonic clock; None: the parent waits.
+    """
+
+    def __init__(
+        self, kit: Kit, home: Path, service: NodeService, log: Log, proxy: Proxy | None = None, warn: Log | None = None
+    ) -> None:
+        self._kit, self._service, self._proxy = kit, service, proxy
+        self._log, self._warn = log, warn or log
+        self._subjects, self._parent = kit.parent_subjects, kit.parent
+        kit.key.public_key()  # raises here if the key is damaged
+        self._stop = threading.Event()
+        self._stopped_at = 0.0
+        self._worker = threading.Thread(target=self._work, name="hansa-work", daemon=True)
+        self._changed = threading.Condition()
+        self._newest: Envelope | None = None  # the newest request
+        self._processed = ("", -1)  # position of the request that was taken up last
+        self.phase = "idle"
+        self.deadline: float | None = None
+        self._reader = RequestReader(home, service)
+        self._rejections: dict[str, int] = {}
+        self._receiving: Session | None = None
+        home.mkdir(parents=True, exist_ok=True)
+        self._replay_guard = ReplayGuard(home / "state.json", self._warn)
+
+    def not_ready(self) -> str:
+        """Why the agent cannot work now; empty if it can."""
+        connected = self._receiving is not None and self._receiving.connected
+        host, port = self._parent.broker_address
+        return "" if connected else f"no connection to the broker at {host}:{port}"
 
     def stop(self) -> None:
-        self._stopped = monotonic()
+        """Let `run` return after the reply that is being sent, if any."""
+        self._stopped_at = monotonic()
         self._stop.set()
-        with self._news:
-            self._news.notify_all()
+        with self._changed:
+            self._changed.notify_all()
 
-    def _leaving(self) -> bool:
-        """Told to stop, and not in the middle of sending an answer: that is finished first, if it can be soon."""
+    def _must_leave(self) -> bool:
+        """Whether the agent was stopped, and is not sending a reply or has done so for too long."""
         if not self._stop.is_set():
             return False
-        return self.phase != "sending" or monotonic() > self._stopped + FINISH_SECONDS
+        return self.phase != "sending" or monotonic() > self._stopped_at + FINISH_SECONDS
 
     @property
     def busy(self) -> bool:
-        """Whether there is still work going on, after `run` has ended: it is done again when the agent is back."""
+        """Whether the worker still runs after `run` has returned; its work is repeated after a restart."""
         return self._worker.is_alive()
 
-    # ── listening ─────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── receiving ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def run(self) -> None:
-        """Until `stop`."""
+        """Answer requests until `stop`."""
         self._worker.start()
-        session = self._listening = self._session(
-            [self._subjects.request(self._kit.name)], self._stop.is_set, self._say
-        )
-        seen, looked, lived = 0, 0.0, 0.0
+        subscriptions = [self._subjects.request(self._kit.name)]
+        session = self._receiving = self._session(subscriptions, self._stop.is_set, self._log)
+        connections, polled_at, heartbeat_at = 0, 0.0, 0.0
         try:
             while not self._stop.is_set():
                 now = monotonic()
-                if session.connections != seen or now - looked >= LOOK_SECONDS:
-                    self._look(session)
-                    seen, looked = session.connections, now
-                if now - lived >= LIFE_SECONDS:
-                    session.do(self._live)
-                    lived = now
+                if session.connections != connections or now - polled_at >= POLL_SECONDS:
+                    self._read_stored(session)
+                    connections, polled_at = session.connections, now
+                if now - heartbeat_at >= HEARTBEAT_SECONDS:
+                    session.do(self._send_heartbeat)
+                    heartbeat_at = now
                 message = session.next(1.0)
                 if message is not None:
-                    self._hear(message.payload)
-                    lived = 0.0  # whoever asks hears at once that somebody is there
+                    self._receive(message.payload)
+                    heartbeat_at = 0.0  # the next heartbeat is sent at once
         except GaveUp:
             pass
         finally:
             session.close()
-            while self.busy and not self._leaving():
+            while self.busy and not self._must_leave():
                 self._worker.join(0.1)
             self._worker.join(1.0)
 
-    def _session(self, listen: list[str], stop: Callable[[], bool], say: Say) -> Session:
-        inbox = self._subjects.inbox(self._kit.name)
-        return Session(self._parent.letters, self._kit.client_tls(), inbox, listen, say, stop, self._proxy)
+    def _session(self, subscriptions: list[str], stop: Callable[[], bool], log: Log) -> Session:
+        inbox, address = self._subjects.inbox(self._kit.name), self._parent.broker_address
+        return Session(address, self._kit.client_tls(), inbox, subscriptions, log, stop, self._proxy)
 
-    def _live(self, connection: Connection) -> None:
+    def _send_heartbeat(self, connection: Connection) -> None:
         state = {"phase": self.phase, "version": version("hansa"), "at": time()}
-        connection.publish(self._subjects.life(self._kit.name), json.dumps(state).encode())
+        connection.publish(self._subjects.heartbeat(self._kit.name), json.dumps(state).encode())
 
-    def _look(self, session: Session) -> None:
-        question = self._subjects.latest(self._subjects.request(self._kit.name))
-        message = session.do(lambda connection: connection.request(question))
+    def _read_stored(self, session: Session) -> None:
+        """Read the newest request that the broker stores for this node."""
+        subject = self._subjects.latest(self._subjects.request(self._kit.name))
+        message = session.do(lambda connection: connection.request(subject))
         if not message.status:
-            self._hear(message.payload)
+            self._receive(message.payload)
 
-    def _hear(self, letter: bytes) -> None:
-        """Take up a letter that is from our parent, to us, and not older than what we have seen."""
+    def _receive(self, data: bytes) -> None:
+        """Take up an envelope that the parent signed for this node, unless a newer one was accepted before."""
         try:
             if not self._kit.trusts(self._parent.node):
-                raise EnvelopeError("whoever asks was revoked")
-            public = self._kit.public(self._parent.node)
-            envelope = unseal(letter, self._parent.node, self._kit.name, public)
-            self._known.check(envelope)
-        except EnvelopeError as why:
-            self._refuse(str(why))
+                raise EnvelopeError(f"the membership of its sender '{self._parent.node}' was revoked")
+            public = self._kit.public_key(self._parent.node)
+            envelope = open_envelope(data, self._parent.node, self._kit.name, public)
+            self._replay_guard.check(envelope)
+        except EnvelopeError as error:
+            self._reject(str(error))
             return
-        except OSError as error:  # a full disk, most likely: the letter stays in its box, and is looked at again
-            self._refuse(f"it cannot be noted that it came ({error.strerror})")
+        except OSError as error:  # such as a full disk; the broker still stores the envelope, and it is read again
+            self._reject(f"its sequence number cannot be stored ({error.strerror})")
             return
-        with self._news:
-            if self._letter is None or envelope.mark != self._letter.mark:
-                self._letter = envelope
-                self._news.notify_all()
+        with self._changed:
+            if self._newest is None or envelope.position != self._newest.position:
+                self._newest = envelope
+                self._changed.notify_all()
 
-    def _refuse(self, reason: str) -> None:
-        """Counted, and each reason said once."""
-        if reason not in self._refusals and len(self._refusals) >= REASONS:
-            reason = "more reasons than are kept"
-        self._refusals[reason] = self._refusals.get(reason, 0) + 1
-        if self._refusals[reason] == 1:
-            self._warn(f"a letter was refused: {reason}")
+    def _reject(self, reason: str) -> None:
+        """Count a rejected envelope; log each reason once."""
+        if reason not in self._rejections and len(self._rejections) >= MAX_REASONS:
+            reason = f"other reasons (only {MAX_REASONS} are listed)"
+        self._rejections[reason] = self._rejections.get(reason, 0) + 1
+        if self._rejections[reason] == 1:
+            self._warn(f"an envelope was rejected: {reason}")
 
     # ── working ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _work_for_ever(self) -> None:
+    def _work(self) -> None:
+        """Process requests until the agent is stopped."""
         torch.set_num_threads(1)
-        session = self._session([], self._leaving, unsaid)
-        porter = BlobClient(self._parent.weights, self._kit.client_tls(), self._patience, self._proxy)
-        failed = (("", -1), 0)  # which letter, and how often
+        session = self._session([], self._must_leave, no_log)
+        blobs = BlobClient(self._parent.blob_address, self._kit.client_tls(), self._retry, self._proxy)
+        failed = (("", -1), 0)  # the position of a request, and how often it failed
         while not self._stop.is_set():
-            with self._news:
-                self._news.wait_for(lambda: self._stop.is_set() or self._unread, timeout=LIFE_SECONDS)
-                letter = self._letter if self._unread else None
-                self._done = letter.mark if letter else self._done
-            if letter is None:
+            with self._changed:
+                self._changed.wait_for(lambda: self._stop.is_set() or self._superseded, timeout=HEARTBEAT_SECONDS)
+                envelope = self._newest if self._superseded else None
+                self._processed = envelope.position if envelope else self._processed
+            if envelope is None:
                 continue
             try:
-                self._deal_with(letter, session, porter)
+                self._process(envelope, session, blobs)
             except GaveUp:
-                self._say(f"{letter.kind} of round {letter.round} is overtaken by a newer letter")
-            except Refusal as refusal:
-                self._warn(f"{letter.kind} of round {letter.round} is dropped: {refusal}")
+                self._log(f"{_title(envelope)}: superseded by a newer request")
+            except RequestRefused as error:
+                self._warn(f"{_title(envelope)}: dropped ({error})")
             except Exception as error:
-                # Whatever happens here must not end the agent: the letter stays in its box and is looked at again.
-                self._warn(f"{letter.kind} of round {letter.round} failed: {type(error).__name__}: {error}")
-                failed = (letter.mark, failed[1] + 1 if failed[0] == letter.mark else 1)
-                self._fail(letter, error, failed[1], session, porter)
+                # No error may end the agent: the broker still stores the request, and it is read again.
+                self._warn(f"{_title(envelope)}: failed ({type(error).__name__}: {error})")
+                failed = (envelope.position, failed[1] + 1 if failed[0] == envelope.position else 1)
+                self._handle_failure(envelope, error, failed[1], session, blobs)
             self.phase = "idle"
         session.close()
-        porter.close()
+        blobs.close()
 
-    def _fail(self, letter: Envelope, error: Exception, times: int, session: Session, porter: BlobClient) -> None:
-        """What fails again and again (a full disk, most likely) is told to whoever waits: they may go on without us."""
-        if times < TRIES:
-            self._stop.wait(AGAIN_SECONDS)
-            self._done = ("", -1)
+    def _handle_failure(
+        self, envelope: Envelope, error: Exception, times: int, session: Session, blobs: BlobClient
+    ) -> None:
+        """Repeat a failed request later; after `ATTEMPTS`, send the failure, so that the parent can go on."""
+        if times < ATTEMPTS:
+            self._stop.wait(RETRY_SECONDS)
+            self._processed = ("", -1)
             return
-        reason = f"it failed {times} times: {type(error).__name__} (what it says stays there)"
+        reason = f"it failed {times} times: {type(error).__name__} (its message stays at the node)"
         try:
-            self._send(letter, loose(Failure.__name__, wire.split(Failure(reason))[0]), session, porter)
-        except Exception as why:  # nor must this end the agent
-            self._warn(f"{letter.kind} of round {letter.round}: nobody could be told ({type(why).__name__}: {why})")
+            self._send(envelope, _failure(reason), session, blobs)
+        except Exception as why:  # nor may this end the agent
+            self._warn(f"{_title(envelope)}: the failure cannot be sent ({type(why).__name__}: {why})")
 
     @property
-    def _unread(self) -> bool:
-        return self._letter is not None and self._letter.mark != self._done
+    def _superseded(self) -> bool:
+        """Whether there is a newer request than the one that was taken up last."""
+        return self._newest is not None and self._newest.position != self._processed
 
-    def _patience(self) -> Retry:
-        return Retry(self._say, lambda: self._leaving() or self._unread)
+    def _retry(self) -> Retry:
+        return Retry(self._log, lambda: self._must_leave() or self._superseded)
 
-    def _deal_with(self, letter: Envelope, session: Session, porter: BlobClient) -> None:
-        spool = ReplyStore(self._folder(letter) / "spool")
-        self._send(letter, spool.find(letter.request) or self._answer(letter, porter, spool), session, porter)
+    def _process(self, envelope: Envelope, session: Session, blobs: BlobClient) -> None:
+        """Send the stored reply to a request; compute it if there is none."""
+        replies = ReplyStore(self._reader.folder(envelope) / "replies")
+        packed = replies.find(envelope.request) or self._compute(envelope, blobs, replies)
+        self._send(envelope, packed, session, blobs)
 
-    def _send(self, letter: Envelope, packed: Packed, session: Session, porter: BlobClient) -> None:
+    def _send(self, envelope: Envelope, packed: PackedReply, session: Session, blobs: BlobClient) -> None:
+        """Upload the parts of a reply, then announce it."""
         self.phase = "sending"
-        refs = {name: porter.bring(view, letter.request, ref) for name, (ref, view) in packed.parts.items()}
+        refs = {name: blobs.upload(view, envelope.request, ref) for name, (ref, view) in packed.parts.items()}
         reply = Envelope(
             sender=self._kit.name,
-            receiver=letter.sender,
-            run=letter.run,
-            begun=letter.begun,
-            request=letter.request,
-            sequence=letter.sequence,
+            receiver=envelope.sender,
+            run=envelope.run,
+            run_started=envelope.run_started,
+            request=envelope.request,
+            sequence=envelope.sequence,
             kind=packed.kind,
-            round=letter.round,
+            round=envelope.round,
             text=refs.pop(TEXT),
             vectors=refs,
         )
-        sealed = seal(reply, self._kit.key)
+        data = sign_envelope(reply, self._kit.key)
         subject = self._subjects.reply(self._kit.name)
-        session.do(lambda connection: connection.checked(connection.request(subject, sealed)))
-        self._say(f"{letter.kind} of round {letter.round} is answered")
+        session.do(lambda connection: connection.checked(connection.request(subject, data)))
+        self._log(f"{_title(envelope)}: reply sent")
 
-    def _answer(self, letter: Envelope, porter: BlobClient, spool: ReplyStore) -> Packed:
-        """Fetch what was asked, work, and put the answer on disk before any of it leaves. Why there is none is not
-        kept: asked again, we look again."""
+    def _compute(self, envelope: Envelope, blobs: BlobClient, replies: ReplyStore) -> PackedReply:
+        """Fetch the request, work, and store the reply before any of it is sent.
+
+        Failures are not stored: if the request is repeated, the node tries again.
+        """
         self.phase = "fetching"
         try:
-            answer, request = self._fetched(letter, porter)
-        except (Unusable, wire.BadMessage, UserError) as why:
-            self._warn(f"{letter.kind} of round {letter.round} cannot be used: {why}")
-            self._trade.refuse(letter.kind, letter.round, str(why))
-            return loose(Failure.__name__, wire.split(Failure(f"the request cannot be used: {why}"))[0])
-        spool.forget(getattr(request, "durable", 0))
-        self.phase, self.due = "working", _due(letter)
-        self._say(f"{letter.kind} of round {letter.round}")
+            answer, request = self._reader.read(envelope, blobs)
+        except (InvalidRequest, wire.BadMessage, UserError) as error:
+            self._warn(f"{_title(envelope)}: the request cannot be used ({error})")
+            self._service.log_refusal(envelope.kind, envelope.round, str(error))
+            return _failure(f"the request cannot be used: {error}")
+        replies.forget(getattr(request, "durable", 0))
+        self.phase, self.deadline = "working", _local_deadline(envelope)
+        self._log(f"{_title(envelope)}: started")
         try:
             reply = attempt(answer, request)
-        except UserError as error:  # it may name files, fields or labels of ours: that is for our operator alone
-            self._warn(f"{letter.kind} of round {letter.round}: {error}")
-            reply = Failure(f"its data or settings cannot be used ({type(error).__name__}): its own log says why")
+        except UserError as error:  # its message may name files, fields or labels of this node
+            self._warn(f"{_title(envelope)}: {error}")
+            reply = Failure(f"its data or settings cannot be used ({type(error).__name__}); see the log of the node")
         text, vectors = wire.split(reply)
         if isinstance(reply, Failure):
-            self._warn(f"{letter.kind} of round {letter.round}: {reply.reason}")
-            return loose(Failure.__name__, text)
-        return spool.keep(letter.request, letter.round, type(reply).__name__, text, vectors)
-
-    def _fetched(self, letter: Envelope, porter: BlobClient) -> tuple[Callable[[Request], Reply], Request]:
-        answer = self._open(letter, porter)
-        announced = letter.text[1] + sum(size for _, size in letter.vectors.values())
-        self._buffers = {name: buffer for name, buffer in self._buffers.items() if name in letter.vectors}
-        held = sum(buffer.nbytes for buffer in self._buffers.values())
-        room.check_request(announced, _model_size(self._folder(letter)), held)
-        text = bytes(self._bytes(porter, letter.text, LARGEST_TEXT))
-        vectors = {name: self._vector(porter, name, ref) for name, ref in letter.vectors.items()}
-        try:
-            request = wire.join(text.decode(), vectors)
-        except UnicodeDecodeError:
-            raise Unusable("its text is not UTF-8") from None
-        if not isinstance(request, Request):
-            raise Unusable(f"a {type(request).__name__} is no request")
-        return answer, request
-
-    def _folder(self, letter: Envelope) -> Path:
-        return self._home / "runs" / letter.run
-
-    def _open(self, letter: Envelope, porter: BlobClient) -> Callable[[Request], Reply]:
-        """The model and the data of this run, loaded when they are first needed and kept."""
-        if self._opened is not None and (self._opened.run, self._opened.start) == (letter.run, letter.start):
-            return self._opened.answer
-        folder = self._folder(letter)
-        if letter.settings is None:
-            raise Unusable("it brings no settings")
-        settings = self._bytes(porter, letter.settings, LARGEST_SETTINGS)
-        if letter.start is not None and not (folder / "start").exists():
-            room.check_memory(letter.start[1])
-            room.check_disk(letter.start[1], folder)
-            bundle = memoryview(bytearray(letter.start[1]))
-            porter.fetch(letter.start, bundle)
-            unpack(bundle, folder / "start")
-        answer = self._trade.open(folder, bytes(settings))
-        self._opened = Opened(letter.run, letter.start, folder, answer)
-        return answer
-
-    def _bytes(self, porter: BlobClient, ref: Ref, largest: int) -> memoryview:
-        if ref[1] > largest:
-            raise Unusable(f"{ref[1]} bytes are announced, and {largest} are the most")
-        target = memoryview(bytearray(ref[1]))
-        porter.fetch(ref, target)
-        return target
-
-    def _vector(self, porter: BlobClient, name: str, ref: Ref) -> torch.Tensor:
-        """Into memory that is kept from round to round."""
-        floats, rest = divmod(ref[1], 4)
-        if rest:
-            raise Unusable(f"{ref[1]} bytes are no float32 vector")
-        if name not in self._buffers or self._buffers[name].numel() != floats:
-            self._buffers[name] = torch.empty(floats)
-        porter.fetch(ref, wire.as_bytes(self._buffers[name]))
-        return self._buffers[name]
+            self._warn(f"{_title(envelope)}: {reply.reason}")
+            return unstored_reply(Failure.__name__, text)
+        return replies.keep(envelope.request, envelope.round, type(reply).__name__, text, vectors)
 
 
-def _due(letter: Envelope) -> float | None:
-    """Clocks differ: no letter comes before it was written, and one that seems overdue may only meet a clock that is
-    ahead of its sender's, so that it has all of its time."""
-    if letter.until is None:
+def _title(envelope: Envelope) -> str:
+    return f"{envelope.kind} of round {envelope.round}"
+
+
+def _failure(reason: str) -> PackedReply:
+    return unstored_reply(Failure.__name__, wire.split(Failure(reason))[0])
+
+
+def _local_deadline(envelope: Envelope) -> float | None:
+    """The parent's deadline on this node's monotonic clock.
+
+    Clocks differ: a request is not older than its date, and one that seems overdue may come from a clock that is behind
+    this one, so it gets all of its time.
+    """
+    if envelope.deadline is None:
         return None
-    whole, left = letter.until - letter.at, letter.until - time()
+    whole, left = envelope.deadline - envelope.sent_at, envelope.deadline - time()
     return monotonic() + (min(whole, left) if left > 0 else whole)
-
-
-def _model_size(folder: Path) -> int:
-    """Bytes of the weights that the run started from; none before there are any."""
-    return sum(file.stat().st_size for file in (folder / "start").glob("*.safetensors"))
-
-
-class _Known:
-    """How far we have read, on disk: an older letter is a replay, however it came."""
-
-    def __init__(self, file: Path, say: Say = lambda text: None) -> None:
-        self._file = file
-        self._state: dict[str, Any] = {"run": "", "begun": 0.0, "sequence": -1}
-        try:
-            found = json.loads(file.read_text(encoding="utf-8"))
-            run, begun, sequence = str(found["run"]), float(found["begun"]), int(found["sequence"])
-            self._state = {"run": run, "begun": begun, "sequence": sequence}
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            say(f"{file} is damaged ({type(error).__name__}): which letters are old is found out anew")
-
-    def check(self, letter: Envelope) -> None:
-        state = self._state
-        if letter.run == state["run"]:
-            if letter.sequence < state["sequence"]:
-                raise EnvelopeError("it is older than what was seen before")
-        elif letter.begun <= state["begun"]:
-            raise EnvelopeError("it belongs to an older run")
-        if (letter.run, letter.sequence) != (state["run"], state["sequence"]):
-            newer = {"run": letter.run, "begun": letter.begun, "sequence": letter.sequence}
-            draft = self._file.with_suffix(".draft")
-            draft.write_text(json.dumps(newer), encoding="utf-8")
-            os.replace(draft, self._file)
-            self._state = newer

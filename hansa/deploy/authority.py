@@ -108,7 +108,9 @@ def _endpoint(node: str, address: str) -> Endpoint:
     broker, _, blob_port = address.partition("+")
     host, port = _host_and_port("--address", broker)
     if blob_port and not blob_port.isdigit():
-        raise UserError(f"--address {address!r}: write it as HOST:PORT+PORT, where the second port is the blob server's")
+        raise UserError(
+            f"--address {address!r}: write it as HOST:PORT+PORT, where the second port is the blob server's"
+        )
     return Endpoint(node=node, host=host, port=port, blob_port=int(blob_port or port + 1))
 
 
@@ -133,7 +135,9 @@ class Authority:
             key = load_pem_private_key((folder / "ca.key").read_bytes(), None)
             self.certificate = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
         except (OSError, ValueError) as error:
-            raise UserError(f"{folder} is not an authority ({error}); name the folder that 'hansa kit create' wrote") from None
+            raise UserError(
+                f"{folder} is not an authority ({error}); name the folder that 'hansa kit create' wrote"
+            ) from None
         assert isinstance(key, Ed25519PrivateKey)
         self._key = key
 
@@ -200,7 +204,7 @@ class Authority:
             raise UserError(f"{file} cannot be used ({error}); copy it from a kit of this federation") from None
 
     def publish(self, members: Mapping[str, Member]) -> None:
-        """Write the list of members into all kits beside the authority, and the permissions of an existing NATS server."""
+        """Write the list of members into all kits, and the permissions for an existing NATS server."""
         text = sign_members(members, self._key)
         for folder in [self.folder, *(self.folder.parent / name for name in members)]:
             if folder.is_dir():

@@ -22,7 +22,9 @@ from hansa.deploy.nats_config import own_server
 
 START_SECONDS = 30.0
 PR_SET_PDEATHSIG = 1
-LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here: nothing may be loaded between fork and exec
+LIBC = (
+    ctypes.CDLL(None) if sys.platform == "linux" else None
+)  # loaded here: nothing may be loaded between fork and exec
 
 
 def binary() -> str:
@@ -70,7 +72,9 @@ class Broker:
             try:
                 probe.bind(("", port))
             except OSError as error:
-                raise UserError(f"port {port}, for the NATS broker, cannot be opened ({error.strerror}); free it") from None
+                raise UserError(
+                    f"port {port}, for the NATS broker, cannot be opened ({error.strerror}); free it"
+                ) from None
 
     def _launch(self) -> "subprocess.Popen[bytes]":
         log = (self._folder / "nats.log").open("ab")

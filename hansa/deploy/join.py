@@ -39,7 +39,7 @@ def sources(kit: Kit, data: Sequence[Path]) -> tuple[Source, ...]:
 
 
 class SiloService:
-    """Answers requests from a silo's own data; implements `hansa.deploy.agent.NodeService`.
+    """Answers requests from a silo's own data; implements `hansa.deploy.request_reader.NodeService`.
 
     With one thread the results have the same bits as in a simulation; with more it is faster on several cores.
     """

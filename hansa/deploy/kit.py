@@ -92,7 +92,9 @@ class Kit:
         try:
             self.info = KitInfo.model_validate_json((folder / "kit.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise UserError(f"{folder} is not a startup kit: it has no kit.json; 'hansa kit create' makes one") from None
+            raise UserError(
+                f"{folder} is not a startup kit: it has no kit.json; 'hansa kit create' makes one"
+            ) from None
         except (OSError, ValidationError, ValueError) as error:
             raise UserError(f"{folder / 'kit.json'} cannot be used ({_summary(error)}); ask for a new kit") from None
         if self.info.version != VERSION:

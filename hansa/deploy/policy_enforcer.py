@@ -22,7 +22,7 @@ class PolicyEnforcer:
 
     @staticmethod
     def load(kit: Kit, policy: Path | None, home: Path) -> "PolicyEnforcer":
-        """The enforcer of a policy, by default the kit's; raises `UserError` if the audit log in ``home`` is damaged."""
+        """The enforcer of a policy file, by default the kit's; raises `UserError` if the audit log is damaged."""
         log = AuditLog(home / AUDIT_LOG, kit.name)
         found = verify(log.file)
         if not found.sound:

@@ -1,4 +1,4 @@
-"""The place from which a coordinator or a region asks: broker, depot, journal, and the link that uses them."""
+"""The server session of a coordinator or a region: broker, blob server, journal, and the link that uses them."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -10,91 +10,99 @@ from hansa.core.errors import HansaError, UserError, printable
 from hansa.deploy.broker import Broker
 from hansa.deploy.kit import Kit
 from hansa.deploy.lock_file import lock_folder
-from hansa.deploy.network.address import Here
+from hansa.deploy.network.address import Loopback
 from hansa.deploy.network.blob_server import BlobServer
 from hansa.deploy.network.journal import Journal
 from hansa.deploy.network.link import NatsLink
-from hansa.deploy.network.session import Session, unsaid
-from hansa.deploy.status import Awaited, Roster
+from hansa.deploy.network.session import Session, no_log
+from hansa.deploy.status import JOURNAL, HeartbeatListener, WaitingLog
 
-TEND_SECONDS = 0.25
+SUPERVISE_SECONDS = 0.25
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @contextmanager
-def server_session(kit: Kit, folder: Path, nats: str | None, say: Say) -> Iterator[NatsLink]:
-    """Everything below ``folder`` survives a crash; whoever sits down there again continues."""
-    place = kit.card.serves
-    if place is None:
-        raise UserError(f"{kit.folder} is a silo's kit: it serves nobody; use 'hansa join'")
+def server_session(kit: Kit, folder: Path, nats: str | None, log: Log) -> Iterator[NatsLink]:
+    """Serve the children of a node and yield the link to them.
+
+    ``folder`` holds everything that survives a crash: a session that is started there again continues. ``nats``: the
+    URL of an existing NATS server; by default the kit's, or one that is started here. ``log`` receives problems.
+    """
+    endpoint = kit.endpoint
     with ExitStack() as stack:
         stack.enter_context(lock_folder(folder, "hansa serve"))
-        journal = Journal(folder / "journal.sqlite")
+        journal = Journal(folder / JOURNAL)
         stack.callback(journal.close)
 
         def refused(node: str, reason: str) -> None:
-            if journal.refused(node, reason):
-                say(f"{printable(node)}: {printable(reason)}")
+            if journal.count_refusal(node, reason):
+                log(f"{printable(node)}: {printable(reason)}")
 
-        host = "127.0.0.1" if place.host in ("localhost", "127.0.0.1") else ""
+        host = "127.0.0.1" if endpoint.host in ("localhost", "127.0.0.1") else ""
         try:
-            depot = BlobServer(folder / "depot", (host, place.bulk), kit.server_tls(), kit.identified, refused)
+            address = (host, endpoint.blob_port)
+            blobs = BlobServer(folder / "blobs", address, kit.server_tls(), kit.identify, refused)
         except OSError as error:
-            raise UserError(f"port {place.bulk}, for weights, cannot be opened ({error.strerror}); free it") from None
-        stack.callback(depot.close)
-        broker, address, through = None, parse_url(nats) if nats is not None else place.letters, None
-        if nats is None and not place.broker:
-            broker = Broker(kit, folder / "broker", say)
+            raise UserError(
+                f"port {endpoint.blob_port}, for the blob server, cannot be opened ({error.strerror}); free it"
+            ) from None
+        stack.callback(blobs.close)
+        broker, broker_address, proxy = None, parse_url(nats) if nats is not None else endpoint.broker_address, None
+        if nats is None and not endpoint.broker_host:
+            broker = Broker(kit, folder / "broker", log)
             stack.callback(broker.close)
-            through = Here()
-        stack.callback(_caretaker(kit, depot, broker, journal, say))
-        subjects = kit.below
-        listen = [f"{subjects.root}.rep.*"]
-        session = Session(address, kit.client_tls(), subjects.inbox(kit.name), listen, say, proxy=through)
+            proxy = Loopback()
+        stack.callback(_start_supervisor(kit, blobs, broker, journal, log))
+        subjects = kit.child_subjects
+        inbox = subjects.inbox(kit.name)
+        session = Session(broker_address, kit.client_tls(), inbox, [f"{subjects.root}.rep.*"], log, proxy=proxy)
         stack.callback(session.close)
-        link = NatsLink(kit, subjects, kit.card.children, session, depot, journal, refused)
+        link = NatsLink(kit, subjects, kit.info.children, session, blobs, journal, refused)
 
-        def listening(stop: Callable[[], bool]) -> Session:
-            lives = [f"{subjects.root}.life.*"]
-            return Session(address, kit.client_tls(), subjects.inbox(kit.name), lives, unsaid, stop, through)
+        def heartbeats(stop: Callable[[], bool]) -> Session:
+            subject = f"{subjects.root}.heartbeat.*"
+            return Session(broker_address, kit.client_tls(), inbox, [subject], no_log, stop, proxy)
 
-        roster = Roster(listening, {subjects.life(name): name for name in kit.card.children}, journal)
-        stack.callback(roster.close)
+        names = {subjects.heartbeat(name): name for name in kit.info.children}
+        stack.callback(HeartbeatListener(heartbeats, names, journal).close)
         yield link
 
 
 def parse_url(url: str) -> tuple[str, int]:
+    """The host and port of a NATS URL; raises `UserError` if it is not one."""
     host, _, port = url.removeprefix("tls://").removeprefix("nats://").partition(":")
     if not host or not (port or "4222").isdigit():
         raise UserError(f"--nats {url!r}: write it as tls://HOST:PORT")
     return host, int(port or 4222)
 
 
-def _caretaker(kit: Kit, depot: BlobServer, broker: Broker | None, journal: Journal, say: Say) -> Callable[[], None]:
-    """Restart the broker if it dies, cut off whoever was revoked, and tell who is awaited; returns how to stop."""
+def _start_supervisor(
+    kit: Kit, blobs: BlobServer, broker: Broker | None, journal: Journal, log: Log
+) -> Callable[[], None]:
+    """Restart a dead broker, disconnect revoked members and log awaited nodes, in a thread; returns how to stop it."""
     stop = threading.Event()
     file = kit.folder / "members.json"
-    patience = Awaited(journal, say)
+    waiting = WaitingLog(journal, log)
 
-    def tend() -> None:
-        seen = file.stat().st_mtime_ns
-        while not stop.wait(TEND_SECONDS):
+    def supervise() -> None:
+        read = file.stat().st_mtime_ns
+        while not stop.wait(SUPERVISE_SECONDS):
             try:
                 if broker is not None:
-                    broker.tend()
-                patience.tell(time())
-                if (now := file.stat().st_mtime_ns) != seen:
-                    seen = now
-                    say("the list of members has changed")
-                    depot.drop_strangers()
+                    broker.restart_if_dead()
+                waiting.update(time())
+                if (now := file.stat().st_mtime_ns) != read:
+                    read = now
+                    log("the list of members has changed")
+                    blobs.disconnect_revoked()
                     if broker is not None:
                         broker.reload()
             except (HansaError, OSError) as error:
-                say(f"{error}; looked at again in a moment")
+                log(f"{error}; trying again in a second")
                 stop.wait(1.0)
 
-    thread = threading.Thread(target=tend, name="hansa-caretaker", daemon=True)
+    thread = threading.Thread(target=supervise, name="hansa-supervisor", daemon=True)
     thread.start()
 
     def end() -> None:

@@ -1,10 +1,9 @@
-"""Who is there, who is awaited and until when: what a coordinator or a region knows of the nodes below it.
+"""The status of the nodes below a coordinator or a region: who is connected, what is awaited, what was refused.
 
-Every agent says each few seconds that it is alive, in which phase, with which version and what its clock shows; the
-`Roster` notes it in the journal, from which `hansa status` reads, also while the coordinator is down.
+Every agent sends a heartbeat each few seconds, with its phase, version and clock. The `HeartbeatListener` writes it to
+the journal, from which `hansa status` reads, also while the coordinator is down.
 """
 
-import fcntl
 import json
 import sqlite3
 import threading
@@ -16,205 +15,211 @@ from importlib.metadata import version
 from math import isfinite
 from pathlib import Path
 from time import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hansa.core.errors import UserError, parse_json, printable
+from hansa.deploy.lock_file import is_locked
+from hansa.deploy.network.journal import OPEN, Journal
 from hansa.deploy.network.retry import GaveUp
+from hansa.deploy.network.session import Session
 
-if TYPE_CHECKING:
-    from hansa.deploy.network.journal import Journal
-    from hansa.deploy.network.session import Session
-
-SILENT = 20.0  # seconds without a word after which a node counts as away
-SKEWED = 30.0  # seconds between clocks that are worth a word
-LONG = 15.0  # seconds that somebody is waited for without a word of it
-LIFE = "life:"  # what the journal calls what a node says of itself
-LONGEST = 4096  # bytes of such a word: whoever says more is not listened to
+SERVER_FOLDER = "server"  # the files of a server session, in the run directory
+JOURNAL = "journal.sqlite"
+AWAY_SECONDS = 20.0  # without a heartbeat, after which a node counts as away
+MAX_SKEW = 30.0  # seconds between two clocks before the status marks it
+WAITING_SECONDS = 15.0  # for which a request is open before the log mentions it
+HEARTBEAT = "heartbeat:"  # prefix of heartbeats among the journal's facts
+MAX_HEARTBEAT_BYTES = 4096
 PHASES = ("idle", "fetching", "working", "sending")
+COLUMNS = ["node", "", "phase", "awaited", "version", "clock", "refused"]
 
 
-class Roster:
-    """Listens to the nodes below, on a connection of its own, until it is closed."""
+class HeartbeatListener:
+    """Writes the heartbeats of the nodes below to the journal, in a thread and on a connection of its own.
 
-    def __init__(
-        self, open: "Callable[[Callable[[], bool]], Session]", names: dict[str, str], journal: "Journal"
-    ) -> None:
-        """``open`` makes a session that gives up when asked to; ``names``: subject → node."""
+    ``open`` makes a session that ends when its argument returns true; ``names``: heartbeat subject → node.
+    """
+
+    def __init__(self, open: Callable[[Callable[[], bool]], Session], names: dict[str, str], journal: Journal) -> None:
         self._stop = threading.Event()
         self._session, self._names, self._journal = open(self._stop.is_set), names, journal
-        self._session.do(lambda connection: None)  # connected before anybody is asked, so that nobody speaks unheard
-        self._thread = threading.Thread(target=self._listen, name="hansa-roster", daemon=True)
+        self._session.do(lambda connection: None)  # connect before any request is sent, to miss no heartbeat
+        self._thread = threading.Thread(target=self._listen, name="hansa-heartbeats", daemon=True)
         self._thread.start()
 
     def _listen(self) -> None:
         try:
             while not self._stop.is_set():
                 message = self._session.next(0.5)
-                if message is not None and message.subject in self._names and len(message.payload) <= LONGEST:
-                    node = self._names[message.subject]
-                    if said := heard(bytes(message.payload), time()):
-                        self._journal.note(LIFE + node, said)
+                if message is None or message.subject not in self._names or len(message.payload) > MAX_HEARTBEAT_BYTES:
+                    continue
+                if found := parse_heartbeat(bytes(message.payload), time()):
+                    self._journal.set_fact(HEARTBEAT + self._names[message.subject], found)
         except GaveUp:
             pass
         finally:
             self._session.close()
 
     def close(self) -> None:
+        """Stop listening."""
         self._stop.set()
         self._thread.join()
 
 
-class Awaited:
-    """Says for whom everybody waits, when that takes longer than a moment, and again when it changes."""
+class WaitingLog:
+    """Logs which nodes are awaited, when that takes longer than `WAITING_SECONDS`, and again when it changes."""
 
-    def __init__(self, journal: "Journal", say: Callable[[str], None]) -> None:
-        self._journal, self._say = journal, say
-        self._began, self._said = time(), ""
+    def __init__(self, journal: Journal, log: Callable[[str], None]) -> None:
+        self._journal, self._log = journal, log
+        self._started, self._last = time(), ""
 
-    def tell(self, now: float) -> None:
+    def update(self, now: float) -> None:
+        """Log the open requests, if they have changed."""
         waiting = [
-            (kind, round, node, until)
-            for node, kind, round, asked, until in self._journal.waiting()
-            if now - max(asked, self._began) >= LONG and (until is None or until > now)
+            request
+            for request in self._journal.open_requests()
+            if now - max(request.sent, self._started) >= WAITING_SECONDS
+            and (request.deadline is None or request.deadline > now)
         ]
         if not waiting:
             return
-        kind, round, _, until = max(waiting, key=lambda one: one[1])
-        names = sorted(node for k, r, node, _ in waiting if (k, r) == (kind, round))
-        said = f"waiting for {', '.join(names)}: {kind} of round {round}" + (f", until {clock(until)}" if until else "")
-        if said != self._said:
-            self._said = said
-            self._say(said)
+        newest = max(waiting, key=lambda request: request.round)
+        names = sorted(r.node for r in waiting if (r.kind, r.round) == (newest.kind, newest.round))
+        until = f", until {format_time(newest.deadline)}" if newest.deadline else ""
+        text = f"waiting for {', '.join(names)}: {newest.kind} of round {newest.round}{until}"
+        if text != self._last:
+            self._last = text
+            self._log(text)
 
 
-def heard(payload: bytes, now: float) -> dict[str, Any] | None:
-    """What a node says of itself, with when it was heard; None for nonsense."""
+def parse_heartbeat(payload: bytes, now: float) -> dict[str, Any] | None:
+    """Return a node's phase, version and clock skew, with the time of arrival; None if the payload is malformed."""
     try:
-        said = parse_json(payload)
-        phase, told, at = said["phase"], said["version"], float(said["at"])
+        sent = parse_json(payload)
+        phase, release, at = sent["phase"], sent["version"], float(sent["at"])
     except (ValueError, TypeError, KeyError):
         return None
-    if phase not in PHASES or not isinstance(told, str) or not isfinite(at):
+    if phase not in PHASES or not isinstance(release, str) or not isfinite(at):
         return None
-    return {"phase": phase, "version": printable(told, 40), "heard": now, "skew": at - now}
+    return {"phase": phase, "version": printable(release, 40), "last_seen": now, "skew": at - now}
 
 
 @dataclass(frozen=True)
 class NodeStatus:
+    """The status of one node. Times are seconds since 1970."""
+
     node: str
     connected: bool
-    heard: float | None  # when it was heard last
+    last_seen: float | None
     phase: str
     version: str
-    skew: float | None  # seconds that its clock is ahead of ours
-    awaited: str  # what it was asked and has not answered
-    until: float | None  # when nobody waits for it any more
-    refused: int  # letters and connections of it that were refused
+    skew: float | None  # seconds that the node's clock is ahead of this machine's
+    awaited: str  # the request that the node has not answered yet
+    deadline: float | None  # of that request
+    refused: int  # envelopes and connections of the node that were refused
 
     @property
     def row(self) -> list[str]:
-        there = "connected" if self.connected else "away" if self.heard else "never seen"
-        if self.heard and not self.connected:
-            there += f" since {clock(self.heard)}"
-        awaited = f"{self.awaited} until {clock(self.until)}" if self.until else self.awaited
-        skew = "" if self.skew is None else f"{self.skew:+.1f} s" + (" !" if self.off else "")
-        release = self.version + (" !" if self.other else "")
-        return [self.node, there, self.phase, awaited or "–", release, skew, str(self.refused or "–")]
+        """The cells of the node's row in the table."""
+        state = "connected" if self.connected else "away" if self.last_seen else "never seen"
+        if self.last_seen and not self.connected:
+            state += f" since {format_time(self.last_seen)}"
+        awaited = f"{self.awaited} until {format_time(self.deadline)}" if self.deadline else self.awaited
+        skew = "" if self.skew is None else f"{self.skew:+.1f} s" + (" !" if self.clock_off else "")
+        release = self.version + (" !" if self.other_version else "")
+        return [self.node, state, self.phase, awaited or "–", release, skew, str(self.refused or "–")]
 
     @property
-    def off(self) -> bool:
-        """Whether its clock is."""
-        return self.skew is not None and abs(self.skew) > SKEWED
+    def clock_off(self) -> bool:
+        """Whether the node's clock differs by more than `MAX_SKEW`."""
+        return self.skew is not None and abs(self.skew) > MAX_SKEW
 
     @property
-    def other(self) -> bool:
-        """Whether it is another version than ours."""
+    def other_version(self) -> bool:
+        """Whether the node has another version of Hansa."""
         return self.version not in ("", version("hansa"))
 
 
 @dataclass(frozen=True)
-class Refused:
-    """Something that was not let in: of a member, by its name, or of a stranger, by its address."""
+class RefusalCount:
+    """How often something was refused, of a member by its name or of an unknown peer by its address."""
 
     node: str
     reason: str
     times: int
-    at: float  # the last time
+    at: float  # the last time, in seconds since 1970
 
     @property
     def line(self) -> str:
-        often = "once" if self.times == 1 else f"{self.times} times"
-        return f"{self.node or 'others'}: {self.reason} ({often}, last {clock(self.at)})"
+        """The count as one line of text."""
+        times = "once" if self.times == 1 else f"{self.times} times"
+        return f"{self.node or 'other nodes'}: {self.reason} ({times}, last {format_time(self.at)})"
 
 
-COLUMNS = ["node", "", "phase", "awaited", "version", "clock", "refused"]
-
-
-def clock(at: float) -> str:
+def format_time(at: float) -> str:
+    """A time in seconds since 1970, in local time."""
     return datetime.fromtimestamp(at).strftime("%d %b %H:%M:%S")
 
 
-def read(folder: Path, now: float) -> list[NodeStatus]:
-    """What the journal of the run in ``folder`` says of the nodes below."""
+def read_status(folder: Path, now: float) -> list[NodeStatus]:
+    """The status of the nodes below, from the journal of the run in ``folder``."""
     with _journal(folder) as journal:
         facts = dict(journal.execute("select name, value from facts"))
-        waiting = journal.execute("select node, kind, round, until from asks where answered is null and lost is null")
-        asked = {node: (f"{kind} of round {round}", until) for node, kind, round, until in waiting}
+        rows = journal.execute(f"select node, kind, round, deadline from requests where {OPEN}")
+        awaited = {node: (f"{kind} of round {round}", deadline) for node, kind, round, deadline in rows}
         refused = dict(journal.execute("select node, sum(times) from refusals group by node"))
-    lives = {name.removeprefix(LIFE): json.loads(value) for name, value in facts.items() if name.startswith(LIFE)}
+    heartbeats = {
+        name.removeprefix(HEARTBEAT): json.loads(value) for name, value in facts.items() if name.startswith(HEARTBEAT)
+    }
     children = json.loads(facts.get("children", "[]"))
-    return [_status(name, lives.get(name, {}), asked.get(name, ("", None)), refused, now) for name in children]
+    return [_status(name, heartbeats.get(name, {}), awaited.get(name, ("", None)), refused, now) for name in children]
 
 
-def refusals(folder: Path) -> list[Refused]:
-    """What was refused, the latest first."""
+def read_refusals(folder: Path) -> list[RefusalCount]:
+    """What was refused in the run in ``folder``, the latest first."""
     with _journal(folder) as journal:
-        return [
-            Refused(*row) for row in journal.execute("select node, reason, times, at from refusals order by at desc")
-        ]
+        rows = journal.execute("select node, reason, times, at from refusals order by at desc")
+        return [RefusalCount(*row) for row in rows]
 
 
-def marks(nodes: list[NodeStatus]) -> list[str]:
-    """What the exclamation marks in the table mean, where there are any."""
-    said = []
-    if others := [node.node for node in nodes if node.other]:
-        said.append(
-            f"! another version than this one, {version('hansa')}: {', '.join(others)}; use the same everywhere"
+def footnotes(nodes: list[NodeStatus]) -> list[str]:
+    """The explanations of the exclamation marks in the table."""
+    notes = []
+    if others := [node.node for node in nodes if node.other_version]:
+        notes.append(
+            f"! another version than this one, {version('hansa')}: {', '.join(others)}; use the same version everywhere"
         )
-    if off := [node.node for node in nodes if node.off]:
-        said.append(f"! a clock that is more than {SKEWED:.0f} s off: {', '.join(off)}; set it")
-    return said
+    if off := [node.node for node in nodes if node.clock_off]:
+        notes.append(f"! the clock differs by more than {MAX_SKEW:.0f} s: {', '.join(off)}; synchronise it")
+    return notes
 
 
 def _journal(folder: Path) -> "closing[sqlite3.Connection]":
-    file = folder / "seat" / "journal.sqlite"
+    file = folder / SERVER_FOLDER / JOURNAL
     if not file.is_file():
-        raise UserError(f"{folder} is no run of 'hansa serve' (no seat/journal.sqlite there); name its --out")
+        raise UserError(
+            f"{folder} is not a run of 'hansa serve': it has no {SERVER_FOLDER}/{JOURNAL}; give the --out of 'hansa "
+            "serve'"
+        )
     return closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True))
 
 
-def running(folder: Path) -> bool:
-    """Whether a 'hansa serve' sits there: it holds the lock of its seat for as long as it lives."""
-    with (folder / "seat" / "lock").open("rb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-    return False
+def is_running(folder: Path) -> bool:
+    """Whether a 'hansa serve' process uses the run directory."""
+    return is_locked(folder / SERVER_FOLDER)
 
 
 def _status(
-    name: str, life: dict[str, Any], asked: tuple[str, float | None], refused: dict[str, int], now: float
+    name: str, heartbeat: dict[str, Any], awaited: tuple[str, float | None], refused: dict[str, int], now: float
 ) -> NodeStatus:
-    last = life.get("heard")
-    there = last is not None and now - last < SILENT
-    phase = life.get("phase", "") if there else ""
-    awaited, until = asked
-    return NodeStatus(
-        name, there, last, phase, life.get("version", ""), life.get("skew"), awaited, until, refused.get(name, 0)
-    )
+    last = heartbeat.get("last_seen")
+    connected = last is not None and now - last < AWAY_SECONDS
+    phase = heartbeat.get("phase", "") if connected else ""
+    release, skew = heartbeat.get("version", ""), heartbeat.get("skew")
+    return NodeStatus(name, connected, last, phase, release, skew, *awaited, refused.get(name, 0))
 
 
-def as_dict(nodes: list[NodeStatus], refused: list[Refused], running: bool) -> dict[str, Any]:
-    told = [asdict(node) | {"other_version": node.other, "clock_off": node.off} for node in nodes]
-    return {"running": running, "nodes": told, "refused": [asdict(one) for one in refused]}
+def as_dict(nodes: list[NodeStatus], refused: list[RefusalCount], running: bool) -> dict[str, Any]:
+    """The status for `hansa status --format json`."""
+    rows = [asdict(node) | {"other_version": node.other_version, "clock_off": node.clock_off} for node in nodes]
+    return {"running": running, "nodes": rows, "refused": [asdict(one) for one in refused]}

@@ -19,7 +19,7 @@ from hansa.config.file import parse
 from hansa.core.seeds import stream
 from hansa.data.corpora import clinical_notes as generator
 from hansa.data.corpora import icd10
-from hansa.experiments.processes import in_a_process
+from hansa.experiments.processes import run_in_process
 from hansa.models.settings import Model
 from hansa.report import html
 from hansa.report.charts import short
@@ -86,7 +86,7 @@ def demo(out: Path | None, workers: int | None, offline: bool, console: Console)
     kinds = {"CL": "central", "own silo": "per-silo", "base": "base"}
     variants = {n: federation.model_copy(update={"name": kind, "kind": kind}) for n, kind in kinds.items()}
     with ThreadPoolExecutor(len(kinds)) as threads:
-        running = {n: threads.submit(in_a_process, one, folder / one.name, say) for n, one in variants.items()}
+        running = {n: threads.submit(run_in_process, one, folder / one.name, say) for n, one in variants.items()}
         outcomes |= {name: future.result() for name, future in running.items()}
     return told(outcomes, languages, folder)
 

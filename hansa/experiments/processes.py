@@ -1,4 +1,4 @@
-"""Runs in processes of their own, as anybody would start them: several side by side."""
+"""Runs in separate processes, started with the command line, so that several can run at the same time."""
 
 import json
 import subprocess
@@ -12,10 +12,13 @@ from hansa.core.errors import RunFailed
 from hansa.runs.run import Outcome
 
 
-def in_a_process(
+def run_in_process(
     federation: Federation, folder: Path, say: Callable[[str], None], workers: int | None = 1, resume: bool = False
 ) -> Outcome:
-    """`hansa run` on a federation file; what it prints while it works goes to ``say``."""
+    """Run `hansa run` on a federation file; ``say`` gets the lines that it prints to standard error.
+
+    Raises `RunFailed` if the run fails.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     file = folder.with_suffix(".yaml")
     file.write_text(dump(federation), encoding="utf-8")
@@ -29,5 +32,5 @@ def in_a_process(
         say(line.rstrip())
     result = process.stdout.read()
     if process.wait() != 0:
-        raise RunFailed(f"the run '{federation.name}' in {folder} failed; its last words are above")
+        raise RunFailed(f"the run '{federation.name}' in {folder} failed; the lines above show why")
     return Outcome(folder, json.loads(result)["metrics"])

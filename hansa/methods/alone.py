@@ -1,7 +1,8 @@
-"""No federation at all: every silo trains a model of its own, from the common start (the `per-silo` baseline).
+"""Local training only: every silo trains a model of its own from the common start (the `per-silo` baseline).
 
 Manoel et al. (2023), Section 2.2 and Table 3, columns of the single silos. As a method it is the limit of partial
-sharing: nothing is in scope, everything is personal.
+sharing: no tensor is in scope, all tensors are personal.
+Deviations: none.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,5 +27,7 @@ class ShareNothing:
 
 @METHODS.register("alone")
 class Alone(Section):
+    """Local training only (Manoel et al., 2023): no tensor leaves a silo."""
+
     def build(self) -> Method:
         return replace(fedavg(), name="alone", scope=ShareNothing())

@@ -19,14 +19,14 @@ from hansa.methods.centroid_noise import Noise, bounded
 
 
 @dataclass(frozen=True)
-class View:
+class Outputs:
     """Every sample as the model sees it."""
 
     pooled: Tensor  # samples × width
     predictions: Tensor  # samples × classes
 
 
-def view(learner: Learner, samples: Samples) -> View:
+def model_outputs(learner: Learner, samples: Samples) -> Outputs:
     pooled: Tensor | None = None
     predictions: Tensor | None = None
     with torch.inference_mode():
@@ -37,10 +37,10 @@ def view(learner: Learner, samples: Samples) -> View:
             pooled[indices], predictions[indices] = some, logits.softmax(dim=-1)
     assert pooled is not None
     assert predictions is not None
-    return View(pooled, predictions)
+    return Outputs(pooled, predictions)
 
 
-def clusters(points: NDArray[np.float32], count: int, rng: np.random.Generator) -> list[Indices]:
+def k_means(points: NDArray[np.float32], count: int, rng: np.random.Generator) -> list[Indices]:
     """k-means (scikit-learn, one thread): the points of each cluster, at most ``count`` clusters and none empty."""
     from sklearn.cluster import KMeans
     from threadpoolctl import threadpool_limits
@@ -53,7 +53,7 @@ def clusters(points: NDArray[np.float32], count: int, rng: np.random.Generator) 
     return [members for members in found if len(members)]
 
 
-def needs_sklearn(method: str) -> None:
+def require_sklearn(method: str) -> None:
     """Said before a run begins."""
     try:
         import sklearn  # noqa: F401
@@ -95,7 +95,7 @@ def mean_texts(
     return total / count.clamp(min=1.0).unsqueeze(-1), count
 
 
-def reached(means: Tensor, count: Tensor, floor: int = 1) -> tuple[Tensor, tuple[int, ...]]:
+def truncate_means(means: Tensor, count: Tensor, floor: int = 1) -> tuple[Tensor, tuple[int, ...]]:
     """Mean texts as far as ``floor`` of their texts go, and their lengths. Further on a mean would be over fewer: in
     the end over the longest text alone.
     """

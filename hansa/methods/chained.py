@@ -1,12 +1,14 @@
 """Passban et al. (2022), Training Mixed-Domain Translation Models via Federated Learning, Section 5.2.
 
-Chained fine-tuning: one model goes from silo to silo, and each trains what the one before it left; round r is the
-turn of silo r. What came first is forgotten first, so the order is a setting.
-Deviations: none; after the last silo the first would have its turn again.
+Chained fine-tuning: one model passes from silo to silo. In round r, silo r trains the model that the silo of round r − 1
+returned. The model forgets earlier silos first, so the order is a setting.
+Deviations: none. If there are more rounds than silos, the order repeats.
 """
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
+
+from pydantic import Field
 
 from hansa.core.messages import NodeId
 from hansa.core.method import METHODS, Method
@@ -17,10 +19,10 @@ from hansa.methods.fedavg import fedavg
 
 
 @dataclass(frozen=True)
-class InTurn:
-    """One silo in each round, in a fixed order."""
+class RoundRobin:
+    """One silo per round, in a fixed order."""
 
-    order: tuple[NodeId, ...] = ()  # default: as the federation has them
+    order: tuple[NodeId, ...] = ()  # default: the order of the federation file
 
     synchronous: ClassVar[bool] = False
     buffer: ClassVar[int] = 0
@@ -39,7 +41,9 @@ class InTurn:
 
 @METHODS.register("chained")
 class Chained(Section):
-    order: tuple[str, ...] = ()
+    """Chained fine-tuning (Passban et al., 2022): one silo per round continues the model of the one before."""
+
+    order: tuple[str, ...] = Field(default=(), description="Names of silos in order; default: that of the file.")
 
     def build(self) -> Method:
-        return replace(fedavg(), name="chained", participation=InTurn(self.order))
+        return replace(fedavg(), name="chained", participation=RoundRobin(self.order))

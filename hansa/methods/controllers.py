@@ -1,12 +1,12 @@
 """Roosta et al. (2021), Communication-Efficient Federated Learning for Neural Machine Translation.
 
-Some layers, the *controllers*, travel in both directions; everything else is each silo's own. Controllers are existing
+Only some layers, the *controllers*, are shared; all other tensors are personal to a silo. Controllers are existing
 layers (6E6D (0-3): layers 0 and 3 of each side of a 6+6 model), or added ones: 8E8D (0-6) is a 6+6 model with two more
-layers per side, at the places 0 and 6 of the grown stack, which `model.added` puts in (models/grow.py).
+layers per side, at positions 0 and 6 of the grown stack, which `model.added` inserts (models/grow.py).
 
     θ_i = (c, p_i):  c ← FedAvg of the silos' c;  p_i stays and is trained by silo i alone
 
-As a method it is a scope. Deviations: which layers travel is a setting and does not change during a run, as theirs.
+As a method it is a scope. Deviations: none; the shared layers are fixed for a run, as in the paper.
 """
 
 import re
@@ -24,8 +24,8 @@ from hansa.methods.fedavg import fedavg
 
 
 @dataclass(frozen=True)
-class Layers:
-    """The given layers, counted from 0, of each side; none given: those that `model.added` put in."""
+class SharedLayers:
+    """The given layers, counted from 0, of each side; an empty tuple stands for those that `model.added` inserts."""
 
     layers: tuple[int, ...]
     shares_nothing: ClassVar[bool] = False
@@ -35,25 +35,29 @@ class Layers:
         missing = set(self.layers) - set(found.values())
         if missing:
             raise ConfigError(
-                f"method.layers names layer {min(missing)}, but the model has layers 0 to "
-                f"{max(found.values(), default=-1)} that are trained"
+                f"method.layers names layer {min(missing)}, but the trained layers of the model are 0 to "
+                f"{max(found.values(), default=-1)}: name some of these"
             )
         return [name for name, index in found.items() if index in self.layers]
 
 
-def of_added(added: tuple[int, ...]) -> Layers:
-    """The layers that `model.added` put in; raises `ConfigError` if there are none."""
+def added_layers(added: tuple[int, ...]) -> SharedLayers:
+    """The scope of the layers that `model.added` inserts; raises `ConfigError` if it inserts none."""
     if not added:
         raise ConfigError(
-            "method 'controllers' exchanges some layers alone: name them (method.layers: [0, 3]), "
-            "or add layers for it (model.added: [0, 6])"
+            "method 'controllers' shares only some layers, and none is named: name them (method.layers: [0, 3]), "
+            "or add layers (model.added: [0, 6])"
         )
-    return Layers(added)
+    return SharedLayers(added)
 
 
 @METHODS.register("controllers")
-class Settings(Section):
-    layers: tuple[Annotated[int, Field(ge=0)], ...] = ()
+class Controllers(Section):
+    """Controllers (Roosta et al., 2021): only some layers are shared."""
+
+    layers: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        default=(), description="Layers of each side to share, counted from 0; default: those of `model.added`."
+    )
 
     def build(self) -> Method:
-        return replace(fedavg(), name="controllers", scope=Layers(self.layers))
+        return replace(fedavg(), name="controllers", scope=SharedLayers(self.layers))

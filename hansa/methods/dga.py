@@ -2,13 +2,13 @@
 
     wᵢ = exp(−β·Lᵢ) / Σⱼ exp(−β·Lⱼ)
 
-Lᵢ: silo i's mean training loss in this round; β (``temperature``): how sharply good fits are preferred; β = 0 is
-the uniform mean. Deviations: the softmax form only; their learned weighting network is not included.
+Lᵢ: silo i's mean training loss in this round; β (``temperature``): how strongly silos with a low loss are preferred;
+β = 0 is the uniform mean. Deviations: the softmax form only; their learned weighting network is not included.
 """
 
 from dataclasses import dataclass, replace
 from math import exp
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -17,8 +17,8 @@ from hansa.core.method import METHODS, Method
 from hansa.core.settings import Section
 from hansa.methods.fedavg import fedavg
 
-STEEPEST = 50.0  # largest temperature: beyond it a single silo would count
-LARGEST = 700.0  # e to this is about the largest number there is
+MAX_TEMPERATURE = 50.0  # beyond it, a single silo would have all of the weight
+MAX_EXPONENT = 700.0  # exp(700) is close to the largest float64
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,16 @@ class ByLoss:
     replaceable: ClassVar[bool] = False
 
     def weight(self, update: Update) -> float:
-        return exp(max(-LARGEST, min(LARGEST, -self.temperature * update.loss)))
+        return exp(max(-MAX_EXPONENT, min(MAX_EXPONENT, -self.temperature * update.loss)))
 
 
 @METHODS.register("dga")
 class Dga(Section):
-    temperature: Annotated[float, Field(ge=0.0, le=STEEPEST)] = 1.0
+    """Dynamic gradient aggregation (Dimitriadis et al., 2021): weights by training loss."""
+
+    temperature: float = Field(
+        default=1.0, ge=0.0, le=MAX_TEMPERATURE, description="β of the softmax over negative losses; 0: uniform."
+    )
 
     def build(self) -> Method:
         return replace(fedavg(), name="dga", weighting=ByLoss(self.temperature))

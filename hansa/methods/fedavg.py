@@ -2,8 +2,8 @@
 
     θ ← Σᵢ (Nᵢ/N)·θᵢ  =  θ − Σᵢ (Nᵢ/N)·(θ − θᵢ)
 
-θ: the model; θᵢ: silo i's model after local steps; Nᵢ: its samples; g = θ − θᵢ: its pseudo-gradient. Written the
-second way, so that any server optimiser can take the step; plain SGD with rate 1 is FedAvg itself.
+θ: the model; θᵢ: silo i's model after local steps; Nᵢ: its samples; g = θ − θᵢ: its pseudo-gradient. The code uses the
+second form, in which any server optimizer can take the step; SGD with learning rate 1 is FedAvg itself.
 Deviations: none.
 """
 
@@ -51,7 +51,7 @@ class PlainObjective:
 
 @dataclass(frozen=True)
 class BySamples:
-    """wᵢ ∝ Nᵢ^t: t = 1 is FedAvg, t = 0 counts every silo the same, between them small silos gain."""
+    """wᵢ ∝ Nᵢ^t: t = 1 is FedAvg, t = 0 weighs all silos equally; the smaller t, the more small silos weigh."""
 
     temperature: float = 1.0
     known_before_training: ClassVar[bool] = True
@@ -63,7 +63,7 @@ class BySamples:
 
 @dataclass(frozen=True)
 class Mean:
-    """A running weighted mean: one sum in memory, whatever the number of silos."""
+    """The weighted mean, computed as a running sum: memory does not grow with the number of silos."""
 
     linear: ClassVar[bool] = True
     per_tensor: ClassVar[bool] = True
@@ -91,6 +91,7 @@ class ServerSgd:
 
 
 def fedavg() -> Method:
+    """FedAvg: every slot at its plainest."""
     return Method(
         name="fedavg",
         participation=Synchronous(),
@@ -114,5 +115,7 @@ class MeanSettings(Section):
 
 @METHODS.register("fedavg")
 class FedAvg(Section):
+    """Federated averaging (McMahan et al., 2017)."""
+
     def build(self) -> Method:
         return fedavg()

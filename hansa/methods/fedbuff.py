@@ -1,18 +1,18 @@
 """Nguyen et al. (2022), Federated Learning with Buffered Asynchronous Aggregation (FedBuff), Algorithm 1.
 
-    Δᵢ = θ_v − θᵢ from the version v that silo i began with;  τᵢ = versions since then
+    Δᵢ = θ_v − θᵢ, with v the version that silo i started from;  τᵢ = versions since then
     s(τ) = (1 + τ)^(−a)                                                                    a = ½ in the paper
     θ ← θ − η·(1/K)·Σ_{K arrivals} s(τᵢ)·Δᵢ                                                 then the buffer is empty
 
-Nobody waits for a slow silo: every silo works all the time, its update goes into the buffer when it is done, and the
-silo begins again with the newest model; when K updates are there, the server takes a step (a round, for ledger and
-schedule). ``temperature`` t weighs silos by Nᵢ^t among the K (0, the paper: all the same).
-Deviations: time is virtual (`simulate.delay`), so a run gives the same result on any machine.
+K (``buffer``): updates per step; a (``power``): exponent of the damping. Every silo trains all the time. When a silo is
+done, its update enters the buffer and the silo starts again from the newest model. When the buffer holds K updates, the
+server takes a step, which counts as a round. ``temperature`` t weighs silos by Nᵢ^t among the K (0, the paper: equally).
+Deviations: time is virtual (`simulate.delay`), so that a run gives the same result on any machine.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -27,7 +27,7 @@ from hansa.methods.fedavg import fedavg
 
 @dataclass(frozen=True)
 class Buffered:
-    """The next ``buffer`` silos to be done, by the virtual clock."""
+    """A round ends with the next ``buffer`` updates, by the virtual clock."""
 
     buffer: int
     synchronous: ClassVar[bool] = False
@@ -46,7 +46,7 @@ class Buffered:
     def _arrivals(
         self, context: PlanContext, before: BufferState, state: ServerState
     ) -> tuple[list[PendingWork], list[PendingWork]]:
-        """The earliest works to be done, and those still under way: a silo that is done starts again at once."""
+        """The next works to end, and those still under way. A silo that is done starts again at once."""
         simulate, seed = context.settings.simulate, context.settings.seed
 
         def start(node: NodeId, version: int, at: float, number: int) -> PendingWork:
@@ -68,8 +68,9 @@ class Buffered:
     def _waves(
         self, context: PlanContext, arrived: list[PendingWork], after: BufferState, state: ServerState
     ) -> list[list[Assignment]]:
-        """A silo that arrives twice is asked again after the others. Silos count their own works; since the durable
-        round, one of them has done at most ``buffer`` in every round.
+        """The assignments of a round; a silo that arrives twice is asked again in a second wave.
+
+        Silos number their own works. In each round since the durable one, a silo has done at most ``buffer`` works.
         """
         waiting, waves = list(arrived), list[list[Assignment]]()
         forgotten = self.buffer * (state.round + 1 - context.durable)
@@ -100,7 +101,7 @@ class ByStaleness:
 
 @dataclass(frozen=True)
 class DampedMean:
-    """(1/K)·Σ s·Δ: stale updates make the step smaller, not only their share of it."""
+    """(1/K)·Σ s·Δ: a stale update makes the whole step smaller, not only its share of it."""
 
     power: float
     linear: ClassVar[bool] = False  # its denominator is not the sum of the weights
@@ -117,9 +118,11 @@ class DampedMean:
 
 @METHODS.register("fedbuff")
 class FedBuff(Section):
-    buffer: Count = 3
-    power: Annotated[float, Field(ge=0.0)] = 0.5
-    temperature: Annotated[float, Field(ge=0.0)] = 0.0
+    """FedBuff (Nguyen et al., 2022): buffered asynchronous aggregation."""
+
+    buffer: Count = Field(default=3, description="Number K of updates that end a round.")
+    power: float = Field(default=0.5, ge=0.0, description="a: an update that is τ versions old counts (1 + τ)^−a.")
+    temperature: float = Field(default=0.0, ge=0.0, description="t: silos weigh N^t; 0: equally, as in the paper.")
 
     def build(self) -> Method:
         weighting, mean = ByStaleness(self.power, self.temperature), DampedMean(self.power)

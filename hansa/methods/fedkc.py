@@ -38,7 +38,7 @@ from hansa.core.settings import Count, Named, Section
 from hansa.core.tensors import Layout, Tensors
 from hansa.methods.centroid_noise import Noise, bounded
 from hansa.methods.centroids import clusters as k_means
-from hansa.methods.centroids import mean_rows, mean_texts, needs_sklearn, reached, real_positions, view
+from hansa.methods.centroids import mean_rows, mean_texts, require_sklearn, truncate_means, real_positions, model_outputs
 
 Layer = Literal["last", "all"]
 FLOORS: dict[Layer, int] = {"last": 2, "all": 20}  # a mean of embedded texts tells their tokens: docs/privacy.md
@@ -46,7 +46,7 @@ PAIR = ("centroids", "predictions")
 
 
 @dataclass(frozen=True)
-class Composition:
+class ClusterPairs:
     """Clusters as pairs of a centroid and a mean prediction."""
 
     layer: Layer
@@ -73,7 +73,7 @@ class Composition:
         return self.clusters * (centroid + sizes.labels)
 
     def share(self, work: Work, samples: Samples) -> SharedKnowledge:
-        seen = view(work.learner, samples)
+        seen = model_outputs(work.learner, samples)
         groups = [torch.arange(samples.size).numpy()]
         if self.clusters > 1:
             groups = k_means(seen.pooled.numpy(), self.clusters, samples.rng)
@@ -93,7 +93,7 @@ class Composition:
         else:
             means, counts = mean_texts(work.learner, samples, kept, self.noise)
             means = self._blur(means, counts, (counts >= self.floor).sum(dim=1), samples)
-            centroids, lengths = reached(means, counts, self.floor)
+            centroids, lengths = truncate_means(means, counts, self.floor)
         pairs = Tensors.of(dict(zip(PAIR, (centroids, predictions), strict=True)))
         return SharedKnowledge(Knowledge(pairs, members, lengths, withheld), tuple(kept))
 
@@ -108,16 +108,16 @@ class Composition:
         width = sizes.pooled if self.layer == "last" else sizes.embedding
         if len(centroids) != (2 if self.layer == "last" else 3) or centroids[-1] != width:
             return f"its centroids have the shape {list(centroids)}, and their width must be {width}"
-        if self.layer == "all" and not text_fits(centroids[1], knowledge.lengths, len(knowledge.members), sizes.length):
+        if self.layer == "all" and not lengths_fit(centroids[1], knowledge.lengths, len(knowledge.members), sizes.length):
             return f"its centroids have {centroids[1]} positions, of which {list(knowledge.lengths)[:3]}… are real"
-        return distribution_flaw(knowledge.tensors["predictions"], predictions, sizes.labels, "predictions")
+        return distribution_problem(knowledge.tensors["predictions"], predictions, sizes.labels, "predictions")
 
 
-def text_fits(positions: int, lengths: tuple[int, ...], rows: int, longest: int) -> bool:
+def lengths_fit(positions: int, lengths: tuple[int, ...], rows: int, longest: int) -> bool:
     return len(lengths) == rows and positions <= longest and all(1 <= n <= positions for n in lengths)
 
 
-def distribution_flaw(values: Tensor, shape: tuple[int, ...], classes: int, what: str) -> str:
+def distribution_problem(values: Tensor, shape: tuple[int, ...], classes: int, what: str) -> str:
     if len(shape) != 2 or shape[1] != classes:
         return f"its {what} have the shape {list(shape)}, and there are {classes} classes"
     if bool((values < -1e-6).any()) or bool(((values.sum(dim=1) - 1).abs() > 1e-3).any()):
@@ -126,7 +126,7 @@ def distribution_flaw(values: Tensor, shape: tuple[int, ...], classes: int, what
 
 
 @dataclass(frozen=True)
-class Consistent:
+class ConsistencyLoss:
     """The local objective, and α times the cross-entropy on the pairs of the others."""
 
     local: Objective
@@ -195,7 +195,7 @@ def fedkc(
 ) -> Method:
     if reason := cannot_compose(local):
         raise ConfigError(f"method.local is '{local.name}', which {reason}: choose another, for example 'fedprox'")
-    exchange, objective = Composition(layer, clusters, floor, noise), Consistent(local.objective, alpha, layer, sample)
+    exchange, objective = ClusterPairs(layer, clusters, floor, noise), ConsistencyLoss(local.objective, alpha, layer, sample)
     return replace(local, name="fedkc", exchange=exchange, objective=objective)
 
 
@@ -230,7 +230,7 @@ class FedKC(Section):
 
     def build(self) -> Method:
         if self.kmeans and self.q > 1:
-            needs_sklearn("fedkc")
+            require_sklearn("fedkc")
         floor = FLOORS[self.layer] if self.floor is None else self.floor
         clusters = self.q if self.kmeans else 1
         return fedkc(METHODS.build(self.local), self.layer, clusters, self.alpha, floor, self.noise, self.sample)

@@ -29,9 +29,9 @@ from hansa.core.messages import Knowledge
 from hansa.core.method import METHODS, Method, TaskLoss
 from hansa.core.settings import Count, Section, Share
 from hansa.core.tensors import Layout, Tensors
-from hansa.methods.centroids import mean_rows, mean_texts, reached
+from hansa.methods.centroids import mean_rows, mean_texts, truncate_means
 from hansa.methods.fedavg import fedavg
-from hansa.methods.fedkc import distribution_flaw, text_fits
+from hansa.methods.fedkc import distribution_problem, lengths_fit
 
 MEAN = ("inputs", "labels")
 
@@ -61,7 +61,7 @@ class Means:
         if not count:
             return SharedKnowledge(Knowledge(Tensors.zeros(Layout((), ())), withheld=1))
         groups = [np.sort(order[i * self.size : (i + 1) * self.size]) for i in range(count)]
-        inputs, lengths = reached(*mean_texts(work.learner, samples, groups))
+        inputs, lengths = truncate_means(*mean_texts(work.learner, samples, groups))
         labels = mean_rows(_labels(work, samples), groups)
         means = Tensors.of(dict(zip(MEAN, (inputs, labels), strict=True)))
         return SharedKnowledge(Knowledge(means, (self.size,) * count, lengths), tuple(groups))
@@ -73,9 +73,9 @@ class Means:
         inputs, labels = layout.shapes
         if len(inputs) != 3 or inputs[-1] != sizes.embedding:
             return f"its inputs have the shape {list(inputs)}, and their width must be {sizes.embedding}"
-        if not text_fits(inputs[1], knowledge.lengths, len(knowledge.members), sizes.length):
+        if not lengths_fit(inputs[1], knowledge.lengths, len(knowledge.members), sizes.length):
             return f"its inputs have {inputs[1]} positions, of which {list(knowledge.lengths)[:3]}… are real"
-        return distribution_flaw(knowledge.tensors["labels"], labels, sizes.labels, "labels")
+        return distribution_problem(knowledge.tensors["labels"], labels, sizes.labels, "labels")
 
 
 def _labels(work: Work, samples: Samples) -> Tensor:
@@ -87,7 +87,7 @@ def _labels(work: Work, samples: Samples) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Mixed:
+class MixupLoss:
     """FedMix's loss: mixup with the means that other silos shared."""
 
     mix: float
@@ -144,5 +144,5 @@ class FedMix(Section):
             fedavg(),
             name="fedmix",
             exchange=Means(self.average, self.means),
-            objective=Mixed(self.mix, self.naive),
+            objective=MixupLoss(self.mix, self.naive),
         )

@@ -7,14 +7,14 @@
     FedAdam     v_t = β₂·v_{t−1} + (1 − β₂)·g²
     θ ← θ − η·m̂ / (√v̂ + τ)
 
-η: server rate; m, v: moments, kept over rounds; τ (``eps``): the degree of adaptivity; m̂, v̂: bias-corrected as in
-Adam (Kingma & Ba, 2015), which is what the Medical system's server uses; ``bias_correction: false`` is
-Reddi et al. to the letter. For Yogi and Adagrad only m is corrected, since their v has no decay to undo.
+η: server learning rate; m, v: moments, kept over rounds; τ (``eps``): the degree of adaptivity; m̂, v̂: bias-corrected as in
+Adam (Kingma & Ba, 2015), as the server of Manoel et al. uses it; ``bias_correction: false`` is
+Reddi et al. as published. For Yogi and Adagrad only m is corrected, since their v has no decay to undo.
 Deviations: v starts at zero (Reddi et al. allow any v₋₁ ≥ τ²).
 """
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -89,14 +89,18 @@ class Adaptive:
 
 
 class _FedOpt(Section):
-    lr: Positive = 0.01
-    betas: tuple[Share, Share] = (0.9, 0.99)
-    eps: Positive = 1e-3
-    bias_correction: bool = False
+    lr: Positive = Field(default=0.01, description="Server learning rate η.")
+    betas: tuple[Share, Share] = Field(
+        default=(0.9, 0.99), description="β₁ and β₂: decay of the first and second moment."
+    )
+    eps: Positive = Field(default=1e-3, description="τ, the degree of adaptivity.")
+    bias_correction: bool = Field(default=False, description="Correct the moments' bias towards zero.")
 
 
 @METHODS.register("fedadam")
 class FedAdam(_FedOpt):
+    """FedAdam (Reddi et al., 2021): Adam at the server."""
+
     def build(self) -> Method:
         server = Adaptive("adam", self.lr, self.betas, self.eps, self.bias_correction)
         return replace(fedavg(), name="fedadam", server=server)
@@ -104,6 +108,8 @@ class FedAdam(_FedOpt):
 
 @METHODS.register("fedyogi")
 class FedYogi(_FedOpt):
+    """FedYogi (Reddi et al., 2021): Yogi at the server."""
+
     def build(self) -> Method:
         server = Adaptive("yogi", self.lr, self.betas, self.eps, self.bias_correction)
         return replace(fedavg(), name="fedyogi", server=server)
@@ -111,7 +117,11 @@ class FedYogi(_FedOpt):
 
 @METHODS.register("fedadagrad")
 class FedAdagrad(_FedOpt):
-    betas: tuple[Share, Share] = (0.0, 0.99)
+    """FedAdagrad (Reddi et al., 2021): Adagrad at the server."""
+
+    betas: tuple[Share, Share] = Field(
+        default=(0.0, 0.99), description="β₁: decay of the first moment; the second value is not used."
+    )
 
     def build(self) -> Method:
         server = Adaptive("adagrad", self.lr, self.betas, self.eps, self.bias_correction)
@@ -120,8 +130,10 @@ class FedAdagrad(_FedOpt):
 
 @METHODS.register("fedavgm")
 class FedAvgM(Section):
-    lr: Positive = 1.0
-    momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
+    """FedAvgM: SGD with momentum at the server (in Reddi et al., 2021, a baseline)."""
+
+    lr: Positive = Field(default=1.0, description="Server learning rate η.")
+    momentum: float = Field(default=0.9, ge=0.0, lt=1.0, description="Momentum μ.")
 
     def build(self) -> Method:
         return replace(fedavg(), name="fedavgm", server=Momentum(self.lr, self.momentum))

@@ -2,12 +2,12 @@
 
     h(w; w^t) = F(w) + (μ/2)·‖w − w^t‖²        so  ∇h = ∇F + μ·(w − w^t)
 
-F: the silo's task loss; w: its model while training; w^t: the global model it received; μ: the pull back to it.
-Deviations: the term covers the tensors that travel; personal tensors have no global value to be pulled to.
+F: the silo's task loss; w: its model while training; w^t: the global model it received; μ: the weight of the term.
+Deviations: the term covers the shared tensors; personal tensors have no global value.
 """
 
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 from torch import Tensor
@@ -43,12 +43,15 @@ class Proximal:
 
 
 def fedprox(mu: float) -> Method:
+    """FedProx with the weight μ of the proximal term."""
     return replace(fedavg(), name="fedprox", objective=Proximal(mu))
 
 
 @METHODS.register("fedprox")
 class FedProx(Section):
-    mu: Annotated[float, Field(ge=0.0)] = 0.01
+    """FedProx (Li et al., 2020): a proximal term keeps silos near the global model."""
+
+    mu: float = Field(default=0.01, ge=0.0, description="Weight μ of the proximal term.")
 
     def build(self) -> Method:
         return fedprox(self.mu)

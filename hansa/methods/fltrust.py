@@ -32,7 +32,7 @@ from hansa.core.settings import Positive, Section
 from hansa.core.tensors import Tensors
 
 
-class Trust(Section):
+class TrustFilter(Section):
     cosine: float = 0.0  # a child must point less away than this
     bound: Positive = 4.0  # and be at most so many times as long
     by: Literal["update", "keys"] = "update"  # all that a child sends, or its key layers alone

@@ -4,30 +4,32 @@
     cloud   θ   ← Σ_e (N_e/N)·θ_e              after κ₂ rounds at the edge
 
 θ_i: a silo's model; C_e: the silos below edge e; N: samples below. κ₁ is ``train.samples``, κ₂ a node's ``rounds``.
-One model for all: nothing is personal, so a node's own model is what it has right after its own steps.
-Deviations: an inner node with data of its own trains on it before its children do (or beside them), as WorldLM's nodes
-do, so that both spend the same sequential steps; any server optimiser may take the place of the plain mean, at every
-level. On a tree of one level, with server momentum, it is flat federated learning.
+All tensors are shared: a node's own model is the global one after the node's own training.
+Deviations: an inner node with data of its own trains on it before its children (or in parallel with them), as WorldLM's
+nodes do, so that both methods take the same number of sequential steps; any server optimizer may replace the plain mean,
+at every level. On a tree of one level it is flat federated learning.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
+
+from pydantic import Field
 
 from hansa.core.messages import NodeId
 from hansa.core.method import METHODS, Attention, Filter, Layers, Method, Residual
 from hansa.core.settings import Section
 from hansa.methods.fedavg import fedavg
-from hansa.methods.fltrust import Trust
-from hansa.methods.worldlm import key_tensors
+from hansa.methods.fltrust import TrustFilter
+from hansa.methods.worldlm import FILTER, ORDER, Order, key_tensors
 
 
 @dataclass(frozen=True)
-class Averaged:
-    """The backbone is averaged; key layers, where there are any, stay at their node."""
+class BackboneAverage:
+    """The backbone is averaged; key layers, if there are any, stay at their node."""
 
     key_layers: float | tuple[str, ...] = 0.0
-    order: Literal["sequential", "parallel"] = "sequential"
+    order: Order = "sequential"
     filter: Filter | None = None
     keys_travel: ClassVar[bool] = False
     forwards_layers: ClassVar[bool] = False
@@ -53,8 +55,10 @@ class Averaged:
 
 @METHODS.register("hierfavg")
 class HierFAVG(Section):
-    order: Literal["sequential", "parallel"] = "sequential"
-    filter: Trust | None = None
+    """HierFAVG (Liu et al., 2020): hierarchical averaging on a tree."""
+
+    order: Order = Field(default="sequential", description=ORDER)
+    filter: TrustFilter | None = Field(default=None, description=FILTER)
 
     def build(self) -> Method:
-        return replace(fedavg(), name="hierfavg", hierarchy=Averaged(0.0, self.order, self.filter))
+        return replace(fedavg(), name="hierfavg", hierarchy=BackboneAverage(0.0, self.order, self.filter))

@@ -6,19 +6,19 @@
 z: the representation of a text by the model in training; z_glob: by the global model it received; z_prev: by the
 silo's own model at the end of the last round it took part in; sim: cosine; τ: temperature; μ: weight. The silo keeps
 its model between rounds. In its first round there is no previous model and no term.
-z is what the output layer gets, as in the paper, where a small projection head stands between the encoder and the
-output layer: of BERT and its kin that is the pooler or the dense layer of the classification head.
-Deviations: a classifier without such a layer (most decoders) is not given one.
+z is the input of the output layer, as in the paper, where a small projection head stands between the encoder and the
+output layer; in models such as BERT this is the output of the pooler or of the dense layer of the classification head.
+Deviations: no projection head is added to a classifier without such a layer (most decoders).
 """
 
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from hansa.core import representations as inside
+from hansa.core import representations
 from hansa.core.learner import Work
 from hansa.core.method import METHODS, Method, TaskLoss
 from hansa.core.settings import Positive, Section
@@ -28,13 +28,13 @@ from hansa.methods.fedavg import fedavg
 
 @dataclass(frozen=True)
 class PreviousModel:
-    """What a silo keeps: its own model at the end of its last round."""
+    """State of a silo: its own model at the end of its last round."""
 
     model: Tensors
 
 
 @dataclass(frozen=True)
-class Contrastive:
+class ContrastiveLoss:
     """The task's loss and μ times the model-contrastive term."""
 
     mu: float
@@ -46,10 +46,10 @@ class Contrastive:
         if work.state is None or work.batch is None:
             return task_loss()
         model, inputs = work.learner.model, work.batch.inputs
-        z, loss = inside.watched(model, inputs, task_loss)
+        z, loss = representations.watched(model, inputs, task_loss)
         with torch.no_grad():
-            z_glob = inside.represent_with(model, work.received.named(), inputs)
-            z_prev = inside.represent_with(model, self._previous(work), inputs)
+            z_glob = representations.represent_with(model, work.received.named(), inputs)
+            z_prev = representations.represent_with(model, self._previous(work), inputs)
         return loss + self.mu * contrast(z, z_glob, z_prev, self.temperature)
 
     def _previous(self, work: Work) -> dict[str, Tensor]:
@@ -66,7 +66,7 @@ class Contrastive:
 
 
 def contrast(z: Tensor, z_glob: Tensor, z_prev: Tensor, temperature: float) -> Tensor:
-    """Equation 3, mean over the batch: which of two candidates is z? The first should be it."""
+    """Equation 3, mean over the batch: cross-entropy of telling ``z_glob`` from ``z_prev`` by similarity to ``z``."""
     similar = [nn.functional.cosine_similarity(z, other, dim=-1) / temperature for other in (z_glob, z_prev)]
     first = torch.zeros(len(z), dtype=torch.long, device=z.device)
     return nn.functional.cross_entropy(torch.stack(similar, dim=1), first)
@@ -74,8 +74,10 @@ def contrast(z: Tensor, z_glob: Tensor, z_prev: Tensor, temperature: float) -> T
 
 @METHODS.register("moon")
 class Moon(Section):
-    mu: Annotated[float, Field(ge=0.0)] = 1.0
-    temperature: Positive = 0.5
+    """MOON (Li et al., 2021): a model-contrastive term."""
+
+    mu: float = Field(default=1.0, ge=0.0, description="Weight μ of the contrastive term.")
+    temperature: Positive = Field(default=0.5, description="Temperature τ of the similarities.")
 
     def build(self) -> Method:
-        return replace(fedavg(), name="moon", objective=Contrastive(self.mu, self.temperature))
+        return replace(fedavg(), name="moon", objective=ContrastiveLoss(self.mu, self.temperature))

@@ -2,15 +2,16 @@
 
     Δᵢ = L·Fᵢ^q·(θ − θᵢ),   hᵢ = q·Fᵢ^(q−1)·‖L·(θ − θᵢ)‖² + L·Fᵢ^q,   θ ← θ − Σ Δᵢ / Σ hᵢ
 
-Fᵢ: silo i's training loss; q: how much fairness (0: every silo the same; large: the worst one alone); L = 1/η: the
-inverse of the silo's learning rate. A silo that fits badly pulls harder, so losses even out over silos.
-Deviations: Fᵢ is the mean loss of the round's batches, which is the loss of θ itself when a round is one batch. With a
-server optimiser of your own (`server:`), Σ Δᵢ/Σ hᵢ is the pseudo-gradient it takes.
+Fᵢ: silo i's training loss; q: the degree of fairness (0: silos weigh the same; large: only the silo with the highest
+loss counts); L = 1/η: the inverse of the silo's learning rate. A silo with a high loss has a larger weight, so that losses
+become more even over silos.
+Deviations: Fᵢ is the mean loss of the round's batches, which is the loss of θ itself when a round is one batch. If the
+file has a `server` section, its optimizer takes Σ Δᵢ/Σ hᵢ as the pseudo-gradient.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -33,8 +34,8 @@ class Uniform:
 
 
 @dataclass(frozen=True)
-class FairMean:
-    """q-FedAvg's mean; its denominator needs the norm of every single update."""
+class QFairMean:
+    """Σ Δᵢ / Σ hᵢ of q-FedAvg; hᵢ needs the norm of each update."""
 
     q: float
     lipschitz: float
@@ -55,8 +56,12 @@ class FairMean:
 
 @METHODS.register("qffl")
 class QFfl(Section):
-    q: Annotated[float, Field(ge=0.0, le=20.0)] = 1.0  # beyond it one silo alone counts, and numbers overflow
-    lr: Positive = 0.1  # give it train.lr: its inverse bounds the curvature. A server Adam does not mind the scale.
+    """q-FedAvg (Li et al., 2020): silos with a higher loss weigh more."""
+
+    q: float = Field(default=1.0, ge=0.0, le=20.0, description="Degree of fairness q; 0: silos weigh the same.")
+    lr: Positive = Field(
+        default=0.1, description="η, whose inverse L bounds the curvature: `train.lr`. It only scales the step."
+    )
 
     def build(self) -> Method:
-        return replace(fedavg(), name="qffl", weighting=Uniform(), aggregator=FairMean(self.q, 1 / self.lr))
+        return replace(fedavg(), name="qffl", weighting=Uniform(), aggregator=QFairMean(self.q, 1 / self.lr))

@@ -1,12 +1,12 @@
-"""Aggregation that a few lying silos cannot steer.
+"""Byzantine-robust aggregation: a few malicious silos cannot determine the result.
 
 Yin et al. (2018), Byzantine-Robust Distributed Learning, Definitions 1 and 2: coordinate-wise median; β-trimmed mean
 (cut the β·n smallest and largest of every coordinate, average the rest).
-Blanchard et al. (2017), Machine Learning with Adversaries, Equation for Krum: of n updates with f liars, take the one
+Blanchard et al. (2017), Machine Learning with Adversaries, Equation for Krum: of n updates with f Byzantine ones, take the one
 with the smallest sum of squared distances to its n − f − 2 nearest others; n ≥ 2f + 3.
 Sun et al. (2019), Can You Really Backdoor Federated Learning?: norm bound, g ← g·min(1, M/‖g‖).
 
-Median, trimmed mean and Krum see each update on its own and ignore weights: a weight is a lever for a liar.
+Median, trimmed mean and Krum look at each update separately and ignore weights, which a malicious silo could inflate.
 Deviations: none.
 """
 
@@ -24,12 +24,12 @@ from hansa.core.settings import Positive, Section
 from hansa.core.tensors import Layout, Tensors, WeightedMean, stack
 from hansa.methods.fedavg import fedavg
 
-CHUNK = 1 << 20  # coordinates at a time, so that sorting needs no second copy of all updates
+CHUNK = 1 << 20  # coordinates sorted at a time, so that sorting does not copy all updates at once
 
 
 @dataclass(frozen=True)
 class TrimmedMean:
-    """``trim`` = 0.5 keeps the middle alone: the median."""
+    """The β-trimmed mean of every coordinate; ``trim`` is β, and 0.5 is the median."""
 
     trim: float
     linear: ClassVar[bool] = False
@@ -41,7 +41,7 @@ class TrimmedMean:
         given = [update.gradient.copy() for update, _ in updates]
         if given and all(gradient.layout == layout for gradient in given):
             return Tensors(layout, self._middle([gradient.flat for gradient in given]))
-        result = Tensors.zeros(layout)  # where a tensor did not leave every silo: over those that sent it
+        result = Tensors.zeros(layout)  # some silos left tensors out: combine each tensor over the silos that sent it
         for name, span in layout.spans.items():
             rows = [gradient.flat[gradient.layout.spans[name]] for gradient in given if name in gradient.layout.spans]
             if rows:
@@ -61,7 +61,7 @@ class TrimmedMean:
 
 @dataclass(frozen=True)
 class Krum:
-    """The update with the smallest distance to its nearest others, where ``bad`` silos may lie."""
+    """The update with the smallest distance to its nearest others; ``bad`` is f, the number of Byzantine silos."""
 
     bad: int
     linear: ClassVar[bool] = False
@@ -77,7 +77,7 @@ class Krum:
         if not given:
             return Tensors.zeros(layout)
         rows = stack(given)
-        # Distances from differences, not from ‖a‖² + ‖b‖² − 2ab: with updates of very different size that cancels.
+        # ‖a − b‖² from differences: ‖a‖² + ‖b‖² − 2ab loses precision when updates differ much in size.
         n = len(rows)
         distances = torch.zeros(n, n, dtype=torch.float64)
         for i in range(n):
@@ -90,7 +90,7 @@ class Krum:
 
 @dataclass(frozen=True)
 class NormBound:
-    """Works on a running sum: every update is shortened on its own before it is added."""
+    """The weighted mean of updates, each scaled down to an L2 norm of at most ``bound`` first."""
 
     bound: float
     linear: ClassVar[bool] = False
@@ -107,9 +107,9 @@ class NormBound:
         return mean.mean()
 
 
-Trim = Annotated[float, Field(ge=0.0, lt=0.5, description="Fraction cut from each end of every coordinate.")]
-Bad = Annotated[int, Field(ge=0, description="How many silos may lie.")]
-Bound = Annotated[Positive, Field(description="The largest L2 norm that an update keeps.")]
+Trim = Annotated[float, Field(ge=0.0, lt=0.5, description="Fraction β cut from each end of every coordinate.")]
+Bad = Annotated[int, Field(ge=0, description="Number f of Byzantine silos that the rule tolerates.")]
+Bound = Annotated[Positive, Field(description="Largest L2 norm M of an update; longer ones are scaled down to it.")]
 
 
 @AGGREGATORS.register("median")
@@ -132,7 +132,7 @@ class TrimmedMeanRule(Section):
 
 @AGGREGATORS.register("krum")
 class KrumRule(Section):
-    """The update that is nearest to its neighbours."""
+    """Krum: the update that is closest to its nearest others."""
 
     bad: Bad = 1
 
@@ -142,7 +142,7 @@ class KrumRule(Section):
 
 @AGGREGATORS.register("norm-bound")
 class NormBoundRule(Section):
-    """The mean of updates that are shortened to a bound."""
+    """The weighted mean of updates that are scaled down to a norm bound."""
 
     bound: Bound = 1.0
 
@@ -152,13 +152,17 @@ class NormBoundRule(Section):
 
 @METHODS.register("median")
 class Median(Section):
+    """FedAvg with the coordinate-wise median (Yin et al., 2018)."""
+
     def build(self) -> Method:
         return replace(fedavg(), name="median", aggregator=TrimmedMean(0.5))
 
 
 @METHODS.register("trimmed-mean")
 class TrimmedMeanSettings(Section):
-    trim: Annotated[float, Field(ge=0.0, lt=0.5)] = 0.2
+    """FedAvg with the trimmed mean (Yin et al., 2018)."""
+
+    trim: Trim = 0.2
 
     def build(self) -> Method:
         return replace(fedavg(), name="trimmed-mean", aggregator=TrimmedMean(self.trim))
@@ -166,7 +170,9 @@ class TrimmedMeanSettings(Section):
 
 @METHODS.register("krum")
 class KrumSettings(Section):
-    bad: Annotated[int, Field(ge=0)] = 1
+    """FedAvg with Krum (Blanchard et al., 2017)."""
+
+    bad: Bad = 1
 
     def build(self) -> Method:
         return replace(fedavg(), name="krum", aggregator=Krum(self.bad))
@@ -174,7 +180,9 @@ class KrumSettings(Section):
 
 @METHODS.register("norm-bound")
 class NormBoundSettings(Section):
-    bound: Positive = 1.0
+    """FedAvg with a norm bound (Sun et al., 2019)."""
+
+    bound: Bound = 1.0
 
     def build(self) -> Method:
         return replace(fedavg(), name="norm-bound", aggregator=NormBound(self.bound))

@@ -29,16 +29,16 @@ from torch import Tensor
 from hansa.core.errors import ConfigError
 from hansa.core.messages import NodeId
 from hansa.core.method import METHODS, Filter, Layers, Method, Residual
-from hansa.core.method import Attention as Shares
+from hansa.core.method import LayerAttention as Shares
 from hansa.core.participation import BufferedRegions, round_half_up
 from hansa.core.settings import Positive, Section, Share
 from hansa.methods.fedavg import BySamples, fedavg
 from hansa.methods.fedbuff import ByStaleness, DampedMean
 from hansa.methods.fedopt import Momentum
-from hansa.methods.fltrust import Trust
+from hansa.methods.fltrust import TrustFilter
 
 TINY = 1e-12
-PIECE = 1 << 14  # values of a layer that are compared at a time
+CHUNK = 1 << 14  # values of a layer that are compared at a time
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Cosine:
         """
         dots = torch.zeros(len(queries), len(members), dtype=torch.float64)
         asking, asked = torch.zeros(len(queries), dtype=torch.float64), torch.zeros(len(members), dtype=torch.float64)
-        for span in (slice(begin, begin + PIECE) for begin in range(0, base.numel(), PIECE)):
+        for span in (slice(begin, begin + CHUNK) for begin in range(0, base.numel(), CHUNK)):
             theirs = self._rows(members, base, span)
             ours = theirs if queries is members else self._rows(queries, base, span)
             dots += torch.mm(ours, theirs.T)
@@ -67,7 +67,7 @@ class Cosine:
         return rows - base[span].double() if self.moved else rows
 
 
-def mix(weights: Tensor, members: Sequence[Tensor]) -> Tensor:
+def weighted_sum(weights: Tensor, members: Sequence[Tensor]) -> Tensor:
     """Σ_i A_i·V_i."""
     total = torch.zeros_like(members[0])
     for weight, member in zip(weights.tolist(), members, strict=True):
@@ -76,7 +76,7 @@ def mix(weights: Tensor, members: Sequence[Tensor]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Attention:
+class LayerAttention:
     """Key layers travel and are combined by attention."""
 
     key_layers: float | tuple[str, ...] = 0.3
@@ -104,7 +104,7 @@ class Attention:
             members = [mine, *(others[name][layer] for name in who[1:])]
             alike = self.cosine.between(members[:1], members, base[layer])[0]
             shares = torch.softmax(alike / self.temperature, 0)
-            new[layer] = mix(shares, members)
+            new[layer] = weighted_sum(shares, members)
             weights[layer] = dict(zip(who, shares.tolist(), strict=True))
         return new, weights
 
@@ -114,7 +114,7 @@ class Attention:
         for layer in members[own]:
             values = [layers[layer] for layers in members.values()]
             shares = torch.softmax(self.cosine.between(values, values, base[layer]) / self.temperature, 1).mean(0)
-            new[layer] = mix(shares, values)
+            new[layer] = weighted_sum(shares, values)
             weights[layer] = dict(zip(members, shares.tolist(), strict=True))
         return new, weights
 
@@ -178,12 +178,12 @@ class WorldLM(Section):
     back: bool = True
     buffer: Annotated[int, Field(ge=0)] = 0  # the root waits for so many children, by the virtual clock; 0: for all
     power: Annotated[float, Field(ge=0.0)] = 0.5  # buffer: an update that is τ versions old counts (1 + τ)^−power
-    filter: Trust | None = None  # leave out children that lie; see fltrust.py
+    filter: TrustFilter | None = None  # leave out children that lie; see fltrust.py
 
     def build(self) -> Method:
         keys = float(self.key_layers) if isinstance(self.key_layers, float) else self.key_layers
         cosine = Cosine(self.similarity == "moved")
-        tree = Attention(keys, self.residuals, self.order, cosine, self.temperature, self.back, self.filter)
+        tree = LayerAttention(keys, self.residuals, self.order, cosine, self.temperature, self.back, self.filter)
         method = replace(fedavg(), name="worldlm", weighting=BySamples(0.0), server=Momentum(0.2, 0.9), hierarchy=tree)
         if not self.buffer:
             return method

@@ -1,1 +1,1 @@
-"""Models and tokenisers, by way of Hugging Face transformers."""
+"""Models and tokenizers, based on Hugging Face transformers."""

@@ -1,10 +1,9 @@
-"""What of a model is trained, and so travels: all of it, all but its embeddings, its head alone, or low-rank additions
-and the head.
+"""Which tensors of a model are trained and sent: all, all but the embeddings, the head, or LoRA adapters and the head.
 
     LoRA: W ← W + (α/r)·B·A, A random, B zero at the start; W stays as it came (Hu et al., 2022, Section 4.1), by PEFT.
 
-The head is what lies outside `base_model`. Additions are made in every linear layer of every block. Embeddings that
-stay as they came do not tell which tokens a silo used (privacy/gradient.py).
+The head is everything outside `base_model`. Every linear layer of every block gets an adapter. The update of trained
+embeddings reveals which tokens a silo used (`hansa.privacy.attacks`); frozen embeddings do not.
 """
 
 from copy import deepcopy
@@ -19,7 +18,10 @@ from hansa.models.settings import Model
 
 
 def adapt(model: Any, settings: Model, seed: int) -> Any:
-    """Freeze what is not trained; additions depend on the seed alone, so that every site has the same."""
+    """Freeze the tensors that are not trained, and add adapters if ``settings.adapt`` is ``lora``.
+
+    The adapters' initial values depend on the seed only, so that all nodes start with the same.
+    """
     if settings.adapt == "full":
         return model
     if settings.adapt == "frozen-embeddings":
@@ -51,7 +53,7 @@ def _add_lora(model: Any, settings: Model) -> None:
 
 
 def merge_adapters(model: Any) -> Any:
-    """The model with its additions worked into the weights: a plain one that needs no PEFT to load."""
+    """The model with its adapters merged into the weights, so that it can be loaded without PEFT."""
     if not any("lora_" in name for name, _ in model.named_parameters()):
         return model
     plain = deepcopy(model)

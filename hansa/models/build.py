@@ -1,4 +1,4 @@
-"""A model from a Hugging Face folder or hub id, or from a preset built here without any download."""
+"""Build a model from a Hugging Face folder or hub id, or from a preset with random weights."""
 
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from hansa.models.settings import Model
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-ONE_AT_A_TIME = Lock()  # while it builds a model, transformers changes what torch's functions do, for every thread
+ONE_AT_A_TIME = Lock()  # while transformers builds a model, it patches torch functions for all threads
 
 SIZES = {"mini": (2, 64, 2), "tiny": (2, 128, 2), "small": (4, 256, 4), "base": (12, 768, 12)}  # layers, width, heads
 AUTO = {
@@ -35,11 +35,14 @@ def preset(
     labels: tuple[str, ...] = (),
     entries: int = 0,
 ) -> "PreTrainedModel":
-    """BERT, Llama or Marian in four sizes, with the shapes that `max_length` and the vocabulary ask for;
-    ``entries``: if that will have more than the tokeniser has now."""
+    """A BERT, Llama or Marian model in one of four sizes, with random weights.
+
+    ``auto`` (a transformers class) determines the architecture; ``entries``: size of the vocabulary, if it will be
+    larger than the tokenizer's.
+    """
     layers, width, heads = SIZES[size]
     family = AUTO[auto]
-    vocabulary = -(-max(len(tokenizer), entries) // 8) * 8  # a multiple of eight multiplies faster
+    vocabulary = -(-max(len(tokenizer), entries) // 8) * 8  # matrix products are faster with a multiple of eight
     special: dict[str, Any] = {
         "pad_token_id": tokenizer.pad_token_id,
         "bos_token_id": tokenizer.bos_token_id,
@@ -93,14 +96,17 @@ def preset(
 
 
 def from_config(config: Any, auto: str, labels: tuple[str, ...] = ()) -> "PreTrainedModel":
+    """A model with random weights from a transformers configuration."""
     _name_labels(config, labels)
     with ONE_AT_A_TIME:
         return _fixed_tables(getattr(transformers(), auto).from_config(config))
 
 
 def _fixed_tables(model: "PreTrainedModel") -> "PreTrainedModel":
-    """Sinusoidal position tables are formulas, not weights: the library makes them trainable when it loads them, and
-    then they would travel with every update."""
+    """Freeze sinusoidal position tables.
+
+    They are constants, but transformers makes them trainable when it loads a model; every update would contain them.
+    """
     for module in model.modules():
         if "Sinusoidal" in type(module).__name__:
             module.requires_grad_(False)
@@ -121,7 +127,7 @@ def initial(
     labels: tuple[str, ...],
     seed: int,
 ) -> "PreTrainedModel":
-    """The model every silo starts from. Fresh weights depend on the seed alone."""
+    """The model that training starts from. Random weights depend on the seed only."""
     with torch_seeded(seed, "initial weights"):
         if settings.preset is not None:
             model = preset(settings.preset, auto, tokenizer, max_length, settings.dropout, labels)
@@ -141,11 +147,15 @@ def _check_sizes(model: Any, settings: Model, tokenizer: "PreTrainedTokenizerBas
     positions = getattr(model.config, "max_position_embeddings", None)
     if positions is not None and max_length > positions:
         raise ConfigError(
-            f"data.max_length is {max_length}, but {settings.path} knows {positions} positions: lower data.max_length"
+            f"data.max_length is {max_length}, but {settings.path} has {positions} positions: lower data.max_length"
         )
 
 
 def load(path: str, auto: str, labels: tuple[str, ...] = (), fresh: bool = False) -> "PreTrainedModel":
+    """A model from a folder or hub id; with ``fresh``, its architecture with random weights.
+
+    Raises `ConfigError` if it cannot be loaded as ``auto``.
+    """
     try:
         config = transformers().AutoConfig.from_pretrained(path)
         _name_labels(config, labels)

@@ -1,9 +1,9 @@
-"""More layers for a model that is there already, so that at first it computes the same, or nearly.
+"""Add layers to a trained model so that its outputs do not change, or hardly change.
 
-An added layer is a copy of the layer before it (of the one after it, at place 0) whose residual branches end in zeros:
-it hands on what it is given. Where layers normalise before their branches (T5, Llama, GPT-2) that is exact; where they
-normalise after them (BERT, BART, Marian) it normalises once more what is normal already. The zeros learn at once,
-because what stands before them in the branch is not zero.
+An added layer is a copy of the layer before it (at position 0, of the layer after it) in which the last projection of
+each residual branch is zero, so that its output is its input. This is exact in models that normalise before the
+branches (T5, Llama, GPT-2); models that normalise after them (BERT, BART, Marian) apply one more normalisation. The
+zeros get gradients from the first step, because the rest of the branch is not zero.
 """
 
 import re
@@ -19,23 +19,26 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 COUNTS = ("encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers", "num_hidden_layers")
-# The last projection of a residual branch, by the names the families give it.
+# Names of the last projection of a residual branch in the model families.
 BRANCH_END = re.compile(
     r"(\b|_)(o_proj|out_proj|out_lin|o|[wW]o|fc2|lin2|c_proj|down_proj|dense_4h_to_h|output\.dense|attention\.dense)$"
 )
 
 
 def add_layers(model: "PreTrainedModel", places: tuple[int, ...]) -> "PreTrainedModel":
-    """The model with a layer added at every given place of each stack, counted from 0 in the grown stack."""
+    """The model with a layer added at every given position of each stack, counted from 0 in the larger stack.
+
+    Raises `ConfigError` if a position does not exist or the architecture is not supported.
+    """
     stacks = {name: len(model.get_submodule(name)) for name in block_lists(model)}
     for name, layers in stacks.items():
         if max(places) >= layers + len(places):
             raise ConfigError(
-                f"model.added names place {max(places)}, but with {len(places)} more layers '{name}' has "
+                f"model.added names position {max(places)}, but with {len(places)} more layers '{name}' has "
                 f"{layers + len(places)}, counted from 0"
             )
     config = deepcopy(model.config)
-    for key in {config.attribute_map.get(key, key) for key in COUNTS}:  # families call the same thing differently
+    for key in {config.attribute_map.get(key, key) for key in COUNTS}:  # names differ between model families
         if getattr(config, key, None) in stacks.values():
             setattr(config, key, getattr(config, key) + len(places))
     if getattr(config, "layer_types", None):
@@ -47,18 +50,20 @@ def add_layers(model: "PreTrainedModel", places: tuple[int, ...]) -> "PreTrained
     for key in new:
         source, added = _source(key, stacks, places)
         if source not in old or old[source].shape != new[key].shape:
-            raise ConfigError(f"model.added: layers cannot be added to a {type(model).__name__} ({key} has no origin)")
+            raise ConfigError(f"model.added: layers cannot be added to a {type(model).__name__} ({key} has no source)")
         end = added and BRANCH_END.search(key.rpartition(".")[0]) is not None
         ends += end
         new[key] = torch.zeros_like(new[key]) if end else old[source]
     if not ends or len(new) <= len(old):
-        raise ConfigError(f"model.added: where the layers of a {type(model).__name__} end is not known")
+        raise ConfigError(
+            f"model.added: layers cannot be added to a {type(model).__name__} (unknown names of its projections)"
+        )
     larger.load_state_dict(new)
     return larger
 
 
 def _source(key: str, stacks: dict[str, int], places: tuple[int, ...]) -> tuple[str, bool]:
-    """Which tensor of the old model a tensor of the new one comes from, and whether it is an added layer's."""
+    """The tensor of the old model that a new tensor is copied from, and whether it belongs to an added layer."""
     for stack, layers in stacks.items():
         if key.startswith(stack + "."):
             index, _, rest = key.removeprefix(stack + ".").partition(".")
@@ -67,6 +72,6 @@ def _source(key: str, stacks: dict[str, int], places: tuple[int, ...]) -> tuple[
 
 
 def _origin(index: int, layers: int, places: tuple[int, ...]) -> int:
-    """The old layer that layer ``index`` is, or is a copy of."""
+    """The old layer that the new layer ``index`` is copied from."""
     below = sum(place < index for place in places)
     return min(max(index - below - (index in places), 0), layers - 1)

@@ -1,4 +1,4 @@
-"""Imported by the process that workers are forked from, so that none of them needs seconds of its own for it."""
+"""Imports transformers. The fork server imports this module, so that the workers it forks need not import it."""
 
 from hansa.models.library import transformers
 

@@ -8,24 +8,24 @@ from hansa.core.settings import Count, Section, Share
 
 
 class Model(Section):
-    """The model to train: a preset built from nothing, or a Hugging Face folder or hub id."""
+    """The model to train: a preset with random weights, or a Hugging Face folder or hub id."""
 
     preset: Literal["mini", "tiny", "small", "base"] | None = Field(
-        default=None, description="Size of a model built from nothing."
+        default=None, description="Size of a model with random weights."
     )
-    path: str | None = Field(
-        default=None, description="Hugging Face folder, or hub id (then, and only then, the model is downloaded)."
-    )
+    path: str | None = Field(default=None, description="Hugging Face folder, or hub id (which downloads the model).")
     fresh: bool = Field(
-        default=False, description="Take the architecture and the tokenizer of the folder, not its weights."
+        default=False, description="Use the architecture and the tokenizer of the folder, but not its weights."
     )
-    dropout: Share = Field(default=0.0, description="Dropout of a preset; a folder has its own in config.json.")
+    dropout: Share = Field(
+        default=0.0, description="Dropout of a preset; the dropout of a folder is in its config.json."
+    )
     added: tuple[Annotated[int, Field(ge=0)], ...] = Field(
-        default=(), description="Positions of layers to add to each stack (models/grow.py)."
+        default=(), description="Positions of layers to add to each stack, counted from 0."
     )
     adapt: Literal["full", "frozen-embeddings", "frozen", "lora"] = Field(
         default="full",
-        description="What is trained: everything, all but the embeddings, the head alone, or LoRA adapters.",
+        description="What is trained: everything, all but the embeddings, the head only, or LoRA adapters and the head.",
     )
     rank: Count = Field(default=8, description="lora: rank of the adapters.")
     alpha: Count = Field(default=16, description="lora: the adapters' scale is alpha/rank.")
@@ -44,20 +44,22 @@ class Model(Section):
                 "a model is either a 'preset' (mini, tiny, small, base) or a 'path' to a Hugging Face folder"
             )
         if self.path is not None and self.dropout:
-            raise ValueError(f"dropout is {self.dropout:g}: a folder brings its own, in its config.json; leave it out")
+            raise ValueError(
+                f"dropout is {self.dropout:g}: the dropout of a folder is set in its config.json; leave it out"
+            )
         if len(set(self.added)) < len(self.added):
-            raise ValueError(f"added is {list(self.added)}: a position can have one layer")
+            raise ValueError(f"added is {list(self.added)}: name each position once")
         return self
 
 
 class Tokenizer(Section):
-    """The tokenizer: the model's own, plain bytes, or a vocabulary built from the silos' counts of word pieces."""
+    """The tokenizer: the model's own, bytes, or a vocabulary built from the silos' word-piece counts."""
 
     kind: Literal["model", "bytes", "federated"] | None = Field(
-        default=None, description="Default: the model's own where `model.path` is given, else `federated`."
+        default=None, description="Default: the model's own if `model.path` is given, else `federated`."
     )
     path: str | None = Field(default=None, description="Folder of another tokenizer.")
     size: int = Field(default=8000, ge=300, le=1_000_000, description="federated: size of the vocabulary.")
     min_count: Count = Field(
-        default=5, description="federated: a word piece leaves a silo only if seen at least this often."
+        default=5, description="federated: a silo sends a word piece only if it occurs at least this often."
     )

@@ -1,8 +1,8 @@
-"""Tokenisers: the model's own, plain bytes, or one vocabulary built federatedly.
+"""Tokenizers: the model's own, bytes, or a vocabulary built from counts of all silos.
 
-Federated: every silo cuts its text into word pieces with the same rule and tells the counts of those seen at least
-``minimum`` times; the server adds the counts up and trains byte-pair merges on them. No text leaves, rare words
-(names, numbers, spellings of one patient) are withheld, and what did leave is stated in the report.
+Federated: every silo splits its text into word pieces by the same rule and sends the counts of those that occur at
+least ``min_count`` times; the server adds the counts and trains byte-pair merges on them. No text leaves a silo, rare
+words (names, numbers, spelling variants) are withheld, and the report states what was sent.
 """
 
 import json
@@ -29,9 +29,9 @@ SPECIAL = {
 }
 RESERVED = ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]
 BYTES = [f"<0x{i:02X}>" for i in range(256)]
-# Characters of scripts written without spaces, digits and punctuation stand alone; everything else is a word.
+# These are pieces on their own: characters of scripts without spaces, digits, punctuation; everything else is a word.
 ALONE = Regex(r"\p{Han}|\p{Hiragana}+|\p{Katakana}+|\p{Thai}+|\p{Lao}+|\p{N}|[\p{P}\p{S}&&[^▁]]")
-TRAINING_WORDS = 3_000_000  # counts are scaled down to about this many, for the trainer's sake
+TRAINING_WORDS = 3_000_000  # counts are scaled down to about this total, to limit the time of training
 
 
 def _normalizer() -> Any:
@@ -44,20 +44,20 @@ def _cutter() -> Any:
     )
 
 
-def count_pieces(texts: Iterable[str], minimum: int) -> tuple[dict[str, int], int]:
-    """What a silo releases: pieces seen at least ``minimum`` times, and how many it withholds."""
+def count_pieces(texts: Iterable[str], min_count: int) -> tuple[dict[str, int], int]:
+    """What a silo releases: the pieces that occur at least ``min_count`` times, and how many others it withholds."""
     normalizer, cutter = _normalizer(), _cutter()
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(piece for piece, _ in cutter.pre_tokenize_str(normalizer.normalize_str(text)))
-    kept = {piece: n for piece, n in counts.items() if n >= minimum}
+    kept = {piece: n for piece, n in counts.items() if n >= min_count}
     return dict(sorted(kept.items())), len(counts) - len(kept)
 
 
 def train_vocabulary(counts: Mapping[str, int], size: int) -> "PreTrainedTokenizerBase":
-    """Byte-pair merges over counted pieces. Unknown characters fall back to bytes, so nothing is ever lost."""
+    """A byte-pair tokenizer of the given size, trained on piece counts. Unknown characters are encoded as bytes."""
     draft = Tokenizer(models.BPE(unk_token="<unk>"))
-    # The counted pieces are already cut: the trainer must not cut them again.
+    # The pieces are already split: the trainer must not split them again.
     draft.pre_tokenizer = pre_tokenizers.Split("\n", "removed")
     trainer = trainers.BpeTrainer(
         vocab_size=size - len(BYTES), special_tokens=RESERVED, show_progress=False, max_token_length=24
@@ -87,7 +87,7 @@ def _repeat(counts: Mapping[str, int]) -> Iterator[str]:
 
 
 def byte_tokenizer() -> "PreTrainedTokenizerBase":
-    """256 bytes and the special tokens: no vocabulary to build, nothing to release."""
+    """A tokenizer of 256 bytes and the special tokens, which needs no counts from silos."""
     vocabulary = {token: i for i, token in enumerate(RESERVED + BYTES)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>"))
     tokenizer.normalizer = _normalizer()
@@ -107,6 +107,7 @@ def _wrap(tokenizer: Tokenizer) -> "PreTrainedTokenizerBase":
 
 
 def load(path: str) -> "PreTrainedTokenizerBase":
+    """The tokenizer of a folder or hub id; raises `ConfigError` if it cannot be loaded."""
     try:
         tokenizer: PreTrainedTokenizerBase = transformers().AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:

@@ -108,7 +108,7 @@ def _price(found: dict[str, Any]) -> dict[str, Any]:
             percent(row["same"]),
             percent(row["rare"]),
             percent(row["same_frequent"]),
-            f"{row['told']:,}",
+            f"{row['shared']:,}",
             f"{row['withheld']:,}",
             "–" if row["epsilon"] is None else f"{row['epsilon']:,.3g}",
         ]

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from hansa.config.file import dump, without_folders
-from hansa.privacy.policy.disclosures import releases
+from hansa.privacy.policy.disclosures import disclosures
 from hansa.report import audit
 from hansa.report.attention import attention_section
 from hansa.report.data import sample_note, share_chart, silo_rows
@@ -90,7 +90,7 @@ def content(runs: Sequence[RunResults], title: str, reading: list[str], tables: 
         "silos": silo_rows(first),
         "sample_note": sample_note(first),
         "share_chart": share_chart(first),
-        "releases": releases(first.federation, first.vocabulary_counts),
+        "releases": disclosures(first.federation, first.vocabulary_counts),
         "traffic": traffic_rows(first),
         "traffic_note": exchange_note(first.exchange),
         "traffic_chart": traffic_chart(runs),

@@ -21,12 +21,14 @@ UNCOMPRESSED = "whole"  # no compressors
 
 
 def variant(federation: Federation, name: str) -> Federation:
-    """The federation with another method, another upload, or as one of the baselines; 'fedprox+top-k+int8' is a
-    method and the steps of an upload; 'flat' and 'pooled' are rivals of a tree. Settings that the file has for what is
-    named stay.
+    """The federation with another method, other compressors, or as a baseline.
+
+    ``name``: a baseline (`BASELINES`, or `TREE_BASELINES` of a tree), a method, compressors, or a method and
+    compressors joined by ``+``, such as ``fedprox+top-k+int8``. Settings that the file has for what is named stay.
+    Raises `ConfigError` for a name that is not known.
     """
-    if name in RIVALS:
-        return RIVALS[name](federation)
+    if name in TREE_BASELINES:
+        return TREE_BASELINES[name](federation)
     if name in BASELINES:
         return federation.model_copy(update={"kind": name})
     changes: dict[str, Any] = {}
@@ -46,8 +48,9 @@ def variant(federation: Federation, name: str) -> Federation:
 
 
 def _step(name: str, given: Sequence[Named]) -> Named:
-    """A step of an upload, with the settings the file has for it, or for a step that could stand in its place: `calm`,
-    `active` and `random` are compared at the same share.
+    """A compressor with the settings that the file has for it, or for another compressor of the same kind.
+
+    So `calm`, `active` and `random` are compared at the same share.
     """
     settings = COMPRESSORS.entries[name].model_fields
     for step in sorted(given, key=lambda step: step.name != name):

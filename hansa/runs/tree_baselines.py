@@ -61,7 +61,7 @@ def pool(federation: Federation) -> Federation:
     guarded = next((name for name, node in walk(federation.silos) if node.policy is not None), None)
     if guarded is not None:
         raise ConfigError(
-            f"--methods: 'pooled' moves all silos' data to one node, which the policy of silo '{guarded}' cannot allow; "
+            f"--methods: 'pooled' moves all data to one node, which the policy of silo '{guarded}' cannot allow; "
             f"leave 'pooled' out, or remove silos.{guarded}.policy"
         )
     own = federation.root.sources if federation.root else ()
@@ -75,8 +75,8 @@ def _arranged(federation: Federation, silos: dict[str, Node], server: Server | N
     tree = build_method(federation).hierarchy
     if tree is None or not is_tree(federation):
         raise ConfigError(
-            "--methods: 'flat' and 'pooled' are baselines of a tree of models, and the file has none; it needs regions and "
-            "a method for trees (worldlm, hierfavg, fedper)"
+            "--methods: 'flat' and 'pooled' are baselines of a tree of models, and the file has none; it needs regions "
+            "and a method for trees (worldlm, hierfavg, fedper)"
         )
     times = stages(federation, tree)
     changes: dict[str, Any] = {

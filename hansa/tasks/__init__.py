@@ -1,6 +1,6 @@
-"""Learning tasks, one per file: what a model learns, from which rows, and how it is scored.
+"""Tasks, one per file: what a model learns, from which rows, and how it is evaluated.
 
-Every module registers its settings in `hansa.tasks.base.TASKS`; importing this package imports them all.
+Every module registers its settings in `hansa.tasks.base.TASKS`; importing this package imports all modules.
 """
 
 from hansa.tasks import causal_lm, classify, mlm, pairs, tag, translate

@@ -1,16 +1,20 @@
-"""What every task offers, and the pieces that tasks share."""
+"""The interface of a task, and functions that tasks share.
+
+A task declares which of its metrics are better low; `better` is the one place that tells the direction of a metric.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import exp
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from hansa.core.batch import Batch
 from hansa.core.errors import UserError
 from hansa.core.registry import Registry
 from hansa.data.examples import Encoded, Examples, Unusable
@@ -20,131 +24,159 @@ from hansa.models.tokenizer import starts_word
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-from hansa.core.batch import Batch
+
+Direction = Literal["low", "high"]
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What tasks need to know of a tokeniser, as plain arrays."""
+    """A tokenizer with its properties as arrays, the maximum length of a sample, and the model's classes."""
 
     tokenizer: "PreTrainedTokenizerBase"
     max_length: int
     labels: tuple[str, ...] = ()
-    types: int = 0  # kinds of token that the model tells apart: of two texts, which one a token belongs to
+    types: int = 0  # number of token types of the model; they mark which of two texts a token belongs to
 
     @cached_property
     def pad(self) -> int:
+        """The id of the padding token."""
         return int(self.tokenizer.pad_token_id)
 
     @cached_property
     def mask(self) -> int:
+        """The id of the mask token; raises `UserError` if the tokenizer has none."""
         if self.tokenizer.mask_token_id is None:
-            raise UserError("task 'mlm' needs a tokenizer with a mask token, this one has none: use task 'causal-lm'")
+            raise UserError("task 'mlm' needs a tokenizer with a mask token, and this has none: use task 'causal-lm'")
         return int(self.tokenizer.mask_token_id)
 
     @cached_property
     def size(self) -> int:
+        """The number of tokens."""
         return len(self.tokenizer)
 
     @cached_property
     def special(self) -> NDArray[np.bool_]:
+        """For each token id, whether it is a special token."""
         mask = np.zeros(self.size, bool)
         mask[self.tokenizer.all_special_ids] = True
         return mask
 
     @cached_property
     def around(self) -> tuple[list[int], list[int]]:
-        """The special tokens that the tokeniser puts before and after a text."""
+        """The special tokens that the tokenizer puts before and after a text."""
         bare, whole = self.tokenizer("a", add_special_tokens=False)["input_ids"], self.tokenizer("a")["input_ids"]
         before = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
         return whole[:before], whole[before + len(bare) :]
 
     @property
-    def room(self) -> int:
-        """How many tokens of text fit into one sample."""
+    def text_length(self) -> int:
+        """How many tokens of text fit into one sample, besides special tokens."""
         return self.max_length - sum(map(len, self.around))
 
     @cached_property
     def starts(self) -> NDArray[np.bool_]:
+        """For each token id, whether it begins a word or is special."""
         return np.asarray(starts_word(self.tokenizer)) | self.special
 
 
 class Task(Protocol):
-    auto: ClassVar[str]  # the transformers class that holds the model
-    lower_is_better: ClassVar[bool]
+    """What a model learns: how rows become batches, the loss, and the metrics.
+
+    ``auto``: the transformers class of the model. ``needs_labels``: whether the model has classes; if so, the task is a
+    `LabelledTask`. ``lower_metrics``: the metrics that are better low; all others are better high (`better`).
+    """
+
+    auto: ClassVar[str]
+    lower_metrics: ClassVar[frozenset[str]]
+    lower_is_better: ClassVar[bool]  # of the headline metric
     needs_labels: ClassVar[bool]
 
     @property
     def headline(self) -> str:
-        """The metric a table shows."""
+        """The metric that tables show."""
 
-    def encode(self, rows: list[Row], source: Source, vocabulary: Vocabulary) -> Iterable[Encoded | Unusable]: ...
+    def encode(self, rows: list[Row], source: Source, vocabulary: Vocabulary) -> Iterable[Encoded | Unusable]:
+        """The samples of some rows, as token ids."""
 
     def batch(
         self, examples: Examples, indices: NDArray[np.int64], rng: np.random.Generator, vocabulary: Vocabulary
-    ) -> Batch: ...
+    ) -> Batch:
+        """The samples at ``indices`` as tensors; ``rng`` is the only source of randomness."""
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor: ...
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The training loss of a batch."""
 
     def score(self, model: nn.Module, batch: Batch) -> dict[str, float]:
-        """Sums that add up over batches and silos."""
+        """Statistics of a batch that are summed over batches and silos before metrics are computed."""
 
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]: ...
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """The metrics by name, from summed statistics; empty if there are none."""
 
-    def predict(self, model: nn.Module, vocabulary: Vocabulary, text: str) -> list[dict[str, Any]]: ...
+    def predict(self, model: nn.Module, vocabulary: Vocabulary, text: str) -> list[dict[str, Any]]:
+        """The model's predictions for one text; raises `UserError` if the text lacks what the task needs."""
+
+
+def better(task: Task, metric: str) -> Direction:
+    """Whether a metric of a task is better low or high."""
+    return "low" if metric in task.lower_metrics else "high"
 
 
 class LabelledTask(Task, Protocol):
-    """A task with classes (``needs_labels``): named in the federation file, or told by the silos."""
+    """A task whose model has classes. Their names come from the federation file or from the silos' data."""
 
     @property
-    def labels(self) -> tuple[str, ...]: ...
+    def labels(self) -> tuple[str, ...]:
+        """The label names that the federation file lists; empty if it lists none."""
 
     def labels_in(self, row: Row, source: Source) -> Iterable[str]:
-        """The names that a row uses; what a survey asks for."""
+        """The label names that a row uses; silos report them if the federation file lists none."""
 
     def classes(self, names: Iterable[str]) -> tuple[str, ...]:
-        """The model's classes, when these names are all there are."""
+        """The model's classes for these label names."""
 
 
 @runtime_checkable
 class MultiTextTask(Protocol):
-    """A task whose samples have more text than one field."""
+    """A task whose samples have text in more than one field."""
 
-    def texts_in(self, row: Row, source: Source) -> list[str]: ...
+    def texts_in(self, row: Row, source: Source) -> list[str]:
+        """The texts of a row."""
 
 
 def texts_of(task: Task) -> Callable[[Row, Source], list[str]]:
-    """What of a row the vocabulary is built from. (Asked once per task: to ask a protocol for every row takes as long
-    as reading it.)"""
+    """A function that returns the texts of a row from which a vocabulary is built.
+
+    The check for a protocol is as slow as reading a row, so it is done once per task.
+    """
     return task.texts_in if isinstance(task, MultiTextTask) else lambda row, source: [row[source.text]]
 
 
 @runtime_checkable
 class ExtraTokensTask(Protocol):
-    """A task that needs tokens of its own in a vocabulary that is built for it."""
+    """A task that adds tokens to a vocabulary that is built for it."""
 
-    def extra_tokens(self, sources: Iterable[Source]) -> list[str]: ...
+    def extra_tokens(self, sources: Iterable[Source]) -> list[str]:
+        """The tokens to add for the data of these sources."""
 
 
 @runtime_checkable
 class GenerationTask(Protocol):
-    """A task whose model writes texts, which are compared with those the samples bring."""
+    """A task whose model generates texts, which are compared with reference texts."""
 
     def compare(
         self, model: nn.Module, examples: Examples, indices: NDArray[np.int64], vocabulary: Vocabulary, size: int
     ) -> dict[str, float]:
-        """Sums that add up, of so many samples at once."""
+        """Generate texts in batches of ``size``; returns statistics that are summed over batches and silos."""
 
     @property
     def signatures(self) -> tuple[str, ...]:
-        """How exactly its metrics were computed, in the words of their library."""
+        """The version and parameters of the metrics, as their library reports them."""
 
 
 def pad(
     examples: Examples, indices: NDArray[np.int64], filler: int, values: NDArray[np.int32] | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The samples' token ids (or other ``values`` that go with them) as one rectangle, and the mask of what is real."""
+    """The samples' token ids (or other ``values`` of the tokens) padded with ``filler``, and the attention mask."""
     values = examples.ids if values is None else values
     lengths = examples.lengths[indices]
     columns = np.arange(lengths.max(initial=1))
@@ -155,8 +187,10 @@ def pad(
 
 
 def windows(rows: list[Row], source: Source, vocabulary: Vocabulary, covered: bool = False) -> Iterator[Encoded]:
-    """Texts cut into windows of at most ``max_length`` tokens, each between the tokeniser's own special tokens. With
-    ``covered`` every token is tagged with the bytes of text it stands for."""
+    """The rows' texts in windows of at most ``max_length`` tokens, each with the tokenizer's special tokens.
+
+    With ``covered``, every token is tagged with the number of bytes of text that it stands for.
+    """
     texts = [row[source.text] for row in rows]
     encoded = vocabulary.tokenizer(
         texts,
@@ -171,7 +205,7 @@ def windows(rows: list[Row], source: Source, vocabulary: Vocabulary, covered: bo
         for ids in encoded["input_ids"]:
             yield Encoded(ids)
         return
-    before = (-1, 0)  # the text, and how far its tokens have come: they follow one another over the windows
+    before = (-1, 0)  # the text of the last window, and the offset that its tokens reached
     pieces = zip(encoded["input_ids"], encoded["offset_mapping"], encoded["overflow_to_sample_mapping"], strict=True)
     for ids, offsets, number in pieces:
         reached = before[1] if before[0] == number else 0
@@ -184,11 +218,10 @@ def windows(rows: list[Row], source: Source, vocabulary: Vocabulary, covered: bo
 
 
 def logits_at(model: Any, batch: Batch) -> Tensor:
-    """The head's output at ``batch.rows`` alone.
+    """The head's output at ``batch.rows`` only.
 
-    Whatever the architecture, the head is what runs after `base_model` (after the decoder, of an encoder–decoder);
-    keeping only the wanted rows of the last hidden state spares the head, and the vocabulary-wide product above all,
-    the rest.
+    In every architecture the head runs after `base_model` (in an encoder–decoder, after the decoder). Only the wanted
+    rows of the last hidden state are passed on, so that the head does not compute logits without a target.
     """
 
     def keep(_module: nn.Module, _args: Any, output: Any) -> Any:
@@ -206,12 +239,14 @@ def logits_at(model: Any, batch: Batch) -> Tensor:
 
 
 def token_scores(logits: Tensor, targets: Tensor) -> dict[str, float]:
+    """Statistics of predicted tokens, for `token_metrics`."""
     nll = nn.functional.cross_entropy(logits, targets, reduction="sum")
     correct = (logits.argmax(dim=-1) == targets).sum()
     return {"nll": float(nll), "tokens": float(len(targets)), "correct": float(correct)}
 
 
 def token_metrics(sums: Mapping[str, float]) -> dict[str, float]:
+    """Perplexity, accuracy and loss per token."""
     tokens = sums.get("tokens", 0.0)
     if not tokens:
         return {}
@@ -220,8 +255,10 @@ def token_metrics(sums: Mapping[str, float]) -> dict[str, float]:
 
 
 def f1_averages(sums: Mapping[str, float], hit: str = "hit") -> dict[str, float]:
-    """F1 over all (micro), over classes (macro), over classes by frequency (weighted), from sums by class
-    (``hit:X``, ``guessed:X``, ``true:X``). A class that is neither there nor guessed does not count."""
+    """Micro-, macro- and frequency-weighted F1 from counts by class (``hit:X``, ``guessed:X``, ``true:X``).
+
+    A class that occurs neither in the data nor among the predictions is ignored.
+    """
     kinds = {key.partition(":")[2] for key, n in sums.items() if key.startswith(("true:", "guessed:")) and n}
 
     def f1(kinds: Iterable[str]) -> float:
@@ -241,6 +278,7 @@ def f1_averages(sums: Mapping[str, float], hit: str = "hit") -> dict[str, float]
 
 
 def as_tensors(**arrays: NDArray[np.int64]) -> dict[str, Tensor]:
+    """The arrays as tensors that share their memory."""
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 

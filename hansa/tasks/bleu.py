@@ -1,7 +1,7 @@
-"""BLEU and chrF as sums that add up over batches, silos and federations, by sacrebleu (Post, 2018).
+"""BLEU and chrF from statistics that are summed over batches and silos, by sacrebleu (Post, 2018).
 
-BLEU   lengths of both sides, matching and possible n-grams for n = 1 … 4
-chrF   character n-grams of either side and matching ones, for n = 1 … 6
+BLEU   lengths of hypothesis and reference, matching and possible n-grams for n = 1 … 4
+chrF   character n-grams of hypothesis and reference and matching ones, for n = 1 … 6
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ def _metrics() -> dict[str, Any]:
 
 
 def sums(written: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """Sufficient statistics, one key each."""
+    """The sufficient statistics of generated texts and their references."""
     found: dict[str, float] = {}
     if not written:
         return found
@@ -34,7 +34,7 @@ def sums(written: Sequence[str], references: Sequence[str]) -> dict[str, float]:
 
 
 def metrics(sums: Mapping[str, float]) -> dict[str, float]:
-    """The figures that sacrebleu gives for the whole corpus; empty if nothing was translated."""
+    """Corpus BLEU and chrF as sacrebleu computes them; empty if nothing was translated."""
     if "bleu:0" not in sums:
         return {}
     found = {}
@@ -45,7 +45,7 @@ def metrics(sums: Mapping[str, float]) -> dict[str, float]:
 
 
 def signatures() -> tuple[str, ...]:
-    """How exactly the figures were computed, in sacrebleu's words."""
+    """The sacrebleu signatures: version and parameters of each metric."""
     for metric in _metrics().values():
         metric.num_refs = 1
     return tuple(f"{name.upper() if name == 'bleu' else 'chrF'} {m.get_signature()}" for name, m in _metrics().items())

@@ -1,7 +1,7 @@
-"""Causal language modelling: predict every token from those before it.
+"""Causal language modelling: predict every token from the tokens before it.
 
-Perplexity is per token, so it compares models of one vocabulary. ``bits_per_byte`` is nll / (ln 2 · bytes), with the
-bytes counted in the text: it compares models of different vocabularies too.
+Perplexity is per token, so it is comparable only between models with the same vocabulary. ``bits_per_byte`` is
+nll / (ln 2 · bytes), with the bytes of the text, and is comparable between vocabularies.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,17 +24,22 @@ from hansa.tasks.base import TASKS, Task, Vocabulary, as_tensors, logits_at, pad
 
 @dataclass(frozen=True)
 class CausalLM:
+    """The task ``causal-lm``."""
+
     auto: ClassVar[str] = "AutoModelForCausalLM"
     headline: ClassVar[str] = "perplexity"
+    lower_metrics: ClassVar[frozenset[str]] = frozenset({"perplexity", "bits_per_byte", "loss"})
     lower_is_better: ClassVar[bool] = True
     needs_labels: ClassVar[bool] = False
 
     def encode(self, rows: list[Row], source: Source, vocabulary: Vocabulary) -> Iterable[Encoded]:
+        """See `Task.encode`."""
         return windows(rows, source, vocabulary, covered=True)
 
     def batch(
         self, examples: Examples, indices: NDArray[np.int64], rng: np.random.Generator, vocabulary: Vocabulary
     ) -> Batch:
+        """See `Task.batch`."""
         ids, mask = pad(examples, indices, vocabulary.pad)
         followed = np.zeros_like(mask)
         followed[:, :-1] = mask[:, 1:]  # positions that have a next token
@@ -46,23 +51,26 @@ class CausalLM:
         return Batch(inputs, torch.from_numpy(rows), torch.from_numpy(targets), size)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """See `Task.loss`."""
         return nn.functional.cross_entropy(logits_at(model, batch), batch.targets)
 
     def score(self, model: nn.Module, batch: Batch) -> dict[str, float]:
+        """See `Task.score`."""
         return token_scores(logits_at(model, batch), batch.targets) | {"bytes": float(batch.bytes)}
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """See `Task.metrics`."""
         found = token_metrics(sums)
         if sums.get("bytes"):
             found["bits_per_byte"] = sums["nll"] / log(2) / sums["bytes"]
         return found
 
     def predict(self, model: Any, vocabulary: Vocabulary, text: str) -> list[dict[str, Any]]:
-        """The likeliest continuation."""
+        """The most probable continuation of the text (greedy search)."""
         tokenizer = vocabulary.tokenizer
         ids = tokenizer(text, return_tensors="pt")["input_ids"].to(model.device)
         if ids.shape[1] > 1 and ids[0, -1] == tokenizer.eos_token_id:
-            ids = ids[:, :-1]  # the tokeniser closes a text; here it should go on
+            ids = ids[:, :-1]  # remove the end-of-text token, so that the model continues
         with torch.inference_mode():
             out = model.generate(
                 ids,
@@ -76,5 +84,8 @@ class CausalLM:
 
 @TASKS.register("causal-lm")
 class Settings(Section):
+    """Settings of the task ``causal-lm``: none."""
+
     def build(self) -> Task:
+        """Build the task."""
         return CausalLM()

@@ -1,7 +1,7 @@
-"""Text classification: one label per text; of a marked mention (assertion) or pair (relation) in its context.
+"""Text classification: one label for a text, for a mention (assertion) or for a pair of mentions (relation) in it.
 
-Labels come from the federation file or, if it names none, from the silos' own lists of label names (a release, stated
-in the report).
+The labels are listed in the federation file. If they are not, the silos report the label names in their data, which is
+a release and stated in the report.
 """
 
 import re
@@ -25,25 +25,27 @@ from hansa.data.rows import Row
 from hansa.data.source import Source
 from hansa.tasks.base import TASKS, Task, Vocabulary, as_tensors, f1_averages, pad
 
-Focus = tuple[int, int]  # the part of a text that must not be cut off
+Focus = tuple[int, int]  # the part of a text that must not be truncated
 Sample = tuple[str, str, Focus]  # text, label, focus
-Placed = tuple[str, Sample, bool]  # where the row stands, and whether the sample only follows from others
+Placed = tuple[str, Sample, bool]  # file and line, sample, whether it is derived (`Unusable.derived`)
 
-
-AT_ONCE = 1000  # samples tokenised together: a text with many entities has many times as many pairs
+TOKENIZE = 1000  # samples tokenised at once: a text with many entities has very many pairs
 
 
 def whole_texts(row: Row, source: Source) -> Iterator[Sample]:
+    """The text of a row with its label."""
     yield row[source.text], label_of(row, source.label), (0, 0)
 
 
 def marked_mentions(row: Row, source: Source) -> Iterator[Sample]:
+    """One sample for each mention of a row, with the mention marked in the text."""
     for mention, label in mentions(row, source.label, source.text):
         text, focus = mark(row[source.text], mention)
         yield text, label, focus
 
 
 def marked_pairs(row: Row, source: Source, unrelated: str = NO_RELATION) -> Iterator[Sample]:
+    """One sample for each pair of mentions of a row, with both marked in the text."""
     for head, tail, label in pairs(row, source.label, source.text, unrelated):
         text, focus = mark(row[source.text], head, tail)
         yield text, label, focus
@@ -51,24 +53,30 @@ def marked_pairs(row: Row, source: Source, unrelated: str = NO_RELATION) -> Iter
 
 @dataclass(frozen=True)
 class Classify:
+    """The tasks ``classify``, ``assertion`` and ``relation``; ``samples`` makes samples from a row."""
+
     labels: tuple[str, ...] = ()
     samples: Callable[[Row, Source], Iterable[Sample]] = whole_texts
-    negative: str = ""  # a class that means "nothing": it counts for accuracy, not for F1
+    negative: str = ""  # the negative class, which counts for accuracy but not for F1
     headline: str = "accuracy"
     auto: ClassVar[str] = "AutoModelForSequenceClassification"
+    lower_metrics: ClassVar[frozenset[str]] = frozenset({"loss"})
     lower_is_better: ClassVar[bool] = False
     needs_labels: ClassVar[bool] = True
 
     def labels_in(self, row: Row, source: Source) -> Iterator[str]:
+        """See `LabelledTask.labels_in`."""
         try:
             yield from (label for _, label, _ in self.samples(row, source))
         except BadRow:
             return  # reported when the row is encoded
 
     def classes(self, names: Iterable[str]) -> tuple[str, ...]:
+        """See `LabelledTask.classes`."""
         return tuple(names)
 
     def encode(self, rows: list[Row], source: Source, vocabulary: Vocabulary) -> Iterator[Encoded | Unusable]:
+        """See `Task.encode`."""
         known = {label: i for i, label in enumerate(vocabulary.labels)}
         samples: list[Placed] = []
         for row in rows:
@@ -81,9 +89,9 @@ class Classify:
                 names = ", ".join(vocabulary.labels)
                 yield Unusable(row.place, f"its label (field '{source.label}') is not one of {names}")
                 continue
-            # Of a text with entities, every pair that nobody annotated is a sample of the negative class too.
+            # In a text with entities, every pair without a relation is a derived sample of the negative class.
             samples += [(row.place, sample, len(found) > 1 and sample[1] == self.negative) for sample in found]
-            if len(samples) >= AT_ONCE:
+            if len(samples) >= TOKENIZE:
                 yield from _encoded(samples, known, vocabulary)
                 samples = []
         if samples:
@@ -92,14 +100,17 @@ class Classify:
     def batch(
         self, examples: Examples, indices: NDArray[np.int64], rng: np.random.Generator, vocabulary: Vocabulary
     ) -> Batch:
+        """See `Task.batch`."""
         ids, mask = pad(examples, indices, vocabulary.pad)
         targets = examples.labels[indices].astype(np.int64)
         return Batch(as_tensors(input_ids=ids, attention_mask=mask), None, torch.from_numpy(targets))
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """See `Task.loss`."""
         return nn.functional.cross_entropy(model(**batch.inputs).logits, batch.targets)
 
     def score(self, model: Any, batch: Batch) -> dict[str, float]:
+        """See `Task.score`."""
         logits, targets = model(**batch.inputs).logits, batch.targets
         guesses = logits.argmax(dim=-1)
         sums = {
@@ -115,6 +126,7 @@ class Classify:
         return sums
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """See `Task.metrics`."""
         samples = sums.get("samples", 0.0)
         if not samples:
             return {}
@@ -122,6 +134,7 @@ class Classify:
         return {"accuracy": sums["correct"] / samples, **f1_averages(counted), "loss": sums["nll"] / samples}
 
     def predict(self, model: Any, vocabulary: Vocabulary, text: str) -> list[dict[str, Any]]:
+        """The probability of each class; mentions are marked as [[…]] and ((…))."""
         text, focus = self._marked(text)
         ids = _around(vocabulary, [text], [focus])[0]
         if ids is None:
@@ -129,7 +142,7 @@ class Classify:
         return class_probabilities(model, vocabulary, as_tensors(input_ids=np.array([ids])))
 
     def _marked(self, text: str) -> tuple[str, Focus]:
-        """On the command line a mention is written [[so]], and the other one of a pair ((so))."""
+        """Parse the notation of mentions on the command line: [[head]], and ((tail)) for pairs."""
         if self.samples is whole_texts:
             return text, (0, 0)
         wanted = ["[["] if self.samples is marked_mentions else ["[[", "(("]
@@ -137,7 +150,7 @@ class Classify:
         for opening, closing in (("[[", "]]"), ("((", "))")):
             found = re.search(re.escape(opening) + "(.+?)" + re.escape(closing), text)
             if opening in wanted and found is None:
-                raise UserError(f"mark the mention as {opening}so{closing} in {text!r}")
+                raise UserError(f"mark the mention as {opening}…{closing} in {text!r}")
             if found is not None:
                 places[opening] = found
         shown, spans, position = "", {}, 0
@@ -149,7 +162,7 @@ class Classify:
 
 
 def class_probabilities(model: Any, vocabulary: Vocabulary, inputs: dict[str, Tensor]) -> list[dict[str, Any]]:
-    """The classes of one text, the likeliest first."""
+    """The classes of one text with their probabilities, in descending order."""
     inputs = {name: values.to(model.device) for name, values in inputs.items()}
     with torch.inference_mode():
         chances = model(**inputs, attention_mask=torch.ones_like(inputs["input_ids"])).logits.softmax(dim=-1)[0]
@@ -160,60 +173,67 @@ def class_probabilities(model: Any, vocabulary: Vocabulary, inputs: dict[str, Te
 def _encoded(samples: list[Placed], known: dict[str, int], vocabulary: Vocabulary) -> Iterator[Encoded | Unusable]:
     texts, labels, focuses = zip(*(sample for _, sample, _ in samples), strict=True)
     found = zip(samples, _around(vocabulary, list(texts), list(focuses)), labels, strict=True)
-    for (place, _, implied), ids, label in found:
+    for (place, _, derived), ids, label in found:
         if ids is None:
             reason = f"its mentions are too far apart for a sample of {vocabulary.max_length} tokens (data.max_length)"
-            yield Unusable(place, reason, implied)
+            yield Unusable(place, reason, derived)
         else:
             yield Encoded(ids, known[label])
 
 
 def _around(vocabulary: Vocabulary, texts: list[str], focuses: list[Focus]) -> list[list[int] | None]:
-    """Token ids of each text; of one that is too long, those around its focus; None if that does not fit either."""
+    """Token ids of each text; a long text is cut around its focus; None if the focus does not fit."""
     encoded = vocabulary.tokenizer(
         texts, add_special_tokens=False, return_offsets_mapping=True, return_attention_mask=False
     )
     before, after = vocabulary.around
     found: list[list[int] | None] = []
     for ids, offsets, (start, end) in zip(encoded["input_ids"], encoded["offset_mapping"], focuses, strict=True):
-        if len(ids) > vocabulary.room:
+        if len(ids) > vocabulary.text_length:
             inside = [i for i, (s, e) in enumerate(offsets) if s < end and e > start] or [0]
-            spare = vocabulary.room - (inside[-1] - inside[0] + 1)
+            spare = vocabulary.text_length - (inside[-1] - inside[0] + 1)
             if spare < 0:
                 found.append(None)
                 continue
-            first = min(max(0, inside[0] - spare // 2), len(ids) - vocabulary.room)
-            ids = ids[first : first + vocabulary.room]
+            first = min(max(0, inside[0] - spare // 2), len(ids) - vocabulary.text_length)
+            ids = ids[first : first + vocabulary.text_length]
         found.append([*before, *ids, *after])
     return found
 
 
 @TASKS.register("classify")
 class Settings(Section):
-    labels: tuple[str, ...] = ()
+    """Settings of the task ``classify``."""
+
+    labels: tuple[str, ...] = Field(default=(), description="Label names; default: those in the silos' data.")
 
     def build(self) -> Task:
+        """Build the task."""
         return Classify(self.labels)
 
 
 @TASKS.register("assertion")
 class Assertion(Section):
-    """Is a mentioned finding present, absent, possible, …?"""
+    """Settings of the task ``assertion``: classify mentions, for example as present, absent or possible."""
 
-    labels: tuple[str, ...] = ()
+    labels: tuple[str, ...] = Field(default=(), description="Label names; default: those in the silos' data.")
 
     def build(self) -> Task:
+        """Build the task."""
         return Classify(self.labels, marked_mentions, headline="macro_f1")
 
 
 @TASKS.register("relation")
 class Relation(Section):
-    """How are two mentions related?"""
+    """Settings of the task ``relation``: classify the relation of two mentions."""
 
-    labels: tuple[str, ...] = ()
-    negative: Annotated[str, Field(min_length=1)] = NO_RELATION  # of pairs that nothing joins; it does not count for F1
+    labels: tuple[str, ...] = Field(default=(), description="Label names; default: those in the silos' data.")
+    negative: Annotated[
+        str, Field(min_length=1, description="Label of pairs without a relation; it does not count for F1.")
+    ] = NO_RELATION
 
     def build(self) -> Task:
+        """Build the task."""
         missing = (self.negative,) if self.labels and self.negative not in self.labels else ()
         samples = partial(marked_pairs, unrelated=self.negative)
         return Classify(self.labels + missing, samples, self.negative, headline="micro_f1")

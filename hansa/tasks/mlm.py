@@ -1,8 +1,8 @@
 """Masked language modelling (Devlin et al., 2019, Section 3.1).
 
-Of the tokens, ``mask`` (15%) are chosen; 80% of those become the mask token, 10% a random token, 10% stay; the
-model predicts the original. ``whole_word`` chooses all pieces of a word together. Masks come from the seed, so a
-run repeats exactly and evaluation always asks the same questions.
+The fraction ``mask`` (15%) of the tokens is selected; 80% of these become the mask token, 10% a random token, 10% stay
+unchanged; the model predicts the original. ``whole_word`` selects all tokens of a word together. Masks are derived from
+the seed, so a run is reproducible and every evaluation uses the same masks.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,19 +26,24 @@ from hansa.tasks.base import TASKS, Task, Vocabulary, as_tensors, logits_at, pad
 
 @dataclass(frozen=True)
 class MaskedLM:
+    """The task ``mlm``."""
+
     mask: float = 0.15
     whole_word: bool = False
     auto: ClassVar[str] = "AutoModelForMaskedLM"
     headline: ClassVar[str] = "perplexity"
+    lower_metrics: ClassVar[frozenset[str]] = frozenset({"perplexity", "loss"})
     lower_is_better: ClassVar[bool] = True
     needs_labels: ClassVar[bool] = False
 
     def encode(self, rows: list[Row], source: Source, vocabulary: Vocabulary) -> Iterable[Encoded]:
+        """See `Task.encode`."""
         return windows(rows, source, vocabulary)
 
     def batch(
         self, examples: Examples, indices: NDArray[np.int64], rng: np.random.Generator, vocabulary: Vocabulary
     ) -> Batch:
+        """See `Task.batch`."""
         ids, mask = pad(examples, indices, vocabulary.pad)
         chosen = self._choose(ids, rng, vocabulary)
         rows = np.flatnonzero(chosen)
@@ -51,32 +56,36 @@ class MaskedLM:
         return Batch(inputs, torch.from_numpy(rows), torch.from_numpy(targets))
 
     def _choose(self, ids: NDArray[np.int64], rng: np.random.Generator, vocabulary: Vocabulary) -> NDArray[np.bool_]:
-        open_to_choice = ~vocabulary.special[ids]
+        """Select the tokens to predict."""
+        selectable = ~vocabulary.special[ids]
         if self.whole_word:
-            word = np.cumsum(vocabulary.starts[ids], axis=1)  # every piece gets the number of its word
+            word = np.cumsum(vocabulary.starts[ids], axis=1)  # every token gets the number of its word
             by_word = rng.random(ids.shape) < self.mask
-            chosen = np.take_along_axis(by_word, np.minimum(word, ids.shape[1] - 1), axis=1) & open_to_choice
+            chosen = np.take_along_axis(by_word, np.minimum(word, ids.shape[1] - 1), axis=1) & selectable
         else:
-            chosen = (rng.random(ids.shape) < self.mask) & open_to_choice
-        if not chosen.any():  # a batch with nothing to predict teaches nothing: ask for one token
-            chosen[tuple(np.argwhere(open_to_choice)[0] if open_to_choice.any() else (0, 0))] = True
+            chosen = (rng.random(ids.shape) < self.mask) & selectable
+        if not chosen.any():  # every batch has at least one target
+            chosen[tuple(np.argwhere(selectable)[0] if selectable.any() else (0, 0))] = True
         return chosen
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """See `Task.loss`."""
         return nn.functional.cross_entropy(logits_at(model, batch), batch.targets)
 
     def score(self, model: nn.Module, batch: Batch) -> dict[str, float]:
+        """See `Task.score`."""
         return token_scores(logits_at(model, batch), batch.targets)
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """See `Task.metrics`."""
         return token_metrics(sums)
 
     def predict(self, model: nn.Module, vocabulary: Vocabulary, text: str) -> list[dict[str, Any]]:
-        """The five likeliest fillings of every mask in the text; write `[MASK]` or the tokeniser's own mask."""
+        """The five most probable tokens for every `[MASK]` (or the tokenizer's own mask token) in the text."""
         tokenizer = vocabulary.tokenizer
         text = text.replace("[MASK]", str(tokenizer.mask_token))
         if str(tokenizer.mask_token) not in text:
-            raise UserError(f"the text has no mask to fill: write [MASK] where a word is missing in {text!r}")
+            raise UserError(f"the text has no mask: write [MASK] in place of a word in {text!r}")
         inputs = tokenizer(text, return_tensors="pt", truncation=True, max_length=vocabulary.max_length).to(
             model.device
         )
@@ -97,8 +106,11 @@ class MaskedLM:
 
 @TASKS.register("mlm")
 class Settings(Section):
-    mask: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
-    whole_word: bool = False
+    """Settings of the task ``mlm``."""
+
+    mask: Annotated[float, Field(gt=0.0, lt=1.0, description="Fraction of the tokens that are masked.")] = 0.15
+    whole_word: bool = Field(default=False, description="Mask all tokens of a word together.")
 
     def build(self) -> Task:
+        """Build the task."""
         return MaskedLM(self.mask, self.whole_word)

@@ -1,8 +1,8 @@
-"""Two texts, one label: are they paraphrases, does the answer match the question?
+"""Classification of text pairs: one label for two texts, such as paraphrases, or question and answer.
 
-Both texts go through the model together, as the tokeniser joins them; which of the two a token belongs to is told to
-models that want to know (token types). What is too long is cut where it is longest. Metrics are those of `classify`;
-``negative`` names the class that means "no", so that F1 is the other one's.
+The tokenizer joins both texts into one input. Models with token types are given which of the two a token belongs to. If
+the input is too long, the longer text is truncated first. Metrics are those of `classify`; ``negative`` names the
+negative class, which does not count for F1.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 from torch import Tensor, nn
 
 from hansa.core.batch import Batch
@@ -23,35 +24,43 @@ from hansa.data.source import Source
 from hansa.tasks.base import TASKS, Task, Vocabulary, as_tensors, pad
 from hansa.tasks.classify import Classify, class_probabilities
 
-BETWEEN = "\t"  # of the two texts, where they are given as one
+BETWEEN = "\t"  # separates the two texts in the argument of `Pairs.predict`
 
 
 @dataclass(frozen=True)
 class Pairs:
-    single: Classify  # what it has in common with the classification of one text
+    """The task ``pairs``."""
+
+    single: Classify  # the classification of one text, which shares labels, loss and metrics
     headline: str = "accuracy"
     auto: ClassVar[str] = Classify.auto
+    lower_metrics: ClassVar[frozenset[str]] = Classify.lower_metrics
     lower_is_better: ClassVar[bool] = False
     needs_labels: ClassVar[bool] = True
-    takes: ClassVar[int] = 2  # texts for one prediction
+    takes: ClassVar[int] = 2  # number of texts for one prediction
 
     @property
     def labels(self) -> tuple[str, ...]:
+        """See `LabelledTask.labels`."""
         return self.single.labels
 
     def labels_in(self, row: Row, source: Source) -> Iterator[str]:
+        """See `LabelledTask.labels_in`."""
         yield from self.single.labels_in(row, source)
 
     def classes(self, names: Iterable[str]) -> tuple[str, ...]:
+        """See `LabelledTask.classes`."""
         return self.single.classes(names)
 
     def texts_in(self, row: Row, source: Source) -> list[str]:
+        """See `MultiTextTask.texts_in`."""
         try:
             return [row[source.text], second_of(row, source)]
         except BadRow:
             return []  # reported when the row is encoded
 
     def encode(self, rows: list[Row], source: Source, vocabulary: Vocabulary) -> Iterator[Encoded | Unusable]:
+        """See `Task.encode`."""
         known = {label: i for i, label in enumerate(vocabulary.labels)}
         firsts, seconds, labels = [], [], []
         for row in rows:
@@ -72,6 +81,7 @@ class Pairs:
     def batch(
         self, examples: Examples, indices: NDArray[np.int64], rng: np.random.Generator, vocabulary: Vocabulary
     ) -> Batch:
+        """See `Task.batch`."""
         batch = self.single.batch(examples, indices, rng, vocabulary)
         if vocabulary.types < 2:
             return batch
@@ -79,18 +89,22 @@ class Pairs:
         return replace(batch, inputs=batch.inputs | as_tensors(token_type_ids=types))
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """See `Task.loss`."""
         return self.single.loss(model, batch)
 
     def score(self, model: nn.Module, batch: Batch) -> dict[str, float]:
+        """See `Task.score`."""
         return self.single.score(model, batch)
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """See `Task.metrics`."""
         return self.single.metrics(sums)
 
     def predict(self, model: Any, vocabulary: Vocabulary, text: str) -> list[dict[str, Any]]:
+        """The probability of each class for two texts, which are separated by a tab."""
         first, between, second = text.partition(BETWEEN)
         if not between or not first.strip() or not second.strip():
-            raise UserError("task 'pairs' looks at two texts: give both")
+            raise UserError("task 'pairs' classifies two texts: give both")
         [ids], [types] = joined(vocabulary, [first], [second])
         arrays = {"input_ids": np.array([ids])} | (
             {"token_type_ids": np.array([types])} if vocabulary.types > 1 else {}
@@ -99,14 +113,15 @@ class Pairs:
 
 
 def second_of(row: Row, source: Source) -> str:
+    """The second text of a row; raises `BadRow` if it has none."""
     text = row.get(source.second)
     if not isinstance(text, str) or not text.strip():
-        raise BadRow(f"field '{source.second}' (the other text, named by 'second:') is missing, empty or not text")
+        raise BadRow(f"field '{source.second}' (the second text, named by 'second:') is missing, empty or not text")
     return text
 
 
 def joined(vocabulary: Vocabulary, firsts: list[str], seconds: list[str]) -> tuple[list[list[int]], list[list[int]]]:
-    """Token ids of each pair, and for each token which text it belongs to."""
+    """The token ids and token types of each pair."""
     encoded = vocabulary.tokenizer(
         firsts,
         seconds,
@@ -120,8 +135,11 @@ def joined(vocabulary: Vocabulary, firsts: list[str], seconds: list[str]) -> tup
 
 @TASKS.register("pairs")
 class Settings(Section):
-    labels: tuple[str, ...] = ()
-    negative: str = ""  # the class that means "no": it counts for accuracy, not for F1
+    """Settings of the task ``pairs``."""
+
+    labels: tuple[str, ...] = Field(default=(), description="Label names; default: those in the silos' data.")
+    negative: str = Field(default="", description="The negative class; it counts for accuracy but not for F1.")
 
     def build(self) -> Task:
+        """Build the task."""
         return Pairs(Classify(self.labels, negative=self.negative))

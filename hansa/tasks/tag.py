@@ -1,7 +1,7 @@
-"""Named-entity recognition: a BIO tag per word (Ramshaw & Marcus, 1995), predicted at the word's first piece.
+"""Named-entity recognition: a BIO tag per word (Ramshaw & Marcus, 1995), predicted at the first token of the word.
 
-    strict   boundaries and type must both be right
-    type     the type must be right and the spans overlap            (Segura-Bedmar et al., 2013, SemEval task 9)
+    strict   boundaries and type must both be correct
+    type     the type must be correct and the spans overlap            (Segura-Bedmar et al., 2013, SemEval task 9)
 
 F1 is averaged over entities (micro), over types (macro) and over types by their frequency (weighted).
 """
@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 from torch import Tensor, nn
 
 from hansa.core.batch import Batch
@@ -23,28 +24,34 @@ from hansa.data.rows import Row
 from hansa.data.source import Source
 from hansa.tasks.base import TASKS, Task, Vocabulary, as_tensors, f1_averages, logits_at, pad
 
-NO_TAG = -1  # special tokens, and the pieces of a word after its first
+NO_TAG = -1  # the tag of special tokens, and of all tokens of a word after its first
 Span = tuple[int, int, str]
 
 
 @dataclass(frozen=True)
 class Tag:
+    """The task ``ner``."""
+
     labels: tuple[str, ...] = ()  # entity types
     auto: ClassVar[str] = "AutoModelForTokenClassification"
     headline: ClassVar[str] = "strict_f1"
+    lower_metrics: ClassVar[frozenset[str]] = frozenset({"loss"})
     lower_is_better: ClassVar[bool] = False
     needs_labels: ClassVar[bool] = True
 
     def labels_in(self, row: Row, source: Source) -> Iterator[str]:
+        """See `LabelledTask.labels_in`."""
         try:
             yield from (tag[2:] for tag in words_and_tags(row, source.text)[1] if tag != OUTSIDE)
         except BadRow:
             return  # reported when the row is encoded
 
     def classes(self, names: Iterable[str]) -> tuple[str, ...]:
+        """O, and B- and I- of each entity type."""
         return (OUTSIDE, *(f"{prefix}-{name}" for name in names for prefix in "BI"))
 
     def encode(self, rows: list[Row], source: Source, vocabulary: Vocabulary) -> Iterator[Encoded | Unusable]:
+        """See `Task.encode`."""
         known = {tag: i for i, tag in enumerate(vocabulary.labels)}
         usable: list[Row] = []
         texts: list[list[str]] = []
@@ -54,7 +61,7 @@ class Tag:
                 words, named = words_and_tags(row, source.text)
                 if not known.keys() >= set(named):
                     types = ", ".join(tag[2:] for tag in vocabulary.labels if tag.startswith("B-"))
-                    raise BadRow(f"it has a type that is not one of {types}")
+                    raise BadRow(f"it has an entity type that is not one of {types}")
             except BadRow as error:
                 yield Unusable(row.place, str(error))
                 continue
@@ -64,7 +71,7 @@ class Tag:
         inside = {i for tag, i in known.items() if tag.startswith("I-")}
         for row, pieces, numbers in zip(usable, _pieces(texts, vocabulary), tags, strict=True):
             spans = bio_spans([vocabulary.labels[number] for number in numbers])
-            if max((sum(map(len, pieces[s:e])) for s, e, _ in spans), default=0) > vocabulary.room:
+            if max((sum(map(len, pieces[s:e])) for s, e, _ in spans), default=0) > vocabulary.text_length:
                 reason = f"an entity does not fit into a sample of {vocabulary.max_length} tokens (data.max_length)"
                 yield Unusable(row.place, reason)
             else:
@@ -73,6 +80,7 @@ class Tag:
     def batch(
         self, examples: Examples, indices: NDArray[np.int64], rng: np.random.Generator, vocabulary: Vocabulary
     ) -> Batch:
+        """See `Task.batch`."""
         ids, mask = pad(examples, indices, vocabulary.pad)
         tags, _ = pad(examples, indices, NO_TAG, examples.tags)
         rows = np.flatnonzero(tags != NO_TAG)
@@ -80,9 +88,11 @@ class Tag:
         return Batch(as_tensors(input_ids=ids, attention_mask=mask), torch.from_numpy(rows), torch.from_numpy(targets))
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """See `Task.loss`."""
         return nn.functional.cross_entropy(logits_at(model, batch), batch.targets)
 
     def score(self, model: Any, batch: Batch) -> dict[str, float]:
+        """See `Task.score`."""
         assert batch.rows is not None
         logits = logits_at(model, batch)
         sums = {
@@ -99,6 +109,7 @@ class Tag:
         return sums
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """See `Task.metrics`."""
         words = sums.get("words", 0.0)
         if not words:
             return {}
@@ -117,7 +128,7 @@ class Tag:
         }
 
     def predict(self, model: Any, vocabulary: Vocabulary, text: str) -> list[dict[str, Any]]:
-        """The entities of a text, each with its place."""
+        """The entities of a text with their types and character offsets."""
         places = [match.span() for match in WORD.finditer(text)]
         pieces = _pieces([[text[s:e] for s, e in places]], vocabulary)[0]
         names: list[str] = []
@@ -136,7 +147,7 @@ class Tag:
 
 
 def count(true: list[Span], guessed: list[Span], sums: dict[str, float]) -> None:
-    """Add one sentence's entities to the sums, by type."""
+    """Add the counts of one sentence to the sums, by entity type."""
 
     def add(what: str, kind: str) -> None:
         sums[f"{what}:{kind}"] = sums.get(f"{what}:{kind}", 0.0) + 1.0
@@ -158,6 +169,7 @@ Pieces = list[list[int]]  # token ids of each word
 
 
 def _pieces(texts: list[list[str]], vocabulary: Vocabulary) -> list[Pieces]:
+    """The token ids of each word of each text."""
     if not texts:
         return []
     tokenizer = vocabulary.tokenizer
@@ -168,22 +180,22 @@ def _pieces(texts: list[list[str]], vocabulary: Vocabulary) -> list[Pieces]:
         for token, word in zip(encoded["input_ids"][i], encoded.word_ids(i), strict=True):
             pieces[word].append(token)
         unknown = tokenizer.unk_token_id if tokenizer.unk_token_id is not None else vocabulary.pad
-        found.append([p[: vocabulary.room] or [unknown] for p in pieces])
+        found.append([p[: vocabulary.text_length] or [unknown] for p in pieces])
     return found
 
 
 def _windows(pieces: Pieces, tags: list[int], inside: set[int], vocabulary: Vocabulary) -> Iterator[Encoded]:
-    """A sentence as one sample or, if it is too long, as several, cut between words and outside entities."""
+    """A sentence as one sample or, if it is too long, as several, split between words and outside entities."""
     start = 0
     while start < len(pieces):
         end, used = start, 0
-        while end < len(pieces) and used + len(pieces[end]) <= vocabulary.room:
+        while end < len(pieces) and used + len(pieces[end]) <= vocabulary.text_length:
             used += len(pieces[end])
             end += 1
         cut = end
         while cut < len(pieces) and cut > start and tags[cut] in inside:
             cut -= 1
-        end = cut if cut > start else end  # entities side by side, all beginning with I-, may fill a sample
+        end = cut if cut > start else end  # adjacent entities that all begin with I- may fill a sample
         yield _sample(pieces[start:end], tags[start:end], vocabulary)
         start = end
 
@@ -199,7 +211,10 @@ def _sample(pieces: Pieces, tags: list[int], vocabulary: Vocabulary) -> Encoded:
 
 @TASKS.register("ner")
 class Settings(Section):
-    labels: tuple[str, ...] = ()
+    """Settings of the task ``ner``."""
+
+    labels: tuple[str, ...] = Field(default=(), description="Entity types; default: those in the silos' data.")
 
     def build(self) -> Task:
+        """Build the task."""
         return Tag(self.labels)

@@ -1,12 +1,13 @@
 """Translation with an encoder–decoder (Vaswani et al., 2017; Passban et al., 2022).
 
     loss     cross-entropy of the translation's tokens with smoothed labels (Vaswani et al., Section 5.4)
-    scores   cross-entropy without smoothing; of written translations, BLEU and chrF by sacrebleu
+    scores   cross-entropy without smoothing; BLEU and chrF of generated translations, by sacrebleu
 
-A sample is the source's token ids followed by the target's; its label says where the target begins. BLEU and chrF come
-from counts that add up (n-gram matches and totals, lengths), so that silos are scored together and no text leaves one.
-With ``tag`` a source begins with its target language, as `>>fr<<`: one engine for several languages. ``prefix`` is what
-a given model wants to be told instead ("translate German to English: ").
+A sample is the token ids of the source followed by those of the target; its label is the position where the target
+begins. BLEU and chrF are computed from counts that are summed over silos (n-gram matches and totals, lengths), so that
+silos are scored together and no text leaves a silo. With ``tag``, a source begins with its target language as
+`>>fr<<`, so that one model translates into several languages. ``prefix`` is the instruction that some pre-trained
+models expect instead ("translate German to English: ").
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,11 +30,13 @@ from hansa.data.source import Source
 from hansa.tasks import bleu
 from hansa.tasks.base import TASKS, Task, Vocabulary, as_tensors, logits_at, token_metrics, token_scores
 
-IGNORED = -100  # the library's own mark for positions without a target
+IGNORED = -100  # transformers' label of positions without a target
 
 
 @dataclass(frozen=True)
 class Translate:
+    """The task ``translate``."""
+
     smoothing: float = 0.1
     beams: int = 4
     tag: bool = False
@@ -41,18 +44,22 @@ class Translate:
     detect: bool = False
     auto: ClassVar[str] = "AutoModelForSeq2SeqLM"
     headline: ClassVar[str] = "perplexity"
+    lower_metrics: ClassVar[frozenset[str]] = frozenset({"perplexity", "loss"})
     lower_is_better: ClassVar[bool] = True
     needs_labels: ClassVar[bool] = False
 
     def texts_in(self, row: Row, source: Source) -> list[str]:
+        """See `MultiTextTask.texts_in`."""
         return [row[field] for field in (source.text, source.target) if isinstance(row.get(field), str)]
 
     def extra_tokens(self, sources: Iterable[Source]) -> list[str]:
+        """The tags of all target languages."""
         return sorted({language_tag(s.target_language) for s in sources if s.target_language}) if self.tag else []
 
     # ── samples ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def encode(self, rows: list[Row], source: Source, vocabulary: Vocabulary) -> Iterator[Encoded | Unusable]:
+        """See `Task.encode`."""
         pairs: list[Row] = []
         for row in rows:
             reason = self._flaw(row, source)
@@ -68,19 +75,20 @@ class Translate:
         for row, left, right in zip(pairs, sources, targets, strict=True):
             longest = max(len(left), len(right))
             if longest > vocabulary.max_length:
-                reason = f"one of its sides has {longest} tokens, and a sample holds {vocabulary.max_length}"
+                reason = f"its source or target has {longest} tokens, more than the {vocabulary.max_length} of a sample"
                 yield Unusable(row.place, f"{reason} (data.max_length)")
             else:
                 yield Encoded([*left, *right], label=len(left), text=row[source.target])
 
     def _flaw(self, row: Row, source: Source) -> str:
+        """Why a row cannot be used; empty if it can."""
         target = row.get(source.target)
         if target is None:
             return f"no field '{source.target}' with the translation (name it with 'target:')"
         if not isinstance(target, str) or not target.strip():
             return f"its translation (field '{source.target}') is empty or not text"
         if self.tag and not source.target_language:
-            return "its target language is not known, and task.tag writes it before the text: add 'target_language:'"
+            return "its target language, which task.tag writes before the text, is not known: add 'target_language:'"
         if self.detect:
             return _foreign(row[source.text], source.language) or _foreign(target, source.target_language)
         return ""
@@ -88,6 +96,7 @@ class Translate:
     def batch(
         self, examples: Examples, indices: NDArray[np.int64], rng: np.random.Generator, vocabulary: Vocabulary
     ) -> Batch:
+        """See `Task.batch`."""
         starts, cut, ends = examples.offsets[indices], examples.labels[indices], examples.offsets[indices + 1]
         ids, mask = padded(examples.ids, starts, starts + cut, vocabulary.pad)
         labels, real = padded(examples.ids, starts + cut, ends, IGNORED)
@@ -98,42 +107,49 @@ class Translate:
     # ── learning and scoring ──────────────────────────────────────────────────────────────────────────────────────
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """See `Task.loss`."""
         logits = logits_at(model, _with_decoder(model, batch))
         return nn.functional.cross_entropy(logits, batch.targets, label_smoothing=self.smoothing)
 
     def score(self, model: nn.Module, batch: Batch) -> dict[str, float]:
+        """See `Task.score`."""
         return token_scores(logits_at(model, _with_decoder(model, batch)), batch.targets)
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """See `Task.metrics`."""
         return token_metrics(sums) | bleu.metrics(sums)
 
     @property
     def signatures(self) -> tuple[str, ...]:
+        """See `GenerationTask.signatures`."""
         return bleu.signatures()
 
     def compare(
         self, model: nn.Module, examples: Examples, indices: NDArray[np.int64], vocabulary: Vocabulary, size: int
     ) -> dict[str, float]:
+        """See `GenerationTask.compare`."""
         written = translations(model, examples, indices, vocabulary, self.beams, size)
         return bleu.sums(written, [examples.texts[int(i)] for i in indices])
 
     def predict(self, model: Any, vocabulary: Vocabulary, text: str) -> list[dict[str, Any]]:
+        """The translation of a text."""
         if self.tag and not text.startswith(">>"):
-            raise UserError("this engine knows several languages: begin the text with the one you want, as >>fr<< …")
+            raise UserError("this model has several target languages: begin the text with one of them, as >>fr<< …")
         [ids] = _ids(vocabulary, [self.prefix + text], target=False)
         if len(ids) > vocabulary.max_length:
-            raise UserError(f"the text has {len(ids)} tokens, and the model was trained on {vocabulary.max_length}")
+            raise UserError(f"the text has {len(ids)} tokens, but the model was trained on {vocabulary.max_length}")
         with torch.inference_mode():
             [written] = generate(model, [np.asarray(ids)], vocabulary, self.beams)
         return [{"translation": written}]
 
 
 def language_tag(language: str) -> str:
+    """The token that names a target language."""
     return f">>{language}<<"
 
 
 def _ids(vocabulary: Vocabulary, texts: list[str], target: bool) -> list[list[int]]:
-    """Sources as the tokeniser has them; of targets the text and the end: the decoder's beginning is the model's."""
+    """Token ids of texts; targets have no special tokens but the end, because the model adds the decoder's start."""
     tokenizer = vocabulary.tokenizer
     if not target:
         found: list[list[int]] = tokenizer(texts, return_attention_mask=False)["input_ids"]
@@ -146,13 +162,13 @@ def _foreign(text: str, language: str) -> str:
     from hansa.data.importing.sentences import other_language
 
     seen = other_language(text, language) if language else ""
-    return f"a side that should be in '{language}' seems to be in another language ({seen})" if seen else ""
+    return f"a text that should be in '{language}' appears to be in another language ({seen})" if seen else ""
 
 
 def padded(
     ids: NDArray[np.int32], starts: NDArray[np.int64], ends: NDArray[np.int64], filler: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Stretches of ids as rows of one array, and the mask of what is real."""
+    """Ranges of ids as rows of one array padded with ``filler``, and the attention mask."""
     lengths = ends - starts
     columns = np.arange(lengths.max(initial=1))
     real = columns < lengths[:, None]
@@ -161,7 +177,7 @@ def padded(
 
 
 def decoder_start(model: Any) -> list[int]:
-    """What a decoder is given before its first own token: its start, and the token it is forced to begin with."""
+    """The tokens before the first generated one: the decoder start token, and the forced first token if any."""
     settings, config = model.generation_config, model.config
     start = settings.decoder_start_token_id
     if start is None:
@@ -173,25 +189,27 @@ def decoder_start(model: Any) -> list[int]:
 
 
 def _with_decoder(model: Any, batch: Batch) -> Batch:
-    """The batch as the model wants it: the decoder sees its beginning and the target up to the token before."""
+    """The batch with decoder inputs: the decoder start, and the target shifted by one token."""
     labels = batch.inputs["labels"]
     begin = torch.tensor(decoder_start(model), device=labels.device).expand(len(labels), -1)
     seen = torch.cat([begin, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, model.config.pad_token_id)], dim=1)
     assert batch.rows is not None
     width, extra = labels.shape[1], begin.shape[1] - 1
-    rows = batch.rows + extra * (batch.rows // width + 1)  # targets stand after what is forced
+    rows = batch.rows + extra * (batch.rows // width + 1)  # targets follow the forced token
     inputs = {name: batch.inputs[name] for name in ("input_ids", "attention_mask")} | {"decoder_input_ids": seen}
     return Batch(inputs, rows, batch.targets)
 
 
-# ── writing ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── generation ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def translations(
     model: Any, examples: Examples, indices: NDArray[np.int64], vocabulary: Vocabulary, beams: int, size: int
 ) -> list[str]:
-    """Translations of the samples, in their order; batches hold sources of similar length, so that little is spent on
-    padding and on waiting for the longest."""
+    """The translations of the samples, in their order.
+
+    Batches consist of sources of similar length, which need little padding and finish at about the same step.
+    """
     found: dict[int, str] = {}
     for some in batches(indices, examples.labels.astype(np.int64), size, None):
         sources = [examples[i][: examples.labels[i]] for i in some.tolist()]
@@ -200,7 +218,7 @@ def translations(
 
 
 def generate(model: Any, sources: Iterable[NDArray[np.int32]], vocabulary: Vocabulary, beams: int) -> list[str]:
-    """One batch through the library's own search, with its key–value cache."""
+    """The translations of one batch, by the beam search of transformers."""
     sources = list(sources)
     ends = np.cumsum([len(s) for s in sources])
     ids, mask = padded(np.concatenate(sources), np.concatenate([[0], ends[:-1]]), ends, vocabulary.pad)
@@ -219,11 +237,16 @@ def generate(model: Any, sources: Iterable[NDArray[np.int32]], vocabulary: Vocab
 
 @TASKS.register("translate")
 class Settings(Section):
-    smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
-    beams: Count = 4  # 1: greedy
-    tag: bool = False
-    prefix: str = ""
-    detect: bool = False  # refuse pairs that are surely in another language than named (needs hansa[prepare])
+    """Settings of the task ``translate``."""
+
+    smoothing: Annotated[float, Field(ge=0.0, lt=1.0, description="Label smoothing of the training loss.")] = 0.1
+    beams: Count = Field(default=4, description="Beams of the search; 1: greedy.")
+    tag: bool = Field(default=False, description="Begin each source with its target language, as >>fr<<.")
+    prefix: str = Field(default="", description="Text before each source, which some pre-trained models expect.")
+    detect: bool = Field(
+        default=False, description="Leave out pairs that are certainly in another language (needs hansa[prepare])."
+    )
 
     def build(self) -> Task:
+        """Build the task."""
         return Translate(self.smoothing, self.beams, self.tag, self.prefix, self.detect)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from hansa.cli.main import app
 from hansa.config import file as federation_file
 from tests.conftest import write_words
-from tests.faults.cast import read_only
+from tests.faults.processes import read_only
 
 runner = CliRunner()
 

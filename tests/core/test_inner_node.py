@@ -43,7 +43,7 @@ def test_a_regions_own_rounds_do_not_use_up_the_schedule(federation, tmp_path):
     run(settings, tmp_path / "run", workers=0)
     directory = RunDirectory(tmp_path / "run")
     start = Runtime(settings, tmp_path / "run").start.flat
-    after = [directory.restore(r).model.flat for r in (1, 2)]
+    after = [directory.restore(r, {}).model.flat for r in (1, 2)]
     moved = [float((b - a).norm()) for a, b in ((start, after[0]), (after[0], after[1]))]
     assert moved[1] > 0.1 * moved[0] > 0
 

@@ -1,4 +1,4 @@
-"""Kits for small federations, and agents that run as threads of the test: real sockets, real certificates."""
+"""Kits for small federations, and agents that run as threads of the test, with real sockets and certificates."""
 
 import os
 import socket
@@ -14,9 +14,10 @@ from hansa.config.federation import Federation
 from hansa.config.nodes import walk
 from hansa.deploy import authority
 from hansa.deploy.agent import Agent
-from hansa.deploy.coordinator import serve, serve_region
-from hansa.deploy.join import SiloTrade
+from hansa.deploy.coordinator import serve
+from hansa.deploy.join import SiloService
 from hansa.deploy.kit import COORDINATOR, Kit
+from hansa.deploy.region import serve_region
 from hansa.runs.callbacks import NoCallbacks
 from hansa.runs.run import Outcome
 
@@ -24,7 +25,7 @@ NUMBERS = count()
 
 
 def free_ports(many: int) -> list[int]:
-    """Ports that nobody uses and nobody is given: below those that the system hands out, apart for every process."""
+    """Free ports below the range that the system assigns; other ones in every process."""
     ports: list[int] = []
     while len(ports) < many:
         port = 20_000 + (os.getpid() * 101 + next(NUMBERS)) % 12_000
@@ -37,6 +38,7 @@ def free_ports(many: int) -> list[int]:
 
 
 def make_kits(federation: Federation, folder: Path, **options: object) -> Path:
+    """Create the kits of a federation, with free ports on this machine."""
     serving = [COORDINATOR, *(name for name, node in federation.silos.items() if node.silos)]
     ports = free_ports(2 * len(serving))
     addresses = {n: f"localhost:{ports[2 * i]}+{ports[2 * i + 1]}" for i, n in enumerate(serving)}
@@ -45,6 +47,8 @@ def make_kits(federation: Federation, folder: Path, **options: object) -> Path:
 
 
 class Log(NoCallbacks):
+    """Collects the messages of a run."""
+
     def __init__(self) -> None:
         self.lines: list[str] = []
 
@@ -53,14 +57,14 @@ class Log(NoCallbacks):
 
 
 @contextmanager
-def joined(federation: Federation, kits: Path, home: Path, say: Callable[[str], None]) -> Iterator[dict[str, Agent]]:
-    """An agent for every silo, each in a thread."""
+def joined(federation: Federation, kits: Path, home: Path, log: Callable[[str], None]) -> Iterator[dict[str, Agent]]:
+    """Run an agent for every silo, each in a thread."""
     agents = {}
     for name, node in walk(federation.silos):
         if node.silos:
             continue
         kit = Kit(kits / name)
-        agents[name] = Agent(kit, home / name, SiloTrade(kit, node.sources, federation.plugins), say)
+        agents[name] = Agent(kit, home / name, SiloService(kit, node.sources, federation.plugins), log)
     threads = [threading.Thread(target=agent.run, daemon=True) for agent in agents.values()]
     for thread in threads:
         thread.start()
@@ -75,13 +79,13 @@ def joined(federation: Federation, kits: Path, home: Path, say: Callable[[str], 
 
 
 @contextmanager
-def regions(federation: Federation, kits: Path, home: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Every region, each in a thread."""
+def regions(federation: Federation, kits: Path, home: Path, log: Callable[[str], None]) -> Iterator[None]:
+    """Run every region, each in a thread."""
     agents: list[Agent] = []
     threads = []
     for name in (n for n, node in federation.silos.items() if node.silos):
         own = federation.silos[name].sources
-        arguments = (Kit(kits / name), home / name, None, own, federation.plugins, say, agents.append)
+        arguments = (Kit(kits / name), home / name, None, own, federation.plugins, log, agents.append)
         threads.append(threading.Thread(target=serve_region, args=arguments, daemon=True))
         threads[-1].start()
     try:
@@ -95,7 +99,7 @@ def regions(federation: Federation, kits: Path, home: Path, say: Callable[[str],
 
 
 def over_the_network(federation: Federation, folder: Path, log: Log) -> Outcome:
-    """A whole run: coordinator, regions and silos, over mutual TLS on loopback."""
+    """Run a federation with coordinator, regions and silos, over mutual TLS on loopback."""
     kits = make_kits(federation, folder / "kits")
     with (
         regions(federation, kits, folder / "regions", log.say),

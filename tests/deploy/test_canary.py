@@ -10,7 +10,7 @@ import pytest
 from hansa.deploy import status
 from hansa.deploy.agent import Agent
 from hansa.deploy.coordinator import serve
-from hansa.deploy.join import SiloTrade
+from hansa.deploy.join import SiloService
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.network.blob_client import BlobClient
 from hansa.deploy.network.blob_server import BlobServer
@@ -29,7 +29,7 @@ OFTEN = "schnupfenfieber"  # told as the vocabulary's word pieces: it shows that
 def wire(monkeypatch):
     """All bytes that anybody hands to TLS: letters, parts of requests and replies, questions to the depot."""
     sent: list[bytes] = []
-    send, bring, offer = Connection._send, BlobClient.bring, BlobServer.offer
+    send, bring, offer = Connection._send, BlobClient.upload, BlobServer.offer
 
     def sending(self, data):
         sent.append(bytes(data))
@@ -61,10 +61,10 @@ def test_canaries_stay_in_their_silo(federation, tmp_path, log, wire, caplog):
     agents = []
     for name, node in settings.silos.items():
         kit = Kit(kits / name)
-        trade = SiloTrade(kit, node.sources, (), PolicyEnforcer.of(kit, None, tmp_path / "silos" / name))
+        service = SiloService(kit, node.sources, (), PolicyEnforcer.load(kit, None, tmp_path / "silos" / name))
         if name == "north":
-            trade.open = stumbling(trade.open)  # type: ignore[method-assign]
-        agents.append(Agent(kit, tmp_path / "silos" / name, trade, log.say))
+            service.open = stumbling(service.open)  # type: ignore[method-assign]
+        agents.append(Agent(kit, tmp_path / "silos" / name, service, log.say))
     threads = [threading.Thread(target=agent.run, daemon=True) for agent in agents]
     for thread in threads:
         thread.start()

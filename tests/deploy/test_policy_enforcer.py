@@ -1,4 +1,4 @@
-"""A silo's law over the network: what its policy does not allow stays, and what left is in its log."""
+"""A silo's enforcer over the network: what its policy does not allow stays, and what left is in its log."""
 
 import threading
 
@@ -8,7 +8,7 @@ import yaml
 from hansa.core.errors import RunFailed, UserError
 from hansa.deploy.agent import Agent
 from hansa.deploy.coordinator import serve
-from hansa.deploy.join import SiloTrade
+from hansa.deploy.join import SiloService
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.policy_enforcer import PolicyEnforcer
 from hansa.privacy.policy.audit_log import entries, verify
@@ -20,8 +20,8 @@ def run_with_laws(settings, kits, folder, log):
     agents = {}
     for name, node in settings.silos.items():
         kit = Kit(kits / name)
-        trade = SiloTrade(kit, node.sources, (), PolicyEnforcer.of(kit, None, folder / name))
-        agents[name] = Agent(kit, folder / name, trade, log.say)
+        service = SiloService(kit, node.sources, (), PolicyEnforcer.load(kit, None, folder / name))
+        agents[name] = Agent(kit, folder / name, service, log.say)
     threads = [threading.Thread(target=agent.run, daemon=True) for agent in agents.values()]
     for thread in threads:
         thread.start()
@@ -61,17 +61,17 @@ def test_the_kits_policy_is_for_its_federation_alone(federation, tmp_path):
     assert rule["federations"] == ["small"]
     from hansa.client.runtime import Runtime
 
-    law = PolicyEnforcer.of(Kit(kits / "north"), None, tmp_path / "home")
+    enforcer = PolicyEnforcer.load(Kit(kits / "north"), None, tmp_path / "home")
     told = federation(name="other")
-    guard = law.over(lambda request: None, Runtime(told, tmp_path))
+    guard = enforcer.guard(lambda request: None, Runtime(told, tmp_path))
     assert guard.purpose.federation == "small"
 
 
 def test_an_agent_does_not_begin_with_a_log_that_was_changed(federation, tmp_path):
     kits = make_kits(federation(), tmp_path / "kits")
-    law = PolicyEnforcer.of(Kit(kits / "north"), None, tmp_path / "home")
-    law.log.add("request")
-    law.log.add("request")
-    law.log.file.write_text("")
+    enforcer = PolicyEnforcer.load(Kit(kits / "north"), None, tmp_path / "home")
+    enforcer.log.add("request")
+    enforcer.log.add("request")
+    enforcer.log.file.write_text("")
     with pytest.raises(UserError, match="its end is missing"):
-        PolicyEnforcer.of(Kit(kits / "north"), None, tmp_path / "home")
+        PolicyEnforcer.load(Kit(kits / "north"), None, tmp_path / "home")

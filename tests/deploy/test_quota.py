@@ -3,7 +3,7 @@
 import pytest
 
 from hansa.deploy import quota as room
-from hansa.deploy.network.blob_server import Unusable
+from hansa.deploy.network.blob_server import InvalidRequest
 
 GB = 1 << 30
 
@@ -62,17 +62,17 @@ def test_a_request_may_bring_eight_models_and_some_more(monkeypatch):
     monkeypatch.setattr(room, "free_memory", lambda: 8 * GB)
     model = 100 << 20
     room.check_request(8 * model + room.BESIDE, model)
-    with pytest.raises(Unusable, match="more than 8 models"):
+    with pytest.raises(InvalidRequest, match="more than 8 models"):
         room.check_request(8 * model + room.BESIDE + 1, model)
-    with pytest.raises(Unusable, match="more than 8 models"):
+    with pytest.raises(InvalidRequest, match="more than 8 models"):
         room.check_request(room.BESIDE + 1, 0)
     room.check_request(int(5.9 * GB), GB)
-    with pytest.raises(Unusable, match="bytes of memory are free"):
+    with pytest.raises(InvalidRequest, match="bytes of memory are free"):
         room.check_request(int(6.1 * GB), GB)
     room.check_request(int(6.1 * GB), GB, held=GB), "memory that is there for it already is not needed again"
 
 
 def test_the_disk_must_hold_it(tmp_path):
     room.check_disk(1000, tmp_path / "not" / "there" / "yet")
-    with pytest.raises(Unusable, match="of the disk are free"):
+    with pytest.raises(InvalidRequest, match="of the disk are free"):
         room.check_disk(1 << 60, tmp_path / "not" / "there" / "yet")

@@ -1,4 +1,4 @@
-"""`hansa status`: who is there, who is awaited, and nonsense that is not believed."""
+"""`hansa status`: connected nodes, awaited replies, and malformed heartbeats that are dropped."""
 
 import json
 from importlib.metadata import version
@@ -9,77 +9,77 @@ import pytest
 from hansa.core.errors import UserError
 from hansa.deploy.lock_file import lock_folder
 from hansa.deploy.network.journal import Journal
-from hansa.deploy.status import LIFE, heard, read
+from hansa.deploy.status import HEARTBEAT, parse_heartbeat, read_status
 from tests.cli.test_cli import ok
 from tests.deploy.conftest import over_the_network
 
 
-def said(**more) -> bytes:
+def heartbeat(**more: object) -> bytes:
     return json.dumps({"phase": "working", "version": "0.2.0", "at": 100.0} | more).encode()
 
 
-def test_what_a_node_says_is_believed_only_as_far_as_it_makes_sense():
-    assert heard(said(), 98.0) == {"phase": "working", "version": "0.2.0", "heard": 98.0, "skew": 2.0}
-    for nonsense in (b"", b"\xff", b"[]", b"{}", said(phase="king"), said(version=7), said(at="x"), said(at=None)):
-        assert heard(nonsense, 98.0) is None
+def test_malformed_heartbeats_are_dropped():
+    assert parse_heartbeat(heartbeat(), 98.0) == {"phase": "working", "version": "0.2.0", "last_seen": 98.0, "skew": 2.0}
+    for malformed in (b"", b"\xff", b"[]", b"{}", heartbeat(phase="king"), heartbeat(version=7), heartbeat(at="x"), heartbeat(at=None)):
+        assert parse_heartbeat(malformed, 98.0) is None
 
 
-def test_the_journal_tells_who_is_there_and_who_is_awaited(tmp_path):
-    journal = Journal(tmp_path / "seat" / "journal.sqlite")
-    (tmp_path / "seat" / "lock").touch()
-    journal.note("children", ["north", "south", "east"])
+def test_the_status_shows_connected_nodes_and_awaited_replies(tmp_path):
+    journal = Journal(tmp_path / "server" / "journal.sqlite")
+    (tmp_path / "server" / "lock").touch()
+    journal.set_fact("children", ["north", "south", "east"])
     now = time()
-    journal.note(LIFE + "north", heard(said(at=now), now))
-    journal.note(LIFE + "south", heard(said(at=now - 500), now - 100))
-    journal.asked("q1", "south", 7, "Train", now + 60)
-    journal.refused("east", "it is no member any more")
-    journal.refused("east", "it is no member any more")
-    north, south, east = read(tmp_path, now)
+    journal.set_fact(HEARTBEAT + "north", parse_heartbeat(heartbeat(at=now), now))
+    journal.set_fact(HEARTBEAT + "south", parse_heartbeat(heartbeat(at=now - 500), now - 100))
+    journal.record_request("q1", "south", 7, "Train", now + 60)
+    journal.count_refusal("east", "its membership was revoked")
+    journal.count_refusal("east", "its membership was revoked")
+    north, south, east = read_status(tmp_path, now)
     assert north.connected
     assert north.phase == "working"
     assert not south.connected
     assert (south.awaited, south.skew) == ("Train of round 7", pytest.approx(-400))
-    assert (east.heard, east.refused) == (None, 2)
+    assert (east.last_seen, east.refused) == (None, 2)
     shown = ok("status", str(tmp_path))
     assert "Train of round 7 until" in shown
     assert "never seen" in shown
-    assert "nobody serves it now" in shown
-    with lock_folder(tmp_path / "seat", "hansa serve"):
-        assert "is being served" in ok("status", str(tmp_path))
+    assert "not running" in shown
+    with lock_folder(tmp_path / "server", "hansa serve"):
+        assert ": running" in ok("status", str(tmp_path))
     assert "-400.0 s !" in shown
-    assert "a clock that is more than 30 s off: south" in shown
+    assert "the clock differs by more than 30 s: south" in shown
     journal.close()
 
 
-def test_strangers_and_other_versions_are_named_below(tmp_path):
-    journal = Journal(tmp_path / "seat" / "journal.sqlite")
-    (tmp_path / "seat" / "lock").touch()
-    journal.note("children", ["north", "south"])
+def test_the_status_lists_refusals_and_other_versions(tmp_path):
+    journal = Journal(tmp_path / "server" / "journal.sqlite")
+    (tmp_path / "server" / "lock").touch()
+    journal.set_fact("children", ["north", "south"])
     now = time()
-    journal.note(LIFE + "north", heard(said(at=now, version="0.0.1[red]"), now))
-    journal.note(LIFE + "south", heard(said(at=now, version=version("hansa")), now))
+    journal.set_fact(HEARTBEAT + "north", parse_heartbeat(heartbeat(at=now, version="0.0.1[red]"), now))
+    journal.set_fact(HEARTBEAT + "south", parse_heartbeat(heartbeat(at=now, version=version("hansa")), now))
     for _ in range(3):
-        journal.refused("203.0.113.7", "a certificate that belongs to no member was shown to the depot")
-    journal.refused("south", "its letter came twice")
+        journal.count_refusal("203.0.113.7", "its certificate at the blob server belongs to no member")
+    journal.count_refusal("south", "it sent the same reply again")
     journal.close()
     shown = ok("status", str(tmp_path))
-    assert "0.0.1[red] !" in shown, "what others say is no markup"
+    assert "0.0.1[red] !" in shown, "texts of other nodes are not markup"
     assert f"! another version than this one, {version('hansa')}: north;" in shown
-    assert "· 203.0.113.7: a certificate that belongs to no member was shown to the depot (3 times, last " in shown
-    assert "· south: its letter came twice (once, last " in shown
-    told = json.loads(ok("status", str(tmp_path), "--format", "json"))
-    assert [node["other_version"] for node in told["nodes"]] == [True, False]
-    assert {one["node"]: one["times"] for one in told["refused"]} == {"203.0.113.7": 3, "south": 1}
+    assert "· 203.0.113.7: its certificate at the blob server belongs to no member (3 times, last " in shown
+    assert "· south: it sent the same reply again (once, last " in shown
+    result = json.loads(ok("status", str(tmp_path), "--format", "json"))
+    assert [node["other_version"] for node in result["nodes"]] == [True, False]
+    assert {one["node"]: one["times"] for one in result["refused"]} == {"203.0.113.7": 3, "south": 1}
 
 
-def test_a_folder_that_is_no_run_is_said_to_be_none(tmp_path):
-    with pytest.raises(UserError, match=r"no seat/journal\.sqlite"):
+def test_a_folder_that_is_not_a_run_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"no server/journal\.sqlite"):
         ok("status", str(tmp_path))
 
 
 def test_a_run_over_the_network_leaves_a_status_and_a_log(federation, tmp_path, log):
     folder = over_the_network(federation(rounds=1), tmp_path, log).folder
-    assert {node.node: node.version != "" for node in read(folder, time())} == dict.fromkeys(
+    assert {node.node: node.version != "" for node in read_status(folder, time())} == dict.fromkeys(
         ("north", "south", "east"), True
     )
     assert "unbroken" in ok("audit", "verify", str(folder))

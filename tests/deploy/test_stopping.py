@@ -8,23 +8,23 @@ import pytest
 from hansa.deploy.kit import COORDINATOR
 from hansa.runs.run import run
 from tests.conftest import same, weights
-from tests.faults.cast import GATED, PATIENCE, Cast
+from tests.faults.processes import GATED, PATIENCE, Deployment
 
 pytestmark = pytest.mark.slow_fault
 
 
-def stop(cast: Cast, name: str) -> int | None:
-    process = cast.processes.pop(name)
+def stop(deployment: Deployment, name: str) -> int | None:
+    process = deployment.processes.pop(name)
     os.kill(process.pid, signal.SIGTERM)
     process.join(PATIENCE)
-    assert not process.is_alive(), cast.last_words()
+    assert not process.is_alive(), deployment.last_words()
     code = process.exitcode
     process.close()
     return code
 
 
-def one_line(cast: Cast) -> str:
-    return " ".join(cast.log(COORDINATOR).split())
+def one_line(deployment: Deployment) -> str:
+    return " ".join(deployment.log(COORDINATOR).split())
 
 
 def test_everybody_can_be_stopped_in_the_middle_of_a_round_and_goes_on(federation, tmp_path):
@@ -39,18 +39,18 @@ def test_everybody_can_be_stopped_in_the_middle_of_a_round_and_goes_on(federatio
         evaluate={"every": 9},
     )
     (marks / "hold-north").touch()
-    with Cast(settings, tmp_path / "cast") as cast:
-        cast.start_all()
-        cast.wait("north at work", (marks / "held-north").exists)
-        cast.wait("a word of whom all wait for", lambda: "waiting for north: Train of round 1" in one_line(cast))
-        assert stop(cast, "north") == 0
-        assert stop(cast, "south") == 0
-        assert stop(cast, COORDINATOR) == 143, cast.last_words()
-        assert "it continues" in cast.log(COORDINATOR)
-        assert not os.path.exists(f"/proc/{(cast.run / 'seat' / 'broker' / 'nats.pid').read_text()}")
+    with Deployment(settings, tmp_path / "deployment") as deployment:
+        deployment.start_all()
+        deployment.wait("north at work", (marks / "held-north").exists)
+        deployment.wait("a word of whom all wait for", lambda: "waiting for north: Train of round 1" in one_line(deployment))
+        assert stop(deployment, "north") == 0
+        assert stop(deployment, "south") == 0
+        assert stop(deployment, COORDINATOR) == 143, deployment.last_words()
+        assert "it continues" in deployment.log(COORDINATOR)
+        assert not os.path.exists(f"/proc/{(deployment.run / 'server' / 'broker' / 'nats.pid').read_text()}")
         (marks / "hold-north").unlink()
         for name in (COORDINATOR, "north", "south"):
-            cast.start(name)
-        cast.finished()
+            deployment.start(name)
+        deployment.finished()
         whole = run(settings, tmp_path / "whole", workers=0).folder
-        assert same(weights(whole / "model"), weights(cast.run / "model"))
+        assert same(weights(whole / "model"), weights(deployment.run / "model"))

@@ -1,27 +1,28 @@
-"""A hospital's proxy: everything of it that a test needs to stand behind one."""
+"""An HTTP proxy for tests."""
 
 import socket
 import threading
 from base64 import b64encode
+from collections.abc import Callable
 from contextlib import suppress
 
-PATIENCE = 300.0
+JOIN_SECONDS = 300.0
 
 
 class Tunnel:
-    """An HTTP proxy that knows CONNECT alone, asks for a name and a password where it has any, and can stand still."""
+    """An HTTP proxy with CONNECT only; it may require credentials, and stops forwarding while ``free`` is not set."""
 
     def __init__(self, credentials: str = "") -> None:
-        self._wanted = f"Proxy-Authorization: Basic {b64encode(credentials.encode()).decode()}" if credentials else ""
-        self.passed: list[str] = []  # where connections went
+        self._required = f"Proxy-Authorization: Basic {b64encode(credentials.encode()).decode()}" if credentials else ""
+        self.passed: list[str] = []  # the targets of connections
         self._open: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self.free = threading.Event()
         self.free.set()
         self._server = socket.create_server(("127.0.0.1", 0))
-        self._do(self._accept)
+        self._start(self._accept)
 
-    def _do(self, work, *arguments: object) -> None:
+    def _start(self, work: Callable[..., None], *arguments: object) -> None:
         self._threads.append(threading.Thread(target=work, args=arguments, daemon=True))
         self._threads[-1].start()
 
@@ -38,7 +39,7 @@ class Tunnel:
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
         for thread in list(self._threads):
-            thread.join(PATIENCE)
+            thread.join(JOIN_SECONDS)
         for one in [self._server, *self._open]:
             one.close()
 
@@ -49,17 +50,17 @@ class Tunnel:
             except OSError:
                 return
             self._open.append(near)
-            self._do(self._answer, near)
+            self._start(self._answer, near)
 
     def _answer(self, near: socket.socket) -> None:
-        asked = b""
-        while not asked.endswith(b"\r\n\r\n"):
+        request = b""
+        while not request.endswith(b"\r\n\r\n"):
             if not (byte := near.recv(1)):
                 return
-            asked += byte
-        lines = asked.decode().split("\r\n")
+            request += byte
+        lines = request.decode().split("\r\n")
         verb, target, _ = lines[0].split()
-        if self._wanted and self._wanted not in lines:
+        if self._required and self._required not in lines:
             near.sendall(b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n")
             return
         host, _, port = target.rpartition(":")
@@ -73,9 +74,9 @@ class Tunnel:
         self._open.append(far)
         near.sendall(b"HTTP/1.1 200 Connection established\r\nVia: 1.1 tunnel\r\n\r\n")
         for pair in ((near, far), (far, near)):
-            self._do(self._pass_on, *pair)
+            self._start(self._forward, *pair)
 
-    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
+    def _forward(self, source: socket.socket, sink: socket.socket) -> None:
         with suppress(OSError):
             while data := source.recv(65536):
                 self.free.wait()

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hansa.core.errors import UserError
-from hansa.experiments.reproduce import Asked, fedkc, multilingual
+from hansa.experiments.reproduce import Options, fedkc, multilingual
 from hansa.experiments.reproduce.encoder import model_of
 from hansa.experiments.reproduce.fedkc import clearly
 from hansa.experiments.reproduce.fedkc_runs import ALL, GRID, LAST, SIZES, Tuned, federation, methods
@@ -15,7 +15,7 @@ from hansa.experiments.reproduce.published_fedkc import AVERAGES
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fedkc")
-    return fedkc.reproduce(Asked("smoke", None, folder / "out", lambda line: None))
+    return fedkc.reproduce(Options("smoke", None, folder / "out", lambda line: None))
 
 
 def test_every_table_and_claim_of_the_paper_is_there(smoke):
@@ -56,7 +56,7 @@ def test_every_method_is_published_and_tuned_with_the_same_budget():
 
 
 def test_settings_are_chosen_on_validation_files_never_on_test(tmp_path):
-    corpus = multilingual.made_up(tmp_path)["ICD-10"]
+    corpus = multilingual.generate(tmp_path)["ICD-10"]
     tuning = federation(corpus, LAST, SIZES["smoke"], Tuned(), 2, tuning=True)
     measured = federation(corpus, LAST, SIZES["smoke"], Tuned(), 2)
     assert all(".valid." in node.sources[0].test for node in tuning.silos.values())
@@ -70,11 +70,11 @@ def test_layouts_have_the_papers_numbers_of_clients():
 
 def test_real_text_is_needed_beyond_smoke(tmp_path):
     with pytest.raises(UserError, match="give the folder with --data"):
-        fedkc.reproduce(Asked("small", None, tmp_path, lambda line: None))
+        fedkc.reproduce(Options("small", None, tmp_path, lambda line: None))
 
 
 def test_somebodys_encoder_brings_its_words_and_is_moved_gently(tmp_path):
-    corpus = multilingual.made_up(tmp_path)["QA"]
+    corpus = multilingual.generate(tmp_path)["QA"]
     ours, theirs = (federation(corpus, ALL, SIZES["small"], Tuned(), 2, model=m) for m in (None, "some/encoder"))
     assert (theirs.model.path, theirs.tokenizer.path) == ("some/encoder", None)
     assert (ours.train.lr, theirs.train.lr) == (1e-3, 1e-4)

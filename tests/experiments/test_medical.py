@@ -7,11 +7,11 @@ import pytest
 
 from hansa.core.errors import UserError
 from hansa.experiments.reproduce import (
-    Asked,
+    Options,
     Claim,
     Reproduction,
     Table,
-    clocked,
+    record_duration,
     downstream,
     encoder,
     medical,
@@ -27,7 +27,7 @@ from hansa.runs.run import Outcome
 def smoke(tmp_path_factory):
     folder = tmp_path_factory.mktemp("smoke")
     said: list[str] = []
-    return medical.reproduce(Asked("smoke", None, folder / "out", said.append)), said
+    return medical.reproduce(Options("smoke", None, folder / "out", said.append)), said
 
 
 def test_every_table_of_the_paper_is_there(smoke):
@@ -51,7 +51,7 @@ def test_the_last_line_for_machines_names_every_claim(smoke):
     assert len(parsed["claims"]) == 6
     assert all(set(claim) == {"name", "holds", "ours", "paper"} for claim in parsed["claims"])
     assert all(claim.line.startswith(("holds: ", "does not hold: ")) for claim in found.claims)
-    assert "federated: begins" in said
+    assert "federated: started" in said
 
 
 def outcome(values):
@@ -112,19 +112,19 @@ def test_the_results_page_is_rewritten_section_by_section(tmp_path):
     assert text.index("three") < text.index("two"), "a section keeps its place"
 
 
-def test_the_time_of_all_goes_is_counted(tmp_path):
-    assert clocked(tmp_path, 5.0) == [5.0]
+def test_the_time_of_all_sessions_is_counted(tmp_path):
+    assert record_duration(tmp_path, 5.0) == [5.0]
     (tmp_path / "a run").mkdir()
-    assert clocked(tmp_path, 60.0) == [60.0], "before it, nothing had begun"
-    took = clocked(tmp_path, 30.0)
-    found = Reproduction("medical", "smoke", [], [], tmp_path, sum(took), goes=len(took), tuning=6.0)
-    assert "1.5 minutes in all, of which 0.1 to choose settings, in 2 goes." in found.markdown()
-    assert clocked(tmp_path / "never made", 1.0) == [1.0]
+    assert record_duration(tmp_path, 60.0) == [60.0], "before it, nothing had begun"
+    took = record_duration(tmp_path, 30.0)
+    found = Reproduction("medical", "smoke", [], [], tmp_path, sum(took), sessions=len(took), tuning=6.0)
+    assert "1.5 minutes in all, of which 0.1 to select settings, in 2 sessions." in found.markdown()
+    assert record_duration(tmp_path / "never made", 1.0) == [1.0]
 
 
 def test_real_text_must_be_given(tmp_path):
     with pytest.raises(UserError, match="--scale small needs real text"):
-        medical.reproduce(Asked("small", None, tmp_path / "out", print))
+        medical.reproduce(Options("small", None, tmp_path / "out", print))
     with pytest.raises(UserError, match="neither a Hugging Face folder nor"):
         encoder.folder_of("no-such-encoder")
 
@@ -188,7 +188,7 @@ def test_runs_that_are_done_are_not_made_again(federation, tmp_path):
             return jobs.result("one").metrics
 
     assert scores(1) == scores(1)
-    assert said == ["one: begins", "one: done", "one: goes on", "one: done"]
+    assert said == ["one: started", "one: done", "one: resumed", "one: done"]
     with pytest.raises(UserError, match="the federation file differs from the one"):
         scores(2)
 

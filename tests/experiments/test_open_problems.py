@@ -5,12 +5,12 @@ import json
 import pytest
 
 from hansa.core.errors import UserError
-from hansa.experiments.reproduce import Asked, open_problems
+from hansa.experiments.reproduce import Options, open_problems
 from hansa.experiments.reproduce.open_problems import ADAPTIVE, BUFFERED, FAIRNESS, PLAIN, USUAL
 
 
 def test_smoke_tries_every_answer(tmp_path):
-    found = open_problems.reproduce(Asked("smoke", None, tmp_path / "out", lambda line: None))
+    found = open_problems.reproduce(Options("smoke", None, tmp_path / "out", lambda line: None))
     assert [table.title.split(":")[0] for table in found.tables] == [
         "Fairness", "Stability", "Stragglers", "Nearby silos",
     ]  # fmt: skip
@@ -41,4 +41,4 @@ def test_claims_are_judged_by_the_figures():
 
 def test_options_of_other_papers_are_refused(tmp_path):
     with pytest.raises(UserError, match="--encoder is not an option of 'hansa reproduce open-problems'"):
-        open_problems.reproduce(Asked("smoke", None, tmp_path / "out", print, encoder="x"))
+        open_problems.reproduce(Options("smoke", None, tmp_path / "out", print, encoder="x"))

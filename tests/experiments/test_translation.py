@@ -9,14 +9,14 @@ from markupsafe import escape
 from hansa.config.file import dump, parse
 from hansa.config.method import build_method
 from hansa.core.errors import DataError, UserError
-from hansa.experiments.reproduce import Asked, domains, translation, translation_tables
+from hansa.experiments.reproduce import Options, domains, translation, translation_tables
 from hansa.experiments.reproduce.translation_tables import SERVER, Found, Scored
 
 
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory):
     folder = tmp_path_factory.mktemp("smoke")
-    return translation.reproduce(Asked("smoke", None, folder / "out", lambda line: None))
+    return translation.reproduce(Options("smoke", None, folder / "out", lambda line: None))
 
 
 def test_every_table_is_there_with_the_papers_figures(smoke):
@@ -101,9 +101,9 @@ def test_movement_is_drawn_as_a_histogram():
 
 def test_real_pairs_must_be_given(tmp_path):
     with pytest.raises(UserError, match="--scale small needs real text"):
-        translation.reproduce(Asked("small", None, tmp_path / "out", print))
+        translation.reproduce(Options("small", None, tmp_path / "out", print))
     with pytest.raises(DataError, match="needs a folder with deen_parallel"):
-        translation.reproduce(Asked("small", tmp_path, tmp_path / "out", print))
+        translation.reproduce(Options("small", tmp_path, tmp_path / "out", print))
 
 
 def test_every_variant_survives_its_file(tmp_path):

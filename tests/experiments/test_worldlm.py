@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hansa.core.errors import UserError
-from hansa.experiments.reproduce import Asked, worldlm
+from hansa.experiments.reproduce import Options, worldlm
 from hansa.experiments.reproduce.trees import Layout
 from hansa.experiments.reproduce.worldlm import jobs_of
 from hansa.experiments.reproduce.worldlm_tables import Figures, claims_of, tables_of
@@ -14,7 +14,7 @@ from hansa.experiments.reproduce.worldlm_tables import Figures, claims_of, table
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory):
     said: list[str] = []
-    return worldlm.reproduce(Asked("smoke", None, tmp_path_factory.mktemp("smoke") / "out", said.append)), said
+    return worldlm.reproduce(Options("smoke", None, tmp_path_factory.mktemp("smoke") / "out", said.append)), said
 
 
 def test_every_table_of_the_paper_is_there(smoke):
@@ -95,6 +95,6 @@ def test_the_wrong_tree_swaps_leaves_across_regions():
 
 def test_real_scales_need_real_text(tmp_path):
     with pytest.raises(UserError, match="--data"):
-        worldlm.reproduce(Asked("small", None, tmp_path, print))
+        worldlm.reproduce(Options("small", None, tmp_path, print))
     with pytest.raises(UserError, match="--tune"):
-        worldlm.reproduce(Asked("smoke", None, tmp_path, print, tune=True))
+        worldlm.reproduce(Options("smoke", None, tmp_path, print, tune=True))

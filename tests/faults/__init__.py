@@ -134,7 +134,7 @@ CASES: dict[int, tuple[str, tuple[str, ...]]] = {
     22: (
         "partitions, broken and doubled transfers",
         (
-            "deploy/test_depot.py::test_an_interrupted_transfer_continues_where_it_stopped",
+            "deploy/test_blobs.py::test_an_interrupted_transfer_continues_where_it_stopped",
             "deploy/test_strangers.py::test_forged_doubled_and_late_letters_do_not_count",
             "faults/test_far.py::test_a_silo_is_cut_off_in_the_middle_of_a_round",  # S
             "faults/test_far.py::test_a_proxy_that_breaks_every_connection_now_and_then",  # S
@@ -143,8 +143,8 @@ CASES: dict[int, tuple[str, tuple[str, ...]]] = {
     23: (
         "ten gigabytes announced, slow writers, huge headers",
         (
-            "deploy/test_depot.py::test_whoever_asks_for_too_much_is_refused_and_counted",
-            "deploy/test_depot.py::test_a_line_without_an_end_and_a_slow_writer_disturb_nobody",
+            "deploy/test_blobs.py::test_whoever_asks_for_too_much_is_refused_and_counted",
+            "deploy/test_blobs.py::test_a_line_without_an_end_and_a_slow_writer_disturb_nobody",
             "deploy/test_room.py::test_a_request_may_bring_eight_models_and_some_more",
             "deploy/test_requests.py::test_an_unusable_request_is_answered_with_the_reason_at_once",
             "faults/test_lies.py::test_silos_that_send_pickles_nonsense_and_ten_gigabytes",  # S
@@ -157,7 +157,7 @@ CASES: dict[int, tuple[str, tuple[str, ...]]] = {
             "faults/test_crash.py::test_a_disk_that_takes_no_more_leaves_the_previous_checkpoint",
             "faults/test_crash.py::test_a_disk_that_becomes_read_only_leaves_the_previous_checkpoint",
             "faults/test_lies.py::test_a_silo_whose_disk_becomes_read_only_is_left_out_until_it_is_mended",  # S
-            "deploy/test_depot.py::test_a_full_disk_is_waited_for",
+            "deploy/test_blobs.py::test_a_full_disk_is_waited_for",
             "deploy/test_requests.py::test_a_disk_that_is_full_when_a_letter_comes_is_survived",
             "deploy/test_letters.py::test_a_run_or_a_request_that_could_lead_elsewhere_is_refused",
             "deploy/test_letters.py::test_files_that_lead_elsewhere_or_may_hold_code_are_refused",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.faults.cast import GATED
+from tests.faults.processes import GATED
 
 
 @pytest.fixture

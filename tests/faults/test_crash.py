@@ -18,7 +18,7 @@ from hansa.runs.callbacks import NoCallbacks
 from hansa.runs.directory import RunDirectory
 from hansa.runs.run import run
 from tests.conftest import same, weights
-from tests.faults.cast import read_only
+from tests.faults.processes import read_only
 from tests.faults.test_pool import wait_for
 
 

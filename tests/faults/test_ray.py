@@ -54,4 +54,4 @@ def test_a_run_over_ray_gives_the_same_bits_and_outlives_its_workers(federation,
 def desks() -> list[int]:
     import psutil
 
-    return [p.pid for p in psutil.Process().children(recursive=True) if "Desk" in p.name() + " ".join(p.cmdline())]
+    return [p.pid for p in psutil.Process().children(recursive=True) if "SiloActor" in p.name() + " ".join(p.cmdline())]

@@ -149,7 +149,7 @@ def test_through_a_proxy_and_by_a_nats_of_somebody_else(walk):
         ports = {int(target.rpartition(":")[2]) for target in tunnel.passed}
     assert walk.nats in ports
     assert len(ports) == 2, "letters and weights"
-    assert not (walk.folder / "coordinator" / "runs" / "guests" / "seat" / "broker").exists()
+    assert not (walk.folder / "coordinator" / "runs" / "guests" / "server" / "broker").exists()
     server = walk.waiting.pop(0)  # not ours to stop by SIGTERM
     server.kill()
     server.wait()

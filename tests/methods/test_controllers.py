@@ -11,7 +11,7 @@ from hansa.config.method import build_method
 from hansa.core.errors import ConfigError
 from hansa.core.model_parts import parts, sides
 from hansa.core.tensors import Layout
-from hansa.methods.controllers import Layers
+from hansa.methods.controllers import SharedLayers
 from hansa.methods.fedavg import fedavg
 from hansa.models.grow import add_layers
 from hansa.runs.ledger import Ledger
@@ -72,12 +72,12 @@ def test_added_layers_learn():
 def test_layers_of_each_side_are_the_scope():
     model = made("bart")
     layout = Layout(tuple(n for n, _ in model.named_parameters()), tuple(tuple(p.shape) for p in model.parameters()))
-    shared = Layers((1,)).shared(layout, parts(model))
+    shared = SharedLayers((1,)).shared(layout, parts(model))
     assert set(shared) == {n for n in layout.names if ".layers.1." in n}, "the oracle: by this family's own names"
-    everything = Layers((0, 1)).shared(layout, parts(model))
+    everything = SharedLayers((0, 1)).shared(layout, parts(model))
     assert set(everything) == {n for n in layout.names if ".layers." in n}
     with pytest.raises(ConfigError, match="names layer 7, but the model has layers 0 to 1"):
-        Layers((1, 7)).shared(layout, parts(model))
+        SharedLayers((1, 7)).shared(layout, parts(model))
     assert set(sides(model).values()) == {"encoder", "decoder"}
     assert all((s == "encoder") == n.startswith(("model.encoder.", "model.shared")) for n, s in sides(model).items())
 
@@ -112,4 +112,4 @@ def test_mistakes_are_answered_in_a_sentence(federation, tmp_path):
     nowhere = federation(tokenizer={"kind": "bytes"}, method={"name": "controllers", "layers": [5]})
     with pytest.raises(ConfigError, match="names layer 5"):
         run(nowhere, tmp_path / "run", workers=0)
-    assert replace(fedavg(), scope=Layers((0,))).scope.layers == (0,)
+    assert replace(fedavg(), scope=SharedLayers((0,))).scope.layers == (0,)

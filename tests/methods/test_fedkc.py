@@ -15,9 +15,9 @@ from hansa.core.knowledge import Sizes
 from hansa.core.messages import Knowledge
 from hansa.core.seeds import torch_seeded
 from hansa.methods.fedavg import PlainObjective
-from hansa.methods.fedkc import Composition, Consistent
+from hansa.methods.fedkc import ClusterPairs, ConsistencyLoss
 from hansa.methods.fedprox import Proximal
-from hansa.methods.moon import Contrastive, PreviousModel
+from hansa.methods.moon import ContrastiveLoss, PreviousModel
 from tests.classifiers import CLASSES, WIDTH, batch_of, classifier, pairs, samples_of, texts_of, work_of
 
 SIZES = Sizes(WIDTH, WIDTH, CLASSES, 12)
@@ -35,7 +35,7 @@ def by_hand(learner, text):
 @pytest.mark.parametrize("layer", ["last", "all"])
 def test_a_pair_is_the_mean_over_its_members_and_nobody_elses(layer):
     learner, (texts, labels) = classifier(), texts_of(20)
-    shared = Composition(layer, 3, 1).share(work_of(learner), samples_of(texts, labels))
+    shared = ClusterPairs(layer, 3, 1).share(work_of(learner), samples_of(texts, labels))
     assert sorted(i for members in shared.samples for i in members) == list(range(20)), "every sample in one cluster"
     assert shared.knowledge.members == tuple(map(len, shared.samples))
     for row, members in enumerate(shared.samples):
@@ -57,7 +57,7 @@ def test_a_pair_is_the_mean_over_its_members_and_nobody_elses(layer):
 def test_clusters_are_k_means_clusters():
     """Each pooled output lies nearest to the mean of its own cluster (Lloyd's fixed point)."""
     learner, (texts, labels) = classifier(), texts_of(30)
-    shared = Composition("last", 4, 1).share(work_of(learner), samples_of(texts, labels))
+    shared = ClusterPairs("last", 4, 1).share(work_of(learner), samples_of(texts, labels))
     pooled = np.stack([by_hand(learner, text)[1].numpy() for text in texts])
     means = np.stack([pooled[members].mean(0) for members in shared.samples])
     nearest = ((pooled[:, None] - means) ** 2).sum(-1).argmin(1)
@@ -65,32 +65,32 @@ def test_clusters_are_k_means_clusters():
 
 
 def test_without_k_means_there_is_one_pair_of_everything():
-    shared = Composition("last", 1, 1).share(work_of(classifier()), samples_of(*texts_of(9)))
+    shared = ClusterPairs("last", 1, 1).share(work_of(classifier()), samples_of(*texts_of(9)))
     assert shared.knowledge.members == (9,)
 
 
 def test_small_clusters_are_withheld():
     learner, data = classifier(), texts_of(20)
-    everything = Composition("last", 6, 1).share(work_of(learner), samples_of(*data)).knowledge
-    floored = Composition("last", 6, 4).share(work_of(learner), samples_of(*data)).knowledge
+    everything = ClusterPairs("last", 6, 1).share(work_of(learner), samples_of(*data)).knowledge
+    floored = ClusterPairs("last", 6, 4).share(work_of(learner), samples_of(*data)).knowledge
     assert floored.members == tuple(n for n in everything.members if n >= 4)
     assert floored.withheld == sum(n < 4 for n in everything.members) > 0
-    nothing = Composition("last", 6, 99).share(work_of(learner), samples_of(*data)).knowledge
+    nothing = ClusterPairs("last", 6, 99).share(work_of(learner), samples_of(*data)).knowledge
     assert (nothing.members, nothing.withheld) == ((), len(everything.members))
 
 
 def test_fewer_samples_than_clusters_one_class_and_equal_texts_still_make_offers():
     learner = classifier()
-    few = Composition("all", 10, 1).share(work_of(learner), samples_of([[3, 4], [5]], [0, 0]))
+    few = ClusterPairs("all", 10, 1).share(work_of(learner), samples_of([[3, 4], [5]], [0, 0]))
     assert few.knowledge.members == (1, 1)
-    equal = Composition("last", 10, 1).share(work_of(learner), samples_of([[3, 4]] * 5, [1] * 5))
+    equal = ClusterPairs("last", 10, 1).share(work_of(learner), samples_of([[3, 4]] * 5, [1] * 5))
     assert sum(equal.knowledge.members) == 5
 
 
 @pytest.mark.parametrize(("layer", "texts"), [("last", 20), ("all", 20)])
 def test_the_same_seed_gives_the_same_offer(layer, texts):
     knowledge = [
-        Composition(layer, 3, 1).share(work_of(classifier()), samples_of(*texts_of(texts))).knowledge for _ in "ab"
+        ClusterPairs(layer, 3, 1).share(work_of(classifier()), samples_of(*texts_of(texts))).knowledge for _ in "ab"
     ]
     assert wire.equal(*knowledge)
 
@@ -107,16 +107,16 @@ def test_the_loss_is_the_cross_entropy_of_mean_prediction_and_ours_on_the_last_l
     ours = (centroids @ head.weight.T + head.bias).softmax(-1).detach()
     expected = -sum(float((y * p.log()).sum()) for y, p in zip(told, ours, strict=True)) / 5
     task_loss = torch.tensor(0.25)
-    loss = Consistent(PlainObjective(), 2.0, "last").loss(work, lambda: task_loss).detach()
+    loss = ConsistencyLoss(PlainObjective(), 2.0, "last").loss(work, lambda: task_loss).detach()
     assert float(loss) == pytest.approx(0.25 + 2.0 * expected)
 
 
 def test_a_centroid_of_one_text_goes_through_every_block_as_the_text_itself():
     """All layers: with clusters of one, f(e) is the model's own prediction, padding or not."""
     learner, (texts, labels) = classifier(), texts_of(6)
-    shared = Composition("all", 6, 1).share(work_of(learner), samples_of(texts, labels))
+    shared = ClusterPairs("all", 6, 1).share(work_of(learner), samples_of(texts, labels))
     with torch.inference_mode():
-        loss = Consistent(PlainObjective(), 1.0, "all").consistency(work_of(learner, shared.knowledge))
+        loss = ConsistencyLoss(PlainObjective(), 1.0, "all").consistency(work_of(learner, shared.knowledge))
     entropies = [-(y * y.log()).sum() for *_, y in (by_hand(learner, text) for text in texts)]
     assert float(loss) == pytest.approx(float(torch.stack(entropies).mean()), rel=1e-4)
 
@@ -125,14 +125,14 @@ def moved_by(layer, knowledge):
     """Which parameters the consistency loss alone moves."""
     learner = classifier(seed=1)
     learner.grad.zero_()
-    Consistent(PlainObjective(), 1.0, layer).consistency(work_of(learner, knowledge)).backward()
+    ConsistencyLoss(PlainObjective(), 1.0, layer).consistency(work_of(learner, knowledge)).backward()
     return {name for name, span in learner.layout.spans.items() if learner.grad[span].abs().sum() > 0}
 
 
 def test_last_moves_the_head_and_all_moves_every_block_but_no_embedding():
     data = texts_of(8)
     knowledge = {
-        layer: Composition(layer, 3, 1).share(work_of(classifier()), samples_of(*data)).knowledge
+        layer: ClusterPairs(layer, 3, 1).share(work_of(classifier()), samples_of(*data)).knowledge
         for layer in ("last", "all")
     }
     assert moved_by("last", knowledge["last"]) == {"classifier.weight", "classifier.bias"}
@@ -143,15 +143,15 @@ def test_last_moves_the_head_and_all_moves_every_block_but_no_embedding():
 
 def test_without_offers_or_weight_it_is_the_local_objective():
     learner, task_loss = classifier(), torch.tensor(1.0, requires_grad=True)
-    knowledge = Composition("last", 2, 1).share(work_of(learner), samples_of(*texts_of(8))).knowledge
-    assert Consistent(PlainObjective(), 3.0, "last").loss(work_of(learner), lambda: task_loss) is task_loss
-    assert Consistent(PlainObjective(), 0.0, "last").loss(work_of(learner, knowledge), lambda: task_loss) is task_loss
+    knowledge = ClusterPairs("last", 2, 1).share(work_of(learner), samples_of(*texts_of(8))).knowledge
+    assert ConsistencyLoss(PlainObjective(), 3.0, "last").loss(work_of(learner), lambda: task_loss) is task_loss
+    assert ConsistencyLoss(PlainObjective(), 0.0, "last").loss(work_of(learner, knowledge), lambda: task_loss) is task_loss
 
 
 def test_the_loss_pulls_towards_the_sender():
     """Steps on the consistency loss bring our predictions on the centroids to those of the sender; α < 0 would not."""
-    knowledge = Composition("all", 3, 1).share(work_of(classifier()), samples_of(*texts_of(12))).knowledge
-    learner, objective = classifier(seed=1), Consistent(PlainObjective(), 1.0, "all")
+    knowledge = ClusterPairs("all", 3, 1).share(work_of(classifier()), samples_of(*texts_of(12))).knowledge
+    learner, objective = classifier(seed=1), ConsistencyLoss(PlainObjective(), 1.0, "all")
     work = work_of(learner, knowledge)
     losses = []
     for _ in range(30):
@@ -172,7 +172,7 @@ def test_the_loss_pulls_towards_the_sender():
 def test_a_pair_has_as_many_numbers_as_the_paper_says(layer):
     texts, labels = texts_of(20)
     texts[0] = [1] * 9
-    knowledge = Composition(layer, 4, 1).share(work_of(classifier()), samples_of(texts, labels)).knowledge
+    knowledge = ClusterPairs(layer, 4, 1).share(work_of(classifier()), samples_of(texts, labels)).knowledge
     numbers = WIDTH + CLASSES if layer == "last" else 9 * WIDTH + CLASSES
     assert wire.payload(knowledge) == 4 * 4 * numbers
 
@@ -200,12 +200,12 @@ BAD = {
 @pytest.mark.parametrize("reason", BAD)
 def test_an_offer_that_makes_no_sense_is_refused_with_a_reason(reason):
     layer, knowledge = BAD[reason]
-    assert reason.strip(": ,") in Composition(layer, 2, 1).check(knowledge, SIZES)
+    assert reason.strip(": ,") in ClusterPairs(layer, 2, 1).check(knowledge, SIZES)
 
 
 def test_a_good_offer_has_no_flaw():
     for layer in ("last", "all"):
-        exchange = Composition(layer, 3, 1)
+        exchange = ClusterPairs(layer, 3, 1)
         assert exchange.check(exchange.share(work_of(classifier()), samples_of(*texts_of(9))).knowledge, SIZES) == ""
 
 
@@ -220,10 +220,10 @@ def method(**settings):
 
 def test_it_composes_with_any_local_objective_and_server():
     assert method(local={"name": "fedprox", "mu": 0.5}).objective.local == Proximal(0.5)
-    assert method(local="moon").objective.local == Contrastive(1.0, 0.5)
+    assert method(local="moon").objective.local == ContrastiveLoss(1.0, 0.5)
     assert type(method(local="fedadam").server).__name__ == "Adaptive"
-    assert method(kmeans=False).exchange == Composition("all", 1, 20)
-    assert method(layer="last", q=5).exchange == Composition("last", 5, 2)
+    assert method(kmeans=False).exchange == ClusterPairs("all", 1, 20)
+    assert method(layer="last", q=5).exchange == ClusterPairs("last", 5, 2)
 
 
 @pytest.mark.parametrize(
@@ -249,9 +249,9 @@ def test_the_local_objective_still_has_its_say():
     work = work_of(learner, knowledge)
     learner.flat.add_(1.0)
     learner.grad.zero_()
-    Consistent(Proximal(0.5), 1.0, "last").gradient(work)
+    ConsistencyLoss(Proximal(0.5), 1.0, "last").gradient(work)
     torch.testing.assert_close(learner.grad, torch.full_like(learner.grad, 0.5), rtol=1e-4, atol=1e-4)
-    assert isinstance(Consistent(Contrastive(1.0, 0.5), 1.0, "last").finish(work), PreviousModel)
+    assert isinstance(ConsistencyLoss(ContrastiveLoss(1.0, 0.5), 1.0, "last").finish(work), PreviousModel)
 
 
 def test_dropping_the_mask_would_show():
@@ -261,7 +261,7 @@ def test_dropping_the_mask_would_show():
     padded = torch.cat([embedded, torch.ones(4, WIDTH)])
     with torch.inference_mode():
         losses = [
-            float(Consistent(PlainObjective(), 1.0, "all").consistency(work_of(learner, pairs(e[None], y[None], (n,)))))
+            float(ConsistencyLoss(PlainObjective(), 1.0, "all").consistency(work_of(learner, pairs(e[None], y[None], (n,)))))
             for e, n in ((embedded, 3), (padded, 3), (padded, 7))
         ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
@@ -272,7 +272,7 @@ def test_task_loss_is_not_changed_by_looking():
     learner, (texts, labels) = classifier(), texts_of(6)
     batch = batch_of(texts, labels)
     before = nn.functional.cross_entropy(learner.model(**batch.inputs).logits, batch.targets)
-    Composition("all", 2, 1).share(work_of(learner), samples_of(texts, labels))
+    ClusterPairs("all", 2, 1).share(work_of(learner), samples_of(texts, labels))
     after = nn.functional.cross_entropy(learner.model(**batch.inputs).logits, batch.targets)
     assert torch.equal(before, after), "no hook is left behind"
 
@@ -280,10 +280,10 @@ def test_task_loss_is_not_changed_by_looking():
 @pytest.mark.parametrize("layer", ["last", "all"])
 def test_some_of_the_pairs_are_all_of_them_on_average(layer):
     learner, (texts, labels) = classifier(), texts_of(24)
-    knowledge = Composition(layer, 6, 1).share(work_of(learner), samples_of(texts, labels)).knowledge
-    whole = float(Consistent(PlainObjective(), 1.0, layer).consistency(work_of(learner, knowledge)).detach())
-    assert float(Consistent(PlainObjective(), 1.0, layer, 6).consistency(work_of(learner, knowledge)).detach()) == whole
-    some, work = Consistent(PlainObjective(), 1.0, layer, 2), work_of(learner, knowledge)
+    knowledge = ClusterPairs(layer, 6, 1).share(work_of(learner), samples_of(texts, labels)).knowledge
+    whole = float(ConsistencyLoss(PlainObjective(), 1.0, layer).consistency(work_of(learner, knowledge)).detach())
+    assert float(ConsistencyLoss(PlainObjective(), 1.0, layer, 6).consistency(work_of(learner, knowledge)).detach()) == whole
+    some, work = ConsistencyLoss(PlainObjective(), 1.0, layer, 2), work_of(learner, knowledge)
     with torch_seeded(0, "pairs"):
         drawn = [float(some.consistency(work).detach()) for _ in range(300)]
     assert len(set(drawn)) > 5, "others at every step"

@@ -6,7 +6,7 @@ from torch import nn
 
 from hansa.core import representations as inside
 from hansa.core.knowledge import Sizes
-from hansa.methods.fedmix import Means, Mixed, mixed_loss, naive_loss
+from hansa.methods.fedmix import Means, MixupLoss, mixed_loss, naive_loss
 from tests.classifiers import CLASSES, WIDTH, batch_of, classifier, samples_of, texts_of, work_of
 
 SIZES = Sizes(WIDTH, WIDTH, CLASSES, 12)
@@ -125,6 +125,6 @@ def test_a_step_uses_what_the_others_shared():
     work, alone = work_of(learner, knowledge), work_of(learner)
     work.batch = alone.batch = batch_of(texts[:4], labels[:4])
     task_loss = nn.functional.cross_entropy(learner.model(**work.batch.inputs).logits, work.batch.targets)
-    assert Mixed(0.2).loss(alone, lambda: task_loss) is task_loss
-    assert float(Mixed(0.2).loss(work, pytest.fail).detach()) != pytest.approx(float(task_loss.detach()))
-    assert float(Mixed(0.2, True).loss(work, pytest.fail).detach()) != pytest.approx(float(task_loss.detach()))
+    assert MixupLoss(0.2).loss(alone, lambda: task_loss) is task_loss
+    assert float(MixupLoss(0.2).loss(work, pytest.fail).detach()) != pytest.approx(float(task_loss.detach()))
+    assert float(MixupLoss(0.2, True).loss(work, pytest.fail).detach()) != pytest.approx(float(task_loss.detach()))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hansa.core.link import Answer
 from hansa.core.messages import Failure, Update
 from hansa.core.tensors import Tensors
-from hansa.methods.fltrust import Trust
+from hansa.methods.fltrust import TrustFilter
 from hansa.runs.run import run
 from tests.core.trees import select, tree  # noqa: F401
 from tests.methods.toy_tree import LAYOUT
@@ -30,7 +30,7 @@ def answers(**moves: Tensors) -> list[Answer]:
 def sift(given, own=None, counts=False, keys=(), **settings) -> dict[str, str]:
     """Who is left out, and why."""
     probe = answers(here=own) if own is not None else []
-    sifted = list(Trust(**settings).sift(iter([*probe, *given]), "here", counts, keys))
+    sifted = list(TrustFilter(**settings).sift(iter([*probe, *given]), "here", counts, keys))
     assert [a.node for a in sifted] == [a.node for a in given], "in the order in which they came, the probe apart"
     return {a.node: a.reply.reason for a in sifted if isinstance(a.reply, Failure)}
 
@@ -49,7 +49,7 @@ def test_by_keys_only_the_lengths_of_key_layers_are_looked_at():
 
 def test_honest_children_pass_untouched():
     given = answers(a=move(seed=1), b=move(seed=2))
-    sifted = list(Trust().sift(iter([*given, *answers(here=move(seed=3))]), "here", False))
+    sifted = list(TrustFilter().sift(iter([*given, *answers(here=move(seed=3))]), "here", False))
     assert all(x.reply.gradient.same_bits(y.reply.gradient) for x, y in zip(sifted, given, strict=True))
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hansa.core import representations as inside
-from hansa.methods.moon import Contrastive, PreviousModel, contrast
+from hansa.methods.moon import ContrastiveLoss, PreviousModel, contrast
 from tests.classifiers import batch_of, classifier, texts_of, work_of
 
 
@@ -47,7 +47,7 @@ def test_the_three_representations_are_those_of_the_three_models():
     work, other, previous = prepared()
     learners = (work.learner, other, previous)
     seen = [inside.represent(learner.model, work.batch.inputs)[0].detach() for learner in learners]
-    loss = Contrastive(3.0, 0.5).loss(work, task_loss_of(work, 0.5)).detach()
+    loss = ContrastiveLoss(3.0, 0.5).loss(work, task_loss_of(work, 0.5)).detach()
     assert float(loss) == pytest.approx(0.5 + 3.0 * reference(*seen, 0.5), rel=1e-4)
 
 
@@ -55,7 +55,7 @@ def test_gradients_reach_the_model_in_training_alone():
     work, other, _ = prepared()
     work.learner.grad.zero_()
     before = work.received.flat.clone()
-    Contrastive(1.0, 0.5).loss(work, task_loss_of(work)).backward()
+    ContrastiveLoss(1.0, 0.5).loss(work, task_loss_of(work)).backward()
     assert work.learner.grad.abs().sum() > 0
     assert torch.equal(work.received.flat, before)
     assert not other.grad.any()
@@ -64,12 +64,12 @@ def test_gradients_reach_the_model_in_training_alone():
 def test_in_the_first_round_there_is_no_term():
     work, *_ = prepared(state=False)
     task_loss = torch.tensor(0.5)
-    assert Contrastive(1.0, 0.5).loss(work, lambda: task_loss) is task_loss
+    assert ContrastiveLoss(1.0, 0.5).loss(work, lambda: task_loss) is task_loss
 
 
 def test_without_weight_it_is_the_task_loss():
     work, *_ = prepared()
-    assert float(Contrastive(0.0, 0.5).loss(work, task_loss_of(work, 0.5)).detach()) == 0.5
+    assert float(ContrastiveLoss(0.0, 0.5).loss(work, task_loss_of(work, 0.5)).detach()) == 0.5
 
 
 def test_a_step_moves_towards_the_global_and_away_from_the_previous():
@@ -84,13 +84,13 @@ def test_a_step_moves_towards_the_global_and_away_from_the_previous():
 
     before = pull(work.learner.model)
     work.learner.grad.zero_()
-    Contrastive(1.0, 0.5).loss(work, task_loss_of(work)).backward()
+    ContrastiveLoss(1.0, 0.5).loss(work, task_loss_of(work)).backward()
     work.learner.flat.sub_(work.learner.grad, alpha=0.05)
     assert pull(work.learner.model) > before
 
 
 def test_the_model_is_kept_for_the_next_round():
     work, *_ = prepared()
-    kept = Contrastive(1.0, 0.5).finish(work).model.flat
+    kept = ContrastiveLoss(1.0, 0.5).finish(work).model.flat
     work.learner.flat.zero_()
     assert kept.any(), "a copy"

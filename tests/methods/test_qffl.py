@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hansa.methods.fedavg import Mean
-from hansa.methods.qffl import FairMean, QFfl
+from hansa.methods.qffl import QFairMean, QFfl
 from tests.toys import update
 
 LOSSES = [0.5, 2.0, 1.0]
@@ -12,7 +12,7 @@ UPDATES = [update([1.0, 0.0], 5, LOSSES[0]), update([0.0, 1.0], 500, LOSSES[1]),
 
 
 def combined(q: float, lipschitz: float = 10.0) -> np.ndarray:
-    return FairMean(q, lipschitz).combine(UPDATES[0].gradient.layout, ((u, 1.0) for u in UPDATES)).flat.numpy()
+    return QFairMean(q, lipschitz).combine(UPDATES[0].gradient.layout, ((u, 1.0) for u in UPDATES)).flat.numpy()
 
 
 @pytest.mark.parametrize("q", [0.3, 1.0, 2.5])
@@ -36,7 +36,7 @@ def test_the_worst_silo_pulls_hardest():
     updates = [update(v, n, losses[n]) for v, n in (([1.0, 0.0], 5), ([0.0, 1.0], 500), ([0.0, 1.0], 50))]
 
     def angle(q: float) -> float:
-        step = FairMean(q, 10.0).combine(updates[0].gradient.layout, ((u, 1.0) for u in updates)).flat.numpy()
+        step = QFairMean(q, 10.0).combine(updates[0].gradient.layout, ((u, 1.0) for u in updates)).flat.numpy()
         return float(step[0] / np.linalg.norm(step))
 
     assert angle(0.0) < 0.5 < angle(1.0) < angle(2.0)

@@ -18,7 +18,7 @@ from hansa.core.round import Round, Turn
 from hansa.core.simulation import Simulation
 from hansa.core.state import HIERARCHY
 from hansa.methods.fedavg import ServerSgd
-from hansa.methods.worldlm import PIECE, Attention, Cosine, WorldLM, last_blocks
+from hansa.methods.worldlm import CHUNK, LayerAttention, Cosine, WorldLM, last_blocks
 from tests.methods.toy_tree import BACKBONE, KEYS, START, TREE, ToyTree, pushed, tensors
 
 # ── a second writing, straight from the paper's lines, in numpy ───────────────────────────────────────────────────
@@ -166,13 +166,13 @@ def test_key_layers_that_come_late_count_less_too(tmp_path, staleness):
 def test_long_layers_are_compared_as_short_ones_are():
     """Piece by piece, in double precision: the cosines and the attention of layers that no piece holds."""
     rng = np.random.default_rng(0)
-    rows = [rng.normal(size=2 * PIECE + 7).astype(np.float32) + 0.2 for _ in range(3)]
+    rows = [rng.normal(size=2 * CHUNK + 7).astype(np.float32) + 0.2 for _ in range(3)]
     members = {str(i): {"l": torch.tensor(row)} for i, row in enumerate(rows)}
-    base = {"l": torch.zeros(2 * PIECE + 7)}
+    base = {"l": torch.zeros(2 * CHUNK + 7)}
     exact = [row.astype(np.float64) for row in rows]
     cosines = Cosine().between([members["0"]["l"]], [m["l"] for m in members.values()], base["l"])[0]
     np.testing.assert_allclose(cosines.numpy(), [cos(exact[0], x) for x in exact], atol=1e-12)
-    merged, _ = Attention().merge("0", members, base)
+    merged, _ = LayerAttention().merge("0", members, base)
     np.testing.assert_allclose(merged["l"].numpy(), np.mean([layer_attn(x, exact) for x in exact], axis=0), atol=1e-6)
 
 
@@ -199,12 +199,12 @@ def test_layer_attention_agrees_with_a_second_writing(rows):
     if any(np.linalg.norm(row) < 1e-3 for row in rows):
         return
     exact = [m["l"].double().numpy() for m in members.values()]
-    adopted, weights = Attention().adopt(members["0"], {n: m for n, m in members.items() if n != "0"}, base)
+    adopted, weights = LayerAttention().adopt(members["0"], {n: m for n, m in members.items() if n != "0"}, base)
     np.testing.assert_allclose(adopted["l"].numpy(), layer_attn(exact[0], exact), atol=1e-6)
     assert sum(weights["l"].values()) == pytest.approx(1.0, abs=1e-9)
-    merged, _ = Attention().merge("0", members, base)
+    merged, _ = LayerAttention().merge("0", members, base)
     np.testing.assert_allclose(merged["l"].numpy(), np.mean([layer_attn(x, exact) for x in exact], axis=0), atol=1e-6)
-    turned, _ = Attention().merge("0", dict(reversed(members.items())), base)
+    turned, _ = LayerAttention().merge("0", dict(reversed(members.items())), base)
     np.testing.assert_allclose(merged["l"].numpy(), turned["l"].numpy(), atol=1e-6)
 
 
@@ -220,9 +220,9 @@ def test_residuals_keep_away_from_their_senders_branch_if_asked():
     near, far = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
     children = {"west": {"l": near}, "east": {"l": far}}
     residual, base = Residual("l", "west/fr", near), {"l": torch.zeros(2)}
-    assert list(Attention().route([residual], children, base)) == ["west"]
-    assert list(Attention(back=False).route([residual], children, base)) == ["east"]
-    assert Attention(back=False).route([residual], {"west": {"l": near}}, base) == {}
+    assert list(LayerAttention().route([residual], children, base)) == ["west"]
+    assert list(LayerAttention(back=False).route([residual], children, base)) == ["east"]
+    assert LayerAttention(back=False).route([residual], {"west": {"l": near}}, base) == {}
 
 
 def test_a_residual_for_a_layer_the_receiver_lacks_is_refused(tmp_path):

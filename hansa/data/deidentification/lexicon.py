@@ -1,7 +1,7 @@
 """Words that indicate personal details in one language, and regular expressions made from them.
 
-`languages/LANG.yaml` lists titles, month names, street words, labels and number formats. It lists no given names, family
-names, streets or cities, so the findings do not depend on which names are common.
+`languages/LANG.yaml` lists titles, month names, street words, labels and number formats. It lists no given names,
+family names, streets or cities, so the findings do not depend on which names are common.
 """
 # ruff: noqa: RUF001 (letters of several scripts are intended)
 

@@ -47,7 +47,7 @@ UNIT = (
     r"мг|мкг|кг|г|мл|л|мм|см|ммоль|мкмоль|ЕД|МЕ|ОД|МО|уд|мин|хв|ч|"
     r"ملغ|مغ|غ|كغ|مل|ملم|سم|وحدة|מ״ג|מ\"ג|מג|מ״ל|מ\"ל|ק״ג|ס״מ|יח׳)"
 )
-NOT_YEAR = UNIT.replace("|г|", "|")  # after a date, "г" abbreviates "year"
+NOT_YEAR = UNIT.replace("|г|", "|")  # after a date, this letter abbreviates "year"
 NO_UNIT = rf"(?! ?{UNIT}(?!\w))(?! ?/ ?(?:{LETTER}))"
 NOT_IN_NUMBER = r"(?<![\w.,/+])(?<!\d-)(?<![\d)] )"
 NUMBER_ENDS = rf"(?!\w)(?![.,/:-]\d){NO_UNIT}"

@@ -1,12 +1,12 @@
-"""Import raw documents: clean sentences of one language, split by document, duplicates removed, in bounded memory.
+"""Import raw documents: clean sentences of one language, split by document, without duplicates, in bounded memory.
 
-Reading and all that remembers (duplicates, splits, writing) happen in this process and in the order of the input;
-cleaning and splitting happen in worker processes when asked for. The result is the same for any number of them.
+This process reads the input, removes duplicates, assigns splits and writes, in the order of the input. Cleaning and
+sentence splitting run in worker processes if ``workers`` is above 1. The result does not depend on their number.
 
-Splits: a document goes to train, valid or test by a hash of its content. A sentence is kept where it first comes up
-and nowhere else, so none stands on two sides. Once the table of fingerprints is full, only training text is taken,
-and of it only what is not in the table, so this still holds. A document too long to hold comes in parts: all go to the
-side of the first, and each is judged (language, near-duplicates) and counted among what was left out by itself.
+Splits: a hash of its content assigns a document to train, valid or test. Only the first occurrence of a sentence is
+kept, so no sentence is in two splits. Once the table of fingerprints is full, only training documents are accepted, and
+of these only sentences that are not in the table, so this still holds. A document that is too long for memory is
+processed in parts: all belong to the split of the first part; language and near-duplicates are checked for each part.
 """
 
 import re
@@ -29,14 +29,17 @@ from hansa.data.importing.writing import CorpusWriter, Drafts, refuse_nonempty
 
 __all__ = ["Settings", "import_text", "read_key"]
 
-BATCH = 1 << 18  # characters that go to a worker at once
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
+BATCH = 1 << 18  # characters sent to a worker at once
+Progress = Callable[[int, int], None]  # bytes done, bytes in total
 
 
 def import_text(
     paths: list[Path], out: Path, settings: Settings, progress: Progress = lambda done, total: None
 ) -> dict[str, Any]:
-    """Write LANG.train/valid/test.jsonl and report.json into ``out``; all of them or, when interrupted, none."""
+    """Write LANG.train/valid/test.jsonl and report.json into ``out``; if interrupted, write none of them.
+
+    Returns the content of report.json. Raises `UserError` if a setting or folder cannot be used.
+    """
     _check(settings)
     _check_places(paths, out)
     began = perf_counter()
@@ -44,23 +47,24 @@ def import_text(
     meter, read = Meter(), Tally()
     pieces = chain.from_iterable(documents(path, settings, meter, read) for path in walk(paths))
     with Drafts(out, settings) as drafts:
-        keeper = CorpusWriter(settings, drafts)
+        writer = CorpusWriter(settings, drafts)
         for ready in _prepared(_batches(pieces), settings):
-            keeper.take(ready)
+            writer.add(ready)
             progress(meter.done, total)
-        read.merge(keeper.tally)
-        report = _report(settings, read, keeper, meter.done, perf_counter() - began)
+        read.merge(writer.tally)
+        report = _report(settings, read, writer, meter.done, perf_counter() - began)
         drafts.publish(report)
     return report
 
 
 def read_key(path: Path) -> str:
+    """The secret in a text file; raises `UserError` if it is unreadable or empty."""
     try:
         key = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: the key cannot be read ({error}); name a text file that holds a secret") from None
+        raise UserError(f"{path}: the key cannot be read ({error}); name a text file that contains a secret") from None
     if not key:
-        raise UserError(f"{path}: the key is empty; name a text file that holds a secret")
+        raise UserError(f"{path}: the key is empty; name a text file that contains a secret")
     return key
 
 
@@ -77,15 +81,15 @@ def _check(settings: Settings) -> None:
         if seen not in known:
             raise UserError(f"--{name} '{seen}' is not known; {did_you_mean(seen, known)}")
     if not re.fullmatch(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*", settings.language):
-        raise UserError(f"--language '{settings.language}' is not a language code; give one such as it, fr or pt-BR")
+        raise UserError(f"--language '{settings.language}' is not a language code; use a code such as it, fr or pt-BR")
     if settings.valid + settings.test >= 1:
         raise UserError(
-            f"--valid {settings.valid:g} and --test {settings.test:g} leave nothing to train on; "
-            "choose shares with a sum below 1"
+            f"--valid {settings.valid:g} and --test {settings.test:g} leave no training data; "
+            "choose fractions with a sum below 1"
         )
     if settings.deidentify and not settings.key:
-        raise UserError("--deidentify needs a secret for its surrogates; name a file that holds one with --key-file")
-    if settings.deidentify:  # a wrong name is said before anything is read
+        raise UserError("--deidentify needs a secret for its surrogates; name a file that contains one with --key-file")
+    if settings.deidentify:  # report a wrong name before reading the input
         from hansa.data.deidentification.deidentify import load
 
         load(settings.deidentify)
@@ -96,7 +100,7 @@ def _check_places(paths: list[Path], out: Path) -> None:
         if not path.exists():
             raise DataError(f"{path}: there is no such file or folder; name the files or folders to import")
         if out.resolve().is_relative_to(path.resolve()) and path.is_dir():
-            raise UserError(f"{out}: this lies inside {path}, which is to be imported; name a folder outside")
+            raise UserError(f"{out}: this folder is inside {path}, which is to be imported; name another folder")
     refuse_nonempty(out)
 
 
@@ -122,54 +126,54 @@ def _prepared(batches: Iterator[list[Piece]], settings: Settings) -> Iterator[Pr
         waiting: deque[Future[PreparedBatch]] = deque()
         for batch in batches:
             waiting.append(pool.submit(work, batch))
-            if len(waiting) > 2 * settings.workers:  # so many batches are in memory, and no more
+            if len(waiting) > 2 * settings.workers:  # bounds the batches in memory
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
 
 
-def _report(settings: Settings, tally: Tally, keeper: CorpusWriter, size: int, seconds: float) -> dict[str, Any]:
+def _report(settings: Settings, tally: Tally, writer: CorpusWriter, size: int, seconds: float) -> dict[str, Any]:
     counts = tally.counts
     return {
         "language": settings.language,
         "files": {"read": counts["files read"]},
-        "documents": {"read": counts["documents read"], "kept": sum(keeper.documents.values())},
-        "sentences": {"read": counts["sentences read"], "kept": sum(keeper.sentences.values())},
+        "documents": {"read": counts["documents read"], "kept": sum(writer.documents.values())},
+        "sentences": {"read": counts["sentences read"], "kept": sum(writer.sentences.values())},
         "splits": {
-            side: {"documents": keeper.documents[side], "sentences": keeper.sentences[side]}
-            for side in ("train", "valid", "test")
+            split: {"documents": writer.documents[split], "sentences": writer.sentences[split]}
+            for split in ("train", "valid", "test")
         },
         "dropped": tally.dropped(),
         "personal_details_replaced": counts["personal details replaced"],
-        "notes": _notes(settings, keeper),
+        "notes": _notes(settings, writer),
         "bytes_in": size,
-        "bytes_out": keeper.bytes,
+        "bytes_out": writer.bytes,
         "seconds": round(seconds, 3),
         "megabytes_per_second": round(size / 1e6 / seconds, 2),
     }
 
 
-def _notes(settings: Settings, keeper: CorpusWriter) -> list[str]:
-    """What a reader of the result must know about it."""
+def _notes(settings: Settings, writer: CorpusWriter) -> list[str]:
+    """Limitations of this import that the user must know."""
     notes = []
     if primary_language(settings.language) not in RULES:
-        notes.append(f"the sentence splitter has no rules of its own for '{settings.language}': it used general ones")
+        notes.append(f"the sentence splitter has no rules for '{settings.language}': it used general rules")
     if not settings.keep_other_languages and not can_detect(settings.language):
-        notes.append(f"the language detector does not know '{settings.language}': no document was checked")
-    empty = [name for name in ("valid", "test") if getattr(settings, name) and not keeper.documents[name]]
+        notes.append(f"the language detector does not support '{settings.language}': no document was checked")
+    empty = [name for name in ("valid", "test") if getattr(settings, name) and not writer.documents[name]]
     if empty:
         notes.append(
-            f"no document fell to {' or '.join(empty)}: there are few; text with many documents in one file needs "
-            "--documents blocks or lines"
+            f"no document was assigned to {' or '.join(empty)}, because there are few; if a file contains many "
+            "documents, use --documents blocks or lines"
         )
-    if keeper.prints.full:
+    if writer.prints.full:
         notes.append(
-            f"the table of sentences was full after {keeper.prints.count:,}: later documents due for valid and test "
-            "were dropped, and duplicates among later training sentences were not all found; raise --memory"
+            f"the table of sentences was full after {writer.prints.count:,}: later documents assigned to valid and "
+            "test were dropped, and not all duplicates among later training sentences were found; raise --memory"
         )
-    if keeper.near is not None and keeper.near.full:
+    if writer.near is not None and writer.near.full:
         notes.append(
-            f"the table of documents was full after {keeper.near.count:,}: later documents were compared for "
-            "near-duplicates with these only; raise --memory"
+            f"the table of documents was full after {writer.near.count:,}: later documents were compared with these "
+            "only; raise --memory"
         )
     return notes

@@ -1,6 +1,6 @@
-"""Clean text: one Unicode form, no control characters, no left-over markup, paragraphs instead of wrapped lines.
+"""Clean text: one Unicode form, no control characters, no markup, paragraphs instead of wrapped lines.
 
-Most text needs little of it. Each step therefore looks for its occasion first, at the speed of a memory scan.
+Most text needs few of these steps. Each step therefore first checks, with a fast scan, whether it applies.
 """
 
 import html
@@ -8,7 +8,7 @@ import re
 import unicodedata
 from collections import Counter
 
-LINE = 40  # a line shorter than this was not wrapped: it is a heading or an item, and ends where it ends
+LINE = 40  # a shorter line was not wrapped: it is a heading or an item, and is not joined with the next line
 LOWER = "a-zß-öø-ÿāăąćčďđēėęěğīįıłńňōőřśşšťūůűźżžа-яёђѓєѕіїјљњћќўџґα-ωά-ώ"
 INVISIBLE = re.compile(
     "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ud800-\udfff\ufeff\ufffd]"
@@ -18,7 +18,7 @@ SPACES = re.compile("[\t\x1f\xa0\u1680\u2000-\u200a\u202f\u205f\u3000]")
 TAG = re.compile(r"</?[A-Za-z][^<>\n]{0,300}>|<!--.{0,2000}?-->", re.S)
 WIKI = re.compile(r"\{\{[^{}]{0,500}\}\}|\[\[(?:[^\[\]|]{0,200}\|)?([^\[\]|]{0,200})\]\]|'''?")
 CITATION = re.compile(r" ?\[[\d,;\s\u2013-]{1,40}\]")
-BULLETS = "*•‣▪"  # and hyphens; an item of a list is a paragraph of its own
+BULLETS = "*•‣▪"  # and hyphens; a list item becomes a paragraph
 LISTED = re.compile(rf"\n[{BULLETS}-] +")
 LOOSE_END = re.compile(r"\n(?<=[ -]\n)")
 HYPHEN = re.compile(rf"-\n(?=[{LOWER}])(?<=[^\W\d_]-\n)")
@@ -46,17 +46,20 @@ RIGHTS = (
     "права захищені",
 )
 RIGHTS_LINE = re.compile(rf"\n[^\n]{{0,100}}(?:{'|'.join(RIGHTS)})[^\n]{{0,100}}(?=\n)", re.I)
-EDGE = 2  # lines at the top and at the bottom of a page where running heads and page numbers stand
+EDGE = 2  # lines at the top and bottom of a page that may be running heads or page numbers
 
 
 def clean(text: str, kind: str, citations: bool) -> str:
-    """Paragraphs separated by a blank line, without single line ends inside."""
+    """The text as paragraphs separated by blank lines, without line ends inside a paragraph.
+
+    ``kind`` "pdf" also removes running heads; ``citations`` keeps brackets such as [12, 13].
+    """
     if kind == "pdf":
         text = _without_running_heads(text)
     text = _without_markup(text)
     if not text.isascii():
         text = unicodedata.normalize("NFC", text)
-    if not text.replace("\n", " ").isprintable():  # many times as fast as looking for the characters below
+    if not text.replace("\n", " ").isprintable():  # much faster than searching for the characters below
         text = SPACES.sub(" ", LINE_ENDS.sub("\n", INVISIBLE.sub("", text)))
     if not citations and "[" in text:
         text = CITATION.sub("", text)
@@ -72,7 +75,7 @@ def _without_markup(text: str) -> str:
         text = html.unescape(text)
     if "<" in text:
         text = TAG.sub(" ", text)
-    if any(mark[0] in text and mark in text for mark in ("{{", "[[", "''")):  # one character is found faster than two
+    if any(mark[0] in text and mark in text for mark in ("{{", "[[", "''")):  # one character is faster to find
         text = WIKI.sub(lambda found: found.group(1) or "", text)
     return text
 
@@ -86,16 +89,16 @@ def _paragraphs(text: str) -> str:
         text = RIGHTS_LINE.sub("\n", text)
     if loose:
         text = HYPHEN.sub("", text)
-    if "\n- " in text or any(mark in text for mark in BULLETS):  # single characters are found faster than a pattern
+    if "\n- " in text or any(mark in text for mark in BULLETS):  # faster than a pattern
         text = LISTED.sub("\n\n", text)
     text = WRAPPED.sub(" ", text)
-    while "\n\n" in text:  # ten times as fast as a pattern for runs of line ends
+    while "\n\n" in text:  # ten times as fast as a regular expression
         text = text.replace("\n\n", "\n")
     return text.replace("\n", "\n\n")
 
 
 def _without_running_heads(text: str) -> str:
-    """Drop what stands at the edges of several pages, numbers aside; what a page breaks off goes on after it."""
+    """Remove lines that are repeated at the edges of several pages, ignoring numbers, and join the pages."""
     pages = [[line for line in page.split("\n") if line.strip()] for page in text.split("\f")]
     seen = Counter(shape for page in pages for shape in {_shape(line) for line in page[:EDGE] + page[-EDGE:]})
     often = max(3, len(pages) * 2 // 5)

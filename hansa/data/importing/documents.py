@@ -1,6 +1,6 @@
-"""Documents out of files: text, text of PDFs, HTML, JATS and PubMed, ClinicalTrials.gov, Wikipedia extracts, JSON.
+"""Read documents from files: text, text of PDFs, HTML, JATS and PubMed, ClinicalTrials.gov, Wikipedia extracts, JSON.
 
-What cannot be read is counted with its place, and reading goes on behind it.
+What cannot be read is counted with its place and skipped.
 """
 
 import json
@@ -14,7 +14,7 @@ from hansa.data.importing.files import LOOK, Meter, Stream, decoded, kind_of, op
 from hansa.data.importing.markup import html_text, xml_articles
 from hansa.data.importing.tally import Piece, Settings, Tally
 
-LARGEST = 1 << 26  # bytes of one record (a web page, a line of JSON) that are held in memory at once
+LARGEST = 1 << 26  # maximum size of a record (a web page, a line of JSON) that is held in memory, in bytes
 LONGEST_PIECE = 1 << 18
 Line = tuple[int, str]
 
@@ -22,7 +22,7 @@ Line = tuple[int, str]
 def documents(path: Path, settings: Settings, meter: Meter, tally: Tally) -> Iterator[Piece]:
     """All documents of one file."""
     if not path.is_file():
-        tally.note("files", "a link to a folder, or not a file that can be read", str(path))
+        tally.note("files", "a link to a folder, or not a readable file", str(path))
         return
     size = size_of(path)
     try:
@@ -31,7 +31,7 @@ def documents(path: Path, settings: Settings, meter: Meter, tally: Tally) -> Ite
             head = stream.peek(LOOK)
             kind = kind_of(path, head)
             if not head:
-                tally.note("files", "no bytes in it", str(path))
+                tally.note("files", "the file is empty", str(path))
             elif not kind:
                 tally.note("files", "binary, not text (extract the text of a PDF or Word file first)", str(path))
             else:
@@ -45,7 +45,7 @@ def documents(path: Path, settings: Settings, meter: Meter, tally: Tally) -> Ite
 
 
 def _parts(piece: Piece) -> Iterator[Piece]:
-    """A record with a very long text was read whole, but is worked on in parts, as a very long file is."""
+    """Split a very long document into parts, preferably at line or sentence ends."""
     text, start = piece.text, 0
     while len(text) - start > 2 * LONGEST_PIECE:
         middle, end = start + LONGEST_PIECE // 2, start + LONGEST_PIECE
@@ -87,7 +87,7 @@ def _whole(stream: Stream, path: Path, language: str, tally: Tally) -> str:
 
 
 def _lines(blocks: Iterator[Line]) -> Iterator[Line]:
-    """Numbered lines without their ends; a line longer than a block comes in several parts under one number."""
+    """Numbered lines without line ends; a line longer than a block comes in several parts with the same number."""
     for first, block in blocks:
         parts = block.split("\n")
         if parts[-1] == "":
@@ -96,7 +96,7 @@ def _lines(blocks: Iterator[Line]) -> Iterator[Line]:
 
 
 def _separated(lines: Iterator[Line], place: str, each_line: bool) -> Iterator[tuple[str, str]]:
-    """(place of its document, line): a document is a line, or the lines up to a blank one."""
+    """(place of the document, line): a document is one line, or all lines up to a blank line."""
     start = 0
     for number, line in lines:
         if not line.strip():
@@ -107,14 +107,14 @@ def _separated(lines: Iterator[Line], place: str, each_line: bool) -> Iterator[t
 
 
 def _wiki(lines: Iterator[Line], place: str) -> Iterator[tuple[str, str]]:
-    """Lines of wikiextractor's <doc …> … </doc>; each is a paragraph, and the first only repeats the title."""
+    """Lines of wikiextractor's <doc …> … </doc>; each is a paragraph. The title's repetition is skipped."""
     inside, title, empty = "", "", False
     for number, line in lines:
         if line.startswith("<doc id="):
             named = re.search(r'title="([^"]*)"', line)
             inside, title, empty = f"{place}:{number}", named.group(1) if named else "", True
         elif line.startswith("</doc>"):
-            if empty:  # it is counted as one that says nothing
+            if empty:  # it is counted as an empty document
                 yield inside, ""
             inside, empty = "", False
         elif inside and line.strip() != title:
@@ -123,7 +123,7 @@ def _wiki(lines: Iterator[Line], place: str) -> Iterator[tuple[str, str]]:
 
 
 def _pieces(lines: Iterator[tuple[str, str]], kind: str) -> Iterator[Piece]:
-    """Consecutive lines of one place make a document; a very long one is passed on in parts."""
+    """Join consecutive lines with the same place to a document; a very long one is yielded in parts."""
     held: list[str] = []
     current, size, first = "", 0, True
     for place, line in lines:
@@ -138,7 +138,7 @@ def _pieces(lines: Iterator[tuple[str, str]], kind: str) -> Iterator[Piece]:
 
 
 def _json(stream: Stream, path: Path, settings: Settings, tally: Tally) -> Iterator[Piece]:
-    """JSON Lines, or one value over the whole file: decided by whether the first line is a value by itself."""
+    """JSON Lines if the first line is a JSON object; otherwise one JSON value that fills the file."""
     if _is_value(stream.peek(LOOK)):
         for place, line in _records(stream, path, settings.language, tally):
             try:
@@ -154,7 +154,7 @@ def _json(stream: Stream, path: Path, settings: Settings, tally: Tally) -> Itera
 
 def _is_value(head: bytes) -> bool:
     line, _, rest = head.partition(b"\n")
-    if not rest and len(line) >= LOOK:  # longer than what can be seen: a row of JSON Lines, unless it opens a list
+    if not rest and len(line) >= LOOK:  # the line is longer than the head: JSON Lines, unless it begins a list
         return line.lstrip().startswith(b"{")
     try:
         return isinstance(json.loads(line), dict)
@@ -181,7 +181,7 @@ def _records(stream: Stream, path: Path, language: str, tally: Tally) -> Iterato
 
 
 def _rows(value: Any, place: str, name: str, tally: Tally) -> Iterator[Piece]:
-    """A row with its text, a study, or a list of them however it is wrapped."""
+    """The documents of a JSON value: a row with a text, a study, or a (possibly wrapped) list of them."""
     if isinstance(value, dict):
         value = value.get("FullStudiesResponse", value)
         value = value.get("studies", value.get("FullStudies", value)) if name not in value else value
@@ -199,7 +199,7 @@ def _rows(value: Any, place: str, name: str, tally: Tally) -> Iterator[Piece]:
 
 
 def _protocol(study: dict[str, Any]) -> dict[str, Any] | None:
-    """The protocol of a study of ClinicalTrials.gov: today's shape, or the older one with capital letters."""
+    """The protocol of a ClinicalTrials.gov study, in the current format or the older one with capital letters."""
     for wrapper in ("FullStudy", "Study"):
         study = study[wrapper] if isinstance(study.get(wrapper), dict) else study
     found = study.get("protocolSection", study.get("ProtocolSection"))

@@ -1,7 +1,7 @@
-"""What was seen before, in a fixed amount of memory: sentences by fingerprint, documents by MinHash.
+"""Find duplicates in a fixed amount of memory: sentences by fingerprint, documents by MinHash.
 
-Both tables are allocated whole at the start. A sentence is dropped wrongly when its 64-bit fingerprint equals that of
-another among the ``n`` seen: n / 2^64, or 2e-12 for 40 million sentences.
+Both tables are fully allocated at the start. A sentence is wrongly dropped if its 64-bit fingerprint equals that of one
+of the ``n`` sentences before it, with probability n / 2^64: 2e-12 for 40 million sentences.
 """
 
 from typing import Any, NamedTuple, cast
@@ -12,34 +12,34 @@ from numpy.typing import NDArray
 from hansa.data.importing.markup import needed
 from hansa.data.importing.tally import primary_language
 
-LOAD = 0.8  # beyond this share of filled places, a search in an open table becomes long
+LOAD = 0.8  # maximum load factor: above it, linear probing becomes slow
 PERMUTATIONS, BANDS, ROWS = 64, 12, 5
-SHINGLE, FEWEST = 3, 8  # words of a shingle; documents of fewer shingles are too short to compare
-LETTERS_OF_SHINGLE = 8  # where words are not written apart
+SHINGLE, FEWEST = 3, 8  # words of a shingle; documents with fewer shingles are not compared
+LETTERS_OF_SHINGLE = 8  # in languages written without spaces
 UNSPACED = frozenset(("zh", "ja", "th", "lo", "km", "my"))
-SEED = 20_03  # fixed, so that a signature means the same in every run
+SEED = 20_03  # fixed, so that signatures are the same in every run
 MIXERS = np.array(
     [0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93, 0xA0761D6478BD642F], np.uint64
 )
 
 
 class Fingerprints:
-    """A set of 64-bit numbers (never 0) in one array, with linear probing; whole batches at a time."""
+    """A hash set of 64-bit numbers (never 0) with linear probing, updated one batch at a time."""
 
     def __init__(self, megabytes: float) -> None:
         size = max(64, int(megabytes * 2**20) // 8)
         self._table = np.empty(size, np.uint64)
-        self._table.fill(0)  # touched now, so that memory does not grow later
+        self._table.fill(0)  # allocates the memory now
         self.capacity = int(size * LOAD)
         self.count = 0
         self.full = False
 
     def reserve(self, number: int) -> None:
-        """Whether so many more would still go in is settled here, before it is decided what to do with them."""
+        """Mark the table as full if ``number`` more entries may not fit."""
         self.full = self.full or self.count + number > self.capacity
 
     def fresh(self, prints: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Which of these were not seen before, here or earlier in the batch; they are now, unless the table is full."""
+        """Which fingerprints are new, in this batch and all before it; adds them unless the table is full."""
         unique, first = np.unique(prints, return_index=True)
         self.reserve(len(unique))
         new = np.zeros(len(prints), bool)
@@ -58,7 +58,7 @@ class Fingerprints:
                 done = empty | (self._table[at] == wanted)
                 new[pending[empty]] = True
             else:
-                self._table[at[empty]] = wanted[empty]  # where two want one place the last stays, the other probes on
+                self._table[at[empty]] = wanted[empty]  # if two want one slot, the last stays
                 done = self._table[at] == wanted
                 new[pending[empty & done]] = True
             pending = pending[~done]
@@ -69,7 +69,7 @@ class Fingerprints:
 
 
 class Signatures(NamedTuple):
-    """Per document: 64 bytes of MinHash, the keys of its bands, and whether it is long enough to compare."""
+    """For each document: 64 bytes of MinHash, the keys of its bands, and whether it is long enough to compare."""
 
     marks: NDArray[np.uint8]
     bands: NDArray[np.uint64]
@@ -77,10 +77,12 @@ class Signatures(NamedTuple):
 
     @classmethod
     def none(cls, documents: int) -> "Signatures":
+        """Signatures of documents that are not to be compared."""
         return cls(np.zeros((0, PERMUTATIONS), np.uint8), np.zeros((0, BANDS), np.uint64), [False] * documents)
 
 
 def signatures(documents: list[bytes], language: str) -> Signatures:
+    """The MinHash signatures of documents, computed from their shingles."""
     shingles = [_shingles(document, language) for document in documents]
     rows = needed("rensa").RMinHash.digest_matrix_from_token_byte_sets(shingles, PERMUTATIONS, SEED).to_rows()
     hashes = np.array(rows, np.uint64).reshape(len(documents), PERMUTATIONS)
@@ -99,7 +101,7 @@ def _shingles(document: bytes, language: str) -> list[bytes]:
 
 
 class NearDuplicates:
-    """Documents seen so far. Those that share a band with an earlier one are compared with it by their 64 marks."""
+    """The documents seen so far. Documents that share a band are compared by their 64 MinHash values."""
 
     def __init__(self, megabytes: float, threshold: float) -> None:
         self.capacity = max(16, int(megabytes * 2**20 / (PERMUTATIONS + BANDS * 8 / LOAD)))
@@ -107,19 +109,18 @@ class NearDuplicates:
         self._marks.fill(0)
         table = np.empty(int(self.capacity * BANDS / LOAD), np.uint64)
         table.fill(0)
-        self._table = memoryview(
-            cast(Any, table)
-        )  # single places are reached several times faster than through the array
+        # Access to single entries is several times as fast as through the array.
+        self._table = memoryview(cast(Any, table))
         self._threshold = threshold
         self.count = 0
         self.full = False
 
     def seen(self, marks: NDArray[np.uint8], bands: list[int]) -> bool:
-        """Whether a document like this one came before; if not it is remembered, unless there is no more room."""
+        """Whether a similar document was seen before; if not, it is added unless the table is full."""
         free, candidates = self._look_up(bands)
         for row in candidates:
             same = float(np.mean(self._marks[row] == marks))
-            if same * 256 / 255 - 1 / 255 >= self._threshold:  # of 256 values, one in 256 is equal by chance
+            if same * 256 / 255 - 1 / 255 >= self._threshold:  # corrects for bytes that are equal by chance
                 return True
         if self.count == self.capacity:
             self.full = True
@@ -131,7 +132,7 @@ class NearDuplicates:
         return False
 
     def _look_up(self, bands: list[int]) -> tuple[list[tuple[int, int]], set[int]]:
-        """Free places with their tags for the bands not seen, and the documents that share one."""
+        """Free slots with tags for the bands that are new, and the documents that share a band."""
         table, size = self._table, len(self._table)
         free: list[tuple[int, int]] = []
         candidates: set[int] = set()
@@ -147,6 +148,6 @@ class NearDuplicates:
         return free, candidates
 
     def _put(self, slot: int, entry: int) -> None:
-        while self._table[slot]:  # taken by another band of the same document
+        while self._table[slot]:  # occupied by another band of the same document
             slot = (slot + 1) % len(self._table)
         self._table[slot] = entry

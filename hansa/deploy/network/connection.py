@@ -157,7 +157,9 @@ class Connection:
         try:
             found: dict[str, Any] = json.loads(answer.payload)
             error = found.get("error")
-            failure = JetStreamError(int(error.get("err_code", 0)), str(error.get("description", ""))) if error else None
+            failure = (
+                JetStreamError(int(error.get("err_code", 0)), str(error.get("description", ""))) if error else None
+            )
         except (ValueError, TypeError, AttributeError):
             raise ConnectionLost("JetStream's response is malformed") from None
         if failure is not None:
@@ -202,7 +204,9 @@ class Connection:
         except (ValueError, IndexError):
             raise ConnectionLost("the server sent a malformed message header") from None
         if size > MAX_HEADER_BYTES or not 0 <= size <= total <= self.max_payload + MAX_HEADER_BYTES:
-            raise ConnectionLost(f"the server announced a message of {total} bytes, {size} of them headers, above the limit")
+            raise ConnectionLost(
+                f"the server announced a message of {total} bytes, {size} of them headers, above the limit"
+            )
         reply = parts[2] if len(parts) == (5 if with_headers else 4) else ""
         status, headers = _headers(bytes(self._exactly(memoryview(bytearray(size))))) if size else (0, {})
         payload = bytes(self._exactly(memoryview(bytearray(total - size))))

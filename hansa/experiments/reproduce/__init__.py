@@ -1,4 +1,4 @@
-"""`hansa reproduce`: a paper's experiments beside ours, its tables in our figures, its claims one by one."""
+"""`hansa reproduce`: the experiments of a paper, its tables with our figures beside the published ones, its claims."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -11,41 +11,45 @@ from hansa.core.errors import UserError
 Scale = Literal["smoke", "small", "full"]
 Say = Callable[[str], None]
 
-# A paper's module, `hansa.experiments.reproduce.NAME`, has one function: reproduce(Asked) -> Reproduction.
+# The module of a paper, `hansa.experiments.reproduce.NAME`, has a function reproduce(Options) -> Reproduction.
 PAPERS = ("medical", "translation", "worldlm", "fedkc", "open-problems")
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What the user asked for. Options that a paper has no use for are refused by its module."""
+class Options:
+    """The options of the command. The module of a paper rejects options that it does not use."""
 
     scale: Scale
     data: Path | None  # the folder with the real corpora
     out: Path
     say: Say
     encoder: str | None = None  # medical: also fine-tune this encoder
-    model: str | None = None  # start from this one instead of our own
-    tune: bool = False  # choose the methods' settings anew on validation data, and print them
+    model: str | None = None  # start from this model instead of one that is trained here
+    tune: bool = False  # select the settings of the methods on validation data first, and print them
 
-    def need_text(self) -> None:
+    def require_data(self) -> None:
+        """Raise `UserError` unless there are real corpora, which every scale but ``smoke`` needs."""
         if self.scale != "smoke" and self.data is None:
-            raise UserError(f"--scale {self.scale} needs real text: give the folder with --data (or use --scale smoke)")
+            raise UserError(f"--scale {self.scale} needs real text; give its folder with --data, or use --scale smoke")
 
-    def refuse(self, paper: str, *options: str) -> None:
-        """Options that mean nothing to this paper."""
+    def reject(self, paper: str, *options: str) -> None:
+        """Raise `UserError` if one of these options is given: the paper does not use them."""
         for option in options:
             if getattr(self, option):
-                raise UserError(f"--{option} is not an option of 'hansa reproduce {paper}': leave it out")
+                raise UserError(f"--{option} is not an option of 'hansa reproduce {paper}'; leave it out")
 
 
 @dataclass(frozen=True)
 class Table:
+    """A table of text cells; the first column names the rows."""
+
     title: str
     columns: list[str]
     rows: list[list[str]]
     note: str = ""
 
     def markdown(self) -> str:
+        """The table in Markdown."""
         lines = [f"**{self.title}**", "", "| " + " | ".join(self.columns) + " |"]
         lines.append("|---" + "|---:" * (len(self.columns) - 1) + "|")
         lines += ["| " + " | ".join(row) + " |" for row in self.rows]
@@ -54,7 +58,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Claim:
-    """Something the paper shows, and whether it shows here: both figures, so that a reader can judge."""
+    """A claim of the paper, whether it holds here, and the figures of both."""
 
     name: str
     holds: bool
@@ -63,11 +67,14 @@ class Claim:
 
     @property
     def line(self) -> str:
+        """The claim and its figures in one line."""
         return f"{'holds' if self.holds else 'does not hold'}: {self.name} (ours: {self.ours}; paper: {self.paper})"
 
 
 @dataclass(frozen=True)
 class Reproduction:
+    """The outcome of a reproduction: tables, claims, and the report."""
+
     paper: str
     scale: str
     tables: Sequence[Table]
@@ -75,10 +82,11 @@ class Reproduction:
     report: Path
     seconds: float
     facts: dict[str, Any] = field(default_factory=dict)
-    tuning: float = 0.0  # of these seconds, how many went into the choice of settings
-    goes: int = 1  # it was stopped and resumed in between
+    tuning: float = 0.0  # seconds of these that the selection of settings took
+    sessions: int = 1  # how often the command was started: it may be stopped and resumed
 
     def as_dict(self) -> dict[str, Any]:
+        """The reproduction as JSON values."""
         return {
             "paper": self.paper,
             "scale": self.scale,
@@ -90,27 +98,28 @@ class Reproduction:
         }
 
     def markdown(self) -> str:
+        """The section of the results page, in Markdown."""
         lines = [f"## {self.paper.capitalize()}, scale {self.scale}", ""]
-        given = ", from a snapshot made before" if self.facts.get("snapshot", "ours") != "ours" else ""
-        tune, of_it = (" --tune", f", of which {self.tuning / 60:.1f} to choose settings") if self.tuning else ("", "")
+        given = ", from a given snapshot" if self.facts.get("snapshot", "ours") != "ours" else ""
+        tune, of_it = (" --tune", f", of which {self.tuning / 60:.1f} to select settings") if self.tuning else ("", "")
         command = f"`hansa reproduce {self.paper} --scale {self.scale}{tune}`"
-        again = f", in {self.goes} goes" if self.goes > 1 else ""
+        again = f", in {self.sessions} sessions" if self.sessions > 1 else ""
         lines += [f"{command}{given}, {self.seconds / 60:.1f} minutes in all{of_it}{again}.", ""]
         lines += [f"- {claim.line}" for claim in self.claims]
         return "\n".join([*lines, "", *(table.markdown() for table in self.tables)])
 
 
-def clocked(folder: Path, seconds: float) -> list[float]:
-    """How long each go took in this folder, the latest with them."""
+def record_duration(folder: Path, seconds: float) -> list[float]:
+    """Note in ``folder`` how long a session took; return the seconds of all sessions so far."""
     file = folder / "seconds.json"
     took = [*(json.loads(file.read_text()) if file.is_file() else []), round(seconds, 1)]
-    if folder.is_dir() and any(folder.iterdir()):  # else nothing was begun
+    if folder.is_dir() and any(folder.iterdir()):  # otherwise no run was started
         file.write_text(json.dumps(took))
     return took
 
 
 def update_results(file: Path, found: Reproduction) -> None:
-    """Replace this reproduction's section of the results page, and leave the others alone."""
+    """Write this reproduction's section of the results page; other sections do not change."""
     begin, end = (f"<!-- {edge}: {found.paper} {found.scale} -->" for edge in ("begin", "end"))
     text = file.read_text(encoding="utf-8") if file.exists() else "# Results\n\nWritten by `hansa reproduce`.\n"
     section = f"{begin}\n{found.markdown()}\n{end}"

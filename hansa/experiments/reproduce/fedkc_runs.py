@@ -10,7 +10,7 @@ from typing import Any
 
 from hansa.config.federation import Federation
 from hansa.config.file import parse
-from hansa.experiments.reproduce import Asked, Table, multilingual
+from hansa.experiments.reproduce import Options, Table, multilingual
 from hansa.experiments.reproduce.jobs import Jobs
 from hansa.experiments.reproduce.multilingual import Corpus
 from hansa.runs.ledger import Ledger
@@ -152,10 +152,10 @@ def federation(
 # ── the runs ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def lay_out(asked: Asked, size: Size) -> dict[str, Corpus]:
-    folder, data = asked.out / "data", asked.data
+def lay_out(options: Options, size: Size) -> dict[str, Corpus]:
+    folder, data = options.out / "data", options.data
     if data is None:
-        return multilingual.made_up(folder)
+        return multilingual.generate(folder)
     return {
         SHAPE: multilingual.diseases(folder, size.per_client, size.held_out),
         "PI": multilingual.paraphrases(data, folder, size.held_out),
@@ -169,7 +169,7 @@ def agreed(jobs: Jobs, corpora: Mapping[str, Corpus], size: Size) -> dict[str, C
     for task, corpus in corpora.items():
         run = federation(corpus, "FedAvg", size, Tuned(), 1).model_copy(update={"kind": "base"})
         jobs.start(f"{task} words", run)
-    return {task: replace(corpus, words=str(jobs.begun(f"{task} words"))) for task, corpus in corpora.items()}
+    return {task: replace(corpus, words=str(jobs.start_folder(f"{task} words"))) for task, corpus in corpora.items()}
 
 
 Scores = dict[str, dict[str, float]]  # language → metric → value

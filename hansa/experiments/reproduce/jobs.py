@@ -1,5 +1,8 @@
-"""Runs of an experiment: small ones here, one after another; long ones in other processes, as many side by side as
-there are cores. Runs without workers share these processes, because starting one takes as long as many steps."""
+"""The runs of an experiment: one after another in this process, or several at a time in other processes.
+
+As many run at the same time as there are cores. Runs without workers share a pool of processes, because the start of a
+process takes as long as many training steps.
+"""
 
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
@@ -11,14 +14,17 @@ import torch
 
 from hansa.config.federation import Federation
 from hansa.core.device import cores
-from hansa.experiments.processes import in_a_process
+from hansa.experiments.processes import run_in_process
 from hansa.experiments.reproduce import Say
 from hansa.runs.inference import Scored, every_model, on_silos
 from hansa.runs.run import Outcome, run
 
 
 class Jobs:
-    """Jobs begin in the order in which they are given."""
+    """Runs that are started in order and whose outcomes are collected by name.
+
+    ``side_by_side``: in several processes; otherwise in this one. A run whose directory exists is resumed.
+    """
 
     def __init__(self, folder: Path, say: Say, side_by_side: bool) -> None:
         self._folder, self._say, self.side_by_side = folder, say, side_by_side
@@ -29,21 +35,21 @@ class Jobs:
         self._matrices: dict[str, dict[str, Scored]] = {}
 
     def start(self, name: str, federation: Federation, workers: int | None = 0, matrix: float = 0.0) -> None:
-        """``matrix``: afterwards, score every model of the run on this share of every silo's test data."""
+        """Start a run; ``matrix``: then score every model of it on this share of every silo's test data."""
         self._futures[name] = self._threads.submit(self._run, name, federation, self._home(name), workers, matrix)
 
     def _home(self, name: str) -> Path:
         return self._folder / name.replace(" ", "-")
 
     def _run(self, name: str, federation: Federation, folder: Path, workers: int | None, matrix: float) -> Outcome:
-        again = (folder / "federation.yaml").is_file()  # a run that is done is resumed to what it was
-        self._say(f"{name}: {'goes on' if again else 'begins'}")
+        again = (folder / "federation.yaml").is_file()  # a finished run is resumed and ends at once
+        self._say(f"{name}: {'resumed' if again else 'started'}")
         if not self.side_by_side:
             outcome = run(federation, folder, again, workers=0)
         elif workers == 0:
             outcome = self._processes.submit(run, federation, folder, again, workers=0).result()
         else:
-            outcome = in_a_process(federation, folder, lambda line: self._say(f"{name}: {line}"), workers, again)
+            outcome = run_in_process(federation, folder, lambda line: self._say(f"{name}: {line}"), workers, again)
         if matrix:
             here = not self.side_by_side
             self._matrices[name] = (
@@ -53,16 +59,16 @@ class Jobs:
         return outcome
 
     def result(self, name: str) -> Outcome:
-        """Wait for a job."""
+        """Wait for a job and return its outcome."""
         return self._futures[name].result()
 
     def matrix(self, name: str) -> dict[str, Scored]:
-        """Model → silo → metrics, of a job that was started with it."""
+        """Model → silo → metrics, of a job that was started with ``matrix``."""
         self.result(name)
         return self._matrices[name]
 
-    def begun(self, name: str) -> Path:
-        """Wait until a job has agreed on its tokeniser and first weights; where they are."""
+    def start_folder(self, name: str) -> Path:
+        """Wait until a job has written its tokenizer and initial weights; return their folder."""
         start = self._home(name) / "start"
         while not start.exists():
             if self._futures[name].done():

@@ -1,12 +1,12 @@
-"""Monolingual clients of several languages, one language ahead: the layouts of Wang et al. (2022), Section 5.1.
+"""Monolingual clients in several languages with one dominant language: the layouts of Wang et al. (2022), Section 5.1.
 
-    ICD-10      20 clients, the chapter of a disease name; labels unlike inside each language: where the shape shows
-    PI          22 clients, PAWS-X paraphrases          (its development set, cut in two)
+    ICD-10      20 clients, the chapter of a disease name; with label skew inside each language
+    PI          22 clients, PAWS-X paraphrases          (its development set, split in two)
     QA          20 clients, questions and sentences of XQuAD
     NC          70 clients, articles of MasakhaNEWS, by their headline and first words
 
-Files are written for training, validation (to choose settings by) and testing; a text and its translations never stand
-on both sides. Every client is tested on its share of its language's test set.
+Files are written for training, validation (to select settings) and testing; a text and its translations are always in
+the same split. Every client is tested on its share of its language's test set.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,26 +29,29 @@ SKEW = 0.3
 
 @dataclass(frozen=True)
 class Corpus:
+    """A task with the data of its clients."""
+
     task: str | dict[str, Any]
     silos: Mapping[str, dict[str, Any]]  # language → its source, with 'clients' (and 'skew')
     active: int
     clusters: int
     length: int
     labels: tuple[str, ...]
-    words: str = ""  # where its tokeniser is; none: its silos have yet to agree on one
+    words: str = ""  # the folder of its tokenizer; empty: the silos build one
 
     @property
     def named_task(self) -> dict[str, Any]:
-        """The task with its labels: nobody has to be asked for them."""
+        """The task with its labels, so that silos need not report them."""
         task = {"name": self.task} if isinstance(self.task, str) else self.task
         return task | {"labels": list(self.labels)}
 
     @property
     def clients(self) -> int:
+        """The number of clients over all languages."""
         return sum(source.get("clients", 1) for source in self.silos.values())
 
     def sources(self, tuning: bool) -> dict[str, dict[str, Any]]:
-        """The silos; while settings are chosen, tested on validation data."""
+        """Language → the settings of its source; for ``tuning``, the validation file takes the place of the test file."""
         kept = {name: {k: v for k, v in source.items() if k != "valid"} for name, source in self.silos.items()}
         return kept if not tuning else {n: s | {"test": self.silos[n]["valid"]} for n, s in kept.items()}
 
@@ -67,7 +70,7 @@ def _source(folder: Path, language: str, splits: Splits, clients: int, **fields:
 
 
 def diseases(folder: Path, per_client: int, held_out: int) -> Corpus:
-    """ICD-10 names; a code is on the same side in every language."""
+    """ICD-10 names; a code is in the same split in every language."""
     found, silos = icd10.diseases(), {}
     for language, clients in ICD10.items():
         order = stream(0, language, "layout").permutation(len(found[language]))
@@ -84,7 +87,7 @@ def diseases(folder: Path, per_client: int, held_out: int) -> Corpus:
 
 
 def paraphrases(data: Path, folder: Path, held_out: int) -> Corpus:
-    """Rows of all languages come in the same order: the last ones are kept for testing, with a gap before them."""
+    """PAWS-X: rows of all languages have the same order; the last are the test set, with a gap before them."""
     by_language: dict[str, list[Row]] = {language: [] for language in PAWSX}
     for row in lines(data / "pawsx" / "dev.jsonl.gz"):
         by_language[row["lang"]].append(row)
@@ -99,6 +102,7 @@ def paraphrases(data: Path, folder: Path, held_out: int) -> Corpus:
 
 
 def questions(data: Path, folder: Path, held_out: int) -> Corpus:
+    """XQuAD: whether a sentence answers a question."""
     silos = {}
     splits = {split: list(lines(data / "xquad_qam" / f"{split}.jsonl.gz")) for split in ("train", "dev")}
     for language, clients in XQUAD.items():
@@ -110,6 +114,7 @@ def questions(data: Path, folder: Path, held_out: int) -> Corpus:
 
 
 def news(data: Path, folder: Path, held_out: int) -> Corpus:
+    """MasakhaNEWS: the topic of an article."""
     silos = {}
     splits = {split: list(lines(data / "masakhanews" / f"{split}.jsonl.gz")) for split in ("train", "dev")}
     for language, clients in MASAKHANEWS.items():
@@ -128,19 +133,19 @@ def _labels(rows: Mapping[str, Sequence[Row]]) -> tuple[str, ...]:
     return tuple(sorted({str(row["label"]) for some in rows.values() for row in some}))
 
 
-# ── made up, for seconds ──────────────────────────────────────────────────────────────────────────────────────────
+# ── generated ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def made_up(folder: Path) -> dict[str, Corpus]:
-    """The same layouts from generated sentences, very small: to see in seconds that everything works."""
+def generate(folder: Path) -> dict[str, Corpus]:
+    """The same layouts from a few generated sentences, for a test that takes seconds."""
     clients = {"en": 3, "de": 1, "fr": 1}
     sentences = {code: list(templates.assertions(code, 24 * n + 16, 0)) for code, n in clients.items()}
     classes = _labels(sentences)
-    single = {code: _source(folder / "single", code, _cut(sentences[code]), n) for code, n in clients.items()}
+    single = {code: _source(folder / "single", code, _split(sentences[code]), n) for code, n in clients.items()}
     skewed = {code: source | ({"skew": SKEW} if source.get("clients") else {}) for code, source in single.items()}
     fields = {"text": "finding", "second": "sentence"}
     paired = {
-        code: _source(folder / "pairs", code, _cut(list(_matches(code, 24 * n + 16))), n, **fields)
+        code: _source(folder / "pairs", code, _split(list(_matches(code, 24 * n + 16))), n, **fields)
         for code, n in clients.items()
     }
     pairs = Corpus({"name": "pairs", "negative": "no"}, paired, 2, 3, 24, ("no", "yes"))
@@ -152,7 +157,7 @@ def made_up(folder: Path) -> dict[str, Corpus]:
     }
 
 
-def _cut(rows: list[Row]) -> Splits:
+def _split(rows: list[Row]) -> Splits:
     return {"test": rows[:8], "valid": rows[8:16], "train": rows[16:]}
 
 

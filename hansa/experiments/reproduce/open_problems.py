@@ -15,7 +15,7 @@ from typing import Any
 
 from hansa.config.federation import Federation
 from hansa.config.file import parse
-from hansa.experiments.reproduce import Asked, Claim, Reproduction, Table, corpora
+from hansa.experiments.reproduce import Options, Claim, Reproduction, Table, corpora
 from hansa.experiments.reproduce.jobs import Jobs
 from hansa.report import html
 from hansa.report.charts import short
@@ -50,16 +50,16 @@ class Size:
 SIZES = {"smoke": Size(4, 2, 16, 600, "mini"), "small": Size(400, 8, 32, 2500), "full": Size(4000, 32, 128, 32_000)}
 
 
-def reproduce(asked: Asked) -> Reproduction:
-    asked.need_text()
-    asked.refuse("open-problems", "encoder", "tune")
-    began, size, folder = perf_counter(), SIZES[asked.scale], asked.out / "data"
-    asked.say("laying out the silos' data")
-    silos = corpora.lay_out(asked.data, folder) if asked.data else corpora.generate(folder)
+def reproduce(options: Options) -> Reproduction:
+    options.require_data()
+    options.reject("open-problems", "encoder", "tune")
+    began, size, folder = perf_counter(), SIZES[options.scale], options.out / "data"
+    options.say("laying out the silos' data")
+    silos = corpora.lay_out(options.data, folder) if options.data else corpora.generate(folder)
     runs = variants(size)
-    with Jobs(asked.out, asked.say, asked.scale != "smoke") as jobs:
+    with Jobs(options.out, options.say, options.scale != "smoke") as jobs:
         for number, changes in enumerate(runs.values()):
-            jobs.start(f"run {number}", federation(silos, size, asked.model, changes))
+            jobs.start(f"run {number}", federation(silos, size, options.model, changes))
         outcomes = {label: jobs.result(f"run {number}") for number, label in enumerate(runs)}
     seen = {label: see(outcome.folder, label) for label, outcome in outcomes.items()}
     final = {label: {g: m["perplexity"] for g, m in one.final.items()} for label, one in seen.items()}
@@ -69,12 +69,12 @@ def reproduce(asked: Asked) -> Reproduction:
     found = claims(final, times, own)
     report = html.write(
         [(label, outcome.folder) for label, outcome in outcomes.items()],
-        asked.out / "report.html",
+        options.out / "report.html",
         "What the Medical paper leaves open",
         [claim.line for claim in found],
         tables,
     )
-    return Reproduction("open-problems", asked.scale, tables, found, report, perf_counter() - began)
+    return Reproduction("open-problems", options.scale, tables, found, report, perf_counter() - began)
 
 
 # ── the runs ──────────────────────────────────────────────────────────────────────────────────────────────────────

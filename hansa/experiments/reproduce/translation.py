@@ -16,7 +16,7 @@ from typing import Any
 
 from hansa.config.federation import Federation
 from hansa.config.file import parse
-from hansa.experiments.reproduce import Asked, Reproduction, Say, Table, domains, translation_tables
+from hansa.experiments.reproduce import Options, Reproduction, Say, Table, domains, translation_tables
 from hansa.experiments.reproduce.jobs import Jobs
 from hansa.experiments.reproduce.translation_tables import SERVER, Found, Scored
 from hansa.report import html
@@ -101,19 +101,19 @@ CODES: dict[str, dict[str, Any]] = {
 CODED = "top-k ⅔ + int4"
 
 
-def reproduce(asked: Asked) -> Reproduction:
-    asked.need_text()
-    asked.refuse("translation", "encoder")
-    began, size, out = perf_counter(), SIZES[asked.scale], asked.out
-    asked.say("laying out the silos' data")
+def reproduce(options: Options) -> Reproduction:
+    options.require_data()
+    options.reject("translation", "encoder")
+    began, size, out = perf_counter(), SIZES[options.scale], options.out
+    options.say("laying out the silos' data")
     folder = out / "data"
-    sources = domains.lay_out(asked.data, folder, size.everything) if asked.data else domains.generate(folder)
-    with Jobs(out, asked.say, asked.scale != "smoke") as jobs:
-        study = Study(jobs, sources, size, asked.say)
-        study.begin(asked.model)
+    sources = domains.lay_out(options.data, folder, size.everything) if options.data else domains.generate(folder)
+    with Jobs(out, options.say, options.scale != "smoke") as jobs:
+        study = Study(jobs, sources, size, options.say)
+        study.begin(options.model)
         ready = perf_counter()
-        tuning = [study.tune()] if asked.tune else []
-        choosing = perf_counter() - ready if asked.tune else 0.0
+        tuning = [study.tune()] if options.tune else []
+        choosing = perf_counter() - ready if options.tune else 0.0
         study.start()
         found = study.found()
     tables, claims = [*tuning, *translation_tables.tables(found)], translation_tables.claims(found)
@@ -124,7 +124,7 @@ def reproduce(asked: Asked) -> Reproduction:
     )
     facts = {"rates": study.size.lr, "signatures": list(found.signatures)}
     took = perf_counter() - began
-    return Reproduction("translation", asked.scale, tables, claims, report, took, facts, choosing)
+    return Reproduction("translation", options.scale, tables, claims, report, took, facts, choosing)
 
 
 @dataclass

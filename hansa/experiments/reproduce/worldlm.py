@@ -16,7 +16,7 @@ from typing import Any
 from hansa.config.federation import Federation
 from hansa.config.file import parse
 from hansa.core.errors import RunFailed
-from hansa.experiments.reproduce import Asked, Reproduction
+from hansa.experiments.reproduce import Options, Reproduction
 from hansa.experiments.reproduce.jobs import Jobs
 from hansa.experiments.reproduce.trees import Layout, lay_out, shape
 from hansa.experiments.reproduce.worldlm_tables import Figures, claims_of, curve_of, tables_of
@@ -184,17 +184,17 @@ def federation(name: str, job: Job, layout: Layout, size: Size, path: str, seed:
     )
 
 
-def reproduce(asked: Asked) -> Reproduction:
-    asked.need_text()
-    asked.refuse("worldlm", "encoder", "model", "tune")
-    began, size = perf_counter(), SIZES[asked.scale]
-    asked.say("laying out the trees")
-    layouts = lay_out(asked.data, asked.out / "data")
-    paths = {name: start(layouts, name, asked.out / "start", size) for name in ("everything", "genres", "iid")}
+def reproduce(options: Options) -> Reproduction:
+    options.require_data()
+    options.reject("worldlm", "encoder", "model", "tune")
+    began, size = perf_counter(), SIZES[options.scale]
+    options.say("laying out the trees")
+    layouts = lay_out(options.data, options.out / "data")
+    paths = {name: start(layouts, name, options.out / "start", size) for name in ("everything", "genres", "iid")}
     paths["languages"] = paths["everything"]
     planned = jobs_of()
     seeds = {name: size.seeds[:1] if job.once else size.seeds for name, job in planned.items()}
-    with Jobs(asked.out, asked.say, asked.scale != "smoke") as jobs:
+    with Jobs(options.out, options.say, options.scale != "smoke") as jobs:
         for seed in size.seeds:
             for name, job in planned.items():
                 if seed in seeds[name]:
@@ -209,12 +209,12 @@ def reproduce(asked: Asked) -> Reproduction:
     tables = tables_of(found, curves, len(size.seeds))
     report = html.write(
         [(name, first[name].folder) for name in SHOWN if name in first],
-        asked.out / "report.html",
+        options.out / "report.html",
         "WorldLM: federations of federations",
         [claim.line for claim in claims],
         tables,
     )
-    return Reproduction("worldlm", asked.scale, tables, claims, report, perf_counter() - began)
+    return Reproduction("worldlm", options.scale, tables, claims, report, perf_counter() - began)
 
 
 def _result(jobs: Jobs, name: str) -> Outcome | None:

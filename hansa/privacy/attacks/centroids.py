@@ -1,10 +1,11 @@
-"""What the centroids of a run give away: attack them, and say what was found beside those who know nothing.
+"""Attacks on the centroids that silos shared: how many tokens of the texts behind a centroid can be named.
 
-Works on offers that the run recorded (record.py). The attacker knows what every member of the federation knows: the
-model, the centroid, the number of its positions. The texts behind a centroid serve for scoring alone.
+They work on knowledge in the release log of a run (client/release_log.py). The attacker knows what every member of the
+federation knows: the model, the centroid and the number of its positions. The texts behind a centroid are used for
+scoring only.
 
-The *control* attacks single texts, one of each cluster, in the same way: no averaging. Where the control fails, the
-attack is too weak to say anything about averaging.
+The *control* attacks single texts in the same way, one of each cluster: without averaging. Where the control fails, the
+attack is too weak to show anything about averaging.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,11 +31,11 @@ from hansa.privacy.attacks.hits import (
     Score,
     Truth,
     Where,
-    size_bin,
-    random_baseline,
-    frequency_baseline,
-    score,
     combined,
+    frequency_baseline,
+    random_baseline,
+    score,
+    size_bin,
 )
 from hansa.privacy.attacks.inversion import frozen, invert, nearest
 from hansa.privacy.attacks.victim import VictimModel, table_rows, token_types
@@ -42,13 +43,14 @@ from hansa.runs.inference import open_run
 
 Kind = Literal["embedding-inversion", "nearest-token"]
 WHERE: tuple[Where, ...] = ("any", "same")
-MAX_NUMBERS = 4_000_000  # numbers in one batch of soft choices: memory stays below some hundred megabytes
-MIN_CONTROL = 0.5  # a control that names fewer tokens than this share says nothing
+MAX_NUMBERS = 4_000_000  # in one batch of soft choices: memory stays below a few hundred megabytes
+CENTROIDS = ("centroids", "inputs")  # names of the tensors that are attacked: of FedKC, of FedMix
+MIN_CONTROL = 0.5  # a control that names a smaller share of the tokens shows nothing
 
 
 @dataclass(frozen=True)
 class Target:
-    """What was released, for how many positions, and what was behind it."""
+    """A released centroid, the number of its positions, and the texts behind it."""
 
     value: Tensor  # width, or positions × width
     length: int
@@ -57,17 +59,22 @@ class Target:
 
 @dataclass(frozen=True)
 class AttackedCentroid:
-    """The scores of one centroid: the attack's, those of knowing only frequencies, the attack's on one text alone."""
+    """The scores of one centroid: of the attack, of the most frequent tokens, and of the attack on a single text."""
 
     truth: Truth
-    attack_knowledge: Score
-    frequency_baseline: Score
+    attack: Score
+    frequent: Score
     control: Score
     layers: str
 
 
-def attack_knowledge(run: Path, kind: Kind, centroids: int, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
-    """Attack at most so many centroids of a run, of all sizes; the findings as plain values."""
+def attack_knowledge(
+    run: Path, kind: Kind, centroids: int, say: Callable[[str], None] = lambda _: None
+) -> dict[str, Any]:
+    """Attack at most ``centroids`` centroids of a run, of all cluster sizes; return the findings as plain values.
+
+    ``say`` gets a line of progress before each attack. Raises `UserError` if the release log has no knowledge.
+    """
     runtime = open_run(run)
     done: list[AttackedCentroid] = []
     for released, rows in choose(run, centroids, runtime.federation.seed):
@@ -77,16 +84,19 @@ def attack_knowledge(run: Path, kind: Kind, centroids: int, say: Callable[[str],
 
 
 def choose(run: Path, limit: int, seed: int) -> list[tuple[LoggedRelease, list[int]]]:
-    """Which rows of which offers to attack: from every size of cluster about as many."""
-    offers = list(logged_releases(run, "offer"))
+    """Which rows of which logged releases to attack, at most ``limit``: about as many of every cluster size.
+
+    Raises `UserError` if the release log has no knowledge.
+    """
+    logged = list(logged_releases(run, "knowledge"))
     by_size: dict[str, list[tuple[int, int]]] = {}
-    for number, released in enumerate(offers):
+    for number, released in enumerate(logged):
         for row, members in enumerate(released.notes["members"]):
             by_size.setdefault(size_bin(members), []).append((number, row))
     if not by_size:
         raise UserError(
-            f"{run}: no centroids were recorded; run it anew with a method that exchanges them (fedkc, fedmix) and "
-            "'record: {offers: true}' in the federation file (or --set record.offers=true)"
+            f"{run}: its release log has no centroids; run the federation again with a method that shares them (fedkc, "
+            "fedmix) and 'release_log: {knowledge: true}' in its file (or --set release_log.knowledge=true)"
         )
     rng = stream(seed, "audit", "centroids")
     mixed = [[found[i] for i in rng.permutation(len(found))] for _, found in sorted(by_size.items())]
@@ -94,27 +104,35 @@ def choose(run: Path, limit: int, seed: int) -> list[tuple[LoggedRelease, list[i
     picked: dict[int, list[int]] = {}
     for number, row in sorted(in_turn[:limit]):
         picked.setdefault(number, []).append(row)
-    return [(offers[number], rows) for number, rows in picked.items()]
+    return [(logged[number], rows) for number, rows in picked.items()]
 
 
-def attack_release(runtime: Runtime, kind: Kind, released: LoggedRelease, rows: Sequence[int]) -> list[AttackedCentroid]:
-    """Attack these rows of an offer, and one text behind each of them as a control."""
+def attack_release(
+    runtime: Runtime, kind: Kind, released: LoggedRelease, rows: Sequence[int]
+) -> list[AttackedCentroid]:
+    """Attack rows of a logged release, and one text behind each of them as a control."""
     learner, special = runtime.learner, runtime.vocabulary.special
     learner.state.write(Tensors.of(released.received))
     tensors = released.tensors
-    centroids = tensors["centroids"] if "centroids" in tensors else tensors["inputs"]  # of FedKC; of FedMix
+    name = next((name for name in CENTROIDS if name in tensors), None)
+    if name is None:
+        raise UserError(
+            f"{released.folder}: the shared knowledge has the tensors {', '.join(tensors)}, and the attack needs "
+            "centroids (fedkc, fedmix)"
+        )
+    centroids = tensors[name]
     held = SiloHost(runtime).silo(released.silo).resident.examples("train")
     frequencies = Frequencies((held[i] for i in range(len(held))), special)
     targets, controls = [], []
-    kinds = token_types(runtime)
-    victim = VictimModel(learner.model, len(special), centroids.ndim == 3, kinds)
+    types = token_types(runtime)
+    victim = VictimModel(learner.model, len(special), centroids.ndim == 3, types)
     for row in rows:
         texts = tuple(held[i].astype(np.int64) for i in released.notes["samples"][row])
-        lengths = released.notes["lengths"]  # without positions, the attacker is told the longest text's
+        lengths = released.notes["lengths"]  # without positions, the attacker is given the length of the longest text
         length = lengths[row] if lengths else max(map(len, texts))
         targets.append(Target(centroids[row], length, Truth(texts, special)))
         one = int(stream(runtime.federation.seed, "audit", released.silo, row).integers(len(texts)))
-        alone = table_rows(held, released.notes["samples"][row][one], len(special), kinds)
+        alone = table_rows(held, released.notes["samples"][row][one], len(special), types)
         controls.append(Target(victim.release(alone), len(alone), Truth((texts[one],), special)))
     found, single = _guess(victim, kind, targets, runtime), _guess(victim, kind, controls, runtime)
     return [
@@ -130,12 +148,12 @@ def attack_release(runtime: Runtime, kind: Kind, released: LoggedRelease, rows: 
 
 
 def _at(candidates: list[list[int]]) -> Callable[[int], list[int]]:
-    """Positions that were not released have no candidates."""
+    """The candidates by position; a position that was not released has none."""
     return lambda position: candidates[position] if position < len(candidates) else []
 
 
 def _guess(victim: VictimModel, kind: Kind, targets: Sequence[Target], runtime: Runtime) -> list[list[list[int]]]:
-    """For every target, candidates for each of its positions."""
+    """For every target, the candidates for each of its positions."""
     banned = torch.from_numpy(runtime.vocabulary.special)
     longest = max(t.length for t in targets)
     size = max(1, MAX_NUMBERS // (longest * len(victim.table)))
@@ -157,11 +175,11 @@ def _filled(value: Tensor, positions: int) -> Tensor:
     return nn.functional.pad(value[:positions], (0, 0, 0, max(0, positions - len(value))))
 
 
-# ── what was found ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── findings ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def findings(kind: Kind, done: Sequence[AttackedCentroid]) -> dict[str, Any]:
-    """Curves over N, a row for every size of cluster, and what it comes to in words."""
+    """The findings as plain values: curves over N, a row for every cluster size, and sentences."""
     truths = [one.truth for one in done]
     attackers = {
         "attack": combined([one.attack for one in done]),
@@ -204,27 +222,28 @@ def _share(score: Score) -> float | None:
 
 
 def reading(found: dict[str, Any]) -> list[str]:
-    """What the figures say, and what they do not."""
+    """What the findings mean, and what they do not show, in sentences."""
     first = {name: curve["same"][0] for name, curve in found["curves"].items()}
-    attack_knowledge, control, known = first["attack"], first["no averaging"], first["most frequent tokens"]
+    attack, control, known = first["attack"], first["no averaging"], first["most frequent tokens"]
     layers = f"{found['layers']}-layer{'s' if found['layers'] == 'all' else ''} centroids"
     lines = [
         f"{found['kind']} names {attack:.1%} of the tokens behind {found['centroids']} {layers} at their position with "
-        f"its first guess; the most frequent tokens there name {known:.1%}, random ones {first['random tokens']:.1%}."
+        f"its first guess; the most frequent tokens at the position name {known:.1%}, random tokens "
+        f"{first['random tokens']:.1%}."
     ]
     rare = found["rare"]["attack"]
     if rare is not None:
         lines.append(
-            f"Of tokens that a silo has at most {RARE} times it names {rare:.1%}; the most frequent tokens name "
-            f"{found['rare']['most frequent tokens']:.1%}."
+            f"Of tokens that a silo has at most {MAX_RARE_COUNT} times it names {rare:.1%}; the most frequent tokens "
+            f"name {found['rare']['most frequent tokens']:.1%}."
         )
     if control < MIN_CONTROL:
         lines.append(
-            f"On single texts, without averaging, it names only {control:.1%}: it is too weak to say that averaging "
+            f"On single texts, without averaging, it names only {control:.1%}: it is too weak to show that averaging "
             "protects, and a stronger attack may exist."
         )
-    elif attack_knowledge > known + MARGIN or (rare or 0.0) > MARGIN + (found["rare"]["most frequent tokens"] or 0.0):
-        lines.append(f"So these centroids leak; from single texts, without averaging, it names {control:.1%}.")
+    elif attack > known + MARGIN or (rare or 0.0) > MARGIN + (found["rare"]["most frequent tokens"] or 0.0):
+        lines.append(f"These centroids leak tokens; from single texts, without averaging, it names {control:.1%}.")
     else:
-        lines.append(f"Averaging hides what single texts give away ({control:.1%}), as far as this attack can see.")
+        lines.append(f"Averaging hides the tokens of single texts ({control:.1%}) from this attack.")
     return lines

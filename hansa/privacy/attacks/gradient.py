@@ -1,18 +1,18 @@
-"""What one silo's update gives away of the texts it was trained on, with defences off and on.
+"""Gradient inversion: how many tokens can be read from one silo's update, without and with defences.
 
-Two ways to read tokens from an update θ − θᵢ, neither of which needs an optimiser:
+Two attacks read tokens from an update θ − θᵢ; neither needs an optimizer:
 
-    rows    a token's row of the embedding table moves only if the token was there (or, where the table also gives the
-            output, moves most): rank tokens by the norm of their row
-    span    the gradient of a linear layer is Σ δₜ·xₜᵀ over the vectors x it got, so it lies in their span, as long as
-            they are fewer than its width: take the first such layers, whose xs are known for every token and position,
-            and rank tokens by how far their xs lie off the span (Petrov et al., 2024, DAGER: its first step); it needs
-            steps along the gradient: Adam's, which are its signs, hide the span
+    rows    a token's row of the embedding table moves only if the token was in the texts (or, where the table is also
+            the output layer, moves most then): rank tokens by the norm of their row
+    span    the gradient of a linear layer is Σ δₜ·xₜᵀ over its input vectors x, so it lies in their span, as long as
+            there are fewer of them than its width: take the first such layers, whose inputs are known for every token
+            and position, and rank tokens by the distance of their inputs from the span (Petrov et al., 2024, DAGER:
+            its first step); it needs steps along the gradient: Adam's steps, which are its signs, hide the span
 
-*Recovered* is the share of the distinct ordinary tokens of the texts that are among as many best-ranked tokens. Beside
-it stands what the most frequent tokens of the silo would reach: silos use few tokens often.
+*Recovered* is the share of the distinct ordinary tokens of the texts that are among as many best-ranked tokens. The
+baseline is what the most frequent tokens of the silo would reach: silos use few tokens often.
 
-The update is worked out anew from the run's own start, as round 1 would send it; the run itself is not touched.
+The update is computed anew from the run's common start, as round 1 would send it; the run is not changed.
 """
 
 import tempfile
@@ -39,24 +39,26 @@ from hansa.core.messages import Failure, Train
 from hansa.core.model_parts import block_lists
 from hansa.core.tensors import Tensors
 from hansa.privacy.attacks.hits import MARGIN, Frequencies
-from hansa.privacy.attacks.victim import token_types, embedding_table
+from hansa.privacy.attacks.victim import embedding_table, token_types
 from hansa.privacy.dp.accounting import epsilon
 from hansa.privacy.dp.updates import UpdateMechanism
 from hansa.runs.inference import open_run
 
 CLIP = 1.0
-NOISES = (0.001, 0.01, 0.1)  # multiples of the clip
+NOISES = (0.001, 0.01, 0.1)  # multiples of the clipping norm
 DELTA = 1e-5
 CHUNK = 256
-ROUNDING = 1.5  # most directions hold nothing but rounding: what is so much above their median is not
+ROUNDING = 1.5  # most singular values are rounding errors: those above this multiple of the median are not
 
 
 @dataclass(frozen=True)
 class Defence:
+    """A defence of updates: training fewer tensors, clipping, or clipping and noise."""
+
     name: str
     adapt: Literal["full", "frozen-embeddings", "lora"] = "full"
     clip: float | None = None
-    noise: float = 0.0  # its standard deviation, as a multiple of the clip
+    noise: float = 0.0  # its standard deviation, as a multiple of the clipping norm
 
 
 DEFENCES = (
@@ -70,17 +72,20 @@ DEFENCES = (
 
 @dataclass(frozen=True)
 class UndefendedUpdate:
-    """An update as it would leave undefended, the model it started from, and the texts behind it."""
+    """An update without a defence, the model that it started from, and the texts behind it."""
 
     amount: str
     tensors: dict[str, Tensor]
     model: Any
     texts: list[NDArray[np.int32]]
-    kinds: int  # of token: see victim.py
+    types: int  # of tokens: see victim.py
 
 
 def attack_update(run: Path, silo: str | None, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
-    """Attack one silo's update (the smallest silo's, where none is named) with every defence; the findings."""
+    """Attack the update of one silo, with every defence; return the findings as plain values.
+
+    ``silo``: its name; None: the smallest silo. ``say`` gets a line of progress before each attack.
+    """
     runtime = open_run(run)
     host = SiloHost(runtime)
     nodes = leaves(runtime.federation.silos)
@@ -88,13 +93,13 @@ def attack_update(run: Path, silo: str | None, say: Callable[[str], None] = lamb
         raise UserError(f"--silo: the run has no silo '{silo}'; {did_you_mean(silo, nodes)}")
     if runtime.method.hierarchy is not None or not runtime.shared.names:
         raise UserError(
-            f"{run}: with method '{runtime.method.name}' no silo sends a plain update; gradient inversion attacks "
-            "those of flat federations (fedavg, fedprox, fedkc, …)"
+            f"{run}: with method '{runtime.method.name}' no silo sends a plain update; use gradient inversion on a run "
+            "of a flat federation (fedavg, fedprox, fedkc, …)"
         )
     name = silo or min(nodes, key=lambda n: (len(host.silo(n).resident.examples("train")), n))
     held, special = host.silo(name).resident.examples("train"), runtime.vocabulary.special
     frequencies = Frequencies((held[i] for i in range(len(held))), special)
-    say(f"{name} trains on one text, one batch and one round: everything, all but the embeddings, LoRA")
+    say(f"{name} trains on one text, one batch and one round: all tensors, all but the embeddings, LoRA")
     sent = {adapt: _updates(runtime, name, adapt) for adapt in dict.fromkeys(d.adapt for d in DEFENCES)}
     rows = []
     for defence in DEFENCES:
@@ -105,7 +110,7 @@ def attack_update(run: Path, silo: str | None, say: Callable[[str], None] = lamb
 
 
 def _updates(runtime: Runtime, name: str, adapt: str) -> list[UndefendedUpdate]:
-    """What would leave the silo in round 1, undefended, trained on ever more."""
+    """The silo's updates of round 1 without a defence: of one text, one batch and the whole round."""
     federation = runtime.federation
     silos = leaves(federation.silos)
     amounts: dict[str, dict[str, int]] = {
@@ -122,37 +127,42 @@ def _updates(runtime: Runtime, name: str, adapt: str) -> list[UndefendedUpdate]:
         "secure_aggregation": None,
     }
     found = []
-    for amount, less in amounts.items():
-        training = federation.train.model_copy(update=less)
+    for amount, limits in amounts.items():
+        training = federation.train.model_copy(update=limits)
         variant = federation.model_copy(update=changed | {"train": training})
         found.append(_update(Runtime(variant, runtime.folder), name, amount))
     return found
 
 
 def _update(runtime: Runtime, name: str, amount: str) -> UndefendedUpdate:
+    """Let the silo train in a temporary folder; return its update with the texts behind it."""
     with tempfile.TemporaryDirectory() as folder:
         node = runtime.federation.silos[name]
         silo = Silo(ResidentSilo(name, node, runtime, StateFolder(Path(folder) / "silos" / name / "memory")))
         shared = runtime.start.only(runtime.shared.names).copy()
-        reply = silo.answer(Train(1, shared))
+        slot = runtime.method.shared_state
+        state = slot.begin(shared.layout) if slot is not None else None
+        reply = silo.answer(Train(1, shared, shared_state=state))
         if isinstance(reply, Failure):
-            raise RunFailed(f"silo '{name}' gives no update to attack: {reply.reason}")
+            raise RunFailed(f"silo '{name}' sent no update that could be attacked: {reply.reason}")
         [released] = logged_releases(Path(folder), "update")
         held = silo.resident.examples("train")
         texts = [held[i] for i in dict.fromkeys(released.notes["samples"])]
-        runtime.learner.state.write(shared)  # what the attacker knows
+        runtime.learner.state.write(shared)  # the model that the attacker has
         return UndefendedUpdate(amount, released.tensors, runtime.learner.model, texts, token_types(runtime))
 
 
-def _read(sent: UndefendedUpdate, defence: Defence, special: NDArray[np.bool_], known: Frequencies, seed: int) -> dict[str, Any]:
-    """How much of an update's texts each attack reads through a defence."""
+def _read(
+    sent: UndefendedUpdate, defence: Defence, special: NDArray[np.bool_], known: Frequencies, seed: int
+) -> dict[str, Any]:
+    """The share of an update's tokens that each attack recovers, with a defence."""
     update = sent.tensors
     if defence.clip is not None:
         update = clipped(update, defence.clip, defence.noise, seed)
     true = {int(token) for text in sent.texts for token in text if not special[token]}
     guesses = {
         "rows": rank_by_rows(update, sent.model, special),
-        "span": rank_by_span(update, sent.model, special, max(map(len, sent.texts)), sent.kinds),
+        "span": rank_by_span(update, sent.model, special, max(map(len, sent.texts)), sent.types),
         "frequent": [token for token, _ in known.total.most_common(len(true))],
     }
     return {
@@ -166,7 +176,7 @@ def _read(sent: UndefendedUpdate, defence: Defence, special: NDArray[np.bool_], 
 
 
 def clipped(update: dict[str, Tensor], clip: float, noise: float, seed: int) -> dict[str, Tensor]:
-    """The update with its norm bounded and, where there is noise, blurred as a private silo would (update.py)."""
+    """The update clipped to a norm and, with noise, protected as a silo with `privacy` would (dp/updates.py)."""
     whole = Tensors.of(update)
     if noise:
         UpdateMechanism(Privacy(clip=clip, noise_multiplier=noise)).apply(whole.flat, None, seed, "audit")
@@ -176,11 +186,12 @@ def clipped(update: dict[str, Tensor], clip: float, noise: float, seed: int) -> 
 
 
 def recovered(ranked: Sequence[int] | None, true: set[int]) -> float | None:
-    """None: the update has nothing that this attack could read."""
+    """The share of the true tokens among as many best-ranked ones; None if the attack does not apply to the update."""
     return None if ranked is None else len(set(ranked[: len(true)]) & true) / max(1, len(true))
 
 
 def rank_by_rows(update: dict[str, Tensor], model: Any, special: NDArray[np.bool_]) -> list[int] | None:
+    """Rank tokens by how far their rows of the embedding table moved; None if the update has no such table."""
     table = model.get_input_embeddings().weight
     name = next((n for n, p in model.named_parameters() if p is table), "")
     if name not in update:
@@ -192,35 +203,36 @@ def rank_by_rows(update: dict[str, Tensor], model: Any, special: NDArray[np.bool
 
 
 def rank_by_span(
-    update: dict[str, Tensor], model: Any, special: NDArray[np.bool_], length: int, kinds: int = 1
+    update: dict[str, Tensor], model: Any, special: NDArray[np.bool_], length: int, types: int = 1
 ) -> list[int] | None:
+    """Rank tokens by their distance from the span of the first layers' gradients; None if the update has none."""
     linears = [name for name in _first_linears(model) if f"{name}.weight" in update]
     if not linears:
         return None
     gradients = torch.cat([update[f"{name}.weight"] for name in linears])
     _, sizes, directions = torch.linalg.svd(gradients, full_matrices=False)
     span = directions[sizes > ROUNDING * sizes.median()]
-    table = embedding_table(model, len(special), kinds)
-    off = []
+    table = embedding_table(model, len(special), types)
+    distances = []
     for start in range(0, len(table), CHUNK):
-        x = _entering(model, linears[0], table[start : start + CHUNK].unsqueeze(1).expand(-1, length, -1))
+        x = _input_of(model, linears[0], table[start : start + CHUNK].unsqueeze(1).expand(-1, length, -1))
         rest = x - x @ span.T @ span
-        off.append((rest.norm(dim=-1) / x.norm(dim=-1)).min(dim=1).values)
-    distance = torch.cat(off).view(-1, len(special)).amin(dim=0).masked_fill(torch.from_numpy(special), torch.inf)
+        distances.append((rest.norm(dim=-1) / x.norm(dim=-1)).min(dim=1).values)
+    distance = torch.cat(distances).view(-1, len(special)).amin(dim=0).masked_fill(torch.from_numpy(special), torch.inf)
     return list(distance.argsort(stable=True)[: int((~special).sum())].tolist())
 
 
 def _first_linears(model: Any) -> list[str]:
-    """The linear layers that get what the first of them gets: of attention, query, key and value."""
+    """The linear layers with the same input as the first one: query, key and value of the first attention."""
     block = f"{block_lists(model)[0]}.0."
     found = [n for n, m in model.named_modules() if n.startswith(block) and isinstance(m, nn.Linear)]
     tokens = model.get_input_embeddings().weight.detach()[:2].unsqueeze(0)
-    first = _entering(model, found[0], tokens)
-    return [n for n in found if torch.equal(_entering(model, n, tokens), first)]
+    first = _input_of(model, found[0], tokens)
+    return [n for n in found if torch.equal(_input_of(model, n, tokens), first)]
 
 
-def _entering(model: Any, name: str, tokens: Tensor) -> Tensor:
-    """What the named module gets of texts given as token embeddings."""
+def _input_of(model: Any, name: str, tokens: Tensor) -> Tensor:
+    """The input of the named module, for texts given as token embeddings."""
     passed: list[Tensor] = []
     module = model.eval().get_submodule(name)
     handle = module.register_forward_pre_hook(lambda _module, args: passed.append(args[0]))
@@ -233,6 +245,7 @@ def _entering(model: Any, name: str, tokens: Tensor) -> Tensor:
 
 
 def reading(found: dict[str, Any]) -> list[str]:
+    """What the findings mean, in sentences."""
     first = found["rows"][0]
     best = {
         row["defence"]: max(row["rows"] or 0.0, row["span"] or 0.0)
@@ -240,16 +253,18 @@ def reading(found: dict[str, Any]) -> list[str]:
         if row["amount"] == first["amount"]
     }
     lines = [
-        f"From an update of {found['silo']} trained on one text, {best['none']:.1%} of its {first['tokens']} different "
-        f"tokens can be read; knowing only which tokens are frequent names {first['frequent']:.1%}."
+        f"From an update of {found['silo']} trained on one text, {best['none']:.1%} of its {first['tokens']} distinct "
+        f"tokens can be read; guessing the most frequent tokens names {first['frequent']:.1%}."
     ]
     if first["frequent"] > 1 - 2 * MARGIN:
-        return [*lines, "So few different tokens are in it that this says nothing about defences: attack longer texts."]
+        return [*lines, "The text has too few distinct tokens to compare defences: attack longer texts."]
     weak = [name for name, share in reversed(best.items()) if name != "none" and share > first["frequent"] + MARGIN]
     strong = [name for name in reversed(best) if name != "none" and name not in weak]
     if weak:
-        lines.append(f"Not enough against that: {'; '.join(weak)}.")
+        lines.append(f"These defences do not prevent it: {'; '.join(weak)}.")
     if strong:
-        lines.append(f"Left these attacks with no more than frequent tokens give: {'; '.join(strong)}.")
-    lines.append("Other attacks may read more; a defence that withstood these two is not proven by it.")
+        lines.append(
+            f"With these defences the attacks name no more than the most frequent tokens: {'; '.join(strong)}."
+        )
+    lines.append("Other attacks may read more: a defence that withstands these two is not proven to be safe.")
     return lines

@@ -1,16 +1,17 @@
-"""From a centroid back to tokens: embedding inversion, and the nearest token.
+"""Reconstruct tokens from a centroid: embedding inversion, and the nearest token.
 
 Song & Raghunathan (2020), "Information Leakage in Embedding Models", as used by Wang et al. (2022), Section 5.6:
 
     min over Z of ‖f(Vᵀ·softmax(Z)) − x̄‖²
 
-    x̄        the released centroid           V   the table of token embeddings, of every kind of token (victim.py)
+    x̄        the released centroid           V   the table of token embeddings, of every token type (victim.py)
     Z        a soft choice of a token for every position, found by gradient descent
     f        the layers between the tokens and what was released: all of them (last layer), or the embedding layer
              alone (all layers)
 
-The candidates of a position are its largest Zs. `nearest` (ours) needs no descent: it puts every token of the
-vocabulary through f and takes those that come out nearest to the centroid, position by position where it has positions.
+The candidates of a position are the tokens with the largest Z. `nearest` (ours) needs no descent: it puts every token
+of the vocabulary through f and takes the tokens whose output is nearest to the centroid, position by position where the
+centroid has positions.
 
 Deviations: Adam instead of projected descent; a whole batch of centroids at once.
 """
@@ -36,7 +37,10 @@ CHUNK = 256
 def invert(
     encode: Encode, table: Tensor, targets: Tensor, mask: Tensor, banned: Tensor, seed: int, steps: int = STEPS
 ) -> Tensor:
-    """Candidates (texts × positions × N, best first) for what lies behind ``targets``; tokens ``banned`` are none."""
+    """Return candidates (texts × positions × N, best first) for the tokens behind ``targets``, by gradient descent.
+
+    ``banned``: tokens that are never candidates.
+    """
     texts, positions = mask.shape
     generator = torch.Generator().manual_seed(derive(seed, "inversion"))
     choice = (0.01 * torch.randn(texts, positions, len(table), generator=generator)).requires_grad_()
@@ -50,8 +54,10 @@ def invert(
 
 
 def nearest(encode: Encode, table: Tensor, targets: Tensor, mask: Tensor, banned: Tensor) -> Tensor:
-    """Candidates as above. A centroid without positions is compared with one-token texts, and all positions get the
-    same candidates."""
+    """Return candidates as `invert` does, by distance.
+
+    A centroid without positions is compared with texts of one token, and all positions get the same candidates.
+    """
     length = mask.shape[1] if targets.ndim == 3 else 1
     distances = []
     with torch.no_grad():
@@ -68,14 +74,14 @@ def nearest(encode: Encode, table: Tensor, targets: Tensor, mask: Tensor, banned
 
 
 def _best(scores: Tensor, banned: Tensor) -> Tensor:
-    """The tokens that score best; one that can be embedded in several ways (victim.py) counts as the best of them."""
+    """The tokens with the best scores; a token with several embeddings (victim.py) has the best score of them."""
     allowed = scores.reshape(*scores.shape[:-1], -1, len(banned)).amax(dim=-2).masked_fill(banned, -torch.inf)
     return allowed.topk(min(MAX_GUESSES, int((~banned).sum())), dim=-1).indices
 
 
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
-    """While it lasts, gradients flow through the model but are not computed for it."""
+    """Within the context, gradients flow through the model but are not computed for its parameters."""
     trained = [p for p in model.parameters() if p.requires_grad]
     for parameter in trained:
         parameter.requires_grad_(False)

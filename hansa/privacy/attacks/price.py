@@ -1,7 +1,8 @@
-"""What a defence of exchanged centroids costs, and what it leaves to an attacker: the same federation, run with each.
+"""The price of defences: runs a federation with each defence of its shared centroids, and attacks every run.
 
-Defences are the member floor (smaller clusters, and positions that fewer texts reach, are withheld) and noise
-(release.py). Every run records what its silos told, and embedding inversion, the stronger of our attacks, is set on it.
+The defences are the member floor (smaller clusters, and positions that fewer texts reach, are withheld) and noise
+(methods/centroid_noise.py). Every run logs the shared knowledge, and embedding inversion, the stronger of our attacks,
+is applied to it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +35,7 @@ NOTHING: dict[str, Any] = {"same": 0.0, "rare": None, "same_frequent": None}
 
 @dataclass(frozen=True)
 class DefenceRuns:
-    """One defence: what it is called, the federation with it, and its runs, one for each seed."""
+    """One defence: its name, the federation with it, and its runs with their scores, one for each seed."""
 
     defence: str
     federation: Federation
@@ -45,7 +46,11 @@ class DefenceRuns:
 def price_defences(
     federation: Federation, seeds: int, out: Path, workers: int | None, watch: Callable[[str], RunCallbacks]
 ) -> dict[str, Any]:
-    """Run every defence with so many seeds; the findings as plain values, kept with the first run."""
+    """Run the federation with every defence and ``seeds`` seeds; return the findings as plain values.
+
+    ``out``: the folder for the runs and the report; the findings are also saved in the first run. ``watch`` returns the
+    callbacks of a run by its name. Raises `UserError` for a method that shares no centroids.
+    """
     load_plugins(federation.plugins)
     defended = defences(federation)
     for one in defended.values():
@@ -70,11 +75,16 @@ def price_defences(
 def findings(
     metric: str, tried: Sequence[DefenceRuns], kinds: Mapping[str, tuple[str, ...]], centroids: int = CENTROIDS
 ) -> dict[str, Any]:
-    """What each defence costs and leaves to an attacker, as plain values; the first of ``tried`` is none at all.
-    ``kinds``: a curve each, through the defences whose names begin so. What was recorded is attacked."""
+    """What each defence costs, and what an attacker still reads, as plain values.
+
+    ``tried``: the runs, first those without a defence; runs with a release log are attacked. ``kinds``: curve → how the
+    names of its defences begin.
+    """
     rows: list[dict[str, Any]] = []
     for one in tried:
-        rows.append(_row(one, [_leak(folder, centroids) for folder in one.folders if has_logged_knowledge(folder)], rows))
+        rows.append(
+            _row(one, [_leak(folder, centroids) for folder in one.folders if has_logged_knowledge(folder)], rows)
+        )
     found = {
         "kind": "price",
         "metric": metric,
@@ -86,23 +96,23 @@ def findings(
 
 
 def has_logged_knowledge(folder: Path) -> bool:
-    """Whether a run recorded what its silos told."""
-    return any(logged_releases(folder, "offer"))
+    """Whether the release log of a run has shared knowledge."""
+    return any(logged_releases(folder, "knowledge"))
 
 
 def defences(federation: Federation) -> dict[str, Federation]:
-    """The federation without a defence, then with each; of the method's settings only those of the defence change."""
+    """Name → the federation with that defence, first without one; only the defence's settings of the method change."""
     method = federation.method
     known = METHODS.entries.get(method.name)
     if known is None or not {"floor", "noise"} <= set(known.model_fields):
         raise UserError(
-            f"method '{method.name}' exchanges no centroids, so there is nothing to price; use it with 'method: fedkc'"
+            f"method '{method.name}' shares no centroids with these defences ('floor', 'noise'); use 'method: fedkc'"
         )
 
     def variant(**settings: Any) -> Federation:
         changed = {key: value for key, value in method.settings.items() if key not in ("floor", "noise")} | settings
-        has_logged_knowledge = federation.release_log.model_copy(update={"knowledge": True})
-        return federation.model_copy(update={"method": Named(name=method.name, **changed), "release_log": has_logged_knowledge})
+        logged = federation.release_log.model_copy(update={"knowledge": True})
+        return federation.model_copy(update={"method": Named(name=method.name, **changed), "release_log": logged})
 
     found = {NONE: variant(floor=1)}
     found |= {f"floor {floor}": variant(floor=floor) for floor in FLOORS}
@@ -110,10 +120,10 @@ def defences(federation: Federation) -> dict[str, Federation]:
 
 
 def _leak(folder: Path, centroids: int) -> dict[str, Any]:
-    offers = list(logged_releases(folder, "offer"))
-    told = sum(len(one.notes["members"]) for one in offers)
-    counted = {"told": told, "withheld": sum(one.notes["withheld"] for one in offers)}
-    if not told:
+    logged = list(logged_releases(folder, "knowledge"))
+    shared = sum(len(one.notes["members"]) for one in logged)
+    counted = {"shared": shared, "withheld": sum(one.notes["withheld"] for one in logged)}
+    if not shared:
         return counted | NOTHING
     found = leak.attack_knowledge(folder, "embedding-inversion", centroids)
     return counted | {
@@ -137,18 +147,19 @@ def _row(one: DefenceRuns, leaks: Sequence[dict[str, Any]], before: Sequence[dic
         "same": mean("same"),
         "rare": mean("rare"),
         "same_frequent": mean("same_frequent"),
-        "told": sum(found["told"] for found in leaks),
+        "shared": sum(found["shared"] for found in leaks),
         "withheld": sum(found["withheld"] for found in leaks),
         "epsilon": cost.epsilon if cost else None,
     }
 
 
 def curve(rows: Sequence[dict[str, Any]], begins: tuple[str, ...]) -> list[tuple[float, float]]:
-    """(share of tokens named, score) of every defence whose name begins so."""
+    """(Share of tokens named, score) of every defence whose name begins with one of ``begins``."""
     return sorted((row["same"], row["score"]) for row in rows if row["defence"].startswith(begins))
 
 
 def reading(found: dict[str, Any]) -> list[str]:
+    """What the findings mean, in sentences."""
     bare, *defended = found["rows"]
     spread = "one run each: differences of a point or two may be chance" if found["seeds"] == 1 else "means over seeds"
     lines = [
@@ -156,7 +167,8 @@ def reading(found: dict[str, Any]) -> list[str]:
         f"tokens at their position ({spread})."
     ]
     for row in defended:
-        told = "" if row["told"] else "; nothing was told, so nothing was exchanged"
-        price_defences = f", ε = {row['epsilon']:,.3g}" if row["epsilon"] is not None else ""
-        lines.append(f"{row['defence']}: {found['metric']} {row['cost']:+.4f}, {row['same']:.1%} named{price}{told}.")
+        withheld = "" if row["shared"] else "; no centroid was shared"
+        cost = f", ε = {row['epsilon']:,.3g}" if row["epsilon"] is not None else ""
+        change = f"{found['metric']} {row['cost']:+.4f}"
+        lines.append(f"{row['defence']}: {change}, {row['same']:.1%} of tokens named{cost}{withheld}.")
     return lines

@@ -1,8 +1,8 @@
 """Privacy accounting: the ε of repeated releases with Gaussian noise, by `dp-accounting`.
 
 A release clips each unit's contribution to norm C and adds noise of standard deviation z·C to the sum; z is the noise
-multiplier. The *unit* (a sample, a silo) and what counts as neighbouring data are the caller's to name:
-``C`` must bound how far the sum moves between neighbours (adding or removing a unit: C; replacing it: 2C).
+multiplier. The caller defines the *unit* (a sample, a silo) and which datasets are neighbours: ``C`` must bound how far
+the sum moves between neighbours (adding or removing a unit: C; replacing it: 2C).
 """
 
 from dataclasses import dataclass
@@ -12,15 +12,16 @@ from typing import Any
 from hansa.core.errors import ConfigError
 from hansa.core.mechanism import Mechanism
 
-GRID_STEP = 1e-3  # of the privacy loss' grid: rounds ε up, never down; ten times finer changes ε by less than 0.01
+GRID_STEP = 1e-3  # of the privacy loss: rounds ε up, never down; ten times finer changes ε by less than 0.01
 
 
 def epsilon(noise_multiplier: float, releases: int, delta: float, sampling: float = 1.0) -> float:
-    """ε at ``delta`` after so many releases; ``sampling``: with which probability a unit takes part in each of them,
-    drawn anew and on its own (Poisson), and without telling anybody who did.
+    """Return ε at ``delta`` after ``releases`` releases.
 
-    Without sampling it is exact: T releases with z are one with z/√T (Balle & Wang, 2018, Theorem 8). With it, a
-    numerical bound from above (privacy loss distributions). Without noise it is infinite.
+    ``sampling``: the probability with which a unit takes part in each release, drawn independently and in secret
+    (Poisson sampling). Without sampling ε is exact: T releases with z are one with z/√T (Balle & Wang, 2018, Theorem
+    8). With sampling it is a numerical upper bound (privacy loss distributions). Without noise it is infinite. Raises
+    `ConfigError` for a ``delta`` or ``sampling`` out of range, and if dp-accounting is not installed.
     """
     if not 0.0 < delta < 1.0:
         raise ConfigError(f"delta is {delta}: it must lie between 0 and 1, and well below one over the number of units")
@@ -30,7 +31,7 @@ def epsilon(noise_multiplier: float, releases: int, delta: float, sampling: floa
         return 0.0
     if noise_multiplier <= 0.0:
         return inf
-    accounting = library()
+    accounting = _library()
     if sampling == 1.0:
         return float(accounting.get_epsilon_gaussian(noise_multiplier / sqrt(releases), delta))
     from dp_accounting.pld import PLDAccountant
@@ -56,15 +57,15 @@ class Spent:
     @property
     def line(self) -> str:
         """The price in words."""
-        beside = f"; outside of ε: {self.not_covered}" if self.not_covered else ""
+        excluded = f"; not covered by ε: {self.not_covered}" if self.not_covered else ""
         return (
             f"ε = {self.epsilon:,.3g} at δ = {self.delta:g} after {self.releases} releases with noise multiplier "
-            f"{self.noise_multiplier:.3g}; protected unit: {self.unit}{beside}"
+            f"{self.noise_multiplier:.3g}; protected unit: {self.unit}{excluded}"
         )
 
 
 def price(mechanism: Mechanism, rounds: int) -> Spent:
-    """What a mechanism has cost a unit that took part in every one of ``rounds`` rounds.
+    """Return the price of a mechanism to a unit that took part in every one of ``rounds`` rounds.
 
     Raises `ConfigError` if dp-accounting is not installed.
     """
@@ -73,8 +74,8 @@ def price(mechanism: Mechanism, rounds: int) -> Spent:
     return Spent(cost, delta, event.noise_multiplier, event.count, mechanism.unit, mechanism.not_covered)
 
 
-def library() -> Any:
-    """`dp_accounting`, or a sentence on how to get it."""
+def _library() -> Any:
+    """The module `dp_accounting`; raises `ConfigError` if it is not installed."""
     try:
         import dp_accounting
     except ImportError:

@@ -19,9 +19,7 @@ def update_mechanisms(federation: Federation) -> dict[str, UpdateMechanism]:
 def update_prices(federation: Federation, rounds: int) -> dict[str, Spent]:
     """Silo → the price of its updates after ``rounds`` rounds of the root, if it took part in all of them."""
     times = repeats(federation.silos)
-    return {
-        name: price(mechanism, rounds * times[name]) for name, mechanism in update_mechanisms(federation).items()
-    }
+    return {name: price(mechanism, rounds * times[name]) for name, mechanism in update_mechanisms(federation).items()}
 
 
 def exchange_price(federation: Federation, rounds: int) -> Spent | None:

@@ -1,4 +1,4 @@
-"""Differential privacy of the updates that a silo sends: DP-FedAvg at the leaves.
+"""Differential privacy of a silo's updates: DP-FedAvg, with clipping and noise at the silo.
 
 McMahan et al. (2018), Learning Differentially Private Recurrent Language Models, Algorithm 1; with the clipping norm of
 Iacob et al. (2024), Worldwide Federated Training of Language Models, Section 4.2.
@@ -6,17 +6,18 @@ Iacob et al. (2024), Worldwide Federated Training of Language Models, Section 4.
     g ← g·min(1, C/‖g‖) + N(0, (σ·C/n)²·I)
 
 g: received minus own values of all tensors that leave; C: the clipping norm, 1.0 in the first round, then the norm of
-the silo's previous update; n (``noise_shared_by``): 1 puts σ·C on the update itself, to the letter; DP-FedAvg has the
-noise σ·C/n on a mean of n updates, and WorldLM's figures come out only with noise of that size.
+the silo's previous update; n (``noise_shared_by``): 1 adds noise of σ·C to the update itself, as the formula is
+written; DP-FedAvg has noise of σ·C/n on a mean of n updates, and only with noise of that size are WorldLM's figures
+reproduced.
 
 Ours, off by default (``shrink``): the noisy update is multiplied by 1/(1 + d·(σ/n)²), d its number of values. Of
 d·(σ·C/n)² + ‖g‖² on average at most C² is signal, so this is the factor of least mean square error (Wiener's; James and
 Stein, 1961) for an update as long as the clipping norm. It depends on nothing private, comes after the noise and costs
 no ε; without it an average of a few large private updates is mostly noise.
 
-The unit of privacy is a silo: ε bounds what one round's updates tell about whether the silo's data were used at all. It
-follows from the noise multiplier σ/n alone. Outside of ε: the training loss, sample counts and scores, which are
-released as they are; and the clipping norm, when it follows the norms.
+The unit of privacy is a silo: ε bounds what one round's update reveals about whether the silo's data were used at all.
+It follows from the noise multiplier σ/n alone. Not covered by ε: the training loss, sample counts and scores, which are
+released without noise; and the clipping norm, when it follows the norms of the updates.
 
 Deviations: a silo sends one update a round and does not release its norm, so its clipping norm is its own last norm; a
 median over silos would have to release the norms. The noise comes from the seed, so that a simulation repeats, unless
@@ -34,19 +35,19 @@ from hansa.config.sections import Privacy
 from hansa.core.mechanism import GaussianEvent
 from hansa.core.seeds import derive
 
-FIRST_NORM = 1.0  # the clipping norm before there is an update to go by
+FIRST_NORM = 1.0  # the clipping norm of a silo's first update
 
 
 @dataclass(frozen=True)
 class UpdateNorm:
-    """What a silo remembers: the norm of its last update, before clipping."""
+    """State that a silo keeps between rounds: the norm of its last update, before clipping."""
 
     norm: float
 
 
 @dataclass(frozen=True)
 class UpdateMechanism:
-    """Clips updates and adds noise, and knows its price. Implements `hansa.core.mechanism.Mechanism`."""
+    """Clips updates, adds noise, and states its price. Implements `hansa.core.mechanism.Mechanism`."""
 
     settings: Privacy
     unit: ClassVar[str] = "all data of the silo"
@@ -72,9 +73,10 @@ class UpdateMechanism:
         return GaussianEvent(self.multiplier, rounds)
 
     def apply(self, update: Tensor, last: UpdateNorm | None, *purpose: str | int) -> UpdateNorm:
-        """Clip an update and add noise to it, in place; return what the silo remembers.
+        """Clip an update and add noise to it, in place; return the state that the silo keeps.
 
-        ``purpose``: the seed, then what the noise is for; it is not used where the noise is secret.
+        ``last``: the state of the silo's previous round; ``purpose``: the seed, then the round and the silo, from which
+        the noise is derived. Secret noise does not depend on them.
         """
         seen, bound = UpdateNorm(float(update.norm())), self.clipping_norm(last)
         update.mul_(torch.clamp(bound / update.norm().clamp_min(1e-30), max=1.0))
@@ -87,7 +89,7 @@ class UpdateMechanism:
         return seen
 
     def clipping_norm(self, last: UpdateNorm | None) -> float:
-        """The clipping norm of this round."""
+        """The clipping norm of this round; ``last``: the state of the silo's previous round."""
         if self.settings.clip != "median":
             return self.settings.clip
         return FIRST_NORM if last is None else last.norm

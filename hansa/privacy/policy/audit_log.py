@@ -150,8 +150,9 @@ def parse_head(text: str) -> Head:
     """Parse ``NUMBER:HASH``, as `hansa audit verify` prints it; raises `UserError` for anything else."""
     found = _head(text)
     if found is None:
-        raise UserError(f"{text!r} is not the number and hash of an entry: write NUMBER:HASH, as 'hansa audit verify' "
-                        "prints it")
+        raise UserError(
+            f"{text!r} is not the number and hash of an entry: write NUMBER:HASH, as 'hansa audit verify' prints it"
+        )
     return found
 
 

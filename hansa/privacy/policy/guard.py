@@ -42,7 +42,7 @@ from hansa.core.messages import (
 )
 from hansa.core.tensors import Tensors
 from hansa.privacy.policy.audit_log import AUDIT_LOG, AuditLog
-from hansa.privacy.policy.rules import Kind, Policy, Purpose, Verdict, ReleaseItem
+from hansa.privacy.policy.rules import Kind, Policy, Purpose, ReleaseItem, Verdict
 
 log = logging.getLogger("hansa.policy")
 

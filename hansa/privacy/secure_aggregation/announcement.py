@@ -58,10 +58,10 @@ class Announcement:
 class AnnouncementSigner(Protocol):
     """Between organisations: signs a silo's own announcements and verifies those of the other silos."""
 
-    def sign(self, round: int, announcement: Announcement) -> str:
+    def sign(self, round: int, announcement: Announcement, /) -> str:
         """The silo's signature of its announcement."""
 
-    def check(self, round: int, roster: Mapping[NodeId, Announcement]) -> None:
+    def check(self, round: int, roster: Mapping[NodeId, Announcement], /) -> None:
         """Raise `Refused` unless every announcement on the roster is signed by the silo that it names."""
 
 

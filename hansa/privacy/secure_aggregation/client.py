@@ -1,14 +1,13 @@
 """Secure aggregation at the silo: makes keys, splits secrets, masks the update, reveals shares.
 
-A silo keeps the secrets of a round in a file of its own until the next round, so that it may be restarted in between,
-and reveals the shares it holds once: for one list of silos that answered.
+A silo keeps its progress of a round, with the secrets, in a file of its own until the next round, so that it can be
+restarted in between. It reveals the shares that it holds once: for one list of silos that answered.
 """
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,25 +26,66 @@ from hansa.core.messages import (
 )
 from hansa.core.method import Weighting
 from hansa.core.tensors import Tensors
-from hansa.privacy.secure_aggregation import protocol as secagg
+from hansa.privacy.secure_aggregation import protocol
 from hansa.privacy.secure_aggregation.announcement import (
     SECRETS_FILE,
     Announcement,
     AnnouncementSigner,
-    model_digest,
-    roster_keys,
+    Roster,
     mask_label,
+    model_digest,
     read_roster,
+    roster_keys,
     roster_weights,
 )
 from hansa.privacy.secure_aggregation.protocol import Refused, Secrets
+
+PLAIN = ("schedule", "capacity", "reference", "subtree", "shared_state")  # what a masked `Train` must not have
+
+
+@dataclass(frozen=True)
+class RoundProgress:
+    """What a silo has done in a round; the silo writes it to disk before anything that depends on it leaves."""
+
+    round: int
+    model: str  # the digest of the model that was announced
+    secrets: Secrets
+    roster: Roster | None = None  # the silos that it shared its secrets with; None: not yet
+    threshold: int = 0
+    label: str = ""
+    masked_with: Roster | None = None  # the silos that its update was masked with; None: no update was sent
+    answered: list[NodeId] | None = None  # the list that it revealed shares for; None: none was revealed
+
+    @staticmethod
+    def load(file: Path) -> "RoundProgress | None":
+        """The progress in a file; None if there is no file. Raises `Refused` if the file is damaged."""
+        if not file.is_file():
+            return None
+        try:
+            raw = json.loads(file.read_text())
+            return RoundProgress(**raw | {"secrets": Secrets(**raw["secrets"])})
+        except (ValueError, TypeError, KeyError):
+            raise Refused(
+                f"{file.name} is damaged, so it is not known what the silo has sent; start a new run"
+            ) from None
+
+    def save(self, file: Path) -> None:
+        """Write the progress to disk, readable by the owner alone."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draft = file.with_name(f"{file.name}.draft")
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
+            json.dump(asdict(self), stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(draft, file)
 
 
 @dataclass(frozen=True)
 class MaskingClient:
     """A silo's side of secure aggregation.
 
-    ``home``: the folder where it keeps its secrets; ``signer``: between organisations, signs and checks announcements.
+    ``home``: the folder where it keeps its secrets; ``signer``: between organisations, signs and verifies
+    announcements.
     """
 
     name: NodeId
@@ -53,6 +93,11 @@ class MaskingClient:
     home: Path
     samples: int
     signer: AnnouncementSigner | None = None
+
+    @property
+    def file(self) -> Path:
+        """The file with the silo's progress of the newest round."""
+        return self.home / SECRETS_FILE
 
     def answer(self, request: AdvertiseKeys | ShareSecrets | RevealShares) -> Reply:
         """The reply to a request of the protocol; a `Failure` with the reason where the silo refuses."""
@@ -68,104 +113,87 @@ class MaskingClient:
             return Failure(f"it refuses: {why}")
 
     def mask(self, request: Train, update: Tensors, weighting: Weighting, bound: float) -> tuple[Tensors, int]:
-        """The update under the silo's masks, and how many of its values were clipped to the bound.
+        """Return the update under the silo's masks, and how many of its values were clipped to the bound.
 
-        Raises `Refused` if the request does not fit what the silo agreed to before.
+        Raises `Refused` if the request does not match what the silo agreed to before.
         """
-        note, listed = self._recall(request.round), request.masking.roster if request.masking is not None else {}
-        roster, shown = roster_keys(listed), roster_keys(note.get("roster", {}))
-        if not roster.items() <= shown.items() or len(roster) <= note.get("threshold", 0) or self.name not in roster:
-            raise Refused("the list of silos is not the one among which this silo split its secrets")
-        if self.signer is not None and "masked with" in note:
+        progress, roster = self._recall(request.round), request.masking.roster if request.masking is not None else {}
+        shared_with = progress.roster or {}
+        keys, known = roster_keys(roster), roster_keys(shared_with)
+        if not keys.items() <= known.items() or len(keys) <= progress.threshold or self.name not in keys:
+            raise Refused("the roster of the request is not the one that this silo shared its secrets with")
+        if self.signer is not None and progress.masked_with is not None:
             raise Refused("it has sent its update of this round, and sends no other under the same masks")
-        weight = roster_weights(note["roster"], weighting)[self.name]
-        values, clipped = secagg.to_fixed(update.flat.numpy(), weight, bound)
-        masked = secagg.mask(self.name, Secrets(**note["secrets"]), roster, values, note["label"])
-        self._keep(request.round, note | {"masked with": {n: list(words) for n, words in listed.items()}})
+        weight = roster_weights(shared_with, weighting)[self.name]
+        values, clipped = protocol.to_fixed(update.flat.numpy(), weight, bound)
+        masked = protocol.mask(self.name, progress.secrets, keys, values, progress.label)
+        replace(progress, masked_with=roster).save(self.file)
         return Tensors(update.layout, torch.from_numpy(masked.view(np.float32))), clipped
 
     def check(self, request: Train) -> None:
-        """Before training: raise `Refused` unless every other silo on the list was told the same."""
+        """Before training: raise `Refused` unless the request is the round that all silos on the roster agreed to."""
         if self.signer is None:
             return
-        note = self._recall(request.round)
-        if model_digest(request.model) != note["model"]:
-            raise Refused("the model is not the one that the silos were told of before the round")
-        if request.schedule or request.capacity or request.reference or request.subtree or request.shared_state:
-            raise Refused("under masks every silo does the same plain round")
+        progress = self._recall(request.round)
+        if model_digest(request.model) != progress.model:
+            raise Refused("the model is not the one that was announced to the silos before the round")
+        extra = next((name for name in PLAIN if getattr(request, name)), None)
+        if extra is not None:
+            raise Refused(f"under masks every silo does the same plain round, and the request has '{extra}'")
 
     def _advertise(self, request: AdvertiseKeys) -> AdvertisedKeys:
-        note = self._note() if self.signer is not None else {}
-        if note.get("round", 0) > request.round:
-            raise Refused(f"it has come to round {note['round']}, and does not go back")
-        if note.get("round") == request.round and note["model"] != request.model:
-            raise Refused("it was told of another model in this round")
-        secrets = Secrets(**note["secrets"]) if note.get("round") == request.round else Secrets.fresh()
-        if note.get("round") != request.round:
-            self._keep(request.round, {"secrets": secrets.as_dict(), "model": request.model})
-        said = Announcement(secrets.keys, self.samples, request.model)
-        signature = self.signer.sign(request.round, said) if self.signer is not None else ""
-        return AdvertisedKeys(said.keys.seal, said.keys.mask, said.samples, said.model, signature)
+        progress = RoundProgress.load(self.file) if self.signer is not None else None
+        if progress is not None and progress.round > request.round:
+            raise Refused(f"it has reached round {progress.round}, and does not go back to round {request.round}")
+        if progress is None or progress.round != request.round:
+            progress = RoundProgress(request.round, request.model, Secrets.fresh())
+            progress.save(self.file)
+        elif progress.model != request.model:
+            raise Refused("another model was announced to it in this round")
+        announcement = Announcement(progress.secrets.keys, self.samples, request.model)
+        signature = self.signer.sign(request.round, announcement) if self.signer is not None else ""
+        keys = announcement.keys
+        return AdvertisedKeys(keys.seal, keys.mask, announcement.samples, announcement.model, signature)
 
     def _share(self, request: ShareSecrets) -> SecretShares:
-        note, listed = self._recall(request.round), {name: list(words) for name, words in request.roster.items()}
-        roster = read_roster(request.roster)
+        progress, roster = self._recall(request.round), read_roster(request.roster)
         if self.signer is not None:
-            if "roster" in note:
-                raise Refused("it has split its secrets of this round among a list of silos, and does so once")
+            if progress.roster is not None:
+                raise Refused("it has shared its secrets of this round with the silos on a roster, and does so once")
             if 2 * request.threshold <= len(roster) - 1:
                 raise Refused(
-                    f"{request.threshold} of {len(roster) - 1} others are no more than half: two lists would do"
+                    f"a threshold of {request.threshold} is no more than half of the {len(roster) - 1} other silos, so "
+                    "two different lists of silos could both reconstruct a secret"
                 )
             self.signer.check(request.round, roster)
-        if {said.model for said in roster.values()} != {note["model"]}:
-            raise Refused("the silos on the list were told of different models")
+        if {announcement.model for announcement in roster.values()} != {progress.model}:
+            raise Refused("different models were announced to the silos on the roster")
         label = mask_label(self.federation, request.round, request.roster, request.threshold)
-        keys = {name: said.keys for name, said in roster.items()}
-        sealed = secagg.share_secrets(self.name, Secrets(**note["secrets"]), keys, request.threshold, label)
-        self._keep(request.round, note | {"roster": listed, "threshold": request.threshold, "label": label})
+        keys = {name: announcement.keys for name, announcement in roster.items()}
+        sealed = protocol.share_secrets(self.name, progress.secrets, keys, request.threshold, label)
+        replace(progress, roster=request.roster, threshold=request.threshold, label=label).save(self.file)
         return SecretShares(sealed)
 
     def _reveal(self, request: RevealShares) -> RevealedShares:
-        note = self._recall(request.round)
-        if "masked with" not in note:
+        progress = self._recall(request.round)
+        if progress.masked_with is None:
             raise Refused("it has sent no update in this round")
         answered = sorted(request.answered)
-        if note.get("answered", answered) != answered:
-            raise Refused("it was told before that others had answered, and both lists together would unmask a silo")
-        self._keep(request.round, note | {"answered": answered})
-        shares = secagg.reveal(
-            self.name,
-            Secrets(**note["secrets"]),
-            roster_keys(note["masked with"]),
-            request.sealed,
-            answered,
-            note["threshold"],
-            note["label"],
+        if progress.answered not in (None, answered):
+            raise Refused(
+                "it has revealed shares for another list of silos that answered, and both lists together would unmask "
+                "the update of a silo"
+            )
+        replace(progress, answered=answered).save(self.file)
+        keys = roster_keys(progress.masked_with)
+        shares = protocol.reveal(
+            self.name, progress.secrets, keys, request.sealed, answered, progress.threshold, progress.label
         )
         return RevealedShares({name: (f"{x:x}", f"{y:x}") for name, (x, y) in shares.items()})
 
-    def _recall(self, round: int) -> dict[str, Any]:
-        note = self._note()
-        if note.get("round") != round:
+    def _recall(self, round: int) -> RoundProgress:
+        """The silo's progress of a round; raises `Refused` if it has none."""
+        progress = RoundProgress.load(self.file)
+        if progress is None or progress.round != round:
             raise Refused(f"it has no secrets for round {round}")
-        return note
-
-    def _note(self) -> dict[str, Any]:
-        """What it noted of the newest round it took part in."""
-        file = self.home / SECRETS_FILE
-        try:
-            note: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
-        except ValueError:
-            raise Refused(f"{FILE} is damaged, so that it is not known what was sent; begin a new run") from None
-        return note
-
-    def _keep(self, round: int, note: dict[str, Any]) -> None:
-        """Write to disk before anything that depends on it leaves."""
-        self.home.mkdir(parents=True, exist_ok=True)
-        draft = self.home / f"{SECRETS_FILE}.draft"
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
-            json.dump(note | {"round": round}, stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(draft, self.home / SECRETS_FILE)
+        return progress

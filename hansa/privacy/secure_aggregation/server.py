@@ -5,8 +5,8 @@
     after it          the sum of masked updates; RevealShares → shares; the mean        `MaskingServer.combine`
 
 The protocol is that of Bonawitz et al. (2017), in protocol.py; client.py has the silo's side. Between organisations
-silos sign what they announce (deploy/signatures.py), and do everything in a round once; in a simulation, a round may be
-resumed. Training losses and sample counts are as without masks.
+the silos sign their announcements (deploy/signatures.py) and take every step of a round once; in a simulation, a round
+may be resumed. Training losses and sample counts are not masked.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,7 +36,13 @@ from hansa.core.participation import Assignment
 from hansa.core.round import Round, RoundPart
 from hansa.core.tensors import Layout, Tensors
 from hansa.privacy.secure_aggregation import protocol
-from hansa.privacy.secure_aggregation.announcement import Announcement, model_digest, roster_keys, mask_label, roster_weights
+from hansa.privacy.secure_aggregation.announcement import (
+    Announcement,
+    mask_label,
+    model_digest,
+    roster_keys,
+    roster_weights,
+)
 from hansa.privacy.secure_aggregation.protocol import Refused, Words
 
 
@@ -46,16 +52,14 @@ class MaskingServer(RoundPart):
 
     settings: SecureAggregation
     threshold: int = 0
-    announced: dict[NodeId, tuple[str, ...]] = field(default_factory=dict)  # the list: what each silo announced
-    sealed: dict[NodeId, dict[NodeId, str]] = field(
-        default_factory=dict
-    )  # shares of the silos that split their secrets
+    announced: dict[NodeId, tuple[str, ...]] = field(default_factory=dict)  # silo → its announcement
+    sealed: dict[NodeId, dict[NodeId, str]] = field(default_factory=dict)  # silo → its encrypted shares for the others
     weights: dict[NodeId, float] = field(default_factory=dict)
 
     def prepare(self, round: Round) -> None:
-        """Collect keys of the cohort, then shares of its secrets.
+        """Collect the keys of the cohort, then shares of its secrets.
 
-        A silo that does not answer is left out from here on.
+        A silo that does not answer one of the two requests is left out of the round.
         """
         self._round = round
         round.masked, round.combine = True, self.combine
@@ -72,21 +76,21 @@ class MaskingServer(RoundPart):
             if set(reply.sealed) == set(self.announced) - {node}:
                 self.sealed[node] = reply.sealed
             else:
-                round.record.failures[node] = "its shares are not for the silos on the list"
+                round.record.failures[node] = "its shares are not for the silos on the roster"
 
     @property
     def roster(self) -> dict[NodeId, tuple[str, ...]]:
-        """The silos whose masks will cancel."""
+        """The announcements of the silos whose masks will cancel."""
         return {node: self.announced[node] for node in self.sealed}
 
     def extend(self, assignment: Assignment, request: Train) -> Train | None:
-        """Only silos on the roster, and only if they are enough, are asked for an update."""
+        """Add the roster to the request; None for a silo that is not on it, or if too few silos are."""
         if assignment.node not in self.sealed or len(self.sealed) <= self.threshold:
             return None
         return replace(request, masking=MaskingPart(self.roster))
 
     def combine(self, layout: Layout, updates: Iterator[Update]) -> Tensors:
-        """The mean of the updates that came, from their masked sum; if that must stay masked, the round has failed."""
+        """The mean of the updates, from their masked sum; if the sum cannot be unmasked, the round fails."""
         total = np.zeros(layout.size, np.uint32)
         for update in updates:
             total += update.gradient.flat.numpy().view(np.uint32)
@@ -102,13 +106,13 @@ class MaskingServer(RoundPart):
         return Tensors(layout, torch.from_numpy(protocol.from_fixed(plain, weight, self.settings.bound)))
 
     def _usable(self, keys: Mapping[NodeId, AdvertisedKeys], digest: str) -> dict[NodeId, tuple[str, ...]]:
-        """Announcements that are well formed: the other silos would refuse the whole list otherwise."""
+        """The announcements that are well formed and for this model: the silos would refuse a roster with others."""
         found = {}
         for node, reply in keys.items():
             try:
                 announcement = Announcement.from_reply(reply)
                 if announcement.model != digest:
-                    raise Refused("it announces another model than it was told of")
+                    raise Refused("it announced another model than the one of this round")
                 found[node] = announcement.words
             except Refused as why:
                 self._round.record.failures[node] = str(why)
@@ -116,7 +120,7 @@ class MaskingServer(RoundPart):
 
     def _unmask(self, total: Words, answered: list[NodeId]) -> Words:
         if len(answered) <= self.threshold:
-            raise Refused(f"{len(answered)} silos answered, and more than {self.threshold} must hide in the sum")
+            raise Refused(f"{len(answered)} silos answered, and more than {self.threshold} must be in the sum")
         asks: dict[NodeId, Request] = {}
         for node in answered:
             inbox = {sender: sealed[node] for sender, sealed in self.sealed.items() if sender != node}
@@ -124,7 +128,7 @@ class MaskingServer(RoundPart):
         shares: dict[NodeId, list[protocol.Share]] = {}
         for node, reply in self._ask(asks, RevealedShares).items():
             for silo, point in reply.shares.items():
-                place = protocol.share_index(node, silo, self.announced)  # its own is none of its shares
+                place = protocol.share_index(node, silo, self.announced)  # 0: a silo holds no share of its own secret
                 if place and silo in self.sealed and (value := _point(point, place)) is not None:
                     shares.setdefault(silo, []).append((place, value))
         federation = self._round.server.settings.federation
@@ -132,7 +136,7 @@ class MaskingServer(RoundPart):
         return protocol.unmask(total, roster_keys(self.roster), answered, shares, self.threshold, label)
 
     def _ask(self, asks: Mapping[NodeId, Request], kind: type[Any]) -> dict[NodeId, Any]:
-        """Replies of the right kind; the record notes why there is no other."""
+        """The replies of the expected ``kind``; the record gets the reason for every silo without one."""
         found, record = {}, self._round.record
         for answer in self._round.link.ask(asks, self._round.deadline()):
             record.count_bytes(answer)
@@ -140,13 +144,17 @@ class MaskingServer(RoundPart):
             if isinstance(reply, kind):
                 found[answer.node] = reply
             elif answer.node not in record.updates:
-                reason = reply.reason if isinstance(reply, Failure) else f"it sent a {type(reply).__name__}"
+                reason = (
+                    reply.reason
+                    if isinstance(reply, Failure)
+                    else f"it sent a {type(reply).__name__} instead of {kind.__name__}"
+                )
                 record.failures[answer.node] = reason
         return found
 
 
 def _point(point: tuple[str, ...], place: int) -> int | None:
-    """The value of a share at the place where it should be; None if it is no such share."""
+    """The y of a revealed share, if its x is ``place`` and both are valid; else None."""
     try:
         x, y = (int(number, 16) for number in point)
     except ValueError:

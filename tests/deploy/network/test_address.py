@@ -15,9 +15,9 @@ from hansa.deploy import authority
 from hansa.deploy.agent import Agent
 from hansa.deploy.broker import binary
 from hansa.deploy.coordinator import serve
-from hansa.deploy.join import SiloTrade
+from hansa.deploy.join import SiloService
 from hansa.deploy.kit import COORDINATOR, Kit
-from hansa.deploy.network.address import Proxy, reach
+from hansa.deploy.network.address import Proxy, open_connection
 from hansa.runs.run import run
 from tests.cli.test_cli import ok
 from tests.conftest import same, weights
@@ -48,20 +48,20 @@ def until(come, what: str) -> None:
 
 def silo(settings, kits, home, name: str, say, proxy: Proxy | None = None) -> Agent:
     kit = Kit(kits / name)
-    return Agent(kit, home / name, SiloTrade(kit, settings.silos[name].sources, settings.plugins), say, proxy)
+    return Agent(kit, home / name, SiloService(kit, settings.silos[name].sources, settings.plugins), say, proxy)
 
 
 def test_behind_a_proxy_all_goes_through_it_and_the_bits_are_the_same(federation, tmp_path, log):
     settings = federation(rounds=1)
     kits = make_kits(settings, tmp_path / "kits")
-    place = Kit(kits / COORDINATOR).card.serves
+    place = Kit(kits / COORDINATOR).endpoint
     rest = settings.model_copy(update={"silos": {n: s for n, s in settings.silos.items() if n != "north"}})
     with Tunnel("name:secret") as tunnel, joined(rest, kits, tmp_path / "silos", log.say):
         proxy = Proxy.parse(f"http://name:secret@127.0.0.1:{tunnel.port}")
         with running(silo(settings, kits, tmp_path / "silos", "north", log.say, proxy)):
             there = serve(settings, Kit(kits / COORDINATOR), tmp_path / "run", None, log)
         ports = {int(target.rpartition(":")[2]) for target in tunnel.passed}
-    assert ports == {place.port, place.bulk}, "letters and weights alike"
+    assert ports == {place.port, place.blob_port}, "letters and weights alike"
     here = run(settings, tmp_path / "here", workers=0)
     assert same(weights(here.folder / "model"), weights(there.folder / "model"))
     assert "secret" not in "".join(log.lines)
@@ -71,11 +71,11 @@ def test_a_proxy_that_does_not_let_us_pass_is_told_apart(tmp_path):
     [nobody] = free_ports(1)
     with Tunnel("name:secret") as tunnel:
         with pytest.raises(OSError, match="does not let us pass: it said 407 Proxy Authentication Required"):
-            reach(("localhost", nobody), Proxy("127.0.0.1", tunnel.port))
+            open_connection(("localhost", nobody), Proxy("127.0.0.1", tunnel.port))
         with pytest.raises(OSError, match="it said 502 Bad Gateway"):
-            reach(("localhost", nobody), Proxy("127.0.0.1", tunnel.port, "name:secret"))
+            open_connection(("localhost", nobody), Proxy("127.0.0.1", tunnel.port, "name:secret"))
     with pytest.raises(OSError, match=f"the proxy 127.0.0.1:{nobody} is not there"):
-        reach(("localhost", 1), Proxy("127.0.0.1", nobody))
+        open_connection(("localhost", 1), Proxy("127.0.0.1", nobody))
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
 
         def nonsense() -> None:
@@ -85,7 +85,7 @@ def test_a_proxy_that_does_not_let_us_pass_is_told_apart(tmp_path):
 
         threading.Thread(target=nonsense, daemon=True).start()
         with pytest.raises(OSError, match="does not let us pass"):
-            reach(("localhost", nobody), Proxy("127.0.0.1", server.getsockname()[1]))
+            open_connection(("localhost", nobody), Proxy("127.0.0.1", server.getsockname()[1]))
 
 
 @pytest.mark.parametrize("url", ["proxy:3128", "https://proxy:3128", "http://proxy", "http://proxy:x", "http://:3128"])
@@ -212,7 +212,7 @@ def test_the_broker_admits_members_alone_and_tells_a_region_apart(federation, tm
     assert {user["user"].partition(".")[0] for user in rules["users"]} == {COORDINATOR, *settings.silos}
     checked = subprocess.run([binary(), "-t", "-c", "nats.conf"], cwd=folder, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stderr
-    assert Kit(tmp_path / "kits" / "north").card.parent.letters == ("nats.example", 4333)
+    assert Kit(tmp_path / "kits" / "north").parent.letters == ("nats.example", 4333)
     assert "authorization.conf, and reloads it" in ok("kit", "revoke", str(tmp_path / "kits"), "north")
     assert "north." not in (folder / "authorization.conf").read_text()
     before = (folder / "cert.pem").read_bytes()

@@ -11,7 +11,7 @@ import pytest
 
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.network.blob_client import BlobClient
-from hansa.deploy.network.blob_server import PIECE, BlobServer, Refusal, digest, read_line, write_line
+from hansa.deploy.network.blob_server import CHUNK_BYTES, BlobServer, RequestRefused, digest, read_line, write_line
 from hansa.deploy.network.retry import Retry
 from tests.deploy.conftest import free_ports, make_kits
 
@@ -24,14 +24,14 @@ def kits(federation, tmp_path):
 
 
 class Place:
-    """A depot, and how silos get there."""
+    """A blobs, and how silos get there."""
 
     def __init__(self, kits, folder):
         self.kits, self.refusals = kits, []
         kit = Kit(kits / COORDINATOR)
         self.address = ("localhost", free_ports(1)[0])
         say = lambda node, reason: self.refusals.append((node, reason))  # noqa: E731
-        self.depot = BlobServer(folder / "depot", self.address, kit.server_tls(), kit.identified, say)
+        self.blobs = BlobServer(folder / "blobs", self.address, kit.server_tls(), kit.identify, say)
 
     def porter(self, name, seconds=120.0):
         from time import monotonic
@@ -51,49 +51,49 @@ class Place:
 def place(kits, tmp_path):
     place = Place(kits, tmp_path)
     yield place
-    place.depot.close()
+    place.blobs.close()
 
 
 def test_what_is_offered_is_fetched_and_what_is_brought_is_found(place):
-    data = os.urandom(3 * PIECE + 17)
-    ref = place.depot.offer(memoryview(data), ["north"])
+    data = os.urandom(3 * CHUNK_BYTES + 17)
+    ref = place.blobs.offer(memoryview(data), ["north"])
     target = memoryview(bytearray(len(data)))
     north = place.porter("north")
     north.fetch(ref, target)
     assert bytes(target) == data
-    place.depot.expect("north", REQUEST, 10 * PIECE)
-    brought = north.bring(memoryview(data), REQUEST)
-    assert place.depot.found("north", brought).read_bytes() == data
-    assert place.depot.found("south", brought) is None, "what one brought is not another's"
-    assert north.bring(memoryview(data), REQUEST) == brought, "twice is once"
-    assert north.bring(memoryview(b""), REQUEST)[1] == 0
+    place.blobs.expect("north", REQUEST, 10 * CHUNK_BYTES)
+    brought = north.upload(memoryview(data), REQUEST)
+    assert place.blobs.found("north", brought).read_bytes() == data
+    assert place.blobs.found("south", brought) is None, "what one brought is not another's"
+    assert north.upload(memoryview(data), REQUEST) == brought, "twice is once"
+    assert north.upload(memoryview(b""), REQUEST)[1] == 0
     north.close()
 
 
 def test_an_interrupted_transfer_continues_where_it_stopped(place):
-    data = memoryview(os.urandom(4 * PIECE))
+    data = memoryview(os.urandom(4 * CHUNK_BYTES))
     name = digest(data)
-    place.depot.expect("north", REQUEST, len(data))
+    place.blobs.expect("north", REQUEST, len(data))
     with place.plain("north") as connection:
         write_line(connection, {"put": name, "size": len(data), "for": REQUEST})
         assert read_line(connection) == {"from": 0}
-        connection.sendall(data[: 2 * PIECE + 5])
-    part = place.depot.folder / "north" / f"{name}.part"
+        connection.sendall(data[: 2 * CHUNK_BYTES + 5])
+    part = place.blobs.folder / "north" / f"{name}.part"
     for _ in range(6000):
-        if part.exists() and part.stat().st_size == 2 * PIECE + 5:
+        if part.exists() and part.stat().st_size == 2 * CHUNK_BYTES + 5:
             break
         threading.Event().wait(0.01)
     with place.plain("north") as connection:
         write_line(connection, {"put": name, "size": len(data), "for": REQUEST})
         start = read_line(connection)["from"]
-        assert start == 2 * PIECE + 5, "all of the first attempt is there"
+        assert start == 2 * CHUNK_BYTES + 5, "all of the first attempt is there"
         connection.sendall(data[start:])
         assert read_line(connection) == {"done": True}
-    assert place.depot.found("north", (name, len(data))).read_bytes() == bytes(data)
-    ref = place.depot.offer(data, ["north"])
+    assert place.blobs.found("north", (name, len(data))).read_bytes() == bytes(data)
+    ref = place.blobs.offer(data, ["north"])
     with place.plain("north") as connection:
-        write_line(connection, {"get": ref[0], "from": 3 * PIECE})
-        assert read_line(connection) == {"size": len(data), "from": 3 * PIECE}
+        write_line(connection, {"get": ref[0], "from": 3 * CHUNK_BYTES})
+        assert read_line(connection) == {"size": len(data), "from": 3 * CHUNK_BYTES}
 
 
 @pytest.mark.parametrize(
@@ -112,41 +112,41 @@ def test_an_interrupted_transfer_continues_where_it_stopped(place):
     ],
 )
 def test_whoever_asks_for_too_much_is_refused_and_counted(place, line, reason):
-    name, _ = place.depot.offer(memoryview(b"for south alone"), ["south"])
-    place.depot.expect("north", REQUEST, 1000)
-    before = sorted(place.depot.folder.rglob("*"))
+    name, _ = place.blobs.offer(memoryview(b"for south alone"), ["south"])
+    place.blobs.expect("north", REQUEST, 1000)
+    before = sorted(place.blobs.folder.rglob("*"))
     with place.plain("north") as connection:
         write_line(connection, {key: name if value == "OFFERED" else value for key, value in line.items()})
         assert reason in read_line(connection)["error"]
     assert reason in place.refusals[-1][1]
     assert place.refusals[-1][0] == "north"
-    assert sorted(place.depot.folder.rglob("*")) == before, "nothing was written"
+    assert sorted(place.blobs.folder.rglob("*")) == before, "nothing was written"
 
 
 def test_many_small_things_are_not_more_than_the_room(place):
-    place.depot.expect("north", REQUEST, 100)
+    place.blobs.expect("north", REQUEST, 100)
     north = place.porter("north")
-    north.bring(memoryview(b"x" * 60), REQUEST)
-    with pytest.raises(Refusal, match="120 bytes are more than the 100"):
-        north.bring(memoryview(b"y" * 60), REQUEST)
+    north.upload(memoryview(b"x" * 60), REQUEST)
+    with pytest.raises(RequestRefused, match="120 bytes are more than the 100"):
+        north.upload(memoryview(b"y" * 60), REQUEST)
     north.close()
 
 
 def test_other_bytes_than_announced_are_asked_for_again_and_not_kept(place):
-    place.depot.expect("north", REQUEST, 1000)
+    place.blobs.expect("north", REQUEST, 1000)
     for _ in range(2):
         with place.plain("north") as connection:
             write_line(connection, {"put": digest(b"honest"), "size": 6, "for": REQUEST})
             assert read_line(connection) == {"from": 0}
             connection.sendall(b"forged")
             assert read_line(connection) == {"again": True}
-    assert place.depot.found("north", (digest(b"honest"), 6)) is None
+    assert place.blobs.found("north", (digest(b"honest"), 6)) is None
 
 
 def test_a_line_without_an_end_and_a_slow_writer_disturb_nobody(place):
-    data = memoryview(os.urandom(PIECE))
-    place.depot.expect("north", REQUEST, 10 * PIECE)
-    place.depot.expect("south", REQUEST, 10 * PIECE)
+    data = memoryview(os.urandom(CHUNK_BYTES))
+    place.blobs.expect("north", REQUEST, 10 * CHUNK_BYTES)
+    place.blobs.expect("south", REQUEST, 10 * CHUNK_BYTES)
     with place.plain("north") as endless, place.plain("north") as slow:
         write_line(slow, {"put": digest(data), "size": len(data), "for": REQUEST})
         slow.sendall(data[:10])
@@ -157,7 +157,7 @@ def test_a_line_without_an_end_and_a_slow_writer_disturb_nobody(place):
                 pass
             raise ConnectionError
         south = place.porter("south")
-        assert south.bring(data, REQUEST)[1] == len(data), "south is served while north dawdles"
+        assert south.upload(data, REQUEST)[1] == len(data), "south is served while north dawdles"
         south.close()
 
 
@@ -173,18 +173,18 @@ def test_a_member_opens_a_few_connections_and_no_more(place):
         with pytest.raises((OSError, AssertionError)):  # noqa: PT012
             write_line(crowd, {"get": "f" * 32, "from": 0})
             assert read_line(crowd) is not None
-    assert ("north", "it opened too many connections to the depot") in place.refusals
+    assert ("north", "it opened too many connections to the blobs") in place.refusals
 
 
 def test_a_full_disk_is_waited_for(place):
     """The operating system takes no file larger than 64 kB; what is brought arrives when it does again."""
-    data = memoryview(os.urandom(4 * PIECE))
-    place.depot.expect("north", REQUEST, len(data))
+    data = memoryview(os.urandom(4 * CHUNK_BYTES))
+    place.blobs.expect("north", REQUEST, len(data))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     north = place.porter("north", seconds=300.0)
     resource.setrlimit(resource.RLIMIT_FSIZE, (65536, before[1]))
     try:
-        thread = threading.Thread(target=north.bring, args=(data, REQUEST))
+        thread = threading.Thread(target=north.upload, args=(data, REQUEST))
         thread.start()
         for _ in range(30000):
             if any("no room" in reason for _, reason in place.refusals):
@@ -194,7 +194,7 @@ def test_a_full_disk_is_waited_for(place):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     thread.join(300)
     assert any("no room" in reason for _, reason in place.refusals)
-    assert place.depot.found("north", (digest(data), len(data))) is not None
+    assert place.blobs.found("north", (digest(data), len(data))) is not None
     north.close()
 
 

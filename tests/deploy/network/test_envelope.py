@@ -14,12 +14,12 @@ from hansa.cli.logs import Lines, Objects
 from hansa.config.nodes import Node
 from hansa.core.errors import printable
 from hansa.data.source import Source
-from hansa.deploy.agent import Agent, _Known
+from hansa.deploy.agent import Agent, ReplayGuard
 from hansa.deploy.bundle import pack, unpack
 from hansa.deploy.join import own_settings
 from hansa.deploy.kit import COORDINATOR, Kit
-from hansa.deploy.network.blob_server import Refusal
-from hansa.deploy.network.envelope import LARGEST, PROTOCOL, Envelope, EnvelopeError, seal, unseal
+from hansa.deploy.network.blob_server import RequestRefused
+from hansa.deploy.network.envelope import MAX_BYTES, PROTOCOL, Envelope, EnvelopeError, sign_envelope, open_envelope
 from hansa.models.settings import Model
 from tests.deploy.conftest import make_kits
 
@@ -30,7 +30,7 @@ GOOD = Envelope("coordinator", "north", RUN, 5.0, QUESTION, 7, "Train", 3, ("0" 
 
 
 def opened(letter: bytes) -> Envelope:
-    return unseal(letter, "coordinator", "north", KEY.public_key())
+    return open_envelope(letter, "coordinator", "north", KEY.public_key())
 
 
 def raw(**changes: object) -> bytes:
@@ -39,21 +39,21 @@ def raw(**changes: object) -> bytes:
 
 
 def test_a_good_letter_is_read_as_it_was_written():
-    assert opened(seal(GOOD, KEY)) == GOOD
+    assert opened(sign_envelope(GOOD, KEY)) == GOOD
 
 
 @pytest.mark.parametrize(
     ("letter", "reason"),
     [
-        (seal(GOOD, OTHER), "signature"),
-        (seal(GOOD, KEY)[:-1], "signature"),
-        (seal(GOOD, KEY)[1:], "signature"),
+        (sign_envelope(GOOD, OTHER), "signature"),
+        (sign_envelope(GOOD, KEY)[:-1], "signature"),
+        (sign_envelope(GOOD, KEY)[1:], "signature"),
         (b"", "0 bytes"),
-        (b"x" * (LARGEST + 1), "bytes"),
-        (seal(replace(GOOD, receiver="south"), KEY), "from 'coordinator' to 'south'"),
-        (seal(replace(GOOD, sender="north"), KEY), "from 'north'"),
-        (seal(replace(GOOD, protocol=PROTOCOL + 1), KEY), f"protocol version {PROTOCOL + 1}"),
-        (seal(replace(GOOD, at=time() + 3600), KEY), "in the future: set the clocks"),
+        (b"x" * (MAX_BYTES + 1), "bytes"),
+        (sign_envelope(replace(GOOD, receiver="south"), KEY), "from 'coordinator' to 'south'"),
+        (sign_envelope(replace(GOOD, sender="north"), KEY), "from 'north'"),
+        (sign_envelope(replace(GOOD, protocol=PROTOCOL + 1), KEY), f"protocol version {PROTOCOL + 1}"),
+        (sign_envelope(replace(GOOD, at=time() + 3600), KEY), "in the future: set the clocks"),
         (raw(sequence="7"), "'sequence' is a str"),
         (raw(sequence=True), "'sequence' is a bool"),
         (raw(more=1), "it has fields"),
@@ -100,10 +100,10 @@ def test_an_agent_touches_nothing_for_a_letter_that_leads_elsewhere(federation, 
     said: list[str] = []
     agent = Agent(Kit(kits / "north"), tmp_path / "homes" / "north", None, said.append)
     letter = replace(GOOD, run="../../precious", request="..", begun=time())
-    agent._hear(seal(letter, Kit(kits / COORDINATOR).key))
+    agent._hear(sign_envelope(letter, Kit(kits / COORDINATOR).key))
     assert agent._letter is None
     assert said == ["a letter was refused: its field 'run' is not a name that is given here"]
-    agent._hear(seal(replace(letter, run=RUN, request=QUESTION), Kit(kits / COORDINATOR).key))
+    agent._hear(sign_envelope(replace(letter, run=RUN, request=QUESTION), Kit(kits / COORDINATOR).key))
     assert agent._letter is not None, "the same letter with names of the usual kind is taken up"
     assert (precious / "thesis.txt").read_text() == "years of work"
 
@@ -119,7 +119,7 @@ def test_what_others_write_cannot_play_tricks_with_a_log(formatter):
 
 @given(st.integers(0, 10_000), st.integers(1, 255))
 def test_a_letter_with_one_changed_byte_is_refused(place, change):
-    letter = bytearray(seal(GOOD, KEY))
+    letter = bytearray(sign_envelope(GOOD, KEY))
     letter[place % len(letter)] ^= change
     with pytest.raises(EnvelopeError):
         opened(bytes(letter))
@@ -134,7 +134,7 @@ def test_what_is_believed_never_goes_back(tmp_path_factory, letters):
     believed = []
     for (run, begun), sequence in letters:
         try:
-            _Known(file).check(replace(GOOD, run=run, begun=begun, sequence=sequence))
+            ReplayGuard(file).check(replace(GOOD, run=run, begun=begun, sequence=sequence))
         except EnvelopeError:
             continue
         believed.append((begun, sequence))
@@ -160,14 +160,14 @@ CODE = ["modeling.py", "setup.cfg", "pytorch_model.bin", "weights.pkl", "x.so", 
 @pytest.mark.parametrize("name", ODD_NAMES + CODE)
 def test_files_that_lead_elsewhere_or_may_hold_code_are_refused(tmp_path, name):
     bundle = json.dumps([[name, 1]]).encode() + b"\nx"
-    with pytest.raises(Refusal, match="file called"):
+    with pytest.raises(RequestRefused, match="file called"):
         unpack(memoryview(bundle), tmp_path / "there")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_settings_that_name_code_are_refused_and_code_is_not_packed(tmp_path):
     text = b'{"auto_map": {"AutoModel": "modeling.Evil"}}'
-    with pytest.raises(Refusal, match="names code to be loaded"):
+    with pytest.raises(RequestRefused, match="names code to be loaded"):
         unpack(memoryview(json.dumps([["config.json", len(text)]]).encode() + b"\n" + text), tmp_path / "there")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "start").mkdir()
@@ -197,7 +197,7 @@ def test_settings_that_name_what_is_the_silos_are_refused(federation, change, re
         told = told.model_copy(update={"silos": {"north": node}})
     else:
         told = told.model_copy(update={"silos": {**told.silos, "north": told.silos["north"].model_copy(update=change)}})
-    with pytest.raises(Refusal, match=reason):
+    with pytest.raises(RequestRefused, match=reason):
         own_settings(told.model_dump_json().encode(), "north", (), ())
 
 
@@ -212,5 +212,5 @@ def test_of_the_settings_a_silo_takes_no_paths_and_no_code(federation):
 
 @pytest.mark.parametrize("bundle", [b"", b"[]", b"{}\n", b'[["a", 5]]\nxx', b'[["a", -1]]\n', b'[["a"]]\n', b"\xff\n"])
 def test_bundles_that_are_none_are_refused(tmp_path, bundle):
-    with pytest.raises(Refusal, match="not a bundle"):
+    with pytest.raises(RequestRefused, match="not a bundle"):
         unpack(memoryview(bundle), tmp_path / "there")

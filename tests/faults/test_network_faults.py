@@ -18,7 +18,7 @@ from hansa.runs.ledger import Ledger
 from hansa.runs.run import run
 from tests.conftest import same, weights
 from tests.deploy.conftest import free_ports
-from tests.faults.cast import Cast
+from tests.faults.processes import Deployment
 
 pytestmark = pytest.mark.slow_fault
 
@@ -42,16 +42,16 @@ class Gate:
         self._hold.unlink(missing_ok=True)
 
 
-def as_uninterrupted(settings, cast: Cast, tmp_path: Path) -> None:
+def as_uninterrupted(settings, deployment: Deployment, tmp_path: Path) -> None:
     """The same bits as a run that nothing happened to, and one contribution of every silo to every round."""
     whole = run(settings, tmp_path / "whole", workers=0).folder
-    assert same(weights(whole / "model"), weights(cast.run / "model"))
-    contributions = contributions_of(cast)
+    assert same(weights(whole / "model"), weights(deployment.run / "model"))
+    contributions = contributions_of(deployment)
     assert len(contributions) == len(set(contributions)) == settings.rounds * len(settings.silos)
 
 
-def contributions_of(cast: Cast) -> list[tuple[int, str]]:
-    ledger = Ledger(cast.run)
+def contributions_of(deployment: Deployment) -> list[tuple[int, str]]:
+    ledger = Ledger(deployment.run)
     try:
         return ledger.select("select round, node from traffic where seen > 0")
     finally:
@@ -62,27 +62,27 @@ def test_the_coordinator_is_killed_before_the_first_round_in_the_middle_of_one_a
     """Silos are in the middle of their first connection when it, and its broker, go; then one silo has answered and one
     is at work; then a checkpoint is being written. Nothing is computed or counted twice."""
     settings, gate = gated(rounds=5), Gate(tmp_path / "marks", "north")
-    with Cast(settings, tmp_path / "cast") as cast:
+    with Deployment(settings, tmp_path / "deployment") as deployment:
         gate.shut()
-        cast.start_all()
-        cast.wait("a broker", (cast.run / "seat" / "broker" / "nats.pid").exists)
-        cast.kill(COORDINATOR)
-        cast.start(COORDINATOR)
-        cast.wait("north at work", gate.reached)
-        cast.wait("another's answer", lambda: "Train of round 1 is answered" in cast.log("south") + cast.log("east"))
-        cast.kill(COORDINATOR)
-        cast.start(COORDINATOR)
-        again = cast.log("north").count("connected to")
-        cast.wait("north connected again", lambda: cast.log("north").count("connected to") > again)
+        deployment.start_all()
+        deployment.wait("a broker", (deployment.run / "server" / "broker" / "nats.pid").exists)
+        deployment.kill(COORDINATOR)
+        deployment.start(COORDINATOR)
+        deployment.wait("north at work", gate.reached)
+        deployment.wait("another's answer", lambda: "Train of round 1 is answered" in deployment.log("south") + deployment.log("east"))
+        deployment.kill(COORDINATOR)
+        deployment.start(COORDINATOR)
+        again = deployment.log("north").count("connected to")
+        deployment.wait("north connected again", lambda: deployment.log("north").count("connected to") > again)
         gate.open()
-        saved = cast.run / "checkpoints"
+        saved = deployment.run / "checkpoints"
         drafts = lambda: any(saved.glob(".draft-*")) or (saved / "round-3").exists()  # noqa: E731
-        cast.wait("round 1", lambda: any(saved.glob("round-[1-5]")))
-        cast.wait("a checkpoint that is being written", drafts)
-        cast.kill(COORDINATOR)
-        cast.start(COORDINATOR)
-        cast.finished()
-        as_uninterrupted(settings, cast, tmp_path)
+        deployment.wait("round 1", lambda: any(saved.glob("round-[1-5]")))
+        deployment.wait("a checkpoint that is being written", drafts)
+        deployment.kill(COORDINATOR)
+        deployment.start(COORDINATOR)
+        deployment.finished()
+        as_uninterrupted(settings, deployment, tmp_path)
 
 
 @pytest.mark.parametrize("secure_aggregation", [False, True])
@@ -90,21 +90,21 @@ def test_a_silo_and_then_the_broker_are_killed_at_work(gated, tmp_path, secure_a
     """Under masks too: what a silo has promised, and that it has not yet sent anything, is on its disk."""
     settings = gated(secure_aggregation=secure_aggregation)
     south, east = Gate(tmp_path / "marks", "south"), Gate(tmp_path / "marks", "east")
-    with Cast(settings, tmp_path / "cast") as cast:
+    with Deployment(settings, tmp_path / "deployment") as deployment:
         for gate in (south, east):
             gate.shut()
-        cast.start_all()
-        cast.wait("both at work", lambda: south.reached() and east.reached())
-        cast.kill("south")
-        cast.start("south")
-        cast.kill_broker()
+        deployment.start_all()
+        deployment.wait("both at work", lambda: south.reached() and east.reached())
+        deployment.kill("south")
+        deployment.start("south")
+        deployment.kill_broker()
         for gate in (south, east):
             gate.open()
-        cast.wait("round 1", lambda: any((cast.run / "checkpoints").glob("round-[1-3]")))
-        cast.kill_broker()
-        cast.finished()
-        as_uninterrupted(settings, cast, tmp_path)
-        assert "it is started again" in cast.log(COORDINATOR)
+        deployment.wait("round 1", lambda: any((deployment.run / "checkpoints").glob("round-[1-3]")))
+        deployment.kill_broker()
+        deployment.finished()
+        as_uninterrupted(settings, deployment, tmp_path)
+        assert "it is started again" in deployment.log(COORDINATOR)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "worldlm"])
@@ -115,38 +115,38 @@ def test_a_region_is_killed_while_its_silos_work(gated, tmp_path, method):
     silos = {"west": region(2, "north", "south"), "far": region(1, "east", "north-2")}
     tree = flat.model_copy(update={"silos": silos, "method": Named(name=method)})
     gate = Gate(tmp_path / "marks", "south")
-    with Cast(tree, tmp_path / "cast") as cast:
+    with Deployment(tree, tmp_path / "deployment") as deployment:
         gate.shut()
-        cast.start_all()
-        cast.wait("south at work", gate.reached)
-        cast.kill("west")
-        cast.start("west")
+        deployment.start_all()
+        deployment.wait("south at work", gate.reached)
+        deployment.kill("west")
+        deployment.start("west")
         gate.open()
-        cast.finished()
-        as_uninterrupted(tree, cast, tmp_path)
+        deployment.finished()
+        as_uninterrupted(tree, deployment, tmp_path)
 
 
 def test_a_silo_that_does_not_come_back_costs_one_deadline_and_its_late_answer_does_not_count(gated, tmp_path):
     """A busy machine may be late with others, too: what counts is that south's first answer never does."""
     settings = gated(rounds=2, participation={"deadline": 15.0, "quorum": 0.1}, evaluate={"every": 9, "share": 1.0})
     gate = Gate(tmp_path / "marks", "south")
-    with Cast(settings, tmp_path / "cast") as cast:
+    with Deployment(settings, tmp_path / "deployment") as deployment:
         gate.shut()
-        cast.start_all()
-        cast.wait("round 1", (cast.run / "checkpoints" / "round-1").exists)
+        deployment.start_all()
+        deployment.wait("round 1", (deployment.run / "checkpoints" / "round-1").exists)
         gate.open()
-        said = lambda: cast.log("south")  # noqa: E731
-        cast.wait("south's late answer", lambda: "nobody waits for this any more" in said() or "overtaken" in said())
-        cast.finished()
-        contributions = contributions_of(cast)
+        said = lambda: deployment.log("south")  # noqa: E731
+        deployment.wait("south's late answer", lambda: "nobody waits for this any more" in said() or "overtaken" in said())
+        deployment.finished()
+        contributions = contributions_of(deployment)
         assert len(contributions) == len(set(contributions))
         assert (1, "south") not in contributions
         assert {round for round, _ in contributions} == {1, 2}
-        assert "the deadline" in {node: text for _, node, text in lost(cast)}["south"]
+        assert "the deadline" in {node: text for _, node, text in lost(deployment)}["south"]
 
 
-def lost(cast: Cast) -> list[tuple]:
-    ledger = Ledger(cast.run)
+def lost(deployment: Deployment) -> list[tuple]:
+    ledger = Ledger(deployment.run)
     try:
         return ledger.select("select round, node, text from events where kind='lost'")
     finally:
@@ -159,27 +159,27 @@ def lost(cast: Cast) -> list[tuple]:
 def test_a_silo_is_cut_off_in_the_middle_of_a_round(gated, tmp_path):
     """Nothing goes either way for a while, without any connection being closed; then the wire is whole again."""
     settings, gate = gated(rounds=2), Gate(tmp_path / "marks", "north")
-    with Namespace() if may_make_namespaces() else Proxy() as wire, wire.cast(settings, tmp_path / "cast") as cast:
+    with Namespace() if may_make_namespaces() else Proxy() as wire, wire.deployment(settings, tmp_path / "deployment") as deployment:
         gate.shut()
-        cast.start_all({"north": wire.namespace})
-        cast.wait("north at work", gate.reached)
+        deployment.start_all({"north": wire.namespace})
+        deployment.wait("north at work", gate.reached)
         wire.cut()
         gate.open()
-        cast.wait("the others' answers", lambda: all("Train of round 1 is answered" in cast.log(n) for n in SILOS[1:]))
+        deployment.wait("the others' answers", lambda: all("Train of round 1 is answered" in deployment.log(n) for n in SILOS[1:]))
         wire.mend()
-        cast.finished()
-        as_uninterrupted(settings, cast, tmp_path)
+        deployment.finished()
+        as_uninterrupted(settings, deployment, tmp_path)
 
 
 def test_a_proxy_that_breaks_every_connection_now_and_then(gated, tmp_path):
     """North's way leads through a proxy that cuts connections after some bytes, again and again."""
     settings = gated(rounds=3)
-    with Proxy() as wire, wire.cast(settings, tmp_path / "cast") as cast:
+    with Proxy() as wire, wire.deployment(settings, tmp_path / "deployment") as deployment:
         wire.bytes_per_connection = 150_000
-        cast.start_all()
-        cast.finished()
+        deployment.start_all()
+        deployment.finished()
         assert wire.broken > 3
-        as_uninterrupted(settings, cast, tmp_path)
+        as_uninterrupted(settings, deployment, tmp_path)
 
 
 def may_make_namespaces() -> bool:
@@ -205,9 +205,9 @@ class Namespace:
     def __exit__(self, *_: object) -> None:
         self._ip("netns", "del", self.namespace)
 
-    def cast(self, settings, folder: Path) -> Cast:
+    def deployment(self, settings, folder: Path) -> Deployment:
         first, second = free_ports(2)
-        return Cast(settings, folder, {COORDINATOR: f"10.213.7.1:{first}+{second}"})
+        return Deployment(settings, folder, {COORDINATOR: f"10.213.7.1:{first}+{second}"})
 
     def cut(self) -> None:
         self._ip("-n", self.namespace, "link", "set", "hansa-v1", "down")
@@ -239,16 +239,16 @@ class Proxy:
         for server in self._servers:
             server.close()
 
-    def cast(self, settings, folder: Path) -> Cast:
-        cast = Cast(settings, folder)
-        file = cast.kits / "north" / "kit.json"
+    def deployment(self, settings, folder: Path) -> Deployment:
+        deployment = Deployment(settings, folder)
+        file = deployment.kits / "north" / "kit.json"
         card = json.loads(file.read_text())
-        targets = (card["parent"]["port"], card["parent"]["bulk"])
-        card["parent"]["port"], card["parent"]["bulk"] = (server.getsockname()[1] for server in self._servers)
+        targets = (card["parent"]["port"], card["parent"]["blob_port"])
+        card["parent"]["port"], card["parent"]["blob_port"] = (server.getsockname()[1] for server in self._servers)
         file.write_text(json.dumps(card))
         for server, target in zip(self._servers, targets, strict=True):
             threading.Thread(target=self._accept, args=(server, target), daemon=True).start()
-        return cast
+        return deployment
 
     def cut(self) -> None:
         self._whole.clear()

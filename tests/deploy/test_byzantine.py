@@ -23,18 +23,18 @@ from hansa.core.messages import (
 )
 from hansa.deploy import authority
 from hansa.deploy.coordinator import serve
-from hansa.deploy.join import SiloTrade
+from hansa.deploy.join import SiloService
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.network.link import NatsLink
 from hansa.runs.ledger import Ledger
 from tests.deploy.conftest import joined, make_kits, over_the_network
-from tests.deploy.test_strangers import bad_agent
+from tests.deploy.test_authentication import bad_agent
 
 FOUR = {"north": 40, "south": 30, "east": 20, "north-2": 30}
 QUIETLY = {"evaluate": {"every": 9, "share": 1.0}}
 
 
-class Lying(SiloTrade):
+class Lying(SiloService):
     """Answers requests of some kinds with what ``lie`` makes of them."""
 
     def __init__(self, kit, sources, lies):
@@ -59,8 +59,8 @@ def run_with_liars(settings, tmp_path, log, liars):
         stack.enter_context(joined(honest, kits, tmp_path / "silos", log.say))
         for name, lies in liars.items():
             kit = Kit(kits / name)
-            trade = Lying(kit, settings.silos[name].sources, lies(kits) if callable(lies) else lies)
-            stack.enter_context(bad_agent(kit, tmp_path / "silos" / name, trade))
+            service = Lying(kit, settings.silos[name].sources, lies(kits) if callable(lies) else lies)
+            stack.enter_context(bad_agent(kit, tmp_path / "silos" / name, service))
         return serve(settings, Kit(kits / COORDINATOR), tmp_path / "run", None, log)
 
 

@@ -13,7 +13,7 @@ from hansa.core import wire
 from hansa.core.messages import CollectVocabulary, DescribeData, Failure, VocabularyCounts
 from hansa.deploy.agent import Agent
 from hansa.deploy.coordinator import public
-from hansa.deploy.join import SiloTrade
+from hansa.deploy.join import SiloService
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.network.envelope import Envelope
 from hansa.deploy.network.link import ROOM, Pending
@@ -55,7 +55,7 @@ class Stage:
 
     def __init__(self, settings, folder, link):
         self.link, self.home = link, folder / "north"
-        self.settings = link._depot.offer(memoryview(public(settings).model_dump_json().encode()), ["north"])
+        self.settings = link._blobs.offer(memoryview(public(settings).model_dump_json().encode()), ["north"])
         self._numbers = iter(range(1, 10_000))
 
     def ask(self, body, **changes):
@@ -69,13 +69,13 @@ class Stage:
             sequence=journal.sequence(),
             kind="Train",
             round=1,
-            text=self.link._depot.offer(memoryview(body), ["north"]),
+            text=self.link._blobs.offer(memoryview(body), ["north"]),
             settings=self.settings,
             until=time() + PATIENCE,
         )
         letter = replace(letter, **changes)
         self.link._pending["north"] = Pending(letter, 0)
-        self.link._depot.expect("north", letter.request, ROOM)
+        self.link._blobs.expect("north", letter.request, ROOM)
         until = monotonic() + PATIENCE
         self.link._post(["north"], until)
         answer = self.link._take("north", until)
@@ -91,9 +91,9 @@ def stage(module_federation, tmp_path_factory):
     folder = tmp_path_factory.mktemp("stage")
     kits = make_kits(module_federation, folder / "kits")
     kit = Kit(kits / "north")
-    trade = SiloTrade(kit, module_federation.silos["north"].sources, (), PolicyEnforcer.of(kit, None, folder / "north"))
-    agent = Agent(kit, folder / "north", trade, lambda text: None)
-    with server_session(Kit(kits / COORDINATOR), folder / "seat", None, lambda text: None) as link, alive(agent):
+    service = SiloService(kit, module_federation.silos["north"].sources, (), PolicyEnforcer.load(kit, None, folder / "north"))
+    agent = Agent(kit, folder / "north", service, lambda text: None)
+    with server_session(Kit(kits / COORDINATOR), folder / "server", None, lambda text: None) as link, alive(agent):
         yield Stage(module_federation, folder, link)
 
 
@@ -137,11 +137,11 @@ def test_why_there_was_no_answer_is_not_kept(module_federation, tmp_path):
     policy = kit.folder / "policy.yaml"
     good = policy.read_text()
     policy.write_text("rules: {}")
-    trade = SiloTrade(
-        kit, module_federation.silos["north"].sources, (), PolicyEnforcer.of(kit, None, tmp_path / "north")
+    service = SiloService(
+        kit, module_federation.silos["north"].sources, (), PolicyEnforcer.load(kit, None, tmp_path / "north")
     )
-    agent = Agent(kit, tmp_path / "north", trade, lambda text: None)
-    with server_session(Kit(kits / COORDINATOR), tmp_path / "seat", None, lambda text: None) as link, alive(agent):
+    agent = Agent(kit, tmp_path / "north", service, lambda text: None)
+    with server_session(Kit(kits / COORDINATOR), tmp_path / "server", None, lambda text: None) as link, alive(agent):
         link.share_settings(public(module_federation).model_dump_json().encode())
         [refused] = link.ask({"north": CollectVocabulary(5)}, monotonic() + PATIENCE)
         assert isinstance(refused.reply, Failure)
@@ -165,14 +165,14 @@ def test_a_damaged_state_is_survived_and_said(module_federation, tmp_path, damag
 
 def test_a_disk_that_is_full_when_a_letter_comes_is_survived(module_federation, tmp_path, monkeypatch):
     """The letter is refused for now; it lies in its box, and is taken up when there is room again."""
-    from hansa.deploy.network.envelope import seal
+    from hansa.deploy.network.envelope import sign_envelope
 
     kits = make_kits(module_federation, tmp_path / "kits")
     lines: list[str] = []
     agent = Agent(Kit(kits / "north"), tmp_path / "north", None, lines.append)
     digest = ("0" * 32, 4)
     letter = Envelope(COORDINATOR, "north", "a" * 16, time(), "b" * 32, 1, "Train", 1, digest)
-    sealed = seal(letter, Kit(kits / COORDINATOR).key)
+    sealed = sign_envelope(letter, Kit(kits / COORDINATOR).key)
     with monkeypatch.context() as full:
         full.setattr("hansa.deploy.agent.os.replace", _no_room)
         agent._hear(sealed)

@@ -14,7 +14,7 @@ from hansa.deploy import authority
 from hansa.deploy.coordinator import serve
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.lock_file import lock_folder
-from hansa.deploy.network.connection import Broken, Connection, Message, Refused
+from hansa.deploy.network.connection import ConnectionLost, Connection, Message, Refused
 from hansa.deploy.network.session import Session
 from hansa.deploy.server_session import server_session
 from hansa.runs.ledger import Ledger
@@ -31,17 +31,17 @@ def test_the_coordinator_needs_not_reach_itself_by_its_public_name(federation, t
     settings, [letters, weights] = federation(), free_ports(2)
     kits = tmp_path / "kits"
     authority.create(settings, kits, {COORDINATOR: f"hansa.example.invalid:{letters}+{weights}"}, 30)
-    with server_session(Kit(kits / COORDINATOR), tmp_path / "seat", None, silent) as link:
+    with server_session(Kit(kits / COORDINATOR), tmp_path / "server", None, silent) as link:
         assert link.size == 3
 
 
 def test_a_port_that_somebody_else_holds_is_one_sentence_at_once(federation, tmp_path):
     kits = make_kits(federation(), tmp_path / "kits")
-    place = Kit(kits / COORDINATOR).card.serves
+    place = Kit(kits / COORDINATOR).endpoint
     with closing(socket.create_server(("127.0.0.1", place.port))):
         began = monotonic()
         with pytest.raises(UserError, match=f"port {place.port}, for letters, cannot be opened"):
-            server_session(Kit(kits / COORDINATOR), tmp_path / "seat", None, silent).__enter__()
+            server_session(Kit(kits / COORDINATOR), tmp_path / "server", None, silent).__enter__()
         assert monotonic() - began < 20
 
 
@@ -61,7 +61,7 @@ def test_silos_do_not_obey_a_coordinator_that_was_revoked(federation, tmp_path, 
     stolen = shutil.copytree(kits / COORDINATOR, tmp_path / "stolen")
     authority.revoke(kits, COORDINATOR)
     agent = silo(settings, kits, tmp_path / "silos", "north", log.say)
-    with running(agent), server_session(Kit(stolen), tmp_path / "seat", None, silent) as link:
+    with running(agent), server_session(Kit(stolen), tmp_path / "server", None, silent) as link:
         link.share_settings(b"{}")
         [answer] = link.ask({"north": DescribeData()}, monotonic() + 6)
         until(lambda: any("whoever asks was revoked" in line for line in log.lines), "the refusal")
@@ -104,13 +104,13 @@ def test_a_wait_ends_at_its_deadline_also_without_a_broker():
 def test_a_broker_that_speaks_nonsense_is_connected_to_again(words):
     connection = Connection.__new__(Connection)
     connection.largest = 100
-    with pytest.raises(Broken):
+    with pytest.raises(ConnectionLost):
         connection._message(words, False)
 
 
 @pytest.mark.parametrize("payload", [b"3", b"[]", b"not JSON", b'{"error": 3}', b'{"error": {"err_code": "x"}}'])
 def test_an_answer_of_jetstream_that_makes_no_sense_is_a_broken_connection(payload):
-    with pytest.raises(Broken):
+    with pytest.raises(ConnectionLost):
         Connection.checked(Message("", "", payload))
     with pytest.raises(Refused):
         Connection.checked(Message("", "", b'{"error": {"err_code": 7, "description": "no"}}'))

@@ -1,4 +1,4 @@
-"""The cast of a fault test: coordinator, regions and silos as real processes, started quickly because they are forked
+"""The deployment of a fault test: coordinator, regions and silos as real processes, started quickly because they are forked
 from one that has imported everything. They can be killed, and started again."""
 
 import os
@@ -61,7 +61,7 @@ class Settings(Section):
 def act(
     arguments: list[str], log: str, namespace: str, lie: str, room: int | None, environment: dict[str, str]
 ) -> None:
-    """A process of the cast: the command line as anybody would start it; or one that lies, or has no more room on its
+    """A process of the deployment: the command line as anybody would start it; or one that lies, or has no more room on its
     disk than so many bytes in each file. Its parent may have been started by another test: what this one has set in
     the environment is handed over."""
     os.setsid()
@@ -69,9 +69,9 @@ def act(
     if namespace:
         _enter(namespace)
     if lie:
-        from tests.faults import lies
+        from tests.faults import byzantine
 
-        getattr(lies, lie)()
+        getattr(byzantine, behaviour)()
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
@@ -113,7 +113,7 @@ def read_only(folder: Path) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-class Cast:
+class Deployment:
     def __init__(self, federation: Federation, folder: Path, addresses: dict[str, str] | None = None) -> None:
         self.federation, self.folder = federation, folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -129,7 +129,7 @@ class Cast:
         self._context.set_forkserver_preload(imported)
         self.processes: dict[str, Any] = {}
 
-    def __enter__(self) -> "Cast":
+    def __enter__(self) -> "Deployment":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -180,7 +180,7 @@ class Cast:
 
     def kill_broker(self, name: str = COORDINATOR) -> None:
         folder = self.run if name == COORDINATOR else self.folder / name
-        os.kill(int((folder / "seat" / "broker" / "nats.pid").read_text()), signal.SIGKILL)
+        os.kill(int((folder / "server" / "broker" / "nats.pid").read_text()), signal.SIGKILL)
 
     def log(self, name: str) -> str:
         file = self.folder / f"{name}.log"

@@ -1,4 +1,4 @@
-"""What processes of the cast do that lie: applied in that process alone, before it starts like any other."""
+"""What processes of the deployment do that lie: applied in that process alone, before it starts like any other."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from hansa.core.messages import Failure, RevealedShares, SecretShares, Train
 from hansa.core.participation import until
 from hansa.core.tensors import Layout, Tensors
 from hansa.deploy.network.blob_client import BlobClient
-from hansa.deploy.network.blob_server import Refusal, digest, write_line
+from hansa.deploy.network.blob_server import RequestRefused, digest, write_line
 from hansa.deploy.reply_store import Packed, ReplyStore
 from hansa.privacy.secure_aggregation.server import MaskingServer
 
@@ -57,7 +57,7 @@ def nonsense() -> None:
 
 def greedy() -> None:
     """Before it brings anything it announces ten gigabytes, and begins a line that never ends."""
-    honest = BlobClient.bring
+    honest = BlobClient.upload
 
     def bring(self: BlobClient, view: memoryview, request: str, name: str | None = None) -> Any:
         for line in ({"put": "0" * 32, "size": 10 << 30, "for": request}, {"get": "x" * 100_000, "from": 0}):
@@ -65,12 +65,12 @@ def greedy() -> None:
                 connection = self._connected()
                 write_line(connection, line)
                 self._heard(connection)
-            except (Refusal, OSError, ValueError):
+            except (RequestRefused, OSError, ValueError):
                 pass
             self.close()
         return honest(self, view, request, name)
 
-    BlobClient.bring = bring  # type: ignore[method-assign]
+    BlobClient.upload = bring  # type: ignore[method-assign]
 
 
 def curious() -> None:

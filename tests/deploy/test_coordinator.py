@@ -61,8 +61,8 @@ def test_a_nats_of_ones_own_serves_as_well(federation, tmp_path, log):
     broker = Broker(kit, tmp_path / "nats", log.say)
     try:
         with joined(settings, kits, tmp_path / "silos", log.say):
-            outcome = serve(settings, kit, tmp_path / "run", f"tls://localhost:{kit.card.serves.port}", log)
-        assert not (tmp_path / "run" / "seat" / "broker").exists()
+            outcome = serve(settings, kit, tmp_path / "run", f"tls://localhost:{kit.endpoint.port}", log)
+        assert not (tmp_path / "run" / "server" / "broker").exists()
         here = run(settings, tmp_path / "here", workers=0)
         assert same(weights(here.folder / "model"), weights(outcome.folder / "model"))
     finally:
@@ -84,8 +84,8 @@ def test_a_region_waits_for_nobody_longer_than_its_parent_waits_for_it(federatio
 
     with regions(tree, kits, tmp_path / "regions", log.say), joined(tree, kits, tmp_path / "silos", log.say):
         outcome = serve(tree, Kit(kits / COORDINATOR), tmp_path / "run", None, log)
-        look(outcome.folder / "seat", "west")
-        look(tmp_path / "regions" / "west" / "seat", "north")
+        look(outcome.folder / "server", "west")
+        look(tmp_path / "regions" / "west" / "server", "north")
     assert deadlines["west"] == {1: pytest.approx(3600, abs=60)}
     assert deadlines["north"][1] <= 0.9 * 3600 / 2
     assert deadlines["north"][1] > 0.5 * 3600 / 2, "as far as the machine was not asleep in between"
@@ -96,7 +96,7 @@ def test_what_nobody_took_does_not_stay(federation, tmp_path, log):
     """After a run the depot holds what the last round brought, and nothing else; so do the silos' spools."""
     settings = federation(rounds=4, evaluate={"every": 1, "share": 1.0})
     outcome = over_the_network(settings, tmp_path, log)
-    files = [file for file in (outcome.folder / "seat" / "depot").rglob("*") if file.is_file()]
+    files = [file for file in (outcome.folder / "server" / "depot").rglob("*") if file.is_file()]
     assert len(files) <= 3 * 5, "an update and its text, two scores of every silo"
     assert not any(file.suffix == ".part" for file in files)
     for silo in settings.silos:

@@ -1,0 +1,142 @@
+"""`hansa serve` with a region's kit: an agent towards the parent, a server towards the region's own children.
+
+The region's rounds are those of an `InnerNode`, as in `hansa run`; this module adds the network link, the audit log and
+the settings that the parent sends.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from hansa.client.host import SiloHost
+from hansa.client.runtime import Runtime
+from hansa.core import device
+from hansa.core.inner_node import gather, merge
+from hansa.core.link import Link
+from hansa.core.messages import CollectVocabulary, DataCard, DescribeData, Failure, Reply, Request
+from hansa.core.participation import Child
+from hansa.core.round import Server
+from hansa.data.source import Source
+from hansa.deploy.agent import Agent, Log
+from hansa.deploy.bundle import pack
+from hansa.deploy.join import own_settings
+from hansa.deploy.kit import Kit
+from hansa.deploy.network.address import Proxy
+from hansa.deploy.network.deadline_link import DeadlineLink
+from hansa.deploy.network.link import NatsLink
+from hansa.deploy.policy_enforcer import PolicyEnforcer
+from hansa.deploy.server_session import server_session
+from hansa.deploy.signatures import KitSigner, VerifiedLink
+from hansa.deploy.status import SERVER_FOLDER
+from hansa.links.tree import TreeLink
+from hansa.privacy.policy.audit_log import AUDIT_LOG, AuditLog
+from hansa.privacy.policy.audited_link import AuditedLink, AuditedNode
+from hansa.runs.topology import build_region, round_settings
+
+
+class RegionService:
+    """Answers the parent's requests for all nodes of a region; implements `hansa.deploy.request_reader.NodeService`.
+
+    ``network`` reaches the region's children; ``out`` is the region's run directory; ``sources`` is the region's own
+    data, if it has any; ``enforcer`` its policy, if it has one. ``deadline`` returns when the parent stops waiting, on
+    the monotonic clock.
+    """
+
+    def __init__(
+        self,
+        kit: Kit,
+        network: NatsLink,
+        out: Path,
+        sources: tuple[Source, ...],
+        plugins: tuple[str, ...],
+        enforcer: PolicyEnforcer | None = None,
+    ) -> None:
+        self._kit, self._network, self._files = kit, network, out / SERVER_FOLDER
+        self._sources, self._plugins, self._enforcer = sources, plugins, enforcer
+        self._log = AuditLog(out / AUDIT_LOG, kit.name)
+        self.deadline: Callable[[], float | None] = lambda: None
+
+    def log_refusal(self, message: str, round: int, reason: str) -> None:
+        """Log a request that could not be used."""
+        self._log.add("refusal", message=message, round=round, to=self._kit.parent.node, reason=reason)
+
+    def open_run(self, folder: Path, settings: bytes) -> Callable[[Request], Reply]:
+        """How the region answers in the run in ``folder``; raises `InvalidRequest` if the settings cannot be used."""
+        federation = own_settings(settings, self._kit.name, self._sources, self._plugins)
+        runtime = Runtime(federation, folder, device=device.choose())
+        self._network.share_settings(settings)
+        if (folder / "start").exists():
+            self._network.share_start(pack(folder / "start", self._files / "start.bundle"))
+        verified = VerifiedLink(self._network, KitSigner(self._kit, folder, settings, self._network.run))
+        bounded = DeadlineLink(verified, self._kit.info.rounds, lambda: self.deadline())
+        region = RegionNode(SiloHost(runtime), self._kit, AuditedLink(bounded, self._log), bool(self._sources))
+        if self._enforcer is not None:
+            return self._enforcer.guard(region.answer, runtime)
+        return AuditedNode(region.answer, self._log, self._kit.parent.node)
+
+
+class RegionNode:
+    """A region that becomes an `InnerNode` when the nodes below it have described their data.
+
+    ``link`` reaches the children; ``holds_data``: the region has data of its own, which is asked under its own name.
+    """
+
+    def __init__(self, host: SiloHost, kit: Kit, link: Link, holds_data: bool) -> None:
+        name, runtime = kit.name, host.runtime
+        names = [*kit.info.children, *([name] if holds_data else [])]
+        self._host = host
+        self._link = TreeLink(link, {name: host.silo(name).answer}) if holds_data else link
+        # Sizes of the children are not known yet, and requests before the first round do not need them.
+        children = dict.fromkeys(names, Child(0, 0))
+        self._below = Server(name, children, self._link, runtime.method_of(name), round_settings(runtime.federation))
+        self._card: DataCard | None = None
+        self._answer: Callable[[Request], Reply] | None = None
+
+    def answer(self, request: Request) -> Reply:
+        """The reply of the whole region; a `Failure` if a node below did not describe its data."""
+        if isinstance(request, CollectVocabulary):
+            return gather(self._below.name, self._below, request)
+        if self._answer is None or self._card is None:
+            failure = self._build()
+            if failure is not None:
+                return failure
+        assert self._answer is not None
+        assert self._card is not None
+        return self._card if isinstance(request, DescribeData) else self._answer(request)
+
+    def _build(self) -> Failure | None:
+        """Ask all nodes below to describe their data and build the inner node; return a failure if one cannot."""
+        name = self._below.name
+        answers = list(self._link.ask(dict.fromkeys(self._below.children, DescribeData()), None))
+        cards = {answer.node: answer.reply for answer in answers if isinstance(answer.reply, DataCard)}
+        for answer in answers:
+            if isinstance(answer.reply, Failure):
+                return Failure(f"region '{name}': {answer.node}: {answer.reply.reason}")
+            if answer.node not in cards:
+                return Failure(f"region '{name}': {answer.node} sent a {type(answer.reply).__name__}")
+        self._answer, child = build_region(self._host, name, self._link, cards)
+        merged = merge(list(cards.values()))
+        assert isinstance(merged, DataCard)
+        self._card = replace(merged, per_round=child.work, inner=True, steps=child.steps)
+        return None
+
+
+def serve_region(
+    kit: Kit,
+    out: Path,
+    nats: str | None,
+    sources: tuple[Source, ...],
+    plugins: tuple[str, ...],
+    log: Log,
+    ready: Callable[[Agent], None],
+    enforcer: PolicyEnforcer | None = None,
+    proxy: Proxy | None = None,
+    warn: Log | None = None,
+) -> None:
+    """Run a region until its agent is stopped; ``ready`` is called with the agent, by which it can be stopped."""
+    with server_session(kit, out / SERVER_FOLDER, nats, log) as network:
+        service = RegionService(kit, network, out, sources, plugins, enforcer)
+        agent = Agent(kit, out / "home", service, log, proxy, warn)
+        service.deadline = lambda: agent.deadline
+        ready(agent)
+        agent.run()
