@@ -71,8 +71,8 @@ def page(store: dict[str, Any]) -> str:
     """docs/benchmarks.md."""
     parts = [
         "# Benchmarks\n",
-        "Written by `make bench`; do not edit. Each figure is measured against its peer in one run; a `+` behind a commit "
-        "means uncommitted changes.\n",
+        "Written by `make bench`; do not edit. Each figure is measured against its peer in one run; a `+` behind a "
+        "commit means uncommitted changes.\n",
     ]
     for name, one in sorted(store.items()):
         about = f"`python benchmarks/{name}.py` at commit {one['commit']}, {one['date']}, {one['machine']}."

@@ -1,11 +1,14 @@
-"""Translating a test set with sorted batches, against the library's plain `generate` on batches as the samples come:
-same model, beam and rule for the largest length. The model is trained just enough to end
-sentences; both are measured in processor time, on one thread.
+"""Translating in length-sorted batches, against the plain `generate` of transformers.
+
+Same model, beam and rule for the largest length; batches of the peer are as the samples come. The model is trained just enough
+to end sentences; both are measured in processor time, on one thread.
 """
 
 import tempfile
+from functools import partial
 from pathlib import Path
 from time import process_time
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,9 +28,7 @@ from hansa.tasks.translate import padded, translations
 SIZE = 64
 
 
-def plain(
-    model: torch.nn.Module, held: Examples, indices: NDArray[np.int64], vocabulary: Vocabulary, beams: int
-) -> list[str]:
+def plain(model: Any, held: Examples, indices: NDArray[np.int64], vocabulary: Vocabulary, beams: int) -> list[str]:
     found: list[str] = []
     for start in range(0, len(indices), SIZE):
         some = indices[start : start + SIZE]
@@ -67,9 +68,9 @@ def main() -> None:
         chosen = stream(0, "decode").permutation(len(joined))[: 8 if figures.smoke else 384]
         with torch.inference_mode():
             for beams, name in ((1, "greedy"), (4, "beam_4")):
-                theirs = best_of(2, lambda b=beams: plain(model, joined, chosen, runtime.vocabulary, b), process_time)
+                theirs = best_of(2, partial(plain, model, joined, chosen, runtime.vocabulary, beams), process_time)
                 ours = best_of(
-                    2, lambda b=beams: translations(model, joined, chosen, runtime.vocabulary, b, SIZE), process_time
+                    2, partial(translations, model, joined, chosen, runtime.vocabulary, beams, SIZE), process_time
                 )
                 print(f"{name}: {len(chosen) / ours:.0f} sentences a second, plain {len(chosen) / theirs:.0f}")
                 what = f"translating in length-sorted batches against plain `generate`, {name.replace('_', ' ')}"

@@ -1,9 +1,11 @@
-"""What FedKC's exchange takes of a round at the paper's settings (two local epochs, ten clusters, two active clients),
-encoder 4 × 256, texts of 64 tokens; and what a whole round takes beside FedAvg's.
+"""FedKC's exchange as a share of a round at the paper's settings.
+
+Two local epochs, ten clusters, two active clients, encoder 4 × 256, texts of 64 tokens.
 """
 
 import json
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from _federations import silos, words
@@ -25,7 +27,7 @@ def labelled(folder: Path, count: int) -> dict[str, str]:
     return files
 
 
-def seconds(folder: Path, files: dict[str, str], method: dict[str, object]) -> tuple[float, float]:
+def seconds(folder: Path, files: dict[str, str], method: Mapping[str, object]) -> tuple[float, float]:
     """The shortest exchange and the shortest whole round."""
     federation = parse(
         {

@@ -1,5 +1,6 @@
-"""One round over nine silos (encoder 4 × 256, sequences of 64) on the worker pool, against the same steps in a plain
-PyTorch loop that uses all cores and the library's own masked-LM loss (transformers' BertForMaskedLM).
+"""One round over nine silos on the worker pool, against a plain PyTorch loop.
+
+Encoder 4 × 256, sequences of 64. The peer takes the same steps on all cores with transformers' BertForMaskedLM and its own loss.
 """
 
 import tempfile
@@ -100,8 +101,8 @@ def measure(figures: Figures, size: int, target: float, cores: int) -> None:
         their_round, our_round = min(theirs[1:]), min(ours[1:])  # the first round warms everything up
         one_worker, steps = min(alone[1:], key=lambda pair: 1 - pair[1] / pair[0])
         print(
-            f"vocabulary {len(tokenizer):,}: plain loop on {cores} cores {their_round:.2f} s, Hansa with {cores} workers "
-            f"{our_round:.2f} s, with one worker {one_worker:.2f} s of which steps {steps:.2f} s"
+            f"vocabulary {len(tokenizer):,}: plain loop on {cores} cores {their_round:.2f} s, Hansa with {cores} "
+            f"workers {our_round:.2f} s, with one worker {one_worker:.2f} s of which steps {steps:.2f} s"
         )
         name = f"{size // 1000}k"
         what = f"a round over nine silos (encoder 4 × 256, {name} vocabulary) against a plain PyTorch loop on all cores"

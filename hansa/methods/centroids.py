@@ -1,7 +1,8 @@
-"""What a silo's data look like to a model, in few numbers: groups of samples, each as a mean.
+"""Groups of samples as means of what a model computes for them; shared by FedKC and FedMix.
 
-The mean of several texts, position by position, is over *real* tokens alone: at position t over the texts that are
-longer than t. So it has as many positions as the longest of them, and short texts do not water it down with padding.
+The mean of several texts at position t is over the texts that are longer than t: padding does not enter it. It has as
+many positions as the longest of the texts. Used for Wang et al. (2022), Equation 6, and Yoon et al. (2021), Algorithm
+1.
 """
 
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hansa.core import representations as inside
+from hansa.core import representations
 from hansa.core.errors import ConfigError
 from hansa.core.knowledge import Indices, Samples
 from hansa.core.learner import Learner
@@ -20,18 +21,19 @@ from hansa.methods.centroid_noise import Noise, bounded
 
 @dataclass(frozen=True)
 class Outputs:
-    """Every sample as the model sees it."""
+    """What a model computes for every sample."""
 
     pooled: Tensor  # samples × width
     predictions: Tensor  # samples × classes
 
 
 def model_outputs(learner: Learner, samples: Samples) -> Outputs:
+    """The pooled outputs and predictions of all samples."""
     pooled: Tensor | None = None
     predictions: Tensor | None = None
     with torch.inference_mode():
         for indices, batch in samples.batches():
-            some, logits = (seen.cpu() for seen in inside.represent(learner.model, batch.inputs))
+            some, logits = (seen.cpu() for seen in representations.represent(learner.model, batch.inputs))
             if pooled is None or predictions is None:
                 pooled, predictions = (torch.zeros(samples.size, t.shape[1]) for t in (some, logits))
             pooled[indices], predictions[indices] = some, logits.softmax(dim=-1)
@@ -41,7 +43,7 @@ def model_outputs(learner: Learner, samples: Samples) -> Outputs:
 
 
 def k_means(points: NDArray[np.float32], count: int, rng: np.random.Generator) -> list[Indices]:
-    """k-means (scikit-learn, one thread): the points of each cluster, at most ``count`` clusters and none empty."""
+    """k-means (scikit-learn, one thread): the points of each of at most ``count`` clusters; none is empty."""
     from sklearn.cluster import KMeans
     from threadpoolctl import threadpool_limits
 
@@ -54,11 +56,13 @@ def k_means(points: NDArray[np.float32], count: int, rng: np.random.Generator) -
 
 
 def require_sklearn(method: str) -> None:
-    """Said before a run begins."""
+    """Raise `ConfigError` if scikit-learn is not installed."""
     try:
         import sklearn  # noqa: F401
     except ImportError:
-        raise ConfigError(f"method '{method}' clusters with scikit-learn: pip install 'hansa[fedkc]'") from None
+        raise ConfigError(
+            f"method '{method}' clusters with scikit-learn, which is not installed: pip install 'hansa[fedkc]'"
+        ) from None
 
 
 def mean_rows(values: Tensor, groups: list[Indices]) -> Tensor:
@@ -69,9 +73,10 @@ def mean_rows(values: Tensor, groups: list[Indices]) -> Tensor:
 def mean_texts(
     learner: Learner, samples: Samples, groups: list[Indices], noise: Noise | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The mean of each group's texts where the first block gets them (groups × positions × width), and over how many
-    texts it is (groups × positions). A sample is in at most one group; sums are kept, not the texts. Where there will
-    be ``noise``, each vector is bounded first.
+    """The mean of each group's embedded texts, and the number of texts behind each of its positions.
+
+    The mean is over inputs of the first block (groups × positions × width); the numbers are groups × positions. A
+    sample is in at most one group. Memory holds sums, not texts. With ``noise``, each vector is clipped first.
     """
     group_of = np.full(samples.size, -1)
     for number, members in enumerate(groups):
@@ -85,7 +90,7 @@ def mean_texts(
             rows, places = torch.from_numpy(wanted), torch.from_numpy(group_of[indices[wanted]])
             inputs = {name: values[rows.to(values.device)] for name, values in batch.inputs.items()}
             real = inputs["attention_mask"].cpu().float()
-            embedded = bounded(inside.embed(learner.model, inputs).cpu(), noise) * real.unsqueeze(-1)
+            embedded = bounded(representations.embed(learner.model, inputs).cpu(), noise) * real.unsqueeze(-1)
             longer = max(0, real.shape[1] - total.shape[1])
             width = embedded.shape[-1]
             total = torch.cat([total.reshape(len(groups), -1, width), torch.zeros(len(groups), longer, width)], dim=1)
@@ -96,8 +101,9 @@ def mean_texts(
 
 
 def truncate_means(means: Tensor, count: Tensor, floor: int = 1) -> tuple[Tensor, tuple[int, ...]]:
-    """Mean texts as far as ``floor`` of their texts go, and their lengths. Further on a mean would be over fewer: in
-    the end over the longest text alone.
+    """Mean texts up to the last position that at least ``floor`` texts reach, and their lengths.
+
+    Beyond it a mean would be over fewer texts, in the end over a single one.
     """
     lengths = tuple(int(n) for n in (count >= floor).sum(dim=1))
     longest = max(lengths, default=0)

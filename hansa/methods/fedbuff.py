@@ -4,9 +4,10 @@
     s(τ) = (1 + τ)^(−a)                                                                    a = ½ in the paper
     θ ← θ − η·(1/K)·Σ_{K arrivals} s(τᵢ)·Δᵢ                                                 then the buffer is empty
 
-K (``buffer``): updates per step; a (``power``): exponent of the damping. Every silo trains all the time. When a silo is
-done, its update enters the buffer and the silo starts again from the newest model. When the buffer holds K updates, the
-server takes a step, which counts as a round. ``temperature`` t weighs silos by Nᵢ^t among the K (0, the paper: equally).
+K (``buffer``): updates per step; a (``power``): exponent of the damping. Every silo trains all the time. When a silo
+is done, its update enters the buffer and the silo starts again from the newest model. When the buffer holds K
+updates, the server takes a step, which counts as a round. ``temperature`` t weighs silos by Nᵢ^t among the K (0, the
+paper: equally).
 Deviations: time is virtual (`simulate.delay`), so that a run gives the same result on any machine.
 """
 

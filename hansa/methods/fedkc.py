@@ -1,4 +1,4 @@
-"""Wang et al. (2022), FedKC: Federated Knowledge Composition for Multilingual Natural Language Understanding.
+r"""Wang et al. (2022), FedKC: Federated Knowledge Composition for Multilingual Natural Language Understanding.
 
     clusters C₁ … C_q of a silo's samples by k-means on their pooled outputs                             (Section 4.3)
     eᵢ = mean of the intermediate representation over Cᵢ,   ŷᵢ = mean prediction over Cᵢ                 (Equation 6)
@@ -7,27 +7,27 @@
 
 f: the layers from the intermediate one on; w: the silo's model. ``layer: last``: e is the pooled output, f the last
 linear layer. ``layer: all``: e is the output of the embedding layer (positions × width), f every block and the head.
-Both e and ŷ come from the global model as it was received. Without k-means (the paper's "\\K") q is 1. What a pair
-costs: d + k numbers (last) or T·d + k (all), up once and down to every other silo of the cohort.
+Both e and ŷ are computed with the global model that the silo received. Without k-means (the paper's "\K") q is 1.
+What a pair costs: d + k numbers (last) or T·d + k (all), up once and down to every other silo of the cohort.
 
-``local`` is any other method: its objective, weights, aggregation and server are kept, so knowledge composes with
-FedProx, MOON or a server Adam. Clusters of fewer than ``floor`` members are not told, nor positions that fewer of them
-reach; ``noise`` blurs what is told (methods/centroid_noise.py).
+``local`` is any other method: its objective, weights, aggregation and server are kept, so that FedKC composes with
+FedProx, MOON or a server Adam. Clusters of fewer than ``floor`` members are not shared, nor positions that fewer of
+them reach; ``noise`` adds noise to what is shared (methods/centroid_noise.py).
 
-Deviations: L is one mean over all pairs heard, where Equation 2 sums over silos: α does not depend on how many take
-part. A position of e is the mean over the members that have a real token there. The floor, the noise and ``sample`` are
-ours: through all layers the pairs cost several times a batch, and some of them, drawn anew at each step, are Equation 8
-on average.
+Deviations: L is one mean over all pairs received, where Equation 2 sums over silos: α does not depend on the size of
+the cohort. A position of e is the mean over the members that have a token there. The floor, the noise and ``sample``
+are additions: with all layers the pairs cost several times a batch; a random sample of them at each step equals
+Equation 8 in expectation.
 """
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, field_validator
 from torch import Tensor, nn
 
-from hansa.core import representations as inside
+from hansa.core import representations
 from hansa.core.errors import ConfigError
 from hansa.core.knowledge import Samples, SharedKnowledge, Sizes
 from hansa.core.learner import Work
@@ -37,17 +37,27 @@ from hansa.core.method import METHODS, Method, Objective, TaskLoss
 from hansa.core.settings import Count, Named, Section
 from hansa.core.tensors import Layout, Tensors
 from hansa.methods.centroid_noise import Noise, bounded
-from hansa.methods.centroids import clusters as k_means
-from hansa.methods.centroids import mean_rows, mean_texts, require_sklearn, truncate_means, real_positions, model_outputs
+from hansa.methods.centroids import (
+    k_means,
+    mean_rows,
+    mean_texts,
+    model_outputs,
+    real_positions,
+    require_sklearn,
+    truncate_means,
+)
 
 Layer = Literal["last", "all"]
-FLOORS: dict[Layer, int] = {"last": 2, "all": 20}  # a mean of embedded texts tells their tokens: docs/privacy.md
+FLOORS: dict[Layer, int] = {
+    "last": 2,
+    "all": 20,
+}  # tokens can be read from a mean of few embedded texts: docs/privacy.md
 PAIR = ("centroids", "predictions")
 
 
 @dataclass(frozen=True)
 class ClusterPairs:
-    """Clusters as pairs of a centroid and a mean prediction."""
+    """What a silo shares: for each of its clusters, a centroid and a mean prediction."""
 
     layer: Layer
     clusters: int  # 1: no k-means
@@ -62,7 +72,7 @@ class ClusterPairs:
     @property
     def description(self) -> str:
         what = "their pooled outputs" if self.layer == "last" else "their embedded tokens, position by position"
-        how = "as it is" if self.noise is None else f"with noise (multiplier {self.noise.multiplier:g})"
+        how = "without noise" if self.noise is None else f"with noise (multiplier {self.noise.multiplier:g})"
         return (
             f"for at most {self.clusters} clusters of at least {self.floor} samples the mean of {what} and of the "
             f"model's predictions, {how}, with the number of samples"
@@ -108,16 +118,20 @@ class ClusterPairs:
         width = sizes.pooled if self.layer == "last" else sizes.embedding
         if len(centroids) != (2 if self.layer == "last" else 3) or centroids[-1] != width:
             return f"its centroids have the shape {list(centroids)}, and their width must be {width}"
-        if self.layer == "all" and not lengths_fit(centroids[1], knowledge.lengths, len(knowledge.members), sizes.length):
+        if self.layer == "all" and not lengths_fit(
+            centroids[1], knowledge.lengths, len(knowledge.members), sizes.length
+        ):
             return f"its centroids have {centroids[1]} positions, of which {list(knowledge.lengths)[:3]}… are real"
         return distribution_problem(knowledge.tensors["predictions"], predictions, sizes.labels, "predictions")
 
 
 def lengths_fit(positions: int, lengths: tuple[int, ...], rows: int, longest: int) -> bool:
+    """Whether each of ``rows`` mean texts has a length within its ``positions``, and those within ``longest``."""
     return len(lengths) == rows and positions <= longest and all(1 <= n <= positions for n in lengths)
 
 
 def distribution_problem(values: Tensor, shape: tuple[int, ...], classes: int, what: str) -> str:
+    """Why values are not distributions over the classes; empty if they are. ``what``: their name in the reason."""
     if len(shape) != 2 or shape[1] != classes:
         return f"its {what} have the shape {list(shape)}, and there are {classes} classes"
     if bool((values < -1e-6).any()) or bool(((values.sum(dim=1) - 1).abs() > 1e-3).any()):
@@ -127,17 +141,17 @@ def distribution_problem(values: Tensor, shape: tuple[int, ...], classes: int, w
 
 @dataclass(frozen=True)
 class ConsistencyLoss:
-    """The local objective, and α times the cross-entropy on the pairs of the others."""
+    """The local objective plus α times the cross-entropy on the pairs of the other silos."""
 
     local: Objective
     alpha: float
     layer: Layer
-    sample: int | None = None  # so many pairs at every step; none: all
+    sample: int | None = None  # number of pairs at every step; none: all
     needs_text_vectors: ClassVar[bool] = True
 
     @property
     def state(self) -> type | None:
-        """That of the local objective."""
+        """The state of the local objective."""
         return self.local.state
 
     def loss(self, work: Work, task_loss: TaskLoss) -> Tensor:
@@ -147,27 +161,27 @@ class ConsistencyLoss:
         return loss + self.alpha * self.consistency(work)
 
     def consistency(self, work: Work) -> Tensor:
-        """Equation 8, over all pairs heard."""
+        """Equation 8, over all pairs received."""
         if "pairs" not in work.prepared:
             work.prepared["pairs"] = self._pairs(work.knowledge)
         centroids, mask, predictions = self._some(*work.prepared["pairs"])
         model = work.learner.model
         if self.layer == "last":
-            logits = inside.from_pooled(model, centroids)
+            logits = representations.from_pooled(model, centroids)
         else:
-            logits = inside.from_embedded(model, centroids, mask)
+            logits = representations.from_embedded(model, centroids, mask)
         return nn.functional.cross_entropy(logits, predictions)
 
     def _some(self, centroids: Tensor, mask: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The pairs of this step: all, or as many as wanted, drawn anew. Their mean is Equation 8's on average."""
+        """The pairs of this step: all, or a random sample, whose mean equals Equation 8 in expectation."""
         if self.sample is None or self.sample >= len(predictions):
             return centroids, mask, predictions
-        # torch's generator is seeded for this silo and round, so the draw is the same wherever the silo runs.
+        # torch's generator is seeded by silo and round, so that the draw does not depend on the process.
         drawn = torch.randperm(len(predictions))[: self.sample].to(predictions.device)
         return centroids[drawn], mask[drawn], predictions[drawn]
 
     def _pairs(self, shared: tuple[Knowledge, ...]) -> tuple[Tensor, Tensor, Tensor]:
-        """All centroids one below the other, the mask of their real positions, all predictions."""
+        """All centroids, stacked, with the mask of their real positions and their predictions."""
         predictions = torch.cat([one.tensors["predictions"] for one in shared])
         centroids = [one.tensors["centroids"] for one in shared]
         if self.layer == "last":
@@ -193,35 +207,47 @@ def fedkc(
     noise: Noise | None = None,
     sample: int | None = None,
 ) -> Method:
+    """FedKC around a ``local`` method; raises `ConfigError` if they do not compose."""
     if reason := cannot_compose(local):
         raise ConfigError(f"method.local is '{local.name}', which {reason}: choose another, for example 'fedprox'")
-    exchange, objective = ClusterPairs(layer, clusters, floor, noise), ConsistencyLoss(local.objective, alpha, layer, sample)
+    exchange, objective = (
+        ClusterPairs(layer, clusters, floor, noise),
+        ConsistencyLoss(local.objective, alpha, layer, sample),
+    )
     return replace(local, name="fedkc", exchange=exchange, objective=objective)
 
 
 def cannot_compose(local: Method) -> str:
-    """Why knowledge composition adds nothing meaningful to a method; empty if it does."""
+    """Why a method cannot be combined with FedKC; empty if it can."""
     if local.exchange is not None:
         return "has an exchange of its own"
     if local.hierarchy is not None:
-        return "works on trees, where there is no cohort whose silos could hear one another"
+        return "works on trees, where there is no cohort whose silos could share knowledge"
     if not local.participation.synchronous:
         return "has no rounds in which several silos train at the same time"
     if local.scope.shares_nothing:
-        return "has no model in common, so that nobody could make sense of the others' centroids"
+        return "shares no model, so that the centroids of other silos would have no meaning"
     return ""
 
 
 @METHODS.register("fedkc")
 class FedKC(Section):
-    layer: Layer = "all"
-    q: Count = 10
-    alpha: Annotated[float, Field(ge=0.0)] = 1.0
-    kmeans: bool = True
-    floor: Count | None = None  # default: 2 for the last layer (never a single sample), 20 for all layers
-    noise: Noise | None = None  # none: centroids are told as they are
-    sample: Count | None = None  # pairs that a step looks at, drawn anew each time; none: all, as published, and slower
-    local: Named = Named(name="fedavg")
+    """FedKC (Wang et al., 2022): silos share cluster centroids with predictions, and train to agree on them."""
+
+    layer: Layer = Field(default="all", description="Centroids of pooled outputs (last) or of embedded texts (all).")
+    q: Count = Field(default=10, description="Number q of clusters per silo.")
+    alpha: float = Field(default=1.0, ge=0.0, description="Weight α of the consistency loss.")
+    kmeans: bool = Field(default=True, description="Cluster with k-means; false: all samples form one cluster.")
+    floor: Count | None = Field(
+        default=None, description="Smallest cluster that is shared. Default: 2 for the last layer, 20 for all layers."
+    )
+    noise: Noise | None = Field(default=None, description="Differential privacy of the centroids; default: no noise.")
+    sample: Count | None = Field(
+        default=None, description="Number of pairs drawn at each step; default: all, as in the paper, which is slower."
+    )
+    local: Named = Field(
+        default=Named(name="fedavg"), description="The method that FedKC adds to: a name, or a name with settings."
+    )
 
     @field_validator("local", mode="before")
     @classmethod

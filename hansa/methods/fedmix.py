@@ -1,6 +1,6 @@
 """Yoon et al. (2021), FedMix: Approximation of Mixup under Mean Augmented Federated Learning, Algorithms 1 and 2.
 
-    a silo tells means (x̄, ȳ) of M of its samples and of their labels                (mean augmented federated learning)
+    a silo shares means (x̄, ȳ) of M of its samples and of their labels               (mean augmented federated learning)
     L₁ = (1 − λ)·L(f((1 − λ)·x), y)
     L₂ = λ·L(f((1 − λ)·x), ȳ)
     L₃ = λ·⟨∂L₁/∂x, x̄⟩,  the derivative at (1 − λ)·x
@@ -9,10 +9,10 @@
 ``naive`` (the paper's NaiveMix) mixes the input itself:  (1 − λ)·L(f(x̃), y) + λ·L(f(x̃), ȳ),  x̃ = (1 − λ)·x + λ·x̄;
 the two differ by terms of order λ².
 
-x: a text as the output of the embedding layer; (x̄, ȳ): one of the means told by others, drawn for each batch. L₃ is
-differentiated again for the step.
-Deviations: text has no input to average, so means are of embedded texts, made anew in each round with the received
-model, as many as ``means``; a position is averaged over real tokens. The loss that a silo reports is L itself.
+x: a text as the output of the embedding layer; (x̄, ȳ): one of the means of other silos, drawn for each batch; λ:
+``mix``; M: ``average``. The step differentiates L₃ a second time.
+Deviations: tokens cannot be averaged, so means are of embedded texts, computed in each round with the received model,
+at most ``means`` of them; a position is averaged over real tokens. The loss that a silo reports is L itself.
 """
 
 from dataclasses import dataclass, replace
@@ -20,9 +20,10 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from hansa.core import representations as inside
+from hansa.core import representations
 from hansa.core.knowledge import Samples, SharedKnowledge, Sizes
 from hansa.core.learner import Work
 from hansa.core.messages import Knowledge
@@ -38,7 +39,7 @@ MEAN = ("inputs", "labels")
 
 @dataclass(frozen=True)
 class Means:
-    """Means of ``size`` random samples, at most ``count`` of them."""
+    """What a silo shares: at most ``count`` means of ``size`` random samples each."""
 
     size: int
     count: int
@@ -49,7 +50,7 @@ class Means:
     def description(self) -> str:
         return (
             f"for at most {self.count} groups of {self.size} samples the mean of their embedded tokens, position by "
-            "position, and of their labels, as they are"
+            "position, and of their labels, without noise"
         )
 
     def numbers(self, sizes: Sizes) -> int:
@@ -80,7 +81,7 @@ class Means:
 
 def _labels(work: Work, samples: Samples) -> Tensor:
     """Every sample's label, as a distribution."""
-    found = torch.zeros(samples.size, inside.last_linear(work.learner.model).out_features)
+    found = torch.zeros(samples.size, representations.last_linear(work.learner.model).out_features)
     for indices, batch in samples.batches():
         found[torch.from_numpy(indices), batch.targets.cpu()] = 1.0
     return found
@@ -102,12 +103,12 @@ class MixupLoss:
             pairs = [zip(*(o.tensors[name] for name in MEAN), strict=True) for o in work.knowledge]
             work.prepared["means"] = [mean for several in pairs for mean in several]
         means = work.prepared["means"]
-        # torch's generator is seeded for this silo and round, so the draw is the same wherever the silo runs.
+        # torch's generator is seeded by silo and round, so that the draw does not depend on the process.
         others, label = means[int(torch.randint(len(means), (1,)))]
         if self.naive:
-            _, logits = inside.scaled(work.learner.model, work.batch.inputs, 1 - self.mix, self.mix * others)
+            _, logits = representations.scaled(work.learner.model, work.batch.inputs, 1 - self.mix, self.mix * others)
             return naive_loss(logits, work.batch.targets, label, self.mix)
-        x, logits = inside.scaled(work.learner.model, work.batch.inputs, 1 - self.mix)
+        x, logits = representations.scaled(work.learner.model, work.batch.inputs, 1 - self.mix)
         return mixed_loss(x, logits, work.batch.targets, others, label, self.mix)
 
     def gradient(self, work: Work) -> None:
@@ -134,10 +135,12 @@ def naive_loss(logits: Tensor, targets: Tensor, label: Tensor, mix: float) -> Te
 
 @METHODS.register("fedmix")
 class FedMix(Section):
-    mix: Share = 0.1  # λ
-    average: Count = 5  # M: samples in a mean
-    means: Count = 20
-    naive: bool = False  # NaiveMix
+    """FedMix (Yoon et al., 2021): mixup with means that other silos share."""
+
+    mix: Share = Field(default=0.1, description="Mixing ratio λ.")
+    average: Count = Field(default=5, description="Number M of samples in a mean.")
+    means: Count = Field(default=20, description="Largest number of means that a silo shares in a round.")
+    naive: bool = Field(default=False, description="Use NaiveMix, which mixes the inputs themselves.")
 
     def build(self) -> Method:
         return replace(

@@ -7,8 +7,8 @@
     FedAdam     v_t = β₂·v_{t−1} + (1 − β₂)·g²
     θ ← θ − η·m̂ / (√v̂ + τ)
 
-η: server learning rate; m, v: moments, kept over rounds; τ (``eps``): the degree of adaptivity; m̂, v̂: bias-corrected as in
-Adam (Kingma & Ba, 2015), as the server of Manoel et al. uses it; ``bias_correction: false`` is
+η: server learning rate; m, v: moments, kept over rounds; τ (``eps``): the degree of adaptivity; m̂, v̂:
+bias-corrected as in Adam (Kingma & Ba, 2015), as the server of Manoel et al. uses it; ``bias_correction: false`` is
 Reddi et al. as published. For Yogi and Adagrad only m is corrected, since their v has no decay to undo.
 Deviations: v starts at zero (Reddi et al. allow any v₋₁ ≥ τ²).
 """
@@ -130,7 +130,7 @@ class FedAdagrad(_FedOpt):
 
 @METHODS.register("fedavgm")
 class FedAvgM(Section):
-    """FedAvgM: SGD with momentum at the server (in Reddi et al., 2021, a baseline)."""
+    """FedAvgM (Hsu et al., 2019): SGD with momentum at the server."""
 
     lr: Positive = Field(default=1.0, description="Server learning rate η.")
     momentum: float = Field(default=0.9, ge=0.0, lt=1.0, description="Momentum μ.")

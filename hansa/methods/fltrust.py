@@ -2,19 +2,20 @@
 
     trust(c) = cos(g_c, g_q)
 
-g_c: what child c sends; g_q: what node q itself moves on data of its own, from the very model that its children start
-from. A node of a tree that holds data thus knows which way learning goes, and how far: a child that points the other
-way (turned round), or that is much longer (scaled up), is left out of the round, key layers and residuals included.
-That is the filter WorldLM's Section 5.4 and Appendix A.4 leave open. It compares movements, because the layers
-themselves are all alike (cosines of 0.7 to 0.99), poisoned or not; and movements from one start, because a node's own
-last steps are partly undone by whoever comes next, honest or not (cosines of -0.1).
-Without data of its own a node goes by its children: the median of their lengths and, of three or more, the
-coordinate-wise median of their directions.
-With ``by: keys`` it looks at key layers alone, as attention and the choice of residuals do, and at their lengths only:
-a child's key layers carry its own past beside what it learned (AggParent), so among honest children their directions
-differ from the node's, too. It finds updates that are scaled up, not those that are turned round.
-Deviations: FLTrust weighs by ReLU(cos) and cuts to the length of g_q; here a child is in or out, so that among honest
-children nothing changes. A child with strong noise (`privacy`) looks like a liar: no filter where leaves are private.
+g_c: the update of child c; g_q: the reference update of node q on data of its own, from the same model that its
+children start from. A node of a tree that holds data thus knows the direction and the length of an honest update. A
+child whose update points the other way (sign-flipped) or is much longer (scaled up) is left out of the round, with
+its key layers and residuals. This is the filter that WorldLM's Section 5.4 and Appendix A.4 leave open. It compares
+movements, because layers themselves are similar (cosines of 0.7 to 0.99), poisoned or not; and movements from one
+start, because training on other data partly undoes a node's own last steps, also where all nodes are honest (cosines
+of -0.1).
+A node without data of its own compares its children with each other: with the median of their lengths and, from three
+children on, with the coordinate-wise median of their directions.
+With ``by: keys`` it looks at key layers only, as attention and the choice of residuals do, and only at their lengths: a
+child's key layers also contain its own past (AggParent), so that directions differ among honest children too. It then
+finds updates that are scaled up, not those that are sign-flipped.
+Deviations: FLTrust weighs by ReLU(cos) and rescales to the length of g_q; here a child is accepted or rejected, so that
+nothing changes among honest children. Strong noise (`privacy`) looks like an attack: do not filter private leaves.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from statistics import median
 from typing import Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
@@ -33,9 +35,13 @@ from hansa.core.tensors import Tensors
 
 
 class TrustFilter(Section):
-    cosine: float = 0.0  # a child must point less away than this
-    bound: Positive = 4.0  # and be at most so many times as long
-    by: Literal["update", "keys"] = "update"  # all that a child sends, or its key layers alone
+    """Rejects children whose updates are too long or point away from the node's own."""
+
+    cosine: float = Field(default=0.0, description="Smallest cosine between a child's update and the reference.")
+    bound: Positive = Field(default=4.0, description="Largest length of a child's update, over the reference's.")
+    by: Literal["update", "keys"] = Field(
+        default="update", description="Compare whole updates, or only the lengths of key layers."
+    )
 
     @property
     def needs_key_layers(self) -> bool:
@@ -49,24 +55,25 @@ class TrustFilter(Section):
             moves = {node: move.only(keys) for node, move in moves.items()}
         own = moves.pop(name, None)
         for answer in held:
-            reason = self._doubt(answer.node, moves, own) if answer.node in moves else ""
+            reason = self._problem(answer.node, moves, own) if answer.node in moves else ""
             if counts or answer.node != name:
                 yield replace(answer, reply=Failure(reason)) if reason else answer
 
-    def _doubt(self, child: NodeId, moves: Mapping[NodeId, Tensors], own: Tensors | None) -> str:
-        """Why a child is left out; empty if it is trusted. What is not finite has a reason already."""
+    def _problem(self, child: NodeId, moves: Mapping[NodeId, Tensors], own: Tensors | None) -> str:
+        """Why a child is rejected; empty if it is trusted. Updates that are not finite are rejected elsewhere."""
         move = moves[child]
         direction = _direction(child, moves, own)
-        usual = float(direction.norm()) if own is not None and direction is not None else _middle(moves)
+        usual = float(direction.norm()) if own is not None and direction is not None else _median_length(moves)
         if self.by == "keys":
             direction, usual = None, max(usual, min(float(one.flat.norm()) for one in moves.values()))
         length = float(move.flat.norm())
         if length > self.bound * usual:
-            return f"its update is {length / max(usual, 1e-30):.3g} times as long as usual here; at most {self.bound:g}"
+            times = length / max(usual, 1e-30)
+            return f"its update is {times:.3g} times as long as usual here; at most {self.bound:g} is allowed"
         if direction is None:
             return ""
         alike = float(cosine_similarity(move.flat, direction, dim=0))
-        return f"its update points away from what is learned here (cosine {alike:.3f})" if alike < self.cosine else ""
+        return f"its update points away from the reference (cosine {alike:.3f})" if alike < self.cosine else ""
 
 
 def _direction(child: NodeId, moves: Mapping[NodeId, Tensors], own: Tensors | None) -> Tensor | None:
@@ -77,12 +84,12 @@ def _direction(child: NodeId, moves: Mapping[NodeId, Tensors], own: Tensors | No
     return torch.stack(rows).quantile(0.5, dim=0) if len(rows) >= 3 else None
 
 
-def _middle(moves: Mapping[NodeId, Tensors]) -> float:
+def _median_length(moves: Mapping[NodeId, Tensors]) -> float:
     return median(float(move.flat.norm()) for move in moves.values())
 
 
 def _copied(answer: Answer) -> Answer:
-    """An answer's tensors are valid until the next one is asked for."""
+    """A copy of an answer: its tensors are valid only until the next one is asked for."""
     if not isinstance(answer.reply, Update):
         return answer
     reply = replace(answer.reply, gradient=answer.reply.gradient.copy(), layers=_copied_layers(answer.reply.layers))

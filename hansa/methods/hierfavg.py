@@ -4,10 +4,10 @@
     cloud   θ   ← Σ_e (N_e/N)·θ_e              after κ₂ rounds at the edge
 
 θ_i: a silo's model; C_e: the silos below edge e; N: samples below. κ₁ is ``train.samples``, κ₂ a node's ``rounds``.
-All tensors are shared: a node's own model is the global one after the node's own training.
-Deviations: an inner node with data of its own trains on it before its children (or in parallel with them), as WorldLM's
-nodes do, so that both methods take the same number of sequential steps; any server optimizer may replace the plain mean,
-at every level. On a tree of one level it is flat federated learning.
+All tensors are shared; a node's own model is its state at the end of its part of the round.
+Deviations: an inner node with data of its own trains on it before its children (or in parallel with them), as
+WorldLM's nodes do, so that both methods take the same number of sequential steps; any server optimizer may replace
+the plain mean, at every level. On a tree of one level it is flat federated learning.
 """
 
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,8 @@
     Δᵢ = L·Fᵢ^q·(θ − θᵢ),   hᵢ = q·Fᵢ^(q−1)·‖L·(θ − θᵢ)‖² + L·Fᵢ^q,   θ ← θ − Σ Δᵢ / Σ hᵢ
 
 Fᵢ: silo i's training loss; q: the degree of fairness (0: silos weigh the same; large: only the silo with the highest
-loss counts); L = 1/η: the inverse of the silo's learning rate. A silo with a high loss has a larger weight, so that losses
-become more even over silos.
+loss counts); L = 1/η: the inverse of the silo's learning rate. A silo with a high loss has a larger weight, so that
+losses become more even over silos.
 Deviations: Fᵢ is the mean loss of the round's batches, which is the loss of θ itself when a round is one batch. If the
 file has a `server` section, its optimizer takes Σ Δᵢ/Σ hᵢ as the pseudo-gradient.
 """

@@ -2,8 +2,8 @@
 
 Yin et al. (2018), Byzantine-Robust Distributed Learning, Definitions 1 and 2: coordinate-wise median; β-trimmed mean
 (cut the β·n smallest and largest of every coordinate, average the rest).
-Blanchard et al. (2017), Machine Learning with Adversaries, Equation for Krum: of n updates with f Byzantine ones, take the one
-with the smallest sum of squared distances to its n − f − 2 nearest others; n ≥ 2f + 3.
+Blanchard et al. (2017), Machine Learning with Adversaries, Equation for Krum: of n updates with f Byzantine ones,
+take the one with the smallest sum of squared distances to its n − f − 2 nearest others; n ≥ 2f + 3.
 Sun et al. (2019), Can You Really Backdoor Federated Learning?: norm bound, g ← g·min(1, M/‖g‖).
 
 Median, trimmed mean and Krum look at each update separately and ignore weights, which a malicious silo could inflate.

@@ -8,19 +8,19 @@
     PartResiduals   for each l, the v children's layers with the lowest cos(K_{q,l}, K_{c,l})
 
 q: a node; p: its parent; l: a key layer, here a whole transformer block as one vector; K_{q,l}: its values at q. Key
-layers are the last blocks (about 30%, never fewer than one); all else is the backbone, which is averaged (line 10,
+layers are the last blocks (about 30%, at least one); all other tensors are the backbone, which is averaged (line 10,
 uniformly) and moved by server momentum (line 11, η 0.2, μ 0.9). `hansa/core/hierarchy.py` is its part of a round.
-Deviations: the residuals a root keeps (PartResiduals, line 8) are routed once, in the next round, instead of being
-gathered for ever; a child whose layers are not known yet is taken to have its parent's.
-Ours, off by default: ``similarity: moved`` compares what layers moved since they were last the same; ``temperature``
-of the softmax; ``back: false`` keeps residuals from returning to the branch they came from; ``server`` of every node;
-``buffer``: a region that is slow in virtual time contributes when it is done, damped by its staleness as in FedBuff;
-its key layers too, K_c ← K_q + s(τ)·(K_c − K_q).
+Deviations: the residuals that the root keeps (PartResiduals, line 8) are routed once, in the next round, and then
+dropped; as long as a child's layers are not known, its parent's are used.
+Additions, off by default: ``similarity: moved`` compares how layers changed since they were last the same;
+``temperature`` of the softmax; ``back: false`` does not route residuals to the branch that sent them; a ``server``
+section at every node; ``buffer``: a region that is slow in virtual time contributes when it is done, damped by its
+staleness as in FedBuff, also its key layers: K_c ← K_q + s(τ)·(K_c − K_q).
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -29,7 +29,7 @@ from torch import Tensor
 from hansa.core.errors import ConfigError
 from hansa.core.messages import NodeId
 from hansa.core.method import METHODS, Filter, Layers, Method, Residual
-from hansa.core.method import LayerAttention as Shares
+from hansa.core.method import Attention as Shares
 from hansa.core.participation import BufferedRegions, round_half_up
 from hansa.core.settings import Positive, Section, Share
 from hansa.methods.fedavg import BySamples, fedavg
@@ -40,26 +40,34 @@ from hansa.methods.fltrust import TrustFilter
 TINY = 1e-12
 CHUNK = 1 << 14  # values of a layer that are compared at a time
 
+Order = Literal["sequential", "parallel"]
+# Descriptions of settings that the methods on trees have in common.
+KEY_LAYERS = "Key layers: a fraction of the blocks, counted from the last, or names of blocks (block.3)."
+ORDER = "Whether a node trains on its own data before its children do (sequential) or in parallel with them."
+FILTER = "Reject updates of children that look malicious (methods/fltrust.py); default: accept all."
+
 
 @dataclass(frozen=True)
 class Cosine:
-    """s(a, b); with ``moved``, of how far both have come from where they were last the same."""
+    """Cosine similarity of layers; with ``moved``, of their changes since they were last the same."""
 
     moved: bool = False
 
     def between(self, queries: Sequence[Tensor], members: Sequence[Tensor], base: Tensor) -> Tensor:
-        """Cosines of every query with every member; a layer that has not moved is like nobody, itself included. Sums
-        are kept in double precision, a piece at a time: whole layers of that width would not stay in the cache.
+        """The cosine of every query with every member; a layer that has not moved has cosine 0 with all, also itself.
+
+        Sums are in double precision, over one chunk of the layers at a time, so that the chunks stay in the cache.
         """
         dots = torch.zeros(len(queries), len(members), dtype=torch.float64)
-        asking, asked = torch.zeros(len(queries), dtype=torch.float64), torch.zeros(len(members), dtype=torch.float64)
+        query_squares = torch.zeros(len(queries), dtype=torch.float64)
+        member_squares = torch.zeros(len(members), dtype=torch.float64)
         for span in (slice(begin, begin + CHUNK) for begin in range(0, base.numel(), CHUNK)):
             theirs = self._rows(members, base, span)
             ours = theirs if queries is members else self._rows(queries, base, span)
             dots += torch.mm(ours, theirs.T)
-            asking += ours.square().sum(1)
-            asked += theirs.square().sum(1)
-        lengths = asking.sqrt().clamp_min(TINY)[:, None] * asked.sqrt().clamp_min(TINY)
+            query_squares += ours.square().sum(1)
+            member_squares += theirs.square().sum(1)
+        lengths = query_squares.sqrt().clamp_min(TINY)[:, None] * member_squares.sqrt().clamp_min(TINY)
         return dots / lengths
 
     def _rows(self, layers: Sequence[Tensor], base: Tensor, span: slice) -> Tensor:
@@ -77,11 +85,11 @@ def weighted_sum(weights: Tensor, members: Sequence[Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class LayerAttention:
-    """Key layers travel and are combined by attention."""
+    """WorldLM's hierarchy: nodes exchange key layers and combine them by attention."""
 
     key_layers: float | tuple[str, ...] = 0.3
     residuals: int = 1
-    order: Literal["sequential", "parallel"] = "sequential"
+    order: Order = "sequential"
     cosine: Cosine = Cosine()
     temperature: float = 1.0
     back: bool = True
@@ -109,7 +117,7 @@ class LayerAttention:
         return new, weights
 
     def merge(self, own: str, members: Mapping[str, Layers], base: Layers) -> tuple[Layers, Shares]:
-        """Lines 12 to 14: every member asks all; the mean of what they hear is one mean with averaged weights."""
+        """Lines 12 to 14: every member attends to all; the mean of the results is one sum with averaged weights."""
         new, weights = {}, {}
         for layer in members[own]:
             values = [layers[layer] for layers in members.values()]
@@ -144,16 +152,20 @@ class LayerAttention:
 
 
 def key_tensors(parts: Mapping[str, str], wanted: float | Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The key layers that ``wanted`` names, each with its tensors; ``parts``: tensor → part of the model."""
     return {layer: tuple(n for n, p in parts.items() if p == layer) for layer in last_blocks(parts, wanted)}
 
 
 def last_blocks(parts: Mapping[str, str], wanted: float | Sequence[str]) -> list[str]:
-    """The named blocks, or the last share of them, and at least one (of a share of 0, none)."""
+    """The named blocks, or the given fraction of the blocks, counted from the last: at least one, for 0 none.
+
+    Raises `ConfigError` if the model does not have them.
+    """
     blocks = sorted({p for p in parts.values() if "block." in p}, key=lambda p: (p.rpartition(".")[0], _index(p)))
     if not isinstance(wanted, float):
         missing = [name for name in wanted if name not in blocks]
         if missing:
-            have = f"it has {blocks[0]} to {blocks[-1]}" if blocks else "nothing in its blocks is trained"
+            have = f"it has {blocks[0]} to {blocks[-1]}" if blocks else "none of its blocks is trained"
             raise ConfigError(f"method.key_layers names '{missing[0]}', which the model does not have; {have}")
         return list(wanted)
     if wanted and not blocks:
@@ -170,15 +182,23 @@ def _index(part: str) -> int:
 
 @METHODS.register("worldlm")
 class WorldLM(Section):
-    key_layers: Share | tuple[str, ...] = 0.3  # a share of the blocks, the last ones; or their names (block.3)
-    residuals: Annotated[int, Field(ge=0)] = 1  # v
-    order: Literal["sequential", "parallel"] = "sequential"
-    similarity: Literal["layers", "moved"] = "layers"
-    temperature: Positive = 1.0
-    back: bool = True
-    buffer: Annotated[int, Field(ge=0)] = 0  # the root waits for so many children, by the virtual clock; 0: for all
-    power: Annotated[float, Field(ge=0.0)] = 0.5  # buffer: an update that is τ versions old counts (1 + τ)^−power
-    filter: TrustFilter | None = None  # leave out children that lie; see fltrust.py
+    """WorldLM (Iacob et al., 2024): a tree of models with attention between key layers."""
+
+    key_layers: Share | tuple[str, ...] = Field(default=0.3, description=KEY_LAYERS)
+    residuals: int = Field(default=1, ge=0, description="Number v of children per key layer whose layer is passed on.")
+    order: Order = Field(default="sequential", description=ORDER)
+    similarity: Literal["layers", "moved"] = Field(
+        default="layers", description="Compare layers by their values, or by how they moved since they were the same."
+    )
+    temperature: Positive = Field(default=1.0, description="Temperature of the softmax over cosines.")
+    back: bool = Field(default=True, description="Whether residuals may return to the branch that sent them.")
+    buffer: int = Field(
+        default=0, ge=0, description="Number of children that end a round of the root, by the virtual clock; 0: all."
+    )
+    power: float = Field(
+        default=0.5, ge=0.0, description="buffer: a reply that is τ versions old counts (1 + τ)^−power."
+    )
+    filter: TrustFilter | None = Field(default=None, description=FILTER)
 
     def build(self) -> Method:
         keys = float(self.key_layers) if isinstance(self.key_layers, float) else self.key_layers

@@ -55,9 +55,7 @@ def add_layers(model: "PreTrainedModel", places: tuple[int, ...]) -> "PreTrained
         ends += end
         new[key] = torch.zeros_like(new[key]) if end else old[source]
     if not ends or len(new) <= len(old):
-        raise ConfigError(
-            f"model.added: layers cannot be added to a {type(model).__name__} (unknown names of its projections)"
-        )
+        raise ConfigError(f"model.added: layers cannot be added to a {type(model).__name__} (unknown projections)")
     larger.load_state_dict(new)
     return larger
 

@@ -1,5 +1,6 @@
-"""Hugging Face transformers, imported when it is first needed: that takes seconds, and a coordinator that goes on after
-a crash, or a command that finds a mistake, does without.
+"""Hugging Face transformers, imported on first use.
+
+The import takes seconds, which commands that do not build a model should not spend.
 """
 
 from functools import cache

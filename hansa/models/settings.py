@@ -17,15 +17,13 @@ class Model(Section):
     fresh: bool = Field(
         default=False, description="Use the architecture and the tokenizer of the folder, but not its weights."
     )
-    dropout: Share = Field(
-        default=0.0, description="Dropout of a preset; the dropout of a folder is in its config.json."
-    )
+    dropout: Share = Field(default=0.0, description="Dropout of a preset; that of a folder is in its config.json.")
     added: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         default=(), description="Positions of layers to add to each stack, counted from 0."
     )
     adapt: Literal["full", "frozen-embeddings", "frozen", "lora"] = Field(
         default="full",
-        description="What is trained: everything, all but the embeddings, the head only, or LoRA adapters and the head.",
+        description="What is trained: everything, all but the embeddings, the head, or LoRA adapters and the head.",
     )
     rank: Count = Field(default=8, description="lora: rank of the adapters.")
     alpha: Count = Field(default=16, description="lora: the adapters' scale is alpha/rank.")
@@ -44,9 +42,7 @@ class Model(Section):
                 "a model is either a 'preset' (mini, tiny, small, base) or a 'path' to a Hugging Face folder"
             )
         if self.path is not None and self.dropout:
-            raise ValueError(
-                f"dropout is {self.dropout:g}: the dropout of a folder is set in its config.json; leave it out"
-            )
+            raise ValueError(f"dropout is {self.dropout:g}: set the dropout of a folder in its config.json")
         if len(set(self.added)) < len(self.added):
             raise ValueError(f"added is {list(self.added)}: name each position once")
         return self

@@ -183,13 +183,8 @@ class RunResults:
             )
 
     def scores(self, metric: str = "", split: str = "test", own: bool = False) -> list[Score]:
-        """Every score that the run noted on a split, by round: of all metrics, or of one.
-
-        ``own``: of every node's own model on its own data, instead of the shared model.
-        """
-        with _ledger(self.folder) as ledger:
-            rows = ledger.select(_SCORES, f"{OWN} {split}" if own else split, metric)
-        return [Score(*row) for row in rows]
+        """Every score on a split; see `read_scores`."""
+        return read_scores(self.folder, metric, split, own)
 
     @property
     def cards(self) -> dict[NodeId, DataCard]:
@@ -271,6 +266,16 @@ class RunResults:
         if target is None:
             return None
         return next((at for at, mean in self.times if (mean <= target if lower else mean >= target)), None)
+
+
+def read_scores(folder: Path, metric: str = "", split: str = "test", own: bool = False) -> list[Score]:
+    """Every score that a run noted on a split, by round: of all metrics, or of one.
+
+    ``own``: of every node's own model on its own data, instead of the shared model.
+    """
+    with _ledger(folder) as ledger:
+        rows = ledger.select(_SCORES, f"{OWN} {split}" if own else split, metric)
+    return [Score(*row) for row in rows]
 
 
 # ── audits ────────────────────────────────────────────────────────────────────────────────────────────────────────

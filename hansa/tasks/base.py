@@ -1,6 +1,6 @@
 """The interface of a task, and functions that tasks share.
 
-A task declares which of its metrics are better low; `better` is the one place that tells the direction of a metric.
+A task declares which of its metrics are better low; `better` returns the direction of a metric.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

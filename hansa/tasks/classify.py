@@ -29,7 +29,7 @@ Focus = tuple[int, int]  # the part of a text that must not be truncated
 Sample = tuple[str, str, Focus]  # text, label, focus
 Placed = tuple[str, Sample, bool]  # file and line, sample, whether it is derived (`Unusable.derived`)
 
-TOKENIZE = 1000  # samples tokenised at once: a text with many entities has very many pairs
+CHUNK = 1000  # samples tokenised at once: a text with many entities has very many pairs
 
 
 def whole_texts(row: Row, source: Source) -> Iterator[Sample]:
@@ -91,7 +91,7 @@ class Classify:
                 continue
             # In a text with entities, every pair without a relation is a derived sample of the negative class.
             samples += [(row.place, sample, len(found) > 1 and sample[1] == self.negative) for sample in found]
-            if len(samples) >= TOKENIZE:
+            if len(samples) >= CHUNK:
                 yield from _encoded(samples, known, vocabulary)
                 samples = []
         if samples:

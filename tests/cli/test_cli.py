@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoModelForMaskedLM, AutoTokenizer
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 
 from hansa.cli.main import app
 from hansa.config import file as federation_file
-from tests.conftest import write_words
+from tests.conftest import Build, write_words
 from tests.faults.processes import read_only
 
 runner = CliRunner()
@@ -28,20 +29,20 @@ def ok(*arguments: str) -> str:
 
 
 @pytest.fixture
-def file(federation, tmp_path) -> Path:
+def file(federation: Build, tmp_path: Path) -> Path:
     path = tmp_path / "federation.yaml"
     path.write_text(federation_file.dump(federation()), encoding="utf-8")
     return path
 
 
-def test_a_users_mistake_is_one_sentence_and_exit_code_2(file, tmp_path):
+def test_a_users_mistake_is_one_sentence_and_exit_code_2(file: Any, tmp_path: Path) -> None:
     result = call("run", str(file), "--set", "method=fedprocks", "--out", str(tmp_path / "run"))
     assert result.returncode == 2
     assert result.stderr.strip() == "error: method 'fedprocks' is not known; did you mean 'fedprox'?"
     assert not (tmp_path / "run").exists(), "nothing is written"
 
 
-def test_a_broken_data_file_is_one_sentence_too(file, tmp_path):
+def test_a_broken_data_file_is_one_sentence_too(file: Any, tmp_path: Path) -> None:
     (tmp_path / "data" / "east.jsonl").write_text("nonsense\n" * 10)
     result = call("run", str(file), "--out", str(tmp_path / "run"), "--workers", "1")
     assert result.returncode == 2
@@ -49,7 +50,7 @@ def test_a_broken_data_file_is_one_sentence_too(file, tmp_path):
     assert "Traceback" not in result.stderr
 
 
-def test_a_disk_that_takes_nothing_is_one_sentence_too(tmp_path):
+def test_a_disk_that_takes_nothing_is_one_sentence_too(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     with read_only(disk):
@@ -60,7 +61,7 @@ def test_a_disk_that_takes_nothing_is_one_sentence_too(tmp_path):
     assert "Traceback" not in result.stderr
 
 
-def test_run_then_everything_one_does_with_a_run(file, tmp_path):
+def test_run_then_everything_one_does_with_a_run(file: Any, tmp_path: Path) -> None:
     out = str(tmp_path / "run")
     told = json.loads(ok("run", str(file), "--out", out, "--workers", "0", "--format", "json"))
     assert set(told["metrics"]) == {"north", "south", "east"}
@@ -106,7 +107,7 @@ def test_run_then_everything_one_does_with_a_run(file, tmp_path):
             runner.invoke(app, arguments, catch_exceptions=False)
 
 
-def test_check_previews_and_writes_nothing(file, tmp_path):
+def test_check_previews_and_writes_nothing(file: Any, tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
     told = json.loads(ok("check", str(file), "--format", "json"))
     assert [s["name"] for s in told["silos"]] == ["north", "south", "east"]
@@ -117,7 +118,7 @@ def test_check_previews_and_writes_nothing(file, tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_compare_puts_methods_and_baselines_side_by_side(file, tmp_path):
+def test_compare_puts_methods_and_baselines_side_by_side(file: Any, tmp_path: Path) -> None:
     methods = "fedavg,fedprox,dga,median,fedadam,central,per-silo,base"
     told = json.loads(
         ok(
@@ -142,7 +143,7 @@ def test_compare_puts_methods_and_baselines_side_by_side(file, tmp_path):
 
 
 @pytest.mark.parametrize(("task", "headline"), [("classify", "accuracy"), ("causal-lm", "perplexity")])
-def test_other_tasks_run_and_predict(federation, tmp_path, task, headline):
+def test_other_tasks_run_and_predict(federation: Build, tmp_path: Path, task: Any, headline: Any) -> None:
     path = tmp_path / "federation.yaml"
     path.write_text(federation_file.dump(federation(task=task)), encoding="utf-8")
     told = json.loads(ok("run", str(path), "--out", str(tmp_path / "r"), "--workers", "0", "--format", "json"))
@@ -150,7 +151,7 @@ def test_other_tasks_run_and_predict(federation, tmp_path, task, headline):
     assert ok("predict", str(tmp_path / "r"), "fever cough")
 
 
-def test_check_warns_where_one_language_dominates(file, tmp_path):
+def test_check_warns_where_one_language_dominates(file: Any, tmp_path: Path) -> None:
     """The rule that the Medical paper's first version gave up, max(100, 1e-4·N), and the one it kept, in proportion."""
     sizes = {"en": 10_000, "fr": 36, "he": 3}  # as in Table 1
     raw = {"silos": {}, "train": {"samples": {"floor": 1, "fraction": 0.01}}}
@@ -172,7 +173,7 @@ def test_check_warns_where_one_language_dominates(file, tmp_path):
 
 
 @pytest.mark.parametrize("template", ["medical", "ner", "classify", "lora"])
-def test_templates_are_ready_to_run(tmp_path, template, monkeypatch):
+def test_templates_are_ready_to_run(tmp_path: Path, template: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from hansa import templates
 
     monkeypatch.setattr(templates, "SIZES", {"en": 40, "fr": 30, "he": 40})
@@ -186,19 +187,19 @@ def test_templates_are_ready_to_run(tmp_path, template, monkeypatch):
     assert told["metrics"]
 
 
-def test_data_commands(tmp_path):
+def test_data_commands(tmp_path: Path) -> None:
     ok("data", "generate", "--out", str(tmp_path / "notes"), "--languages", "fr,he", "--count", "5")
     assert len((tmp_path / "notes" / "he.jsonl").read_text(encoding="utf-8").splitlines()) == 5
     assert "Hebrew" in ok("data", "describe", str(tmp_path / "notes" / "he.jsonl"))
 
 
-def test_help_names_every_command():
+def test_help_names_every_command() -> None:
     text = ok("--help")
     for name in ("demo", "new", "check", "run", "compare", "evaluate", "predict", "report", "data"):
         assert name in text
 
 
-def test_check_reads_annotation_as_a_run_would(tmp_path):
+def test_check_reads_annotation_as_a_run_would(tmp_path: Path) -> None:
     from hansa.core.errors import UserError
 
     good = {"text": "no fever today", "entities": [{"span": [3, 8], "type": "Sign"}]}
@@ -218,7 +219,7 @@ def test_check_reads_annotation_as_a_run_would(tmp_path):
         runner.invoke(app, ["check", str(file), "--set", "data.max_bad_rows=0.01"], catch_exceptions=False)
 
 
-def test_check_warns_of_texts_in_another_language(tmp_path):
+def test_check_warns_of_texts_in_another_language(tmp_path: Path) -> None:
     texts = {
         "de": "Der Patient klagt seit gestern über starke Schmerzen in der Brust und über Atemnot.",
         "es": "El paciente refiere desde ayer un fuerte dolor en el pecho y dificultad para respirar.",

@@ -1,6 +1,8 @@
 """Personal models: APFL's equations, the sweep, the mixture of nearby silos, and what is kept."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,14 +23,14 @@ from hansa.runs.ledger import Ledger
 from hansa.runs.personalisation import mixture, similarity
 from hansa.runs.run import run
 from hansa.tasks.mlm import MaskedLM
-from tests.conftest import same, weights
+from tests.conftest import Build, same, weights
 from tests.toys import Point, Pull, batches
 
 DATA = {"max_length": 16, "valid": 0.15, "test": 0.2}
 PERSONAL = {"rounds": 4, "train": {"optimizer": "adamw", "lr": 0.01, "batch": 8}}
 
 
-def facts(folder):
+def facts(folder: Any) -> Any:
     ledger = Ledger(folder)
     try:
         return ledger.facts()["personal"]
@@ -36,7 +38,7 @@ def facts(folder):
         ledger.close()
 
 
-def test_adaptive_mixing_is_apfl_written_out():
+def test_adaptive_mixing_is_apfl_written_out() -> None:
     targets, shared, lr, alpha_lr = [[3.0, -1.0], [2.0, 0.0], [4.0, 1.0]], np.array([1.0, 1.0]), 0.1, 0.05
     own, alpha = np.array([0.5, 0.0]), 0.4
     learner = Learner(Point(own.tolist()))
@@ -53,7 +55,7 @@ def test_adaptive_mixing_is_apfl_written_out():
     assert mixing.alpha == pytest.approx(alpha, rel=1e-5)
 
 
-def test_alpha_stays_between_zero_and_one():
+def test_alpha_stays_between_zero_and_one() -> None:
     learner = Learner(Point([5.0, 5.0]))
     mixing = Mixing(learner, torch.zeros(2), Training(lr=0.01), 0.5, 100.0)
     work = Work(learner, learner.state.copy(), 1, {})
@@ -61,7 +63,7 @@ def test_alpha_stays_between_zero_and_one():
     assert mixing.alpha == 0.0
 
 
-def test_the_sweep_keeps_the_best_on_validation_and_every_silo_has_a_model(federation, tmp_path):
+def test_the_sweep_keeps_the_best_on_validation_and_every_silo_has_a_model(federation: Build, tmp_path: Path) -> None:
     outcome = run(federation(rounds=2, personal=PERSONAL, data=DATA), tmp_path / "r", workers=0)
     found = facts(outcome.folder)
     for name, known in found["silos"].items():
@@ -80,7 +82,7 @@ def test_the_sweep_keeps_the_best_on_validation_and_every_silo_has_a_model(feder
     assert not same(personal, weights(outcome.folder / "model")), "a model of its own"
 
 
-def parts(losses, hits):
+def parts(losses: Any, hits: Any) -> Any:
     """What a silo knows of a model, on four parts of a hundred tokens each."""
     return Scores(
         {
@@ -90,7 +92,7 @@ def parts(losses, hits):
     )
 
 
-def test_a_mixture_is_taken_only_if_it_is_better_beyond_chance():
+def test_a_mixture_is_taken_only_if_it_is_better_beyond_chance() -> None:
     shared = parts([1.0] * 4, [50] * 4)
     sure, more = [0.8, 0.7, 0.8, 0.7], [52, 53, 52, 53]
     assert ahead(MaskedLM(), shared, parts(sure, more))
@@ -101,19 +103,19 @@ def test_a_mixture_is_taken_only_if_it_is_better_beyond_chance():
     assert not ahead(MaskedLM(), shared, shared)
 
 
-def test_several_draws_ask_other_questions_of_the_same_samples(federation, tmp_path):
+def test_several_draws_ask_other_questions_of_the_same_samples(federation: Build, tmp_path: Path) -> None:
     once = run(federation(rounds=1, personal=PERSONAL, data=DATA), tmp_path / "once", workers=0)
     runtime, model = load(once.folder)
     held = SiloHost(runtime).silo("north").resident.examples("test")
 
-    def tokens(draws):
+    def tokens(draws: Any) -> Any:
         return evaluate(model, runtime.task, held, runtime.vocabulary, 0, draws=draws).sums["north"]["tokens"]
 
     assert tokens(1) < tokens(3) < 4 * tokens(1)
     assert tokens(3) != 3 * tokens(1), "other masks"
 
 
-def test_where_the_shared_model_stays_its_figures_are_the_very_same(federation, tmp_path):
+def test_where_the_shared_model_stays_its_figures_are_the_very_same(federation: Build, tmp_path: Path) -> None:
     settings = federation(rounds=2, personal=PERSONAL | {"draws": 3}, data=DATA)
     found = facts(run(settings, tmp_path / "r", workers=0).folder)
     models = [(known["alpha"], known["models"]) for known in found["silos"].values()]
@@ -121,7 +123,7 @@ def test_where_the_shared_model_stays_its_figures_are_the_very_same(federation, 
     assert all(m["interpolated"] != m["federated"] for alpha, m in models if alpha > 0.0)
 
 
-def test_personal_training_starts_from_the_chosen_round(federation, tmp_path):
+def test_personal_training_starts_from_the_chosen_round(federation: Build, tmp_path: Path) -> None:
     late = run(federation(rounds=4, personal=PERSONAL, data=DATA), tmp_path / "late", workers=0)
     early = run(federation(rounds=4, personal=PERSONAL | {"start": 1}, data=DATA), tmp_path / "early", workers=0)
     a, b = (facts(o.folder)["silos"]["north"]["losses"] for o in (late, early))
@@ -130,7 +132,7 @@ def test_personal_training_starts_from_the_chosen_round(federation, tmp_path):
     assert (early.folder / "checkpoints" / "round-1").exists()
 
 
-def test_the_same_for_any_number_of_workers(federation, tmp_path):
+def test_the_same_for_any_number_of_workers(federation: Build, tmp_path: Path) -> None:
     settings = federation(rounds=2, personal=PERSONAL | {"nearby": 1}, data=DATA)
     a = run(settings, tmp_path / "a", workers=0).folder
     b = run(settings, tmp_path / "b", workers=2).folder
@@ -138,7 +140,7 @@ def test_the_same_for_any_number_of_workers(federation, tmp_path):
     assert same(weights(a / "silos" / "east" / "model"), weights(b / "silos" / "east" / "model"))
 
 
-def test_similar_silos_are_found_and_strangers_are_not():
+def test_similar_silos_are_found_and_strangers_are_not() -> None:
     steps = {"a": [1.0, 0.1], "b": [0.9, 0.2], "c": [-1.0, 0.5]}
     near = {n: Tensors.of({"w": torch.tensor(v)}) for n, v in steps.items()}
     found = similarity(near, 2)
@@ -148,6 +150,6 @@ def test_similar_silos_are_found_and_strangers_are_not():
     assert torch.equal(mixture("c", near, found), near["c"].flat), "alone, it keeps its own step"
 
 
-def test_without_validation_data_it_is_refused(federation, tmp_path):
+def test_without_validation_data_it_is_refused(federation: Build, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no validation samples, and 'personal'"):
         run(federation(rounds=1, personal=PERSONAL, data={"max_length": 24, "valid": 0.0}), tmp_path / "r", workers=0)

@@ -1,5 +1,8 @@
 """Lying silos: what they send, and that a mistake in naming them is found."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
@@ -12,9 +15,10 @@ from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import Ledger
 from hansa.runs.run import link_to
 from hansa.runs.start import begin
+from tests.conftest import Build
 
 
-def update(settings, folder, name: str) -> torch.Tensor:
+def update(settings: Any, folder: Any, name: str) -> torch.Tensor:
     directory = RunDirectory.create(settings, folder, False)
     ledger = Ledger(directory.path)
     with link_to(settings, directory.path, 0, NoCallbacks()) as link:
@@ -27,13 +31,15 @@ def update(settings, folder, name: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("kind", "factor", "times"), [("sign-flip", 1, -1), ("scale", 100, 100)])
-def test_a_liar_sends_a_multiple_of_the_truth(federation, tmp_path, kind, factor, times):
+def test_a_liar_sends_a_multiple_of_the_truth(
+    federation: Build, tmp_path: Path, kind: Any, factor: Any, times: Any
+) -> None:
     lying = federation(simulate={"poison": {"south": {"kind": kind, "factor": factor}}})
     told, truth = update(lying, tmp_path / "lie", "south"), update(federation(), tmp_path / "truth", "south")
     torch.testing.assert_close(told, times * truth)
     assert torch.equal(update(lying, tmp_path / "other", "north"), update(federation(), tmp_path / "t", "north"))
 
 
-def test_a_stranger_cannot_lie(federation):
+def test_a_stranger_cannot_lie(federation: Build) -> None:
     with pytest.raises(ConfigError, match=r"simulate.poison names 'sout'.*south"):
         federation(simulate={"poison": {"sout": {"kind": "scale"}}})

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from hansa.methods.fedavg import PlainObjective
 from hansa.runs.run import run
 from hansa.tasks.classify import Classify
 from tests.classifiers import batch_of, classifier, texts_of, work_of
-from tests.conftest import same, weights
+from tests.conftest import Build, same, weights
 
 
 def after(*cuts: int) -> tuple[torch.Tensor, float, int, int]:
@@ -26,14 +28,14 @@ def after(*cuts: int) -> tuple[torch.Tensor, float, int, int]:
 
 
 @pytest.mark.parametrize("cuts", [(3,), (1, 2), (5, 6)])
-def test_parts_add_up_to_the_batch(cuts):
+def test_parts_add_up_to_the_batch(cuts: Any) -> None:
     whole, parts = after(), after(*cuts)
     torch.testing.assert_close(parts[0], whole[0], rtol=1e-5, atol=1e-6)
     assert parts[1] == pytest.approx(whole[1], rel=1e-5)
     assert parts[2:] == whole[2:] == (1, 7)
 
 
-def test_a_part_without_a_target_teaches_nothing_and_spoils_nothing():
+def test_a_part_without_a_target_teaches_nothing_and_spoils_nothing() -> None:
     texts, labels = texts_of(4)
     full, empty = batch_of(texts, labels), replace(batch_of(texts[:1], labels[:1]), targets=torch.zeros(0, dtype=int))
     learner = classifier()
@@ -44,7 +46,7 @@ def test_a_part_without_a_target_teaches_nothing_and_spoils_nothing():
     assert done.loss == done.loss, "a number"
 
 
-def test_the_file_says_how_many_samples_go_through_the_model_together(federation, tmp_path):
+def test_the_file_says_how_many_samples_go_through_the_model_together(federation: Build, tmp_path: Path) -> None:
     """Labels need no masks, which would be drawn otherwise: so the two runs differ by rounding alone."""
     settings = {"task": "classify", "rounds": 1, "model": "mini"}
     train = {"lr": 0.2, "batch": 16, "samples": {"floor": 16}}

@@ -1,6 +1,7 @@
 """Every mistake in a federation file: one sentence that says where, what was seen, and what to do."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,7 +56,7 @@ def refused(tmp_path: Path, text: str, *overrides: str) -> str:
         (GOOD + "model: ./nowhere\n", "is not a Hugging Face model folder"),
     ],
 )
-def test_mistakes(tmp_path, text, expected):
+def test_mistakes(tmp_path: Path, text: Any, expected: Any) -> None:
     assert expected in refused(tmp_path, text)
 
 
@@ -72,21 +73,23 @@ def test_mistakes(tmp_path, text, expected):
         ("tokenizer: {minimum: 2}\n", "tokenizer.minimum", "min_count"),
     ],
 )
-def test_a_setting_that_had_another_name_is_answered_with_the_new_one(tmp_path, text, old, new):
+def test_a_setting_that_had_another_name_is_answered_with_the_new_one(
+    tmp_path: Path, text: Any, old: Any, new: Any
+) -> None:
     assert f"'{old}' is now called '{new}': rename it" in refused(tmp_path, GOOD + text)
 
 
-def test_a_silos_setting_that_had_another_name(tmp_path):
+def test_a_silos_setting_that_had_another_name(tmp_path: Path) -> None:
     text = "silos:\n  fr: {train: a.jsonl, privacy: {sigma: 1}}\n"
     assert "'silos.fr.privacy.sigma' is now called 'noise_multiplier'" in refused(tmp_path, text)
 
 
-def test_a_missing_file_is_named(tmp_path):
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no such file"):
         read(tmp_path / "no.yaml")
 
 
-def test_missing_data_is_named(tmp_path):
+def test_missing_data_is_named(tmp_path: Path) -> None:
     from hansa.core.errors import DataError
 
     (tmp_path / "f.yaml").write_text(GOOD)
@@ -94,7 +97,7 @@ def test_missing_data_is_named(tmp_path):
         check(read(tmp_path / "f.yaml"))
 
 
-def test_overrides_reach_any_depth(tmp_path):
+def test_overrides_reach_any_depth(tmp_path: Path) -> None:
     (tmp_path / "f.yaml").write_text(GOOD + "method: fedprox\n")
     settings = read(tmp_path / "f.yaml", ["train.lr=3e-4", "method.mu=0.5", "server.optimizer=adam", "rounds=7"])
     assert settings.train.lr == 3e-4
@@ -111,12 +114,12 @@ def test_overrides_reach_any_depth(tmp_path):
     assert (settings.server.schedule.kind, settings.server.schedule.decay) == ("linear", 0.5)
 
 
-def test_paths_are_relative_to_the_file(tmp_path):
+def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     (tmp_path / "f.yaml").write_text(GOOD)
     assert read(tmp_path / "f.yaml").silos["fr"].sources[0].train == str(tmp_path / "fr.jsonl")
 
 
-def test_norway_is_not_false_and_small_numbers_are_numbers():
+def test_norway_is_not_false_and_small_numbers_are_numbers() -> None:
     import yaml
 
     from hansa.config.file import _StrictLoader
@@ -124,7 +127,7 @@ def test_norway_is_not_false_and_small_numbers_are_numbers():
     assert yaml.load("{no: a, lr: 1e-4, on: true}", Loader=_StrictLoader) == {"no": "a", "lr": 1e-4, "on": True}
 
 
-def test_what_is_written_is_read_back(tmp_path):
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     from hansa.config.file import dump
 
     settings = parse({"silos": {"fr": "a"}, "method": {"name": "fedprox", "mu": 0.3}, "server": {"optimizer": "yogi"}})

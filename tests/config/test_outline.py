@@ -1,6 +1,8 @@
 """The tree as people look at it: Appendix A.1.3's sampling ratios, the drawing, `hansa check`, the report."""
 
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -37,13 +39,13 @@ def same_say(samples: int) -> float:
     return 1.0
 
 
-def test_the_papers_example():
+def test_the_papers_example() -> None:
     bg, uk, everything = SIZES["bg"], SIZES["uk"], sum(SIZES.values())
     expected = bg / everything + 0.5 * bg / (uk + bg) + 0.25
     assert ratios(WORLD, same_say)["bg"] == pytest.approx(expected)
 
 
-def test_weights_by_samples_and_nodes_without_data():
+def test_weights_by_samples_and_nodes_without_data() -> None:
     flat = Branch("server", {}, tuple(leaf(name) for name in SIZES))
     assert ratios(flat, same_say) == pytest.approx(dict.fromkeys(SIZES, 0.25))
     assert ratios(flat, float)["fr"] == pytest.approx(483 / 863)
@@ -66,22 +68,22 @@ def say(branch: Branch, share: float = 1.0) -> float:
 
 
 @given(branches)
-def test_every_node_with_data_has_its_say_and_no_more(branch):
+def test_every_node_with_data_has_its_say_and_no_more(branch: Any) -> None:
     assert sum(ratios(branch, same_say).values()) == pytest.approx(say(branch))
 
 
-def test_the_drawing():
+def test_the_drawing() -> None:
     assert [line for line, _ in drawn(WORLD)] == [
         "world", "├─ west", "│  ├─ fr", "│  └─ it", "└─ east", "   ├─ uk", "   └─ bg",
     ]  # fmt: skip
 
 
-def test_in_the_report_a_parent_stands_beside_the_middle_of_its_children():
+def test_in_the_report_a_parent_stands_beside_the_middle_of_its_children() -> None:
     assert _rows([0, 1, 2, 2, 1, 2, 2]) == [1.5, 0.5, 0, 1, 2.5, 2, 3]
     assert _rows([0, 1, 1, 2]) == [0.5, 0, 1, 1]
 
 
-def test_check_draws_the_tree_and_the_ratios(tree, tmp_path):  # noqa: F811
+def test_check_draws_the_tree_and_the_ratios(tree: Any, tmp_path: Path) -> None:  # noqa: F811
     settings = tree()
     seen = preview(settings)
     n, west, root = ({s.name: s.samples for s in seen.silos}[name] for name in ("north", "west", "root"))
@@ -95,7 +97,7 @@ def test_check_draws_the_tree_and_the_ratios(tree, tmp_path):  # noqa: F811
     assert re.search(rf"north +{ratio:.3f} +{ratio / 3:.1%}", shown), shown
 
 
-def test_the_report_draws_the_tree_with_perplexities(tree, tmp_path):  # noqa: F811
+def test_the_report_draws_the_tree_with_perplexities(tree: Any, tmp_path: Path) -> None:  # noqa: F811
     outcome = run(tree(rounds=1), tmp_path / "run", workers=0)
     page = html.write([("tree", outcome.folder)], tmp_path / "report.html").read_text(encoding="utf-8")
     drawing = page[page.index("The tree of tree") :]

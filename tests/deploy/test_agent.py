@@ -1,5 +1,4 @@
-"""A coordinator that asks for what cannot be: answered with the reason at once, noted in the silo's audit log, and the
-silo goes on."""
+"""Requests that cannot be used: the silo answers with the reason, logs it in its audit log, and goes on."""
 
 import pickle
 import threading
@@ -12,17 +11,17 @@ import pytest
 from hansa.core import wire
 from hansa.core.messages import CollectVocabulary, DescribeData, Failure, VocabularyCounts
 from hansa.deploy.agent import Agent
-from hansa.deploy.coordinator import public
+from hansa.deploy.coordinator import shared_settings
 from hansa.deploy.join import SiloService
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.network.envelope import Envelope
-from hansa.deploy.network.link import ROOM, Pending
+from hansa.deploy.network.link import REPLY_QUOTA, PendingRequest
 from hansa.deploy.policy_enforcer import PolicyEnforcer
 from hansa.deploy.server_session import server_session
 from hansa.privacy.policy.audit_log import entries, verify
 from tests.deploy.conftest import make_kits
 
-PATIENCE = 120.0
+WAIT_SECONDS = 120.0
 HUGE = ("0" * 32, 10 << 30)
 
 
@@ -34,13 +33,13 @@ def alive(agent):
         yield agent
     finally:
         agent.stop()
-        thread.join(PATIENCE)
+        thread.join(WAIT_SECONDS)
         assert not thread.is_alive()
 
 
 @pytest.fixture(scope="module")
 def module_federation(tmp_path_factory):
-    """Two of the silos' federation; made once for this file."""
+    """A federation that is made once for this file."""
     from tests.conftest import WORDS, write_words
 
     folder = tmp_path_factory.mktemp("data")
@@ -51,35 +50,35 @@ def module_federation(tmp_path_factory):
 
 
 class Stage:
-    """North's agent, and a coordinator that can write any letter it likes."""
+    """A coordinator that can send any envelope to the agent of north."""
 
     def __init__(self, settings, folder, link):
         self.link, self.home = link, folder / "north"
-        self.settings = link._blobs.offer(memoryview(public(settings).model_dump_json().encode()), ["north"])
+        self.settings = link._blobs.offer(memoryview(shared_settings(settings).model_dump_json().encode()), ["north"])
         self._numbers = iter(range(1, 10_000))
 
     def ask(self, body, **changes):
         journal = self.link._journal
-        letter = Envelope(
+        envelope = Envelope(
             sender=COORDINATOR,
             receiver="north",
             run=journal.run,
-            begun=journal.begun,
+            run_started=journal.run_started,
             request=f"{next(self._numbers):032x}",
-            sequence=journal.sequence(),
+            sequence=journal.next_sequence(),
             kind="Train",
             round=1,
             text=self.link._blobs.offer(memoryview(body), ["north"]),
             settings=self.settings,
-            until=time() + PATIENCE,
+            deadline=time() + WAIT_SECONDS,
         )
-        letter = replace(letter, **changes)
-        self.link._pending["north"] = Pending(letter, 0)
-        self.link._blobs.expect("north", letter.request, ROOM)
-        until = monotonic() + PATIENCE
-        self.link._post(["north"], until)
-        answer = self.link._take("north", until)
-        self.link._let_go("north")
+        envelope = replace(envelope, **changes)
+        self.link._pending["north"] = PendingRequest(envelope, 0)
+        self.link._blobs.allow_upload("north", envelope.request, REPLY_QUOTA)
+        until = monotonic() + WAIT_SECONDS
+        self.link._send(["north"], until)
+        answer = self.link._await_answer("north", until)
+        self.link._close_request("north")
         return answer.reply
 
     def refusals(self):
@@ -97,41 +96,41 @@ def stage(module_federation, tmp_path_factory):
         yield Stage(module_federation, folder, link)
 
 
-def said(message) -> bytes:
+def text_of(message) -> bytes:
     return wire.split(message)[0].encode()
 
 
-UNUSABLE = {
-    "a vector of ten gigabytes": (said(DescribeData()), {"vectors": {"model": HUGE}}, "more than 8 models"),
-    "a text of ten gigabytes": (said(DescribeData()), {"text": HUGE}, "more than 8 models"),
-    "a start of a thousand terabytes": (said(DescribeData()), {"start": ("0" * 32, 1 << 50)}, "are free"),
-    "settings of ten gigabytes": (said(DescribeData()), {"start": ("1" * 32, 4), "settings": HUGE}, "are the most"),
-    "no settings": (said(DescribeData()), {"start": ("2" * 32, 4), "settings": None}, "no settings"),
+INVALID = {
+    "a vector of ten gigabytes": (text_of(DescribeData()), {"vectors": {"model": HUGE}}, "more than 8 models"),
+    "a text of ten gigabytes": (text_of(DescribeData()), {"text": HUGE}, "more than 8 models"),
+    "a start of a thousand terabytes": (text_of(DescribeData()), {"start": ("0" * 32, 1 << 50)}, "are free"),
+    "settings of ten gigabytes": (text_of(DescribeData()), {"start": ("1" * 32, 4), "settings": HUGE}, "more than the limit"),
+    "no settings": (text_of(DescribeData()), {"start": ("2" * 32, 4), "settings": None}, "no settings"),
     "a pickle": (pickle.dumps(print), {}, "not UTF-8"),
-    "no message": (b"hello", {}, "not a message header"),
+    "not a message": (b"hello", {}, "not a message header"),
     "an unknown message": (b'{"type": "os.system", "body": {}, "vectors": []}', {}, "unknown message type"),
-    "a type that is none": (b'{"type": [], "body": {}, "vectors": []}', {}, "unknown message type"),
+    "a type that is not a text": (b'{"type": [], "body": {}, "vectors": []}', {}, "unknown message type"),
     "endless brackets": (b"[" * 100_000, {}, "not a message header"),
-    "a reply": (said(Failure("hello")), {}, "a Lost is no request"),
-    "a field of another type": (b'{"type": "Describe", "body": {"x": 1}, "vectors": []}', {}, "what came is different"),
-    "half a float": (said(DescribeData()), {"vectors": {"model": ("0" * 32, 7)}}, "no float32 vector"),
+    "a reply": (text_of(Failure("hello")), {}, "a Failure is not a request"),
+    "a field of another type": (b'{"type": "DescribeData", "body": {"x": 1}, "vectors": []}', {}, "what came is different"),
+    "half a float": (text_of(DescribeData()), {"vectors": {"model": ("0" * 32, 7)}}, "not a float32 vector"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", UNUSABLE)
-def test_an_unusable_request_is_answered_with_the_reason_at_once(stage, what):
-    body, changes, reason = UNUSABLE[what]
+@pytest.mark.parametrize("what", INVALID)
+def test_an_invalid_request_is_answered_with_the_reason(stage, what):
+    body, changes, reason = INVALID[what]
     reply = stage.ask(body, **changes)
     assert isinstance(reply, Failure)
     assert reason in reply.reason
     assert any(reason in refused for refused in stage.refusals())
-    told = stage.ask(said(CollectVocabulary(5)), kind="CollectVocabulary")
-    assert isinstance(told, VocabularyCounts), "and the next is answered"
+    reply = stage.ask(text_of(CollectVocabulary(5)), kind="CollectVocabulary")
+    assert isinstance(reply, VocabularyCounts), "the next request is answered"
     assert verify(stage.home / "audit.jsonl").sound
 
 
-def test_why_there_was_no_answer_is_not_kept(module_federation, tmp_path):
-    """The operator mends what was wrong; asked the same again, the silo looks again, and answers."""
+def test_failures_are_not_stored(module_federation, tmp_path):
+    """After the operator has repaired the policy, the silo answers the same request."""
     kits = make_kits(module_federation, tmp_path / "kits")
     kit = Kit(kits / "north")
     policy = kit.folder / "policy.yaml"
@@ -142,19 +141,19 @@ def test_why_there_was_no_answer_is_not_kept(module_federation, tmp_path):
     )
     agent = Agent(kit, tmp_path / "north", service, lambda text: None)
     with server_session(Kit(kits / COORDINATOR), tmp_path / "server", None, lambda text: None) as link, alive(agent):
-        link.share_settings(public(module_federation).model_dump_json().encode())
-        [refused] = link.ask({"north": CollectVocabulary(5)}, monotonic() + PATIENCE)
+        link.share_settings(shared_settings(module_federation).model_dump_json().encode())
+        [refused] = link.ask({"north": CollectVocabulary(5)}, monotonic() + WAIT_SECONDS)
         assert isinstance(refused.reply, Failure)
         assert "it has no rules" in refused.reply.reason
         policy.write_text(good)
-        [told] = link.ask({"north": CollectVocabulary(5)}, monotonic() + PATIENCE)
-        assert not isinstance(told.reply, Failure)
+        [answer] = link.ask({"north": CollectVocabulary(5)}, monotonic() + WAIT_SECONDS)
+        assert not isinstance(answer.reply, Failure)
 
 
 @pytest.mark.parametrize(
-    "damage", ["", "{", "[]", '{"run": 3}', '{"run": "x", "begun": "y", "sequence": 1}', "\x00" * 50]
+    "damage", ["", "{", "[]", '{"run": 3}', '{"run": "x", "run_started": "y", "sequence": 1}', "\x00" * 50]
 )
-def test_a_damaged_state_is_survived_and_said(module_federation, tmp_path, damage):
+def test_a_damaged_state_file_is_reported(module_federation, tmp_path, damage):
     kits = make_kits(module_federation, tmp_path / "kits")
     (tmp_path / "north").mkdir()
     (tmp_path / "north" / "state.json").write_text(damage)
@@ -163,36 +162,36 @@ def test_a_damaged_state_is_survived_and_said(module_federation, tmp_path, damag
     assert any("is damaged" in line for line in lines)
 
 
-def test_a_disk_that_is_full_when_a_letter_comes_is_survived(module_federation, tmp_path, monkeypatch):
-    """The letter is refused for now; it lies in its box, and is taken up when there is room again."""
+def test_a_full_disk_rejects_an_envelope_until_there_is_space(module_federation, tmp_path, monkeypatch):
+    """The broker still stores the envelope, which is accepted when there is space again."""
     from hansa.deploy.network.envelope import sign_envelope
 
     kits = make_kits(module_federation, tmp_path / "kits")
     lines: list[str] = []
     agent = Agent(Kit(kits / "north"), tmp_path / "north", None, lines.append)
     digest = ("0" * 32, 4)
-    letter = Envelope(COORDINATOR, "north", "a" * 16, time(), "b" * 32, 1, "Train", 1, digest)
-    sealed = sign_envelope(letter, Kit(kits / COORDINATOR).key)
+    envelope = Envelope(COORDINATOR, "north", "a" * 16, time(), "b" * 32, 1, "Train", 1, digest)
+    data = sign_envelope(envelope, Kit(kits / COORDINATOR).key)
     with monkeypatch.context() as full:
-        full.setattr("hansa.deploy.agent.os.replace", _no_room)
-        agent._hear(sealed)
-        agent._hear(sealed)
-        assert agent._letter is None
-    assert sum("No space left" in line for line in lines) == 1, "said once, counted twice"
-    assert sum(agent._refusals.values()) == 2
-    agent._hear(sealed)
-    assert agent._letter == letter
+        full.setattr("hansa.deploy.replay_guard.os.replace", _disk_full)
+        agent._receive(data)
+        agent._receive(data)
+        assert agent._newest is None
+    assert sum("No space left" in line for line in lines) == 1, "logged once, counted twice"
+    assert sum(agent._rejections.values()) == 2
+    agent._receive(data)
+    assert agent._newest == envelope
 
 
-def _no_room(*_):
+def _disk_full(*_):
     raise OSError(28, "No space left on device")
 
 
-def test_reasons_without_end_are_not_kept_without_end(module_federation, tmp_path):
+def test_the_number_of_reasons_is_bounded(module_federation, tmp_path):
     kits = make_kits(module_federation, tmp_path / "kits")
     lines: list[str] = []
     agent = Agent(Kit(kits / "north"), tmp_path / "north", None, lines.append)
     for size in range(1, 600):
-        agent._hear(b"x" * (50_000 + size))
-    assert len(agent._refusals) == len(lines) == 201
-    assert sum(agent._refusals.values()) == 599
+        agent._receive(b"x" * (50_000 + size))
+    assert len(agent._rejections) == len(lines) == 201
+    assert sum(agent._rejections.values()) == 599

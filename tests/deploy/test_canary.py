@@ -1,4 +1,4 @@
-"""Case 14: words of a silo's text are in no letter, on no wire, in no log, report, status or error."""
+"""Case 14: words of a silo's text are in no message, log, report, status or error."""
 
 import json
 import logging
@@ -22,29 +22,29 @@ from tests.cli.test_cli import ok
 from tests.deploy.conftest import make_kits
 
 ONCE = ["quartzibelle", "zanzowit", "borkelmund"]  # in a text, in a line that cannot be read, in an error
-OFTEN = "schnupfenfieber"  # told as the vocabulary's word pieces: it shows that this test can see
+OFTEN = "schnupfenfieber"  # sent as word pieces of the vocabulary: the positive control of this test
 
 
 @pytest.fixture
 def wire(monkeypatch):
-    """All bytes that anybody hands to TLS: letters, parts of requests and replies, questions to the depot."""
+    """All bytes that are sent over TLS: envelopes, and the parts of requests and replies."""
     sent: list[bytes] = []
-    send, bring, offer = Connection._send, BlobClient.upload, BlobServer.offer
+    send, upload, offer = Connection._send, BlobClient.upload, BlobServer.offer
 
     def sending(self, data):
         sent.append(bytes(data))
         return send(self, data)
 
-    def bringing(self, view, *rest):
+    def uploading(self, view, *rest):
         sent.append(bytes(view))
-        return bring(self, view, *rest)
+        return upload(self, view, *rest)
 
     def offering(self, view, *rest):
         sent.append(bytes(view))
         return offer(self, view, *rest)
 
     monkeypatch.setattr(Connection, "_send", sending)
-    monkeypatch.setattr(BlobClient, "bring", bringing)
+    monkeypatch.setattr(BlobClient, "upload", uploading)
     monkeypatch.setattr(BlobServer, "offer", offering)
     return sent
 
@@ -63,7 +63,7 @@ def test_canaries_stay_in_their_silo(federation, tmp_path, log, wire, caplog):
         kit = Kit(kits / name)
         service = SiloService(kit, node.sources, (), PolicyEnforcer.load(kit, None, tmp_path / "silos" / name))
         if name == "north":
-            service.open = stumbling(service.open)  # type: ignore[method-assign]
+            service.open_run = failing(service.open_run)  # type: ignore[method-assign]
         agents.append(Agent(kit, tmp_path / "silos" / name, service, log.say))
     threads = [threading.Thread(target=agent.run, daemon=True) for agent in agents]
     for thread in threads:
@@ -82,34 +82,34 @@ def test_canaries_stay_in_their_silo(federation, tmp_path, log, wire, caplog):
         text for node, text in ledger.select("select node, text from events where kind='lost'") if node == "north"
     ]
     ledger.close()
-    assert "ValueError (what it says stays at the silo)" in lost, "the coordinator hears that, not what"
+    assert "ValueError (its message stays at the silo)" in lost, "the coordinator gets the type, not the message"
 
     files = [f for folder in ("run", "silos", "kits") for f in (tmp_path / folder).rglob("*") if f.is_file()]
     assert report in files
     assert len(files) > 40
-    told = {str(f): f.read_bytes() for f in files}
-    told |= {f"wire {i}": data for i, data in enumerate(wire)}
-    told["logs"] = "\n".join([*log.lines, caplog.text, *map(repr, caplog.records), shown]).encode()
-    told["status"] = json.dumps(
-        status.as_dict(status.read(outcome.folder, time()), status.refusals(outcome.folder), False)
+    places = {str(f): f.read_bytes() for f in files}
+    places |= {f"wire {i}": data for i, data in enumerate(wire)}
+    places["logs"] = "\n".join([*log.lines, caplog.text, *map(repr, caplog.records), shown]).encode()
+    places["status"] = json.dumps(
+        status.as_dict(status.read_status(outcome.folder, time()), status.read_refusals(outcome.folder), False)
     ).encode()
     for word in ONCE:
-        assert [place for place, data in told.items() if word.encode() in data] == []
-    seen = [place for place, data in told.items() if OFTEN[:4].encode() in data]
-    assert any(place.startswith("wire") for place in seen), "the control: what does leave is seen here"
+        assert [place for place, data in places.items() if word.encode() in data] == []
+    seen = [place for place, data in places.items() if OFTEN[:4].encode() in data]
+    assert any(place.startswith("wire") for place in seen), "the control: released words are found"
 
 
-def stumbling(open):
-    """North's own code stumbles over a text while it trains, and says which."""
+def failing(open_run):
+    """Training fails with an error whose message quotes a text."""
     from hansa.client.silo import Silo
 
-    class Stumbling(Silo):
+    class FailingSilo(Silo):
         def train(self, *_):
             raise ValueError(f"cannot digest the text '{ONCE[2]}'")
 
     def opened(folder, settings):
-        answer = open(folder, settings)
-        answer.answer.__self__.__class__ = Stumbling
+        answer = open_run(folder, settings)
+        answer.answer.__self__.__class__ = FailingSilo
         return answer
 
     return opened

@@ -1,4 +1,4 @@
-"""What an operator sees: logs for people and machines, probes."""
+"""Logs in text and JSON, and health probes."""
 
 import json
 import logging
@@ -11,7 +11,7 @@ import pytest
 
 from hansa.cli.logs import LogFormat, LogLevel, configure
 from hansa.core.errors import UserError
-from hansa.deploy.health import Health
+from hansa.deploy.health import HealthServer
 
 
 @pytest.fixture
@@ -52,9 +52,9 @@ def test_text_logs_keep_to_their_level(capsys):
     assert line.endswith("warning hansa.silo: told")
 
 
-def test_a_coordinator_that_goes_on_needs_no_library_of_models():
-    """Its import takes longer than all the rest of starting again."""
-    look = "import sys, hansa.deploy.serve, hansa.report.html; sys.exit('transformers' in sys.modules)"
+def test_a_resumed_coordinator_does_not_import_transformers():
+    """The import would take longer than the rest of the restart."""
+    look = "import sys, hansa.deploy.coordinator, hansa.report.html; sys.exit('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", look]).returncode == 0
 
 
@@ -67,18 +67,18 @@ def get(port: int, path: str) -> tuple[int, dict]:
             return error.code, json.loads(error.read())
 
 
-def test_probes_tell_alive_from_ready():
-    waits = ["for a first connection"]
-    health = Health("0", lambda: waits[0])
+def test_probes_of_liveness_and_readiness():
+    reason = ["no connection"]
+    health = HealthServer("0", lambda: reason[0])
     try:
         assert get(health.port, "/healthz") == (200, {"alive": True})
-        assert get(health.port, "/readyz") == (503, {"ready": False, "waits": "for a first connection"})
-        waits[0] = ""
+        assert get(health.port, "/readyz") == (503, {"ready": False, "reason": "no connection"})
+        reason[0] = ""
         assert get(health.port, "/readyz") == (200, {"ready": True})
         assert get(health.port, "/../etc/passwd")[0] == 404
         with pytest.raises(UserError, match="choose another port"):
-            Health(str(health.port), lambda: "")
+            HealthServer(str(health.port), lambda: "")
     finally:
         health.close()
     with pytest.raises(UserError, match="PORT or HOST:PORT"):
-        Health("localhost", lambda: "")
+        HealthServer("localhost", lambda: "")

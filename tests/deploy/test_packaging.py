@@ -1,4 +1,4 @@
-"""Units, image and chart name commands and options that exist; the chart is rendered by helm itself."""
+"""Units, image and chart use existing commands and options; helm itself renders the chart."""
 
 import re
 import shlex
@@ -20,8 +20,8 @@ PACKAGING = ROOT / "packaging"
 HELM = Path(sys.executable).with_name("helm")
 
 
-def understood(words: list[str]) -> None:
-    """Fails where the command line would not take these words."""
+def parse_command(words: list[str]) -> None:
+    """Parse a command line; raises if the command or an option does not exist."""
     command = get_command(app).commands[words[0]]
     command.make_context("hansa", list(words[1:]))
 
@@ -42,7 +42,7 @@ def pod(documents: list[dict]) -> dict:
 
 
 def container(documents: list[dict]) -> dict:
-    """The container; whatever it mounts is there."""
+    """The container; checks that every volume it mounts exists."""
     spec = pod(documents)["spec"]
     [found] = spec["containers"]
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
@@ -60,19 +60,19 @@ def federation_text(tmp_path) -> str:
 
 def test_the_chart_of_a_coordinator(federation_text):
     documents = render("--set", "role=coordinator", "--set-file", federation_text)
-    understood(container(documents)["args"])
+    parse_command(container(documents)["args"])
     found = kinds(documents)
     assert yaml.safe_load(found["ConfigMap"]["data"]["federation.yaml"])["name"] == "clinics"
     assert [port["port"] for port in found["Service"]["spec"]["ports"]] == [4222, 4223]
     assert found["Service"]["spec"]["selector"] == pod(documents)["metadata"]["labels"]
-    assert pod(documents)["spec"]["restartPolicy"] == "OnFailure", "it ends when the model is done"
+    assert pod(documents)["spec"]["restartPolicy"] == "OnFailure", "the job ends with the run"
 
 
-def test_the_chart_of_a_coordinator_with_a_nats_of_your_own(federation_text):
+def test_the_chart_of_a_coordinator_with_an_existing_nats(federation_text):
     nats = "nats.url=tls://nats.example:4222"
     documents = render("--set", "role=coordinator", "--set", nats, "--set-file", federation_text)
     assert "--nats=tls://nats.example:4222" in container(documents)["args"]
-    understood(container(documents)["args"])
+    parse_command(container(documents)["args"])
     assert [port["name"] for port in kinds(documents)["Service"]["spec"]["ports"]] == ["weights"]
     assert [port["name"] for port in container(documents)["ports"]] == ["health", "weights"]
 
@@ -80,8 +80,8 @@ def test_the_chart_of_a_coordinator_with_a_nats_of_your_own(federation_text):
 def test_the_chart_of_a_silo(tmp_path):
     (tmp_path / "policy.yaml").write_text("rules: {}\n")
     documents = render("--set-file", f"silo.policy={tmp_path / 'policy.yaml'}")
-    understood(container(documents)["args"])
-    assert "Service" not in kinds(documents), "a silo connects outwards only"
+    parse_command(container(documents)["args"])
+    assert "Service" not in kinds(documents), "a silo accepts no connections"
     mounts = {mount["name"]: mount for mount in container(documents)["volumeMounts"]}
     assert mounts["data"]["readOnly"]
     assert mounts["kit"]["readOnly"]
@@ -99,7 +99,7 @@ def test_the_chart_of_a_silo(tmp_path):
         (["--set", "role=coordinator"], "federation is empty"),
     ],
 )
-def test_the_chart_refuses_what_cannot_work(arguments, reason):
+def test_the_chart_refuses_invalid_values(arguments, reason):
     done = subprocess.run([HELM, "template", "x", str(PACKAGING / "helm"), *arguments], capture_output=True, text=True)
     assert done.returncode != 0
     assert reason in done.stderr
@@ -109,32 +109,32 @@ UNITS = ["hansa-coordinator", "hansa-region", "hansa-silo"]
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_the_units_start_commands_that_exist(unit):
+def test_the_units_start_existing_commands(unit):
     text = (PACKAGING / "systemd" / f"{unit}.service").read_text().replace("\\\n", " ")
     [line] = re.findall(r"^ExecStart=(.*)$", text, re.M)
     program, *words = shlex.split(line)
     assert Path(program).name == "hansa"
-    understood(words)
+    parse_command(words)
 
 
-def test_a_coordinator_that_was_stopped_has_not_failed_by_its_unit():
+def test_the_unit_takes_a_stopped_coordinator_for_success():
     text = (PACKAGING / "systemd" / "hansa-coordinator.service").read_text()
     assert f"SuccessExitStatus={TERMINATED}\n" in text
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
-def test_systemd_understands_the_units(tmp_path):
-    """All but where the program lies, which is not there on this machine."""
+def test_systemd_accepts_the_units(tmp_path):
+    """With another program, because the path in the units does not exist on this machine."""
     for unit in UNITS:
         text = (PACKAGING / "systemd" / f"{unit}.service").read_text()
         (tmp_path / f"{unit}.service").write_text(text.replace("/opt/hansa/bin/hansa", "/bin/true"))
     files = [str(tmp_path / f"{unit}.service") for unit in UNITS]
     done = subprocess.run(["systemd-analyze", "verify", *files], capture_output=True, text=True)
-    said = [line for line in done.stderr.splitlines() if "hansa-" in line]
-    assert (done.returncode, said) == (0, []), done.stderr
+    messages = [line for line in done.stderr.splitlines() if "hansa-" in line]
+    assert (done.returncode, messages) == (0, []), done.stderr
 
 
-def test_the_image_copies_what_exists_and_installs_extras_that_exist():
+def test_the_image_copies_existing_files_and_installs_existing_extras():
     text = (PACKAGING / "Containerfile").read_text()
     for names in re.findall(r"^COPY (.*) \./\S*$", text, re.M):
         assert all((ROOT / name).exists() for name in names.split())

@@ -1,4 +1,4 @@
-"""A silo's enforcer over the network: what its policy does not allow stays, and what left is in its log."""
+"""A silo's policy over the network: it refuses what no rule allows, and logs what is released."""
 
 import threading
 
@@ -16,7 +16,7 @@ from hansa.privacy.policy.proposal import POLICY_FILE
 from tests.deploy.conftest import make_kits
 
 
-def run_with_laws(settings, kits, folder, log):
+def run_with_policies(settings, kits, folder, log):
     agents = {}
     for name, node in settings.silos.items():
         kit = Kit(kits / name)
@@ -34,40 +34,40 @@ def run_with_laws(settings, kits, folder, log):
             thread.join(timeout=300)
 
 
-def test_under_the_policy_of_its_kit_a_silo_works_and_writes_down_what_leaves(federation, tmp_path, log):
+def test_releases_under_the_policy_of_the_kit_are_logged(federation, tmp_path, log):
     settings = federation(rounds=1)
     kits = make_kits(settings, tmp_path / "kits")
-    run_with_laws(settings, kits, tmp_path, log)
-    noted = tmp_path / "north" / "audit.jsonl"
-    assert verify(noted).sound
-    released = [(e["message"], e["to"]) for e in entries(noted) if e["event"] == "release"]
+    run_with_policies(settings, kits, tmp_path, log)
+    log_file = tmp_path / "north" / "audit.jsonl"
+    assert verify(log_file).sound
+    released = [(e["message"], e["to"]) for e in entries(log_file) if e["event"] == "release"]
     assert ("Update", COORDINATOR) in released
 
 
-def test_a_silo_without_a_policy_releases_nothing_and_both_sides_hear_why(federation, tmp_path, log, caplog):
+def test_a_silo_without_a_policy_releases_nothing_and_both_sides_get_the_reason(federation, tmp_path, log, caplog):
     settings = federation(rounds=1, participation={"quorum": 1.0})
     kits = make_kits(settings, tmp_path / "kits")
     (kits / "north" / POLICY_FILE).unlink()
     with pytest.raises(RunFailed, match=r"silo 'north' could not answer .* policy refuses"):
-        run_with_laws(settings, kits, tmp_path, log)
-    assert "north refused a Survey of coordinator" in caplog.text
+        run_with_policies(settings, kits, tmp_path, log)
+    assert "north refused a CollectVocabulary of coordinator" in caplog.text
     assert {e["event"] for e in entries(tmp_path / "north" / "audit.jsonl")} == {"request", "refusal"}
 
 
-def test_the_kits_policy_is_for_its_federation_alone(federation, tmp_path):
-    """The name that counts is the one in the kit, not one that a coordinator writes into its settings."""
+def test_the_policy_of_a_kit_is_for_its_federation_only(federation, tmp_path):
+    """The name of the federation in the kit counts, not the one in the coordinator's settings."""
     kits = make_kits(federation(), tmp_path / "kits")
     [rule] = yaml.safe_load((kits / "north" / POLICY_FILE).read_text())["rules"].values()
     assert rule["federations"] == ["small"]
     from hansa.client.runtime import Runtime
 
     enforcer = PolicyEnforcer.load(Kit(kits / "north"), None, tmp_path / "home")
-    told = federation(name="other")
-    guard = enforcer.guard(lambda request: None, Runtime(told, tmp_path))
+    received = federation(name="other")
+    guard = enforcer.guard(lambda request: None, Runtime(received, tmp_path))
     assert guard.purpose.federation == "small"
 
 
-def test_an_agent_does_not_begin_with_a_log_that_was_changed(federation, tmp_path):
+def test_an_agent_does_not_start_with_a_damaged_audit_log(federation, tmp_path):
     kits = make_kits(federation(), tmp_path / "kits")
     enforcer = PolicyEnforcer.load(Kit(kits / "north"), None, tmp_path / "home")
     enforcer.log.add("request")

@@ -1,24 +1,24 @@
-"""What is announced is held against the model, the memory (a container's, where there is one) and the disk."""
+"""Announced sizes are checked against the model, the memory of the machine or the container, and the disk."""
 
 import pytest
 
-from hansa.deploy import quota as room
-from hansa.deploy.network.blob_server import InvalidRequest
+from hansa.deploy import quota
+from hansa.deploy.network.blob_protocol import InvalidRequest
 
 GB = 1 << 30
 
 
 def machine(root, available, **files):
-    """A file system with what Linux tells of memory."""
+    """Write the files in which Linux reports memory."""
     for name, text in {"proc/meminfo": f"MemTotal: 9 kB\nMemAvailable:  {available // 1024} kB\n", **files}.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
     return root
 
 
-def test_without_a_container_the_machine_counts(tmp_path):
-    assert room.free_memory(machine(tmp_path, 4 * GB)) == 4 * GB
-    assert room.free_memory() > 0, "the real one"
+def test_without_a_container_the_memory_of_the_machine_counts(tmp_path):
+    assert quota.free_memory(machine(tmp_path, 4 * GB)) == 4 * GB
+    assert quota.free_memory() > 0, "the real machine"
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_without_a_container_the_machine_counts(tmp_path):
             },
             GB + GB // 2,
         ),
-        (  # the limit stands above the group of this process
+        (  # the limit is set on the parent of this process's group
             {
                 "proc/self/cgroup": "0::/pods/hansa\n",
                 "sys/fs/cgroup/pods/hansa/memory.max": "max\n",
@@ -52,27 +52,27 @@ def test_without_a_container_the_machine_counts(tmp_path):
             0,
         ),
     ],
-    ids=["unlimited", "second version", "above", "first version"],
+    ids=["unlimited", "cgroups v2", "limit of a parent group", "cgroups v1"],
 )
 def test_in_a_container_its_limit_counts(tmp_path, files, free):
-    assert room.free_memory(machine(tmp_path, 4 * GB, **files)) == free
+    assert quota.free_memory(machine(tmp_path, 4 * GB, **files)) == free
 
 
-def test_a_request_may_bring_eight_models_and_some_more(monkeypatch):
-    monkeypatch.setattr(room, "free_memory", lambda: 8 * GB)
+def test_a_request_may_have_the_size_of_eight_models_and_an_allowance(monkeypatch):
+    monkeypatch.setattr(quota, "free_memory", lambda: 8 * GB)
     model = 100 << 20
-    room.check_request(8 * model + room.BESIDE, model)
+    quota.check_request(8 * model + quota.ALLOWANCE, model)
     with pytest.raises(InvalidRequest, match="more than 8 models"):
-        room.check_request(8 * model + room.BESIDE + 1, model)
+        quota.check_request(8 * model + quota.ALLOWANCE + 1, model)
     with pytest.raises(InvalidRequest, match="more than 8 models"):
-        room.check_request(room.BESIDE + 1, 0)
-    room.check_request(int(5.9 * GB), GB)
+        quota.check_request(quota.ALLOWANCE + 1, 0)
+    quota.check_request(int(5.9 * GB), GB)
     with pytest.raises(InvalidRequest, match="bytes of memory are free"):
-        room.check_request(int(6.1 * GB), GB)
-    room.check_request(int(6.1 * GB), GB, held=GB), "memory that is there for it already is not needed again"
+        quota.check_request(int(6.1 * GB), GB)
+    quota.check_request(int(6.1 * GB), GB, allocated=GB), "allocated buffers are not counted"
 
 
-def test_the_disk_must_hold_it(tmp_path):
-    room.check_disk(1000, tmp_path / "not" / "there" / "yet")
+def test_a_request_must_fit_on_the_disk(tmp_path):
+    quota.check_disk(1000, tmp_path / "not" / "there" / "yet")
     with pytest.raises(InvalidRequest, match="of the disk are free"):
-        room.check_disk(1 << 60, tmp_path / "not" / "there" / "yet")
+        quota.check_disk(1 << 60, tmp_path / "not" / "there" / "yet")

@@ -1,5 +1,4 @@
-"""Where a coordinator and an agent sit: alone, on ports that are free, under a name that may lead nowhere from here;
-and what they do when whoever they wait for, or listen to, is gone for good."""
+"""Server sessions: locks, ports, host names, revoked coordinators, missing nodes and missing brokers."""
 
 import shutil
 import socket
@@ -14,7 +13,7 @@ from hansa.deploy import authority
 from hansa.deploy.coordinator import serve
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.lock_file import lock_folder
-from hansa.deploy.network.connection import ConnectionLost, Connection, Message, Refused
+from hansa.deploy.network.connection import Connection, ConnectionLost, JetStreamError, Message
 from hansa.deploy.network.session import Session
 from hansa.deploy.server_session import server_session
 from hansa.runs.ledger import Ledger
@@ -23,29 +22,29 @@ from tests.deploy.conftest import Log, free_ports, joined, make_kits
 from tests.deploy.network.test_address import running, silo, until
 
 
-def silent(text: str) -> None:
+def no_log(text: str) -> None:
     pass
 
 
-def test_the_coordinator_needs_not_reach_itself_by_its_public_name(federation, tmp_path):
-    settings, [letters, weights] = federation(), free_ports(2)
+def test_the_coordinator_does_not_connect_to_its_public_name(federation, tmp_path):
+    settings, [port, blob_port] = federation(), free_ports(2)
     kits = tmp_path / "kits"
-    authority.create(settings, kits, {COORDINATOR: f"hansa.example.invalid:{letters}+{weights}"}, 30)
-    with server_session(Kit(kits / COORDINATOR), tmp_path / "server", None, silent) as link:
+    authority.create(settings, kits, {COORDINATOR: f"hansa.example.invalid:{port}+{blob_port}"}, 30)
+    with server_session(Kit(kits / COORDINATOR), tmp_path / "server", None, no_log) as link:
         assert link.size == 3
 
 
-def test_a_port_that_somebody_else_holds_is_one_sentence_at_once(federation, tmp_path):
+def test_a_port_in_use_is_reported_at_once(federation, tmp_path):
     kits = make_kits(federation(), tmp_path / "kits")
     place = Kit(kits / COORDINATOR).endpoint
     with closing(socket.create_server(("127.0.0.1", place.port))):
         began = monotonic()
-        with pytest.raises(UserError, match=f"port {place.port}, for letters, cannot be opened"):
-            server_session(Kit(kits / COORDINATOR), tmp_path / "server", None, silent).__enter__()
+        with pytest.raises(UserError, match=f"port {place.port}, for the NATS broker, cannot be opened"):
+            server_session(Kit(kits / COORDINATOR), tmp_path / "server", None, no_log).__enter__()
         assert monotonic() - began < 20
 
 
-def test_two_agents_in_one_home_would_answer_twice(federation, tmp_path):
+def test_only_one_agent_may_use_a_home(federation, tmp_path):
     settings = federation()
     kits = make_kits(settings, tmp_path / "kits")
     with (
@@ -55,17 +54,17 @@ def test_two_agents_in_one_home_would_answer_twice(federation, tmp_path):
         ok("join", str(kits / "north"), "--data", settings.silos["north"].sources[0].train)
 
 
-def test_silos_do_not_obey_a_coordinator_that_was_revoked(federation, tmp_path, log):
+def test_silos_reject_requests_of_a_revoked_coordinator(federation, tmp_path, log):
     settings = federation(rounds=1, participation={"deadline": 6})
     kits = make_kits(settings, tmp_path / "kits")
     stolen = shutil.copytree(kits / COORDINATOR, tmp_path / "stolen")
     authority.revoke(kits, COORDINATOR)
     agent = silo(settings, kits, tmp_path / "silos", "north", log.say)
-    with running(agent), server_session(Kit(stolen), tmp_path / "server", None, silent) as link:
+    with running(agent), server_session(Kit(stolen), tmp_path / "server", None, no_log) as link:
         link.share_settings(b"{}")
         [answer] = link.ask({"north": DescribeData()}, monotonic() + 6)
-        until(lambda: any("whoever asks was revoked" in line for line in log.lines), "the refusal")
-    assert not any("is answered" in line for line in log.lines)
+        until(lambda: any("the membership of its sender 'coordinator' was revoked" in line for line in log.lines), "the refusal")
+    assert not any("reply sent" in line for line in log.lines)
     assert "did not answer" in answer.reply.reason
 
 
@@ -75,7 +74,7 @@ class StopAfter(Log):
 
 
 @pytest.mark.slow_fault
-def test_a_coordinator_that_starts_again_does_not_wait_for_one_that_is_gone(federation, tmp_path, log):
+def test_a_restarted_coordinator_waits_for_a_missing_silo_only_until_the_deadline(federation, tmp_path, log):
     settings = federation(rounds=3, participation={"deadline": 20, "quorum": 0.5})
     kits = make_kits(settings, tmp_path / "kits")
     homes = tmp_path / "silos"
@@ -85,32 +84,32 @@ def test_a_coordinator_that_starts_again_does_not_wait_for_one_that_is_gone(fede
     began = monotonic()
     with joined(rest, kits, homes, log.say):
         serve(settings, Kit(kits / COORDINATOR), tmp_path / "run", None, log)
-    assert monotonic() - began < 200, "rounds wait until their deadline, nothing waits longer"
+    assert monotonic() - began < 200, "no wait is longer than the deadlines of the rounds"
     ledger = Ledger(tmp_path / "run")
     lost = ledger.select("select round, text from events where node='south' and kind='lost'")
     ledger.close()
     assert {round for round, _ in lost} >= {2, 3}
 
 
-def test_a_wait_ends_at_its_deadline_also_without_a_broker():
-    [nobody] = free_ports(1)
-    session = Session(("127.0.0.1", nobody), None, "inbox", [], silent)
+def test_a_wait_without_a_broker_ends_at_its_deadline():
+    [unused] = free_ports(1)
+    session = Session(("127.0.0.1", unused), None, "inbox", [], no_log)
     began = monotonic()
     assert session.next(0.1, monotonic() + 0.5) is None
     assert monotonic() - began < 10
 
 
 @pytest.mark.parametrize("words", [b"", b"a b xyz", b"\xff\xfe 1 1", b"a 1 -5"])
-def test_a_broker_that_speaks_nonsense_is_connected_to_again(words):
+def test_a_malformed_message_of_the_broker_closes_the_connection(words):
     connection = Connection.__new__(Connection)
-    connection.largest = 100
+    connection.max_payload = 100
     with pytest.raises(ConnectionLost):
         connection._message(words, False)
 
 
 @pytest.mark.parametrize("payload", [b"3", b"[]", b"not JSON", b'{"error": 3}', b'{"error": {"err_code": "x"}}'])
-def test_an_answer_of_jetstream_that_makes_no_sense_is_a_broken_connection(payload):
+def test_a_malformed_response_of_jetstream_closes_the_connection(payload):
     with pytest.raises(ConnectionLost):
         Connection.checked(Message("", "", payload))
-    with pytest.raises(Refused):
+    with pytest.raises(JetStreamError):
         Connection.checked(Message("", "", b'{"error": {"err_code": 7, "description": "no"}}'))

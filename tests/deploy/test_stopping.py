@@ -1,4 +1,4 @@
-"""SIGTERM, as systemd and Kubernetes send it: agents end with 0, a coordinator with 143, and all go on afterwards."""
+"""SIGTERM, as systemd and Kubernetes send it: agents exit with 0, a coordinator with 143; all resume afterwards."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ import pytest
 from hansa.deploy.kit import COORDINATOR
 from hansa.runs.run import run
 from tests.conftest import same, weights
-from tests.faults.processes import GATED, PATIENCE, Deployment
+from tests.faults.processes import GATED, WAIT_SECONDS, Deployment
 
 pytestmark = pytest.mark.slow_fault
 
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.slow_fault
 def stop(deployment: Deployment, name: str) -> int | None:
     process = deployment.processes.pop(name)
     os.kill(process.pid, signal.SIGTERM)
-    process.join(PATIENCE)
-    assert not process.is_alive(), deployment.last_words()
+    process.join(WAIT_SECONDS)
+    assert not process.is_alive(), deployment.logs()
     code = process.exitcode
     process.close()
     return code
@@ -27,8 +27,8 @@ def one_line(deployment: Deployment) -> str:
     return " ".join(deployment.log(COORDINATOR).split())
 
 
-def test_everybody_can_be_stopped_in_the_middle_of_a_round_and_goes_on(federation, tmp_path):
-    """North is held in the middle of training: nobody can wait for it, and nothing is lost with it."""
+def test_processes_stopped_in_the_middle_of_a_round_resume(federation, tmp_path):
+    """North is stopped in the middle of training, and trains again after its restart."""
     (tmp_path / "gated.py").write_text(GATED)
     marks = tmp_path / "marks"
     marks.mkdir()
@@ -42,10 +42,10 @@ def test_everybody_can_be_stopped_in_the_middle_of_a_round_and_goes_on(federatio
     with Deployment(settings, tmp_path / "deployment") as deployment:
         deployment.start_all()
         deployment.wait("north at work", (marks / "held-north").exists)
-        deployment.wait("a word of whom all wait for", lambda: "waiting for north: Train of round 1" in one_line(deployment))
+        deployment.wait("the log of awaited nodes", lambda: "waiting for north: Train of round 1" in one_line(deployment))
         assert stop(deployment, "north") == 0
         assert stop(deployment, "south") == 0
-        assert stop(deployment, COORDINATOR) == 143, deployment.last_words()
+        assert stop(deployment, COORDINATOR) == 143, deployment.logs()
         assert "it continues" in deployment.log(COORDINATOR)
         assert not os.path.exists(f"/proc/{(deployment.run / 'server' / 'broker' / 'nats.pid').read_text()}")
         (marks / "hold-north").unlink()

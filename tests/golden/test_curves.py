@@ -6,11 +6,13 @@ If a change is meant to change them, run this file with HANSA_GOLDEN=write and s
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hansa.runs.ledger import Ledger
 from hansa.runs.run import run
+from tests.conftest import Build
 
 FILE = Path(__file__).parent / "curves.json"
 CASES = {
@@ -21,7 +23,7 @@ CASES = {
 }
 
 
-def curve(settings, folder: Path) -> dict[str, list[float]]:
+def curve(settings: Any, folder: Path) -> dict[str, list[float]]:
     outcome = run(settings, folder, workers=0)
     ledger = Ledger(outcome.folder)
     losses = [loss for (loss,) in ledger.select("select loss from rounds order by round")]
@@ -30,7 +32,7 @@ def curve(settings, folder: Path) -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_curves_are_the_golden_ones(federation, tmp_path, name):
+def test_curves_are_the_golden_ones(federation: Build, tmp_path: Path, name: Any) -> None:
     found = curve(federation(rounds=5, tokenizer={"kind": "bytes"}, **CASES[name]), tmp_path / "run")
     golden = json.loads(FILE.read_text()) if FILE.exists() else {}
     if os.environ.get("HANSA_GOLDEN") == "write":

@@ -277,10 +277,11 @@ def test_one_engine_for_two_languages(tmp_path):
     runtime, model = load(folder)
     tags = [runtime.vocabulary.tokenizer.convert_tokens_to_ids(tag) for tag in (">>en<<", ">>xx<<")]
     assert len(set(tags)) == 2
-    held = {name: runtime.silo(name).examples("train") for name in silos}
+    host = SiloHost(runtime)
+    held = {name: host.silo(name).resident.examples("train") for name in silos}
     assert tags[0] in held["en"][0]
     assert tags[1] in held["xx"][0]
-    with pytest.raises(UserError, match="this engine knows several languages"):
+    with pytest.raises(UserError, match="this model has several target languages"):
         runtime.task.predict(model, runtime.vocabulary, "rot")
     assert runtime.task.predict(model, runtime.vocabulary, ">>xx<< rot")[0]["translation"] is not None
 

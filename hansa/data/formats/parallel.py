@@ -77,7 +77,7 @@ def primary(language: str) -> str:
 
 
 def gettext_catalogue(stream: TextIO, source: Source) -> Iterator[ParsedRow]:
-    """A gettext catalogue. Its header tells the source side: `Language: de` means that msgstr is German."""
+    """A gettext catalogue. Its header names the language of msgstr (`Language: de`): this gives the source side."""
     polib = _polib()
     try:
         entries = polib.pofile(stream.read())

@@ -17,8 +17,8 @@ from hansa.core.seeds import derive, stream
 from hansa.data.corpora import clinical_notes as generator
 from hansa.data.corpora import icd10
 
-# Training texts per language, in the proportions of Table 1: in training samples, English has about 400 times as many as
-# the middle languages (the paper: 230 to 330 times) and more than a thousand times as many as the smallest.
+# Training texts per language, in the proportions of Table 1: in training samples, English has about 400 times as many
+# as the middle languages (the paper: 230 to 330 times) and more than a thousand times as many as the smallest.
 CLINICAL = {"en": 8159, "fr": 13, "es": 14, "it": 11, "eu": 4}
 CODED = {"de": 174, "pt": 121, "vi": 40, "el": 40}
 LANGUAGES = (*CLINICAL, *CODED)

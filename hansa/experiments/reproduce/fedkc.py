@@ -1,9 +1,9 @@
 """Wang et al. (2022), Tables 3 and 4 and Figures 2 to 4, beside ours.
 
-The shape is looked for on ICD-10 chapters with labels unlike inside each language, over several seeds; the paper's own
-three tasks are run in their client layouts and reported as they come out. A figure is the mean accuracy over languages
-and over the last rounds: single rounds swing by many points. Settings are chosen on validation data, as many values for
-every method (``--tune``).
+The claims are tested on ICD-10 chapters with label skew inside each language, over several seeds; the paper's three
+tasks are run in their client layouts and reported without selection. A score is the mean accuracy over languages and
+over the last evaluations, because single rounds vary by many points. Settings are selected on validation data, from as
+many values for every method (``--tune``).
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from statistics import fmean, stdev
 from time import perf_counter
 from typing import Any
 
-from hansa.experiments.reproduce import Options, Claim, Reproduction, Say, Table, multilingual
+from hansa.experiments.reproduce import Claim, Options, Reproduction, Say, Table, multilingual
 from hansa.experiments.reproduce.encoder import model_of
 from hansa.experiments.reproduce.fedkc_runs import (
     ALL,
@@ -28,11 +28,11 @@ from hansa.experiments.reproduce.fedkc_runs import (
     WITHOUT,
     Runs,
     Tuned,
-    agreed,
     federation,
     lay_out,
     methods,
     tune,
+    with_vocabularies,
 )
 from hansa.experiments.reproduce.jobs import Jobs
 from hansa.experiments.reproduce.published_fedkc import ACTIVE_GAIN, AVERAGES, HITS_90
@@ -40,29 +40,32 @@ from hansa.privacy.attacks import centroids as leak
 from hansa.privacy.attacks import price
 from hansa.privacy.attacks.centroids import MIN_CONTROL
 from hansa.report import audit, html
-from hansa.runs.ledger import Ledger
+from hansa.runs.results import RunResults, save_audit
 
 HITS = (1, 10, 90)
 
 
 def reproduce(options: Options) -> Reproduction:
+    """Run the experiments, or resume them; return the tables and claims."""
     options.require_data()
     options.reject("fedkc", "encoder")
     began, size = perf_counter(), SIZES[options.scale]
-    options.say("laying out the clients' data")
+    options.say("writing the clients' data")
     corpora = lay_out(options, size)
     with Jobs(options.out, options.say, options.scale != "smoke") as jobs:
-        corpora = agreed(jobs, corpora, size)
+        corpora = with_vocabularies(jobs, corpora, size)
         laid_out = perf_counter()
         tuned, tuning = tune(jobs, corpora[SHAPE], size) if options.tune else (Tuned(), [])
         choosing = perf_counter() - laid_out if options.tune else 0.0
         runs = Runs(jobs, corpora, size, tuned, model_of(options.model) if options.model else None)
         runs.start()
-        leaks = {layer: attacked(runs, layer, options.say) for layer in LAYERS}  # while others still run
+        leaks = {layer: attacked(runs, layer, options.say) for layer in LAYERS}  # while other runs continue
         tables = [shape_table(runs), *(task_table(runs, task) for task in TASKS), k_means_table(runs)]
         tables += [sensitivity_table(runs), figure_4(leaks), defence_table(runs), traffic_table(runs)]
         claims = [*all_claims(runs), privacy_claim(leaks)]
-        order = sorted(methods(tuned, 1), key=lambda method: method in KINDS)  # the first run's data are described
+        order = sorted(
+            methods(tuned, 1), key=lambda method: method in KINDS
+        )  # the report describes the data of its first run
         folders = [(method, jobs.result(runs.name(SHAPE, method, 0)).folder) for method in order]
     report = html.write(
         folders,
@@ -79,15 +82,18 @@ def reproduce(options: Options) -> Reproduction:
 
 
 def spread(values: list[float]) -> str:
+    """The mean, and the standard deviation of several values."""
     return f"{fmean(values):.4f}" + (f" ± {stdev(values):.4f}" if len(values) > 1 else "")
 
 
 def paper(method: str, task: str) -> str:
+    """The published value of a method on a task."""
     value = AVERAGES[method].get(task)
     return "–" if value is None else f"{value:.4f}"
 
 
 def shape_table(runs: Runs) -> Table:
+    """Table 3 on ICD-10 chapters."""
     languages, rows = list(runs.corpora[SHAPE].silos), []
     for method in methods(runs.tuned, 1):
         seeds = range(len(runs.over_seeds(method)))
@@ -98,14 +104,15 @@ def shape_table(runs: Runs) -> Table:
     corpus = runs.corpora[SHAPE]
     note = (
         f"{corpus.clients} clients, {corpus.active} active, label skew {multilingual.SKEW}, {runs.size.rounds} rounds, "
-        f"last {runs.size.average} evaluations; methods with a deviation: {runs.size.seeds} seeds, others one."
+        f"mean of the last {runs.size.average} evaluations; rows with a deviation: {runs.size.seeds} seeds, others one."
     )
     if runs.size.pairs is not None:
-        note += f" Through all layers, a step looks at {runs.size.pairs} of the pairs told, drawn anew."
+        note += f" On all layers, a step uses {runs.size.pairs} random ones of the shared pairs."
     return Table("Table 3, shape: accuracy on ICD-10 chapters", columns, rows, note)
 
 
 def task_table(runs: Runs, task: str) -> Table:
+    """Table 3 on one of the paper's tasks."""
     languages, rows = list(runs.corpora[task].silos), []
     for method in runs.size.task_methods:
         scores = runs.scores(task, method)
@@ -115,15 +122,16 @@ def task_table(runs: Runs, task: str) -> Table:
         rows.append([method, *cells, *both])
     averages = ["mean", "mean F1", "paper", "paper F1"] if task == "PI" else ["mean", "paper"]
     corpus = runs.corpora[task]
-    begun = "from nothing (the paper: from mBERT)" if runs.model is None else f"from {Path(runs.model).name}"
+    start = "random weights (the paper: mBERT)" if runs.model is None else Path(runs.model).name
     note = (
-        f"{corpus.clients} clients, {corpus.active} active, {runs.size.task_rounds} rounds (paper: 35), models begun "
-        f"{begun}, one seed."
+        f"{corpus.clients} clients, {corpus.active} active, {runs.size.task_rounds} rounds (paper: 35), models "
+        f"started from {start}, one seed."
     )
     return Table(f"Table 3, {task}: accuracy in the paper's layout", ["", *languages, *averages], rows, note)
 
 
 def k_means_table(runs: Runs) -> Table:
+    """Table 4."""
     rows = [
         [method, spread(runs.over_seeds(method)), *(paper(method, task) for task in TASKS)]
         for layer in (LAST, ALL)
@@ -133,10 +141,11 @@ def k_means_table(runs: Runs) -> Table:
 
 
 def sensitivity_table(runs: Runs) -> Table:
+    """Figures 2 and 3: local epochs and active clients."""
     languages, rows = list(runs.corpora["NC"].silos), []
-    looks = [("Figure 2", f"{n} local epochs", {"epochs": n}) for n in EPOCHS]
-    looks += [("Figure 3", f"{n} active clients", {"active": n}) for n in runs.active()]
-    for figure, what, which in looks:
+    varied = [("Figure 2", f"{n} local epochs", {"epochs": n}) for n in EPOCHS]
+    varied += [("Figure 3", f"{n} active clients", {"active": n}) for n in runs.active()]
+    for figure, what, which in varied:
         scores = runs.scores("NC", ALL, **which)
         cells = [f"{scores[code]['accuracy']:.4f}" for code in languages]
         rows.append([figure, what, *cells, f"{fmean(s['accuracy'] for s in scores.values()):.4f}"])
@@ -145,26 +154,27 @@ def sensitivity_table(runs: Runs) -> Table:
     return Table("Figures 2 and 3: sensitivity", columns, rows, note.format(*ACTIVE_GAIN.values()))
 
 
-Leaks = dict[str, dict[str, Any]]  # attack → what it found
+Leaks = dict[str, dict[str, Any]]  # attack → its findings
 
 
 def attacked(runs: Runs, layer: str, say: Say) -> Leaks:
-    """Both attacks on the centroids that the run with the first seed shared; the report draws them with that run."""
+    """Both attacks on the centroids that silos shared in the run with the first seed; the findings are saved there."""
     folder = runs.jobs.result(runs.name(SHAPE, LAYERS[layer])).folder
     kinds: tuple[leak.Kind, ...] = ("embedding-inversion", "nearest-token")
     found: Leaks = {kind: leak.attack_knowledge(folder, kind, runs.size.attacked, say) for kind in kinds}
     for one in found.values():
-        audit.keep(folder, one)
+        save_audit(folder, one)
     return found
 
 
 def figure_4(leaks: Mapping[str, Leaks]) -> Table:
+    """Figure 4: hits of the attacks and of their controls."""
     rows = []
     for layer, found in leaks.items():
         for kind, one in found.items():
             for who, curves in one["curves"].items():
                 if who != "attack" and kind != "embedding-inversion":
-                    continue  # the others know nothing of the attack
+                    continue  # the controls do not depend on the attack
                 cells = [
                     f"{curves[where][min(n, len(curves[where])) - 1]:.1%}" for where in ("any", "same") for n in HITS
                 ]
@@ -172,8 +182,8 @@ def figure_4(leaks: Mapping[str, Leaks]) -> Table:
                 rows.append([f"{layer}: {kind if who == 'attack' else who}", *cells, published])
     columns = ["Hits@N", *(f"{where} @{n}" for where in ("any", "same") for n in HITS), "paper, any @90"]
     note = (
-        "At any position, or at the same one. A score means something only beside those who know nothing (most "
-        "frequent, random) and no averaging."
+        "At any position, or at the same one. Compare with the controls: guesses without the centroids (most frequent, "
+        "random), and centroids without averaging."
     )
     return Table("Figure 4: tokens recovered from shared centroids", columns, rows, note)
 
@@ -186,7 +196,7 @@ def privacy_claim(leaks: Mapping[str, Leaks]) -> Claim:
     }
     shown = [
         f"{layer} layer(s) {share:.1%} of tokens at their position"
-        + (f" (no proof: without averaging the attack names {control[layer]:.1%})" if control[layer] < MIN_CONTROL else "")
+        + (f" (inconclusive: without averaging {control[layer]:.1%})" if control[layer] < MIN_CONTROL else "")
         for layer, share in worst.items()
     ]
     return Claim(
@@ -198,33 +208,38 @@ def privacy_claim(leaks: Mapping[str, Leaks]) -> Claim:
 
 
 def defence_table(runs: Runs) -> Table:
-    """What the defences of all-layers centroids cost, and what they leave to an attack: with the first seed."""
+    """The cost of defences of all-layers centroids, and what an attack still recovers, with the first seed."""
     tried = []
     for name in DEFENCES:
         folder = runs.jobs.result(runs.name(SHAPE, ALL, defence=name)).folder
         run = federation(runs.corpora[SHAPE], ALL, runs.size, runs.tuned, runs.size.rounds, defence=name)
         tried.append(price.DefenceRuns(name, run, [folder], [runs.mean(SHAPE, ALL, defence=name)]))
     found = price.findings("accuracy", tried, {"defences": tuple(DEFENCES)}, runs.size.attacked)
-    audit.keep(runs.jobs.result(runs.name(SHAPE, ALL)).folder, found)
+    save_audit(runs.jobs.result(runs.name(SHAPE, ALL)).folder, found)
     [shown] = audit.tables(found)
-    note = "One seed; tokens by embedding inversion; the report draws accuracy over tokens named."
-    return Table("Defences of all-layers centroids, and their price", shown["columns"], shown["rows"], note)
+    note = "One seed; tokens recovered by embedding inversion; the report draws accuracy over tokens recovered."
+    return Table("Defences of all-layers centroids, and their cost", shown["columns"], shown["rows"], note)
 
 
 def traffic_table(runs: Runs) -> Table:
-    """What an exchange adds to a round, beside the model."""
+    """The bytes that an exchange adds to a round."""
     rows = []
     for method in (LAST, ALL):
-        ledger = Ledger(runs.jobs.result(runs.name(SHAPE, method)).folder)
-        [(rounds, up, down, every)] = ledger.select(
-            "select count(distinct round), sum(offered), sum(told), sum(sent + received) from traffic"
-        )
-        ledger.close()
+        run = RunResults.read(runs.jobs.result(runs.name(SHAPE, method)).folder)
+        exchange, every = run.exchange, run.bytes_up + run.bytes_down
+        rounds, up, down = exchange.rounds, exchange.up, exchange.down
         others = max(1, runs.corpora[SHAPE].active - 1)
         cells = [up, down // others, up + down // others, down, every - up - down]
         rows.append([method, *(f"{cell / rounds / 1e3:,.1f}" for cell in cells)])
-    columns = ["kB per round", "told up", "the same pairs down", "2·q·n pairs", "down, to each", "model and the rest"]
-    note = "A pair is d + k numbers (last) or T·d + k (all). Each client is sent the pairs of all the others."
+    columns = [
+        "kB per round",
+        "shared up",
+        "the same pairs down",
+        "2·q·n pairs",
+        "down, all copies",
+        "model and the rest",
+    ]
+    note = "A pair is d + k numbers (last) or T·d + k (all). Every client receives the pairs of all other clients."
     return Table("Section 4.4.2: extra traffic", columns, rows, note)
 
 
@@ -232,11 +247,12 @@ def traffic_table(runs: Runs) -> Table:
 
 
 def all_claims(runs: Runs) -> list[Claim]:
+    """The claims on accuracy."""
     mean = {method: fmean(runs.over_seeds(method)) for method in methods(runs.tuned, 1)}
     federated = [value for method, value in mean.items() if method not in KINDS]
 
     def claim(name: str, holds: bool, better: str, *others: str) -> Claim:
-        """By the means, as the paper has it; a difference that the seeds alone could make is called one."""
+        """A claim on means, as in the paper; it says which differences are within the spread of the seeds."""
         shown = (better, *others)
         ours = ", ".join(f"{method} {spread(runs.over_seeds(method))}" for method in shown)
         close = [other for other in others if not clearly(runs.over_seeds(better), runs.over_seeds(other))]
@@ -268,7 +284,7 @@ def all_claims(runs: Runs) -> list[Claim]:
 
 
 def clearly(ours: list[float], theirs: list[float]) -> bool:
-    """Whether the mean difference, seed by seed, is more than its standard error away from none."""
+    """Whether the mean difference, seed by seed, is larger than its standard error."""
     differences = [a - b for a, b in zip(ours, theirs, strict=False)]
     error = stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else 0.0
     return abs(fmean(differences)) > error

@@ -1,4 +1,4 @@
-"""The runs of `hansa reproduce fedkc`: how large, with which settings, on whose data."""
+"""The runs of `hansa reproduce fedkc`: their sizes, settings and data."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,37 +13,37 @@ from hansa.config.file import parse
 from hansa.experiments.reproduce import Options, Table, multilingual
 from hansa.experiments.reproduce.jobs import Jobs
 from hansa.experiments.reproduce.multilingual import Corpus
-from hansa.runs.ledger import Ledger
+from hansa.runs.results import read_scores
 
 SHAPE = "ICD-10"
 LAST, ALL = "FedAvg+KC (last)", "FedAvg+KC (all)"
 WITHOUT = {LAST: f"{LAST}, no k-means", ALL: f"{ALL}, no k-means"}
 CENTRAL, DOMINANT = "central (all languages)", "central (dominant only)"
 KINDS = {CENTRAL: "central", DOMINANT: "dominant"}
-REPEATED = ("FedAvg", "FedProx", LAST, ALL, *WITHOUT.values())  # over all seeds; the others with the first alone
+REPEATED = ("FedAvg", "FedProx", LAST, ALL, *WITHOUT.values())  # run with all seeds; the others with the first
 TASKS = ("PI", "QA", "NC")
 TASK_METHODS = (CENTRAL, "FedAvg", "FedProx", "MOON", "FedMix", LAST, ALL)
 EVERY_METHOD = (*TASK_METHODS, DOMINANT, "FedProx+KC (all)")
 LAYERS = {"last": LAST, "all": ALL}
-DEFENCES: dict[str, dict[str, Any]] = {  # of FedKC on all layers: each adds to the one before
+DEFENCES: dict[str, dict[str, Any]] = {  # of FedKC on all layers
     "none": {},
     "floor 20": {"floor": 20},
     "floor 20, noise 1": {"floor": 20, "noise": {"multiplier": 1.0}},
 }
 EPOCHS, ACTIVE = (1, 2, 4), (2, 5, 7)
-PRETRAINED = 1e-4  # the largest learning rate for an encoder that has learnt before
+PRETRAINED = 1e-4  # the largest learning rate for a pre-trained encoder
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much of everything."""
+    """The size of the experiments."""
 
     rounds: int  # on ICD-10
-    every: int  # rounds between evaluations there,
-    average: int  # and over how many of the last ones a figure is the mean
+    every: int  # rounds between evaluations on ICD-10
+    average: int  # a score is the mean over this many last evaluations
     seeds: int
     tune_rounds: int
-    task_rounds: int  # the same of the paper's tasks
+    task_rounds: int  # the same three for the paper's tasks
     task_every: int
     task_average: int
     task_methods: tuple[str, ...]
@@ -54,8 +54,8 @@ class Size:
     vocabulary: int = 2500
     batch: int = 16
     lr: float = 1e-3
-    attacked: int = 16  # centroids of each layer
-    pairs: int | None = None  # that a step looks at where they go through all layers; none: all
+    attacked: int = 16  # centroids of each layer that are attacked
+    pairs: int | None = None  # shared pairs that a step uses in FedKC on all layers; None: all
 
 
 SIZES = {
@@ -67,10 +67,12 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Tuned:
-    """One setting of each method, as ``--tune`` chose them on ICD-10's validation data; it chooses all of them, and the
-    learning rate, anew."""
+    """One setting of each method, as ``--tune`` selected them on ICD-10's validation data.
 
-    lr: float | None = None  # of all methods; default the scale's
+    ``--tune`` selects all of them again, and the learning rate.
+    """
+
+    lr: float | None = None  # of all methods; None: the scale's
     prox: float = 1e-4
     moon: float = 0.1
     mix: float = 0.05
@@ -78,7 +80,7 @@ class Tuned:
     all: float = 1.0
 
 
-GRID: dict[str, tuple[str, tuple[float, ...]]] = {  # what each method's one setting may be: as many values for each
+GRID: dict[str, tuple[str, tuple[float, ...]]] = {  # method → its setting and the values to select from
     "FedAvg": ("lr", (1e-3, 2e-3, 3e-3)),
     "FedProx": ("prox", (1e-4, 1e-3, 1e-2)),
     "MOON": ("moon", (0.1, 1.0, 5.0)),
@@ -89,7 +91,8 @@ GRID: dict[str, tuple[str, tuple[float, ...]]] = {  # what each method's one set
 
 
 def methods(tuned: Tuned, clusters: int, pairs: int | None = None) -> dict[str, dict[str, Any]]:
-    # No floor: as published. What small clusters give away is the audit's business (docs/privacy.md).
+    """Method → its settings. ``clusters``: q of FedKC; ``pairs``: shared pairs that a step uses on all layers."""
+    # No floor, as published; docs/privacy.md shows what small clusters leak.
     kc = {"name": "fedkc", "q": clusters, "floor": 1}
     last = kc | {"layer": "last", "alpha": tuned.last}
     everything = kc | {"layer": "all", "alpha": tuned.all, "sample": pairs}
@@ -124,6 +127,7 @@ def federation(
     model: str | None = None,
     batch: int | None = None,
 ) -> Federation:
+    """The settings of one run; ``tuning``: tested on validation data, ``model``: a pre-trained encoder."""
     lr = min(tuned.lr or size.lr, PRETRAINED if model else inf)
     training = {"optimizer": "adamw", "lr": lr, "batch": batch or size.batch}
     words: dict[str, Any] = {"path": corpus.words} if corpus.words else {"size": size.vocabulary, "min_count": 2}
@@ -144,7 +148,7 @@ def federation(
             "baseline": training | {"keep_optimizer": True},
             "evaluate": {"every": every, "share": 1.0},
             "checkpoint": {"every": rounds},
-            "record": {"offers": seed == 0 and method in LAYERS.values() and not tuning},
+            "release_log": {"knowledge": seed == 0 and method in LAYERS.values() and not tuning},
         }
     )
 
@@ -153,6 +157,7 @@ def federation(
 
 
 def lay_out(options: Options, size: Size) -> dict[str, Corpus]:
+    """Write the clients' data of every task."""
     folder, data = options.out / "data", options.data
     if data is None:
         return multilingual.generate(folder)
@@ -164,8 +169,8 @@ def lay_out(options: Options, size: Size) -> dict[str, Corpus]:
     }
 
 
-def agreed(jobs: Jobs, corpora: Mapping[str, Corpus], size: Size) -> dict[str, Corpus]:
-    """Clients agree on a vocabulary once, not in every run."""
+def with_vocabularies(jobs: Jobs, corpora: Mapping[str, Corpus], size: Size) -> dict[str, Corpus]:
+    """Let the clients of every task build a vocabulary once; all runs of the task use it."""
     for task, corpus in corpora.items():
         run = federation(corpus, "FedAvg", size, Tuned(), 1).model_copy(update={"kind": "base"})
         jobs.start(f"{task} words", run)
@@ -177,23 +182,25 @@ Scores = dict[str, dict[str, float]]  # language → metric → value
 
 @dataclass(frozen=True)
 class Runs:
-    """All runs of the experiment, by what they are."""
+    """All runs of the experiment."""
 
     jobs: Jobs
     corpora: Mapping[str, Corpus]
     size: Size
     tuned: Tuned
-    model: str | None = None  # of the paper's tasks: somebody's pre-trained encoder
+    model: str | None = None  # a pre-trained encoder for the paper's tasks
 
     def name(
         self, task: str, method: str, seed: int = 0, epochs: int = 2, active: int = 0, defence: str = "none"
     ) -> str:
+        """The name of a run."""
         usual = active in (0, self.corpora[task].active)
         extra = ("" if epochs == 2 else f" epochs {epochs}") + ("" if usual else f" active {active}")
         extra += "" if defence == "none" else f" {defence}"
         return f"{task} {method} seed {seed}{extra}".replace(",", "")
 
     def start(self) -> None:
+        """Start all runs."""
         for seed in range(self.size.seeds):
             for method in methods(self.tuned, 1):
                 if seed == 0 or method in REPEATED:
@@ -212,6 +219,7 @@ class Runs:
                 self._start("NC", ALL, self.size.task_rounds, active=active)
 
     def active(self) -> list[int]:
+        """The numbers of active clients that are compared."""
         return [n for n in ACTIVE if n <= self.corpora["NC"].clients]
 
     def _start(
@@ -244,37 +252,36 @@ class Runs:
         self.jobs.start(self.name(task, method, seed, epochs, active, defence), run, workers=0)
 
     def scores(self, task: str, *what: Any, **which: Any) -> Scores:
+        """The scores of a run by language, averaged over its last evaluations; arguments as for `name`."""
         count = self.size.average if task == SHAPE else self.size.task_average
-        return last_rounds(self.jobs.result(self.name(task, *what, **which)).folder, count)
+        return last_evaluations(self.jobs.result(self.name(task, *what, **which)).folder, count)
 
     def mean(self, *what: Any, metric: str = "accuracy", **which: Any) -> float:
+        """The mean of a metric over languages; arguments as for `name`."""
         return fmean(values[metric] for values in self.scores(*what, **which).values())
 
     def over_seeds(self, method: str) -> list[float]:
+        """The mean accuracy of a method on ICD-10, seed by seed."""
         seeds = range(self.size.seeds) if method in REPEATED else range(1)
         return [self.mean(SHAPE, method, seed) for seed in seeds]
 
 
-def last_rounds(folder: Path, count: int) -> Scores:
-    """Each language's metrics on its whole test set, averaged over the last evaluations."""
-    ledger = Ledger(folder)
-    try:
-        rows = ledger.select(
-            "select grp, metric, avg(value) from metrics where split='test' and share=1.0 and round in (select "
-            "distinct round from metrics order by round desc limit ?) group by grp, metric order by grp",
-            count,
-        )
-    finally:
-        ledger.close()
-    found: Scores = {}
-    for group, metric, value in rows:
-        found.setdefault(group, {})[metric] = value
-    return found
+def last_evaluations(folder: Path, count: int) -> Scores:
+    """Language → metric → value on the whole test set, averaged over the last evaluations."""
+    scores = [score for score in read_scores(folder) if score.share == 1.0]
+    last = sorted({score.round for score in scores})[-count:]
+    values: dict[str, dict[str, list[float]]] = {}
+    for score in sorted(scores, key=lambda score: score.group):
+        if score.round in last:
+            values.setdefault(score.group, {}).setdefault(score.metric, []).append(score.value)
+    return {group: {metric: fmean(some) for metric, some in by_metric.items()} for group, by_metric in values.items()}
 
 
 def tune(jobs: Jobs, corpus: Corpus, size: Size) -> tuple[Tuned, list[Table]]:
-    """Every method's setting from as many values, by validation accuracy; a seed that is not used again. The learning
-    rate comes first: all have the same."""
+    """Select every method's setting from as many values, by validation accuracy; return them and a table.
+
+    The learning rate is selected first and is the same for all methods. The seed is used for nothing else.
+    """
     first, *others = GRID
     tuned, rows = _choose(jobs, corpus, size, Tuned(), [first])
     tuned, further = _choose(jobs, corpus, size, tuned, others)
@@ -295,7 +302,7 @@ def _choose(
         setting, values = GRID[method]
         found = {}
         for value in values:
-            scores = last_rounds(jobs.result(names[method, value]).folder, size.average)
+            scores = last_evaluations(jobs.result(names[method, value]).folder, size.average)
             found[value] = fmean(metrics["accuracy"] for metrics in scores.values())
         chosen[setting] = best = max(found, key=lambda value: found[value])
         rows.append([method, setting, ", ".join(f"{v:g}: {a:.4f}" for v, a in found.items()), f"{best:g}"])

@@ -51,7 +51,7 @@ class Corpus:
         return sum(source.get("clients", 1) for source in self.silos.values())
 
     def sources(self, tuning: bool) -> dict[str, dict[str, Any]]:
-        """Language → the settings of its source; for ``tuning``, the validation file takes the place of the test file."""
+        """Language → the settings of its source; for ``tuning``, the validation file is the test file."""
         kept = {name: {k: v for k, v in source.items() if k != "valid"} for name, source in self.silos.items()}
         return kept if not tuning else {n: s | {"test": self.silos[n]["valid"]} for n, s in kept.items()}
 
