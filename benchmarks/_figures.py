@@ -3,8 +3,8 @@
     python benchmarks/NAME.py [--smoke] [--json FILE]
 
 A benchmark prints one line per figure and exits 1 when one misses its target. ``--smoke`` runs it on tiny inputs, to
-see that it works; the figures then mean nothing and no target is judged. ``--json`` also writes the figures to a file, from
-which `_page.py` writes docs/benchmarks.md and the table in the README.
+see that it works; the figures then mean nothing and no target is judged. ``--json`` also writes the figures to a file,
+from which `_page.py` writes docs/benchmarks.md and the table in the README.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Translating in length-sorted batches, against the plain `generate` of transformers.
 
-Same model, beam and rule for the largest length; batches of the peer are as the samples come. The model is trained just enough
-to end sentences; both are measured in processor time, on one thread.
+Same model, beam and rule for the largest length; batches of the peer are as the samples come. The model is trained just
+enough to end sentences; both are measured in processor time, on one thread.
 """
 
 import tempfile

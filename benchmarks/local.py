@@ -1,6 +1,7 @@
 """One round over nine silos on the worker pool, against a plain PyTorch loop.
 
-Encoder 4 × 256, sequences of 64. The peer takes the same steps on all cores with transformers' BertForMaskedLM and its own loss.
+Encoder 4 × 256, sequences of 64. The peer takes the same steps on all cores with transformers' BertForMaskedLM and its
+own loss.
 """
 
 import tempfile

@@ -1,7 +1,7 @@
 """A round over 1,000 silos on the worker pool, against the same steps bare.
 
-0.16M parameters, one step each. The peer has as many processes, one resident model each, batches made beforehand, and no
-federation. pfl-research, the fastest simulator we measured, adds 0.7 to 1.05 ms per silo.
+0.16M parameters, one step each. The peer has as many processes, one resident model each, batches made beforehand, and
+no federation. pfl-research, the fastest simulator we measured, adds 0.7 to 1.05 ms per silo.
 """
 
 import json
@@ -129,8 +129,8 @@ def main() -> None:
     many, few = fresh(silos_many), fresh(silos_few)
     print(
         f"{many['parameters']:,.0f} parameters, {silos_many:,} silos, {workers} workers: bare steps "
-        f"{many['bare']:.2f} s, round {many['round']:.2f} s; memory {many['memory'] / 1e6:.0f} MB, with {silos_few} silos "
-        f"{few['memory'] / 1e6:.0f} MB"
+        f"{many['bare']:.2f} s, round {many['round']:.2f} s; memory {many['memory'] / 1e6:.0f} MB, with {silos_few} "
+        f"silos {few['memory'] / 1e6:.0f} MB"
     )
     overhead = 1000 * (many["round"] - many["bare"]) / silos_many
     figures.add("overhead_per_silo", "overhead per silo, 1,000 silos with 0.16M parameters", overhead, "ms", "<=", 0.5)

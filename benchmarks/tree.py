@@ -1,7 +1,7 @@
 """WorldLM on trees of 21 and 85 nodes on the worker pool, against the same training steps bare.
 
-The trees have 1 + 4 + 16 (+ 64) nodes, all with data and a model of their own. The peer has as many processes, one resident
-model each, batches made beforehand, and no tree.
+The trees have 1 + 4 + 16 (+ 64) nodes, all with data and a model of their own. The peer has as many processes, one
+resident model each, batches made beforehand, and no tree.
 """
 
 import os

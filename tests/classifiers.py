@@ -1,4 +1,4 @@
-"""A text classifier small enough to look into, and made-up samples for it."""
+"""A very small text classifier, and synthetic samples for it."""
 
 from collections.abc import Iterator
 
@@ -17,6 +17,7 @@ WIDTH, CLASSES, WORDS = 8, 3, 30
 
 
 def classifier(seed: int = 0) -> Learner:
+    """A classifier with two layers of width 8."""
     config = BertConfig(
         vocab_size=WORDS,
         hidden_size=WIDTH,
@@ -34,6 +35,7 @@ def classifier(seed: int = 0) -> Learner:
 
 
 def batch_of(texts: list[list[int]], labels: list[int]) -> Batch:
+    """Texts, given as token ids, as one padded batch."""
     longest = max(map(len, texts))
     ids = torch.tensor([text + [0] * (longest - len(text)) for text in texts])
     mask = torch.tensor([[1] * len(text) + [0] * (longest - len(text)) for text in texts])
@@ -41,12 +43,15 @@ def batch_of(texts: list[list[int]], labels: list[int]) -> Batch:
 
 
 def texts_of(count: int, seed: int = 0) -> tuple[list[list[int]], list[int]]:
+    """Random texts, as token ids, and their labels."""
     rng = stream(seed, "texts")
     texts = [rng.integers(1, WORDS, int(rng.integers(2, 9))).tolist() for _ in range(count)]
     return texts, rng.integers(0, CLASSES, count).tolist()
 
 
 def samples_of(texts: list[list[int]], labels: list[int], batch: int = 4, seed: int = 0) -> Samples:
+    """Texts as the samples of a silo."""
+
     def batches() -> Iterator[tuple[Indices, Batch]]:
         for start in range(0, len(texts), batch):
             here = slice(start, start + batch)
@@ -56,9 +61,11 @@ def samples_of(texts: list[list[int]], labels: list[int], batch: int = 4, seed: 
 
 
 def work_of(learner: Learner, *knowledge: Knowledge) -> Work:
+    """Local work in round 1 with the knowledge of other silos."""
     return Work(learner, learner.state.copy(), 1, knowledge=knowledge)
 
 
 def pairs(centroids: torch.Tensor, predictions: torch.Tensor, lengths: tuple[int, ...] = ()) -> Knowledge:
+    """Knowledge of clusters, each with five members."""
     shared = Tensors.of({"centroids": centroids, "predictions": predictions})
     return Knowledge(shared, (5,) * len(centroids), lengths)

@@ -1,12 +1,12 @@
 """Sparsification and quantisation of updates: fewer values, or fewer bits for each.
 
-rows     of tables of embeddings, the share ``keep`` of the rows that moved most; 1: all that moved, which is exact
-top-k    of every tensor, the share ``keep`` of its values that are largest
+rows     of embedding tables, the fraction ``keep`` of the rows that moved most; 1: all that moved, which is lossless
+top-k    of every tensor, the fraction ``keep`` of its values that are largest in magnitude
          (Stich et al. (2018), Sparsified SGD with Memory, Definition 2.2; per tensor)
-bf16     the upper half of each float32, rounded to the nearest
-int8     round(x·127/m) with m the largest |x| of 256 values, kept beside them as a float32
+bf16     each float32 rounded to the nearest bfloat16
+int8     round(x·127/m) with m the largest |x| of 256 values; the scale m/127 of each block is sent as a float32
          (Dettmers (2016), 8-Bit Approximations for Parallelism in Deep Learning, Section 3; linear, in blocks)
-int4     the same with 7 for 127, two in a byte
+int4     the same with 7 instead of 127, two values in a byte
 """
 
 from dataclasses import dataclass, replace
@@ -21,12 +21,12 @@ from hansa.core.compression import COMPRESSORS, Compressor, EncodedTensors, Kind
 from hansa.core.encoding import BLOCK, EncodedTensor
 from hansa.core.settings import Section
 
-Kept = Annotated[float, Field(gt=0.0, le=1.0)]
+Kept = Annotated[float, Field(gt=0.0, le=1.0)]  # a fraction to keep
 
 
 @dataclass(frozen=True)
 class TopRows:
-    """Of tables of embeddings, the rows that moved most."""
+    """Keeps, of embedding tables, the rows that moved most."""
 
     keep: float = 1.0
     kind: ClassVar[Kind] = "values"
@@ -50,7 +50,7 @@ class TopRows:
 
 @dataclass(frozen=True)
 class TopK:
-    """Of every tensor, the values that are largest."""
+    """Keeps, of every tensor, the values that are largest in magnitude."""
 
     keep: float
     kind: ClassVar[Kind] = "values"
@@ -70,7 +70,7 @@ class TopK:
 
 @dataclass(frozen=True)
 class Bf16:
-    """Every value as bfloat16."""
+    """Writes values as bfloat16."""
 
     kind: ClassVar[Kind] = "numbers"
     keeps_local: ClassVar[bool] = False
@@ -82,7 +82,7 @@ class Bf16:
 
 @dataclass(frozen=True)
 class Quantize:
-    """Whole numbers from −``most`` to ``most``, times a scale."""
+    """Writes values as whole numbers from −``most`` to ``most``, with one scale per block."""
 
     most: int
     kind: ClassVar[Kind] = "numbers"
@@ -103,7 +103,9 @@ class Quantize:
 
 @COMPRESSORS.register("rows")
 class RowsSettings(Section):
-    keep: Kept = 0.25
+    """Sends only the rows of embedding tables that moved most."""
+
+    keep: Kept = Field(default=0.25, description="Fraction of the rows to send; 1: all rows that moved.")
 
     def build(self) -> Compressor:
         return TopRows(self.keep)
@@ -111,7 +113,9 @@ class RowsSettings(Section):
 
 @COMPRESSORS.register("top-k")
 class TopKSettings(Section):
-    keep: Kept = 0.1
+    """Sends only the largest values of every tensor (Stich et al., 2018)."""
+
+    keep: Kept = Field(default=0.1, description="Fraction of the values of each tensor to send.")
 
     def build(self) -> Compressor:
         return TopK(self.keep)
@@ -119,17 +123,23 @@ class TopKSettings(Section):
 
 @COMPRESSORS.register("bf16")
 class Bf16Settings(Section):
+    """Sends values as bfloat16: half of the bytes."""
+
     def build(self) -> Compressor:
         return Bf16()
 
 
 @COMPRESSORS.register("int8")
 class Int8Settings(Section):
+    """Sends values as 8-bit integers with a scale per block (Dettmers, 2016): a quarter of the bytes."""
+
     def build(self) -> Compressor:
         return Quantize(127)
 
 
 @COMPRESSORS.register("int4")
 class Int4Settings(Section):
+    """Sends values as 4-bit integers with a scale per block: an eighth of the bytes."""
+
     def build(self) -> Compressor:
         return Quantize(7)

@@ -1,19 +1,19 @@
 """Passban et al. (2022), Training Mixed-Domain Translation Models via Federated Learning, Section 4.
 
-    d_t = ‖w_t(r) − w_t(r−1)‖        how far a silo's tensor t moved between the ends of its last two rounds of work
+    d_t = ‖w_t(r) − w_t(r−1)‖        how far a silo's tensor t moved between the ends of its last two rounds
     DP_g: send t where d_t ≥ θ       (Equation 2: `active`)
     DP_l: send t where d_t < θ       (Equation 3: `calm`)
-    θ = median of d                  for the encoder's and the decoder's tensors apart
+    θ = median of d                  separately for the encoder's and the decoder's tensors
 
-A silo's first round has no earlier state and sends everything. Tensors that did not leave keep their local value in the
-silo ("protected from external updates"); the federation averages every tensor over those who sent it. `random` sends as
-many parameters as the rule it is compared with (``like``), chosen at random.
+In its first round a silo has no earlier state and sends all tensors. Tensors that a silo does not send keep their local
+value there ("protected from external updates"); the server averages every tensor over the silos that sent it. `random`
+sends as many parameters as the rule it is compared with (``like``), chosen at random.
 
-``keep`` other than ½ puts θ at another quantile. The raw norm mostly ranks tensors by their size, and half of the
-tensors may be nearly none of the parameters, or nearly all; so the share may be counted ``by`` parameters, and the norm
-taken ``relative`` (‖Δ‖/‖w‖) or per value (``rms``); `raw` by `tensors` is the paper's text. With ``both`` a silo is
-also sent only the tensors that it sent last (Section 5.5): it learns the same, for fewer bytes.
-Deviations: equal d are told apart by their place in the model, so that exactly the share ``keep`` is sent.
+``keep`` other than ½ puts θ at another quantile. The raw norm ranks tensors mostly by their size, and half of the
+tensors may contain nearly none of the parameters, or nearly all; so the fraction may be counted ``by`` parameters, and
+the norm may be ``relative`` (‖Δ‖/‖w‖) or per value (``rms``); `raw` by `tensors` is the paper's rule. With ``both`` the
+server also sends a silo only the tensors that it sent last (Section 5.5): the result is the same, with fewer bytes.
+Deviations: ties between equal d are broken by the position in the model, so that exactly the fraction ``keep`` is sent.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from math import ceil, prod, sqrt
 from typing import ClassVar, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from hansa.compressors.basic import Kept
@@ -35,11 +35,13 @@ Unit = Literal["tensors", "parameters"]
 
 @dataclass(frozen=True)
 class DynamicPulling:
+    """Selects the tensors that a silo sends by how far they moved; the settings below describe the fields."""
+
     choose: Literal["active", "calm", "random"]
     keep: float = 0.5
     by: Unit = "tensors"
     norm: Norm = "raw"
-    embeddings: bool = True  # whether tables of embeddings take part, or stay home after the first round
+    embeddings: bool = True
     local: bool = True
     both: bool = False
     like: Literal["active", "calm"] = "calm"
@@ -83,6 +85,7 @@ class DynamicPulling:
 
 
 def movement(now: Tensor, before: Tensor, norm: Norm) -> float:
+    """How far a tensor moved: d_t in the given norm."""
     distance = float((now - before).norm())
     if norm == "relative":
         return distance / max(float(before.norm()), 1e-12)
@@ -90,43 +93,55 @@ def movement(now: Tensor, before: Tensor, norm: Norm) -> float:
 
 
 def _filling(order: list[str], sizes: Mapping[str, int], budget: float) -> Iterator[str]:
-    """The tensors, in this order, that still fit into so many parameters."""
+    """The tensors, in this order, that fit into a budget of parameters."""
     for name in order:
         if sizes[name] <= budget:
             budget -= sizes[name]
             yield name
 
 
-class Settings(Section):
-    keep: Kept = 0.5
-    by: Unit = "tensors"
-    norm: Norm = "raw"
-    embeddings: bool = True
-    local: bool = True  # tensors that were not sent keep the silo's own value; false: they take the federation's
-    both: bool = False  # the silo is also sent only what it sent last
+class PullingSettings(Section):
+    """What the three rules have in common."""
+
+    keep: Kept = Field(default=0.5, description="Fraction of the tensors, or parameters, to send.")
+    by: Unit = Field(default="tensors", description="What `keep` is a fraction of.")
+    norm: Norm = Field(default="raw", description="‖Δ‖ (raw), ‖Δ‖/‖w‖ (relative) or per value (rms).")
+    embeddings: bool = Field(
+        default=True, description="Whether embedding tables may be sent; false: only in the first round."
+    )
+    local: bool = Field(
+        default=True, description="Tensors that were not sent keep the silo's own value; false: they take the server's."
+    )
+    both: bool = Field(default=False, description="The server also sends a silo only the tensors that it sent last.")
 
     @model_validator(mode="after")
-    def _both_needs_local(self) -> "Settings":
+    def _both_needs_local(self) -> "PullingSettings":
         if self.both and not self.local:
-            raise ValueError("with 'both: true' a silo is not sent the other tensors: they can only be its own")
+            raise ValueError("with 'both: true' a silo does not receive the other tensors: leave 'local: false' out")
         return self
 
 
 @COMPRESSORS.register("active")
-class Active(Settings):
+class Active(PullingSettings):
+    """Dynamic pulling (Passban et al., 2022): sends the tensors that moved most."""
+
     def build(self) -> Compressor:
         return DynamicPulling("active", **dict(self))
 
 
 @COMPRESSORS.register("calm")
-class Calm(Settings):
+class Calm(PullingSettings):
+    """Dynamic pulling (Passban et al., 2022): sends the tensors that moved least."""
+
     def build(self) -> Compressor:
         return DynamicPulling("calm", **dict(self))
 
 
 @COMPRESSORS.register("random")
-class Random(Settings):
-    like: Literal["active", "calm"] = "calm"  # whose number of parameters is matched
+class Random(PullingSettings):
+    """Random tensors, as many parameters as dynamic pulling would send."""
+
+    like: Literal["active", "calm"] = Field(default="calm", description="Rule whose number of parameters is matched.")
 
     def build(self) -> Compressor:
         return DynamicPulling("random", **dict(self))

@@ -1,8 +1,8 @@
 """Groups of samples as means of what a model computes for them; shared by FedKC and FedMix.
 
 The mean of several texts at position t is over the texts that are longer than t: padding does not enter it. It has as
-many positions as the longest of the texts. Used for Wang et al. (2022), Equation 6, and Yoon et al. (2021), Algorithm
-1.
+many positions as the longest of the texts. Used for Equation 6 of Wang et al. (2022) and Algorithm 1 of Yoon et al.
+(2021).
 """
 
 from dataclasses import dataclass

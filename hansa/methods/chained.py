@@ -1,7 +1,7 @@
 """Passban et al. (2022), Training Mixed-Domain Translation Models via Federated Learning, Section 5.2.
 
-Chained fine-tuning: one model passes from silo to silo. In round r, silo r trains the model that the silo of round r
-− 1 returned. The model forgets earlier silos first, so the order is a setting.
+Chained fine-tuning: one model passes from silo to silo. In round r, silo r trains the model that
+the silo before it returned. The model forgets earlier silos first, so the order is a setting.
 Deviations: none. If there are more rounds than silos, the order repeats.
 """
 

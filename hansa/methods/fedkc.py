@@ -48,10 +48,7 @@ from hansa.methods.centroids import (
 )
 
 Layer = Literal["last", "all"]
-FLOORS: dict[Layer, int] = {
-    "last": 2,
-    "all": 20,
-}  # tokens can be read from a mean of few embedded texts: docs/privacy.md
+FLOORS: dict[Layer, int] = {"last": 2, "all": 20}  # few embedded texts can be reconstructed: docs/privacy.md
 PAIR = ("centroids", "predictions")
 
 
@@ -118,9 +115,8 @@ class ClusterPairs:
         width = sizes.pooled if self.layer == "last" else sizes.embedding
         if len(centroids) != (2 if self.layer == "last" else 3) or centroids[-1] != width:
             return f"its centroids have the shape {list(centroids)}, and their width must be {width}"
-        if self.layer == "all" and not lengths_fit(
-            centroids[1], knowledge.lengths, len(knowledge.members), sizes.length
-        ):
+        rows = len(knowledge.members)
+        if self.layer == "all" and not lengths_fit(centroids[1], knowledge.lengths, rows, sizes.length):
             return f"its centroids have {centroids[1]} positions, of which {list(knowledge.lengths)[:3]}… are real"
         return distribution_problem(knowledge.tensors["predictions"], predictions, sizes.labels, "predictions")
 
@@ -210,11 +206,8 @@ def fedkc(
     """FedKC around a ``local`` method; raises `ConfigError` if they do not compose."""
     if reason := cannot_compose(local):
         raise ConfigError(f"method.local is '{local.name}', which {reason}: choose another, for example 'fedprox'")
-    exchange, objective = (
-        ClusterPairs(layer, clusters, floor, noise),
-        ConsistencyLoss(local.objective, alpha, layer, sample),
-    )
-    return replace(local, name="fedkc", exchange=exchange, objective=objective)
+    objective = ConsistencyLoss(local.objective, alpha, layer, sample)
+    return replace(local, name="fedkc", exchange=ClusterPairs(layer, clusters, floor, noise), objective=objective)
 
 
 def cannot_compose(local: Method) -> str:

@@ -20,7 +20,7 @@ from hansa.config.plugins import load_plugins
 from hansa.core.errors import UserError
 from hansa.core.messages import DataCard, NodeId
 from hansa.runs.ledger import OWN, Ledger
-from hansa.tasks.base import TASKS, Task
+from hansa.tasks.base import TASKS, Task, better
 
 Metrics = Mapping[str, float]  # metric → value
 MetricsByGroup = Mapping[str, Metrics]
@@ -32,7 +32,7 @@ NO_COUNTS: dict[str, Any] = {"minimum": 0, "silos": {}}  # no silo sent word-pie
 
 def lower_is_better(task: Task, metric: str) -> bool:
     """Whether smaller values of a task's metric are better."""
-    return metric in ("perplexity", "bits_per_byte", "loss") or (metric == task.headline and task.lower_is_better)
+    return better(task, metric) == "low"
 
 
 # ── records ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -300,7 +300,7 @@ def test_a_silo_without_its_memory_says_so(federation, tmp_path):
         ("calm+active", "both decide about tensors"),
         ("bf16+int8", "both decide about numbers"),
         ([{"name": "calm", "both": True}, "int8"], "leave one of the two out"),
-        ({"name": "calm", "both": True, "local": False}, "can only be its own"),
+        ({"name": "calm", "both": True, "local": False}, "leave 'local: false' out"),
     ],
 )
 def test_mistakes_are_answered_in_a_sentence(upload, sentence):

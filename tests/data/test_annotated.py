@@ -1,4 +1,4 @@
-"""Annotated text in all its forms, and what happens to rows that contradict themselves."""
+"""Annotated rows in every format, their samples and metrics, and how invalid rows are reported."""
 
 import json
 
@@ -13,11 +13,11 @@ from hansa.core.seeds import stream
 from hansa.core.settings import Named
 from hansa.data import examples
 from hansa.data.examples import Unusable
-from hansa.data.formats.annotated import BadRow, mark, mentions, pairs, bio_spans, words_and_tags
+from hansa.data.formats.annotated import BadRow, bio_spans, mark, mentions, pairs, words_and_tags
 from hansa.data.rows import Problems, Row
-from hansa.data.splits import rows
 from hansa.data.settings import Data
 from hansa.data.source import Source
+from hansa.data.splits import rows
 from hansa.models.tokenizer import byte_tokenizer
 from hansa.tasks.base import TASKS, Vocabulary
 from hansa.tasks.classify import Classify, marked_mentions, marked_pairs
@@ -66,7 +66,7 @@ def as_brat(path):
 @pytest.mark.parametrize(
     ("write", "name"), [(as_tokens, "a.jsonl"), (as_conll, "a.conll"), (as_spans, "b.jsonl"), (as_brat, "doc.txt")]
 )
-def test_every_form_gives_the_same_words_and_tags(write, name, tmp_path):
+def test_every_format_gives_the_same_words_and_tags(write, name, tmp_path):
     [row] = read(write(tmp_path / name))
     assert list(zip(*words_and_tags(row), strict=True)) == EXPECTED
 
@@ -78,9 +78,9 @@ def test_brat_gives_assertions_and_relations(tmp_path):
     assert found == {("Disease", "Sign"): "causes", ("Sign", "Disease"): "NONE"}
 
 
-def test_a_brat_document_with_a_bad_line_is_left_out_whole(tmp_path):
-    """Without the line it would say something else: here, that no fever is a fever."""
-    good, bad = as_brat(tmp_path / "good.txt"), as_brat(tmp_path / "spoilt.txt").with_suffix(".ann")
+def test_a_brat_document_with_an_unreadable_line_is_left_out(tmp_path):
+    """Without the line the annotation would be wrong: here, the fever would lose its assertion 'absent'."""
+    good, bad = as_brat(tmp_path / "good.txt"), as_brat(tmp_path / "invalid.txt").with_suffix(".ann")
     bad.write_text(bad.read_text().replace("A1\tAssertion T1 absent", "A1\tAssertion"))
     problems = Problems()
     found = list(rows_of(tmp_path, problems))
@@ -92,20 +92,20 @@ def test_a_brat_document_with_a_bad_line_is_left_out_whole(tmp_path):
 BAD = {
     "triple": ({"text": "abc", "entities": [{"span": [0, 1, 2], "type": "Sign"}]}, "not a pair of character offsets"),
     "words": ({"text": "abc", "entities": [{"span": ["0", "1"], "type": "Sign"}]}, "not a pair of character offsets"),
-    "blank": ({"text": "a  b", "entities": [{"span": [1, 3], "type": "Sign"}]}, "holds no word"),
+    "blank": ({"text": "a  b", "entities": [{"span": [1, 3], "type": "Sign"}]}, "contains no word"),
     "lists": ({"tokens": ["a"], "tags": "O"}, "are not two lists"),
     "tags": ({"tokens": ["a", "b"], "tags": ["O"]}, "2 tokens but 1 tags"),
     "tag": ({"tokens": ["a"], "tags": ["Disease"]}, "a tag that is not BIO"),
     "range": ({"text": "abc", "entities": [entity(1, 9, "Sign")]}, "does not lie in the text, which has 3"),
     "overlap": ({"text": "abc def", "entities": [entity(0, 5, "Sign"), entity(4, 7, "Sign")]}, "overlap"),
     "untyped": ({"text": "abc", "entities": [{"span": [0, 1]}]}, "has no 'type'"),
-    "unknown": ({"tokens": ["a"], "tags": ["B-Planet"]}, "a type that is not one of Sign, Disease"),
+    "unknown": ({"tokens": ["a"], "tags": ["B-Planet"]}, "an entity type that is not one of Sign, Disease"),
     "nothing": ({"text": "abc"}, "neither 'tokens' and 'tags' nor"),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_row_that_contradicts_itself_is_reported_with_its_place(name, tmp_path):
+def test_an_invalid_row_is_reported_with_its_place(name, tmp_path):
     row, reason = BAD[name]
     good = {"text": TEXT, "entities": [entity(3, 8, "Sign")]}
     file = tmp_path / "a.jsonl"
@@ -116,8 +116,8 @@ def test_a_row_that_contradicts_itself_is_reported_with_its_place(name, tmp_path
     assert bad.place == f"{file}:2"
     assert reason in bad.reason
 
-    def load(broken):
-        data = WHOLE.model_copy(update={"max_bad_rows": broken})
+    def load(allowed):
+        data = WHOLE.model_copy(update={"max_bad_rows": allowed})
         encode = lambda some, s: Tag().encode(some, s, vocabulary)  # noqa: E731
         return examples.load([Source(train=str(file))], "train", data, ["x"], encode, "f")
 
@@ -126,7 +126,7 @@ def test_a_row_that_contradicts_itself_is_reported_with_its_place(name, tmp_path
         load(0.01)
 
 
-def test_long_sentences_are_cut_between_words_and_outside_entities():
+def test_long_sentences_are_split_between_words_and_outside_entities():
     vocabulary = Vocabulary(byte_tokenizer(), 18, LABELS)
     words = ["aa", "bb", "cccc", "dddd", "ee", "ff", "gg"]
     tags = ["O", "O", "B-Sign", "I-Sign", "O", "O", "O"]
@@ -135,7 +135,7 @@ def test_long_sentences_are_cut_between_words_and_outside_entities():
     assert all(len(s.ids) <= 18 and len(s.ids) == len(s.tags) for s in found)
     marked = [[LABELS[t] for t in s.tags if t != NO_TAG] for s in found]
     assert [tag for sample in marked for tag in sample] == tags, "nothing is lost"
-    assert all(not sample[0].startswith("I-") for sample in marked), "no entity is cut"
+    assert all(not sample[0].startswith("I-") for sample in marked), "no entity is split"
 
 
 TAG = st.sampled_from(["O", "B-X", "I-X", "B-Y", "I-Y"])
@@ -143,7 +143,7 @@ TAG = st.sampled_from(["O", "B-X", "I-X", "B-Y", "I-Y"])
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(TAG, TAG), min_size=1, max_size=12))
-def test_strict_f1_is_the_reference_librarys(both):
+def test_strict_f1_equals_seqeval(both):
     from seqeval.metrics import f1_score
 
     true, guessed = map(list, zip(*both, strict=True))
@@ -151,7 +151,7 @@ def test_strict_f1_is_the_reference_librarys(both):
     count(bio_spans(true), bio_spans(guessed), sums)
     ours = Tag().metrics(sums)
     assert ours["strict_f1"] == pytest.approx(f1_score([true], [guessed], zero_division=0))
-    assert ours["type_f1"] >= ours["strict_f1"] - 1e-12, "type asks for less"
+    assert ours["type_f1"] >= ours["strict_f1"] - 1e-12, "type F1 is less strict"
 
 
 ONE = st.sampled_from(["O", "B-X", "I-X"])
@@ -159,8 +159,8 @@ ONE = st.sampled_from(["O", "B-X", "I-X"])
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(ONE, ONE), min_size=1, max_size=12))
-def test_type_f1_is_the_reference_librarys(both):
-    """With one type; with several, the library also pairs spans of different types before it looks at them."""
+def test_type_f1_equals_nervaluate(both):
+    """With one entity type; with several, nervaluate also pairs spans of different types."""
     from nervaluate import Evaluator
 
     true, guessed = map(list, zip(*both, strict=True))
@@ -189,7 +189,7 @@ def test_macro_and_weighted_f1_by_hand():
     assert metrics["strict_f1"] == pytest.approx(2 * 2 / (3 + 4))
 
 
-def test_marked_mentions_and_pairs_survive_truncation():
+def test_truncation_keeps_marked_mentions():
     vocabulary = Vocabulary(byte_tokenizer(), 40, ("absent", "present"))
     text = "x " * 60 + "no fever at all" + " y" * 60
     row = Row({"text": text, "start": 123, "end": 128, "label": "absent"})
@@ -198,14 +198,14 @@ def test_marked_mentions_and_pairs_survive_truncation():
     assert "@ fever @" in vocabulary.tokenizer.decode(sample.ids)
 
 
-def test_pairs_are_related_or_none():
+def test_pairs_have_a_relation_or_none():
     row = Row({"text": "abc def ghi", "entities": [entity(0, 3, "A"), entity(4, 7, "B"), entity(8, 11, "C")]})
     row["relations"] = [{"head": 2, "tail": 0, "type": "of"}]
     found = {(h.type, t.type): kind for h, t, kind in pairs(row, "label")}
     assert len(found) == 6
     assert {pair for pair, kind in found.items() if kind != "NONE"} == {("C", "A")}, "direction counts"
     row["relations"] = [{"head": 7, "tail": 0, "type": "of"}]
-    with pytest.raises(BadRow, match="entities that are not there: there are 3"):
+    with pytest.raises(BadRow, match="refers to an entity that does not exist: the row has 3"):
         list(pairs(row, "label"))
     head, tail, _ = next(
         pairs(Row({"text": "abc", "h_start": 0, "h_end": 1, "t_start": 2, "t_end": 3, "label": "x"}), "label")
@@ -216,7 +216,7 @@ def test_pairs_are_related_or_none():
 @pytest.mark.parametrize(
     ("relation", "reason"),
     [
-        ({"head": 0, "tail": 0, "type": "of"}, "joins entity 0 with itself"),
+        ({"head": 0, "tail": 0, "type": "of"}, "connects entity 0 with itself"),
         ({"head": 0, "tail": 1}, "no field 'type'"),
         ({"head": 0, "tail": 1, "type": None}, "no field 'type'"),
     ],
@@ -227,23 +227,23 @@ def test_a_relation_needs_two_ends_and_a_type(relation, reason):
         list(pairs(row, "label"))
 
 
-def test_an_assertion_that_is_null_is_none():
+def test_an_assertion_that_is_null_is_missing():
     row = Row({"text": "abc", "entities": [entity(0, 3, "A") | {"assertion": None}]})
     with pytest.raises(BadRow, match="has no 'assertion'"):
         list(mentions(row, "label"))
 
 
-def test_the_class_of_unrelated_pairs_has_the_name_that_the_file_gives_it():
+def test_the_negative_class_is_named_in_the_settings():
     task = TASKS.build(Named.model_validate({"name": "relation", "labels": ["of"], "negative": "nothing"}))
     row = Row({"text": "abc def", "entities": [entity(0, 3, "A"), entity(4, 7, "B")]})
     row["relations"] = [{"head": 0, "tail": 1, "type": "of"}]
-    assert task.labels == ("of", "nothing"), "it need not be listed"
+    assert task.labels == ("of", "nothing"), "it is added to the labels"
     vocabulary = Vocabulary(byte_tokenizer(), 40, task.labels)
     found = list(task.encode([row], Source(train="x"), vocabulary))
     assert [task.labels[sample.label] for sample in found] == ["of", "nothing"]
 
 
-def test_f1_of_relations_leaves_out_the_negative_class():
+def test_f1_of_relations_ignores_the_negative_class():
     sums = {
         "samples": 10.0,
         "correct": 9.0,
@@ -257,7 +257,7 @@ def test_f1_of_relations_leaves_out_the_negative_class():
     assert Classify((), marked_pairs).metrics(sums)["micro_f1"] == pytest.approx(0.9)
 
 
-def test_tagging_loss_is_the_librarys():
+def test_tagging_loss_equals_transformers():
     import torch
 
     vocabulary = Vocabulary(byte_tokenizer(), 40, LABELS)
@@ -283,7 +283,7 @@ def test_tagging_loss_is_the_librarys():
 
 
 def test_reasons_never_quote_the_row(tmp_path):
-    """They leave the silo."""
+    """Reasons leave the silo."""
     secret = "Maria Rossi"
     bad = [
         {"tokens": [secret], "tags": [secret]},
@@ -313,7 +313,7 @@ def rows_of(folder, problems):
     return rows(Source(train=str(folder)), "train", WHOLE, problems)
 
 
-def test_mended_brat_annotation_is_read_again(tmp_path):
+def test_changed_brat_annotation_is_read_again(tmp_path):
     file = as_brat(tmp_path / "doc.txt")
     vocabulary = Vocabulary(byte_tokenizer(), 40, LABELS)
 
@@ -331,7 +331,7 @@ def test_mended_brat_annotation_is_read_again(tmp_path):
 FAR = "aa " + "x " * 40 + "bb"
 
 
-def test_pairs_too_far_apart_are_counted_annotated_or_not(tmp_path):
+def test_pairs_too_far_apart_are_counted_as_annotated_or_derived(tmp_path):
     document = {"text": FAR, "entities": [entity(0, 2, "A"), entity(83, 85, "B")]}
     document["relations"] = [{"head": 0, "tail": 1, "type": "of"}]
     labelled = {"text": FAR, "h_start": 0, "h_end": 2, "t_start": 83, "t_end": 85, "label": "NONE"}
@@ -343,9 +343,11 @@ def test_pairs_too_far_apart_are_counted_annotated_or_not(tmp_path):
     data = WHOLE.model_copy(update={"max_bad_rows": 0.7})
     held = examples.load([Source(train=str(file))], "train", data, ["x"], encode, "f")
     assert len(held) == 1
-    annotated, implied = held.problems
-    assert annotated.startswith("2 of 3 lines left out"), "a pair labelled NONE was annotated by somebody"
-    assert implied.startswith("1 samples that nobody annotated left out: its mentions are too far apart")
+    annotated, derived = held.problems
+    assert annotated.startswith("2 of 3 lines left out"), "a pair labelled NONE is annotated"
+    assert derived.startswith(
+        "1 derived samples (pairs without an annotated relation) left out: its mentions are too far"
+    )
 
 
 def test_an_entity_longer_than_a_sample_is_reported():

@@ -1,4 +1,4 @@
-"""One language, many clients: nothing lost, nothing doubled, labels as unlike as asked; and the baselines around it."""
+"""Silos split into clients: no row lost or duplicated, skewed labels; and the central baselines."""
 
 import json
 
@@ -8,8 +8,8 @@ from hansa.config.file import dump, parse
 from hansa.core.errors import ConfigError
 from hansa.core.messages import DataCard
 from hansa.data.rows import Problems
-from hansa.data.splits import rows
 from hansa.data.settings import Data
+from hansa.data.splits import rows
 from hansa.runs.baselines import arrange, dominant
 from hansa.runs.run import run
 
@@ -24,8 +24,8 @@ def file(tmp_path):
     return str(file)
 
 
-def dealt(file, split="train", seed=0, **settings):
-    """Each client's rows."""
+def client_rows(file, split="train", seed=0, **settings):
+    """The rows of each client."""
     federation = parse({"seed": seed, "silos": {"en": {"train": file, "language": "en"} | settings}})
     data, problems = Data(), Problems()
     return {name: list(rows(node.sources[0], split, data, problems)) for name, node in federation.silos.items()}
@@ -33,9 +33,9 @@ def dealt(file, split="train", seed=0, **settings):
 
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
 @pytest.mark.parametrize("skew", [None, 0.3])
-def test_clients_share_the_rows_without_loss_or_overlap(file, split, skew):
-    parts = dealt(file, split, clients=8, skew=skew)
-    whole = dealt(file, split)["en"]
+def test_clients_divide_the_rows_without_loss_or_overlap(file, split, skew):
+    parts = client_rows(file, split, clients=8, skew=skew)
+    whole = client_rows(file, split)["en"]
     assert list(parts) == [f"en-{i}" for i in range(1, 9)]
     together = [row["text"] for part in parts.values() for row in part]
     assert sorted(together) == sorted(row["text"] for row in whole)
@@ -45,22 +45,22 @@ def largest_share(part):
     return max(sum(row["label"] == label for row in part) for label in LABELS) / len(part)
 
 
-def test_skew_makes_labels_unlike_in_training_and_leaves_the_test_even(file):
-    even = [largest_share(part) for part in dealt(file, clients=5).values()]
-    unlike = [largest_share(part) for part in dealt(file, clients=5, skew=0.3).values()]
+def test_skew_changes_labels_in_training_and_not_in_test(file):
+    even = [largest_share(part) for part in client_rows(file, clients=5).values()]
+    skewed = [largest_share(part) for part in client_rows(file, clients=5, skew=0.3).values()]
     assert max(even) < 0.35
-    assert max(unlike) > 0.5
-    sizes = [len(part) for part in dealt(file, "test", clients=5, skew=0.3).values()]
+    assert max(skewed) > 0.5
+    sizes = [len(part) for part in client_rows(file, "test", clients=5, skew=0.3).values()]
     assert max(sizes) < 3 * min(sizes)
 
 
-def test_the_deal_depends_on_the_seed_and_on_nothing_else(file):
-    first, again, other = (dealt(file, clients=4, skew=0.3, seed=seed) for seed in (1, 1, 2))
+def test_the_split_depends_only_on_the_seed(file):
+    first, again, other = (client_rows(file, clients=4, skew=0.3, seed=seed) for seed in (1, 1, 2))
     assert first == again
     assert first != other
 
 
-def test_many_clients_are_short_to_write_and_survive_the_file(file):
+def test_clients_are_expanded_and_written_to_the_file(file):
     federation = parse(
         {
             "silos": {"en": {"train": file, "clients": 50}, "de": {"train": file, "clients": 20}},
@@ -71,7 +71,7 @@ def test_many_clients_are_short_to_write_and_survive_the_file(file):
     assert parse(__import__("yaml").safe_load(dump(federation))) == federation
 
 
-def test_one_client_is_the_silo_itself(file):
+def test_one_client_keeps_the_name_of_the_silo(file):
     assert list(parse({"silos": {"en": {"train": file, "clients": 1}, "de": file}}).silos) == ["en", "de"]
 
 
@@ -84,7 +84,7 @@ def test_one_client_is_the_silo_itself(file):
         ({"clients": 3, "skew": -1.0}, "greater than 0"),
     ],
 )
-def test_bad_layouts_are_refused_in_a_sentence(file, settings, sentence):
+def test_invalid_settings_are_rejected(file, settings, sentence):
     with pytest.raises(ConfigError, match=sentence):
         parse({"silos": {"en": {"train": file} | settings}})
 
@@ -92,7 +92,7 @@ def test_bad_layouts_are_refused_in_a_sentence(file, settings, sentence):
 # ── central baselines ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_dominant_language_alone_is_trained_on_and_all_are_tested(federation, tmp_path):
+def test_dominant_trains_on_the_largest_language_and_tests_all(federation, tmp_path):
     settings = federation(task="classify", kind="dominant", tokenizer={"kind": "bytes"}, rounds=2)
     outcome = run(settings, tmp_path / "run", workers=0)
     assert set(outcome.metrics) == {"north", "south", "east"}
@@ -109,7 +109,7 @@ def test_the_dominant_language_alone_is_trained_on_and_all_are_tested(federation
     assert limits == {"north": None, "south": 0, "east": 0}
 
 
-def test_with_a_tenth_active_central_training_sees_a_tenth_too(federation):
+def test_central_training_uses_as_many_samples_as_the_active_silos(federation):
     cards = {name: DataCard({"train": {name: 100}}, 100) for name in ("north", "south", "east")}
     whole = arrange(federation(kind="central"), cards).train.samples.floor
     part = arrange(federation(kind="central", participation={"count": 1}), cards).train.samples.floor

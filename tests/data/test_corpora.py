@@ -8,14 +8,14 @@ from hansa.core.errors import UserError
 from hansa.data.corpora import clinical_notes as generator
 from hansa.data.corpora import icd10
 
-# ── generated clinical notes ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── generated clinical notes ──────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("code", generator.LANGUAGES)
-def test_notes_are_annotated_where_they_say(code):
-    said, catalogue = generator.language(code), generator.catalogue()
-    assert sum(map(len, said.terms.values())) >= 150
-    assert len(said.patterns) >= 40
+def test_annotations_of_notes_match_their_text(code):
+    words, catalogue = generator.language(code), generator.catalogue()
+    assert sum(map(len, words.terms.values())) >= 150
+    assert len(words.patterns) >= 40
     for note in generator.notes(code, 120, seed=5):
         assert "{" not in note["text"]
         assert "[" not in note["text"]
@@ -23,7 +23,7 @@ def test_notes_are_annotated_where_they_say(code):
         for entity in note["entities"]:
             start, end = entity["span"]
             kind = next(k for k, v in catalogue["kinds"].items() if v == entity["type"])
-            forms = {said.term(kind, entity["term"], f) for f in said.forms}
+            forms = {words.term(kind, entity["term"], f) for f in words.forms}
             assert note["text"][start:end] in {text[a:b] for text, a, b in forms}
         for detail in note["personal"]:
             start, end = detail["span"]
@@ -36,19 +36,19 @@ def test_notes_are_annotated_where_they_say(code):
 def test_every_sentence_uses_the_slots_of_its_pattern():
     catalogue = generator.catalogue()
     for code in generator.LANGUAGES:
-        said = generator.language(code)
-        assert set(said.patterns) == set(catalogue["patterns"])
-        assert {k: set(v) for k, v in said.terms.items()} == {
+        words = generator.language(code)
+        assert set(words.patterns) == set(catalogue["patterns"])
+        assert {k: set(v) for k, v in words.terms.items()} == {
             k: set(v) for k, v in generator.language("en").terms.items()
         }
         for name, spec in catalogue["patterns"].items():
             needed = {*spec.get("entities", {}), *spec.get("personal", [])}
-            for sentence in said.patterns[name]:
+            for sentence in words.patterns[name]:
                 slots = {m.group(1) for m in generator.SLOT.finditer(sentence)}
                 assert needed <= slots <= needed | set(catalogue["values"]), (code, name)
 
 
-def test_notes_are_parallel_seeded_and_different():
+def test_notes_are_parallel_reproducible_and_different():
     french, hebrew = (list(generator.notes(code, 30, seed=1)) for code in ("fr", "he"))
     for a, b in zip(french, hebrew, strict=True):
         assert sorted(e["term"] for e in a["entities"]) == sorted(e["term"] for e in b["entities"])
@@ -75,7 +75,7 @@ def test_catalogues_are_read_out_of_the_archive(tmp_path):
     assert found == [("model:gnuhealth.pathology,name:A00", "Cholera", 'Cho"lera')]
 
 
-def test_an_index_out_of_reach_is_said(tmp_path, monkeypatch):
+def test_an_unreachable_package_index_is_reported(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     monkeypatch.setenv("HANSA_CACHE", str(tmp_path / "cache"))
@@ -83,7 +83,7 @@ def test_an_index_out_of_reach_is_said(tmp_path, monkeypatch):
         icd10.fetch(icd10.ICD10)
 
 
-def test_a_wheel_that_is_not_the_pinned_one_is_refused_and_removed(tmp_path, monkeypatch):
+def test_a_wheel_with_another_digest_is_rejected_and_removed(tmp_path, monkeypatch):
     monkeypatch.setenv("HANSA_CACHE", str(tmp_path))
     (tmp_path / "wheels").mkdir()
     wrong = tmp_path / "wheels" / icd10.ICD10.file

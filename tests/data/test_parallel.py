@@ -1,4 +1,4 @@
-"""Translations as people keep them: every format gives the same pairs, and every fault is a sentence with a place."""
+"""Parallel text: every format gives the same pairs, and every problem is reported with its place."""
 
 import gzip
 import json
@@ -8,9 +8,9 @@ import pytest
 from hansa.config.file import parse
 from hansa.core.errors import ConfigError, DataError
 from hansa.data.rows import Problems
-from hansa.data.splits import rows
 from hansa.data.settings import Data
 from hansa.data.source import Source
+from hansa.data.splits import rows
 
 PAIRS = [("Guten Tag", "Good day"), ("Datei öffnen", "Open file"), ('Er sagte "ja"', 'He said "yes"')]
 WHOLE = Data(valid=0.0, test=0.0)
@@ -67,19 +67,19 @@ def test_every_format_gives_the_same_pairs(tmp_path):
         assert problems.bad == 0
 
 
-def test_a_catalogue_is_read_in_the_direction_asked_for(tmp_path):
+def test_a_catalogue_is_read_in_both_directions(tmp_path):
     file = tmp_path / "de.po"
     file.write_text(CATALOGUE)
     found, problems = read(Source(train=str(file), **LANGUAGES))
     assert found == [("Guten Tag", "Good day"), ("Datei öffnen", "Open file"), ("Dateien öffnen", "Open files")]
     backwards, _ = read(Source(train=str(file), language="en", target_language="de"))
     assert backwards == [(t, s) for s, t in found]
-    assert problems.bad == 0, "what is fuzzy or not translated is no fault"
+    assert problems.bad == 0, "fuzzy and untranslated entries are not counted as bad"
     _, wrong = read(Source(train=str(file), language="fr", target_language="en"))
     assert wrong.first == [f"{file}:1: the catalogue's language is 'de', but the silo translates fr to en"]
 
 
-def test_files_of_unequal_length_are_refused_with_both_counts(tmp_path):
+def test_files_of_unequal_length_are_rejected_with_both_counts(tmp_path):
     (tmp_path / "a.de").write_text("eins\nzwei\ndrei\n")
     (tmp_path / "a.en").write_text("one\ntwo\n")
     for left, right, counts in (("a.de", "a.en", ("3", "2")), ("a.en", "a.de", ("2", "3"))):
@@ -88,7 +88,7 @@ def test_files_of_unequal_length_are_refused_with_both_counts(tmp_path):
             read(source)
 
 
-def test_an_empty_side_and_a_missing_language_are_counted_with_their_place(tmp_path):
+def test_empty_texts_and_missing_languages_are_counted_with_their_place(tmp_path):
     (tmp_path / "a.de").write_text("eins\n\ndrei\n")
     (tmp_path / "a.en").write_text("one\ntwo\nthree\n")
     found, problems = read(Source(train=str(tmp_path / "a.de"), aligned=str(tmp_path / "a.en")))
@@ -102,22 +102,22 @@ def test_an_empty_side_and_a_missing_language_are_counted_with_their_place(tmp_p
     assert "not valid XML" in problems.first[0]
 
 
-def test_rows_that_say_they_are_in_another_language_are_noted(tmp_path):
+def test_rows_with_another_language_code_are_counted(tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_text(json.dumps({"text": "Bonjour", "target": "Hello", "src_lang": "de", "tgt_lang": "fr"}) + "\n")
     _, problems = read(Source(train=str(file), **LANGUAGES))
     assert problems.first == [f"{file}:1: its 'tgt_lang' is fr, but the silo's target language is en"]
 
 
-def test_an_aligned_split_needs_both_sides(tmp_path):
+def test_an_aligned_split_needs_both_files(tmp_path):
     silo = {"train": "a.de", "valid": "b.de", "aligned": "a.en"}
     with pytest.raises(
-        ConfigError, match=r"'valid' is given for one side only: name both 'valid' and 'aligned\.valid'"
+        ConfigError, match=r"'valid' is given for one language only: name both 'valid' and 'aligned\.valid'"
     ):
         parse({"silos": {"a": silo}})
 
 
-def test_translations_are_told_apart_by_silo_and_other_texts_by_language():
+def test_scores_of_translation_are_grouped_by_silo_and_others_by_language():
     assert Source(train="x", language="de").group("lyon") == "de"
     assert Source(train="x", **LANGUAGES).group("news") == "news"
     assert Source(train="x", domain="php", **LANGUAGES).group("news") == "php"

@@ -2,18 +2,22 @@
 
 import gzip
 import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 import pytest
 
-from hansa.core.errors import DataError
+from hansa.core.errors import ConfigError, DataError
 from hansa.data import examples
 from hansa.data.describe import describe
 from hansa.data.examples import Encoded
-from hansa.data.rows import Problems
-from hansa.data.splits import rows
+from hansa.data.readers import READERS, open_text, text_reader
+from hansa.data.rows import ParsedRow, Problems
 from hansa.data.settings import Data
 from hansa.data.source import Source
+from hansa.data.splits import rows
 
 WHOLE = Data(valid=0.0, test=0.0)
 TEXTS = ["one fever", "two coughs", "drei Tage", "четыре дня"]
@@ -60,7 +64,7 @@ def test_every_format_gives_the_same_rows(tmp_path, name):
     assert [row["text"] for row in read(tmp_path)[0]] == TEXTS, "a folder reads like its files"
 
 
-def test_broken_lines_are_counted_with_their_place(tmp_path):
+def test_unreadable_rows_are_counted_with_their_place(tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_bytes(b'{"text": "good"}\n{"text": \n{"txt": "x"}\n["list"]\n{"text": ""}\n{"text": "\xff"}\n')
     found, problems = read(file)
@@ -74,7 +78,7 @@ def test_broken_lines_are_counted_with_their_place(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "txt", "csv"])
-def test_damaged_and_foreign_bytes_are_reported_in_every_text_format(tmp_path, suffix):
+def test_damage_and_invalid_utf8_are_reported_in_every_text_format(tmp_path, suffix):
     cut, foreign, latin = (tmp_path / f"{name}.{suffix}{gz}" for name, gz in (("a", ".gz"), ("b", ".gz"), ("c", "")))
     cut.write_bytes(gzip.compress(b"text\n" * (suffix == "csv") + LINES.encode())[:-12])
     foreign.write_bytes(b"no gzip")
@@ -84,7 +88,7 @@ def test_damaged_and_foreign_bytes_are_reported_in_every_text_format(tmp_path, s
         assert reason in problems.first[-1], file
 
 
-def test_unreadable_places_are_refused(tmp_path):
+def test_unreadable_files_and_folders_are_rejected(tmp_path):
     with pytest.raises(DataError, match="no such file"):
         read(tmp_path / "no.jsonl")
     (tmp_path / "x.docx").touch()
@@ -105,7 +109,7 @@ def test_where_and_limit(tmp_path):
     assert len(read(file, limit=3)[0]) == 3
 
 
-def test_splits_are_disjoint_stable_and_whole(tmp_path):
+def test_splits_are_disjoint_and_complete(tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_text("".join(json.dumps({"text": f"text {i}"}) + "\n" for i in range(2000)))
     data = Data(valid=0.1, test=0.2)
@@ -119,7 +123,7 @@ def test_splits_are_disjoint_stable_and_whole(tmp_path):
     assert len(parts["valid"]) == pytest.approx(200, abs=50)
 
 
-def test_tokenised_once_and_again_when_the_content_changes(tmp_path):
+def test_samples_are_tokenised_again_only_if_the_content_changes(tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_text(LINES, encoding="utf-8")
     calls = []
@@ -136,7 +140,7 @@ def test_tokenised_once_and_again_when_the_content_changes(tmp_path):
     np.testing.assert_array_equal(first.ids, again.ids)
     file.write_text(LINES + LINES, encoding="utf-8")
     assert len(load()) == 8
-    load("another tokeniser")
+    load("another tokenizer")
     assert calls == [4, 8, 8]
 
 
@@ -149,6 +153,100 @@ def test_several_sources_keep_their_groups(tmp_path):
     )
     assert held.counts() == {"fr": 4, "it": 2}
     assert [len(held[i]) for i in range(6)] == [1, 2, 1, 2, 1, 2]
+
+
+# ── readers from outside ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def readers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restore the registry after the test."""
+    monkeypatch.setattr(READERS, "entries", dict(READERS.entries))
+
+
+def every_second(file: Path, source: Source) -> Iterator[ParsedRow]:
+    with open_text(file) as stream:
+        for number, line in enumerate(stream, 1):
+            yield (number, {source.text: line.strip()}, "") if number % 2 else (number, None, "an even line")
+
+
+@pytest.mark.usefixtures("readers")
+def test_a_registered_reader_reads_its_suffix(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"\.half is not readable; readable are \.jsonl"):
+        (tmp_path / "a.half").write_text("one\ntwo\nthree\n")
+        read(tmp_path / "a.half")
+    READERS.register(".half")(every_second)
+    for file in (tmp_path / "a.half", tmp_path):
+        found, problems = read(file)
+        assert [(row["text"], row.place) for row in found] == [
+            ("one", f"{tmp_path / 'a.half'}:1"),
+            ("three", f"{tmp_path / 'a.half'}:3"),
+        ]
+        assert problems.first == [f"{tmp_path / 'a.half'}:2: an even line"]
+    (tmp_path / "b.half.gz").write_bytes(gzip.compress(b"packed\n"))
+    assert [row["text"] for row in read(tmp_path / "b.half.gz")[0]] == ["packed"]
+
+
+@pytest.mark.usefixtures("readers")
+@pytest.mark.parametrize("suffix", [".jsonl", ".half"])
+def test_a_suffix_has_one_reader(suffix: str) -> None:
+    READERS.register(".half")(every_second)
+    READERS.register(".half")(every_second)  # the same module may run again
+
+    def other(stream: TextIO, source: Source) -> Iterator[ParsedRow]:
+        yield 1, {"text": "x"}, ""
+
+    with pytest.raises(ConfigError, match=rf"the reader for '\{suffix}' files is registered twice, by .*other: remove"):
+        READERS.register(suffix)(text_reader(other))
+
+
+@pytest.mark.parametrize("suffix", ["xml", ".XML", ".a.b", "", ".gz", ".ann"])
+def test_an_invalid_suffix_is_rejected(suffix: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be registered as a file suffix"):
+        READERS.register(suffix)(every_second)
+
+
+def failing(file: Path, source: Source) -> Iterator[ParsedRow]:
+    yield 1, {"text": "one"}, ""
+    raise ValueError("Maria Rossi")
+
+
+def malformed(file: Path, source: Source) -> Iterator[ParsedRow]:
+    yield {"text": "one"}  # type: ignore[misc]
+
+
+@pytest.mark.usefixtures("readers")
+@pytest.mark.parametrize(("reader", "rows_before"), [(failing, 1), (malformed, 0)])
+def test_a_reader_that_fails_is_named_without_quoting_the_data(
+    tmp_path: Path, reader: Callable[[Path, Source], Iterator[ParsedRow]], rows_before: int
+) -> None:
+    READERS.register(".half")(reader)
+    (tmp_path / "a.half").touch()
+    with pytest.raises(DataError) as error:
+        read(tmp_path / "a.half")
+    assert f"{reader.__name__} failed after row {rows_before}: ValueError" in str(error.value)
+    assert "Maria" not in str(error.value)
+
+
+@pytest.mark.usefixtures("readers")
+def test_samples_are_cached_for_each_reader(tmp_path: Path) -> None:
+    (tmp_path / "a.half").write_text("one\ntwo\n")
+
+    def load() -> int:
+        data = WHOLE.model_copy(update={"max_bad_rows": 0.5})
+        source = Source(train=str(tmp_path / "a.half"))
+        return len(examples.load([source], "train", data, ["x"], lambda some, s: [Encoded([1]) for _ in some], "z"))
+
+    READERS.register(".half")(every_second)
+    assert load() == 1
+    del READERS.entries[".half"]
+
+    @READERS.register(".half")
+    def all_lines(file: Path, source: Source) -> Iterator[ParsedRow]:
+        for number, line in enumerate(file.read_text().splitlines(), 1):
+            yield number, {"text": line}, ""
+
+    assert load() == 2
 
 
 def test_describe(tmp_path):

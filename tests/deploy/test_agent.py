@@ -90,7 +90,9 @@ def stage(module_federation, tmp_path_factory):
     folder = tmp_path_factory.mktemp("stage")
     kits = make_kits(module_federation, folder / "kits")
     kit = Kit(kits / "north")
-    service = SiloService(kit, module_federation.silos["north"].sources, (), PolicyEnforcer.load(kit, None, folder / "north"))
+    service = SiloService(
+        kit, module_federation.silos["north"].sources, (), PolicyEnforcer.load(kit, None, folder / "north")
+    )
     agent = Agent(kit, folder / "north", service, lambda text: None)
     with server_session(Kit(kits / COORDINATOR), folder / "server", None, lambda text: None) as link, alive(agent):
         yield Stage(module_federation, folder, link)
@@ -104,7 +106,11 @@ INVALID = {
     "a vector of ten gigabytes": (text_of(DescribeData()), {"vectors": {"model": HUGE}}, "more than 8 models"),
     "a text of ten gigabytes": (text_of(DescribeData()), {"text": HUGE}, "more than 8 models"),
     "a start of a thousand terabytes": (text_of(DescribeData()), {"start": ("0" * 32, 1 << 50)}, "are free"),
-    "settings of ten gigabytes": (text_of(DescribeData()), {"start": ("1" * 32, 4), "settings": HUGE}, "more than the limit"),
+    "settings of ten gigabytes": (
+        text_of(DescribeData()),
+        {"start": ("1" * 32, 4), "settings": HUGE},
+        "more than the limit",
+    ),
     "no settings": (text_of(DescribeData()), {"start": ("2" * 32, 4), "settings": None}, "no settings"),
     "a pickle": (pickle.dumps(print), {}, "not UTF-8"),
     "not a message": (b"hello", {}, "not a message header"),
@@ -112,9 +118,13 @@ INVALID = {
     "a type that is not a text": (b'{"type": [], "body": {}, "vectors": []}', {}, "unknown message type"),
     "endless brackets": (b"[" * 100_000, {}, "not a message header"),
     "a reply": (text_of(Failure("hello")), {}, "a Failure is not a request"),
-    "a field of another type": (b'{"type": "DescribeData", "body": {"x": 1}, "vectors": []}', {}, "what came is different"),
+    "a field of another type": (
+        b'{"type": "DescribeData", "body": {"x": 1}, "vectors": []}',
+        {},
+        "what came is different",
+    ),
     "half a float": (text_of(DescribeData()), {"vectors": {"model": ("0" * 32, 7)}}, "not a float32 vector"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", INVALID)

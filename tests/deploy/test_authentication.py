@@ -43,9 +43,7 @@ def connect(kit: Kit) -> Connection:
 
 def blob_client(kit: Kit, seconds: float) -> BlobClient:
     until = monotonic() + seconds
-    return BlobClient(
-        kit.parent.blob_address, kit.client_tls(), lambda: Retry(lambda text: None, lambda: False, until)
-    )
+    return BlobClient(kit.parent.blob_address, kit.client_tls(), lambda: Retry(lambda text: None, lambda: False, until))
 
 
 def fetch_blob(kit: Kit, seconds: float = 3.0) -> None:
@@ -114,7 +112,12 @@ def test_a_revoked_member_is_disconnected_at_once(link, kits):
             north.request(question)
             sleep(0.05)
     assert_refused(Kit(kits / "north"))
-    assert south.request(Kit(kits / "south").parent_subjects.latest(Kit(kits / "south").parent_subjects.request("south"))).status == 404
+    assert (
+        south.request(
+            Kit(kits / "south").parent_subjects.latest(Kit(kits / "south").parent_subjects.request("south"))
+        ).status
+        == 404
+    )
     north.close()
     south.close()
 
@@ -137,7 +140,9 @@ def test_a_silo_publishes_and_subscribes_only_to_its_own_subjects(link, kits):
         north.publish(f"$JS.API.{api}", b"{}", north.inbox(1))
     north.publish(subjects.latest(subjects.request("south")), b"", north.inbox(2))
     north.publish(f"$JS.API.DIRECT.GET.{subjects.stream}", b'{"seq": 1}', north.inbox(3))
-    assert north.request(subjects.latest(subjects.request("north"))).status == 404, "the server has processed everything before this"
+    assert north.request(subjects.latest(subjects.request("north"))).status == 404, (
+        "the server has processed everything before this"
+    )
     assert north.next(0.1) is None
     assert south.next(0.1) is None
     assert len(north.errors) == 10, "only the last ten are kept"
@@ -225,7 +230,9 @@ def test_forged_duplicate_and_late_replies_are_rejected(link, kits, tmp_path):
     envelope = open_envelope(message.payload, COORDINATOR, "south", kit.public_key(COORDINATOR))
     blobs = blob_client(kit, 300.0)
     text = blobs.upload(memoryview(wire.split(Failure("enough"))[0].encode()), envelope.request)
-    good = replace(envelope, sender="south", receiver=COORDINATOR, kind="Failure", text=text, settings=None, deadline=None)
+    good = replace(
+        envelope, sender="south", receiver=COORDINATOR, kind="Failure", text=text, settings=None, deadline=None
+    )
     for data in (
         sign_envelope(replace(good, sender="north"), kit.key),
         b"nonsense",

@@ -1,4 +1,4 @@
-"""One silo that lies, breaks or is shut out, over real sockets: left out with the reason, and the others go on."""
+"""A silo or a coordinator that deviates from the protocol, over real sockets: left out or refused, with the reason."""
 
 import threading
 from contextlib import ExitStack
@@ -16,6 +16,8 @@ from hansa.core.messages import (
     DescribeData,
     Evaluate,
     Failure,
+    MaskedPart,
+    MaskingPart,
     Scores,
     ShareSecrets,
     Train,
@@ -28,44 +30,46 @@ from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.network.link import NatsLink
 from hansa.runs.ledger import Ledger
 from tests.deploy.conftest import joined, make_kits, over_the_network
-from tests.deploy.test_authentication import bad_agent
+from tests.deploy.test_authentication import run_agent
 
 FOUR = {"north": 40, "south": 30, "east": 20, "north-2": 30}
-QUIETLY = {"evaluate": {"every": 9, "share": 1.0}}
+NO_EVALUATION = {"evaluate": {"every": 9, "share": 1.0}}
 
 
-class Lying(SiloService):
-    """Answers requests of some kinds with what ``lie`` makes of them."""
+class ByzantineService(SiloService):
+    """Answers requests of some types with ``replies``, called with the request and the honest answer."""
 
-    def __init__(self, kit, sources, lies):
+    def __init__(self, kit, sources, replies):
         super().__init__(kit, sources, ())
-        self.lies = lies
+        self.replies = replies
 
-    def open(self, folder, settings):
-        honest = super().open(folder, settings)
+    def open_run(self, folder, settings):
+        honest = super().open_run(folder, settings)
 
         def answer(request):
-            lie = self.lies.get(type(request))
-            return honest(request) if lie is None else lie(request, honest)
+            reply = self.replies.get(type(request))
+            return honest(request) if reply is None else reply(request, honest)
 
         return answer
 
 
-def run_with_liars(settings, tmp_path, log, liars):
-    """``liars``: for some silos, what they make of requests of which kind."""
+def run_with(settings, tmp_path, log, byzantine):
+    """Run a federation; ``byzantine``: silo → its replies by type of request, or a function that makes them."""
     kits = make_kits(settings, tmp_path / "kits")
-    honest = settings.model_copy(update={"silos": {n: s for n, s in settings.silos.items() if n not in liars}})
+    honest = settings.model_copy(update={"silos": {n: s for n, s in settings.silos.items() if n not in byzantine}})
     with ExitStack() as stack:
         stack.enter_context(joined(honest, kits, tmp_path / "silos", log.say))
-        for name, lies in liars.items():
+        for name, replies in byzantine.items():
             kit = Kit(kits / name)
-            service = Lying(kit, settings.silos[name].sources, lies(kits) if callable(lies) else lies)
-            stack.enter_context(bad_agent(kit, tmp_path / "silos" / name, service))
+            service = ByzantineService(
+                kit, settings.silos[name].sources, replies(kits) if callable(replies) else replies
+            )
+            stack.enter_context(run_agent(kit, tmp_path / "silos" / name, service))
         return serve(settings, Kit(kits / COORDINATOR), tmp_path / "run", None, log)
 
 
-def run_with_a_liar(settings, tmp_path, log, lies):
-    return run_with_liars(settings, tmp_path, log, {"east": lies})
+def run_with_east(settings, tmp_path, log, replies):
+    return run_with(settings, tmp_path, log, {"east": replies})
 
 
 def events(folder, kind):
@@ -76,63 +80,66 @@ def events(folder, kind):
         ledger.close()
 
 
-ROLL = {
-    "south-2": ({CollectVocabulary: lambda *_: VocabularyCounts({"a": -5})}, "counts word pieces as nobody can"),
+ENROLMENT = {
+    "south-2": ({CollectVocabulary: lambda *_: VocabularyCounts({"a": -5})}, "a word-piece count outside of"),
     "south-3": ({CollectVocabulary: lambda *_: Scores({})}, "it sent a Scores"),
-    "south-4": ({DescribeData: lambda *_: VocabularyCounts({})}, "it sent a Findings"),
-    "south-5": ({DescribeData: lambda *_: DataCard({"train": {"x": -9}}, 9)}, "a number of samples that no silo has"),
+    "south-4": ({DescribeData: lambda *_: VocabularyCounts({})}, "it sent a VocabularyCounts"),
+    "south-5": ({DescribeData: lambda *_: DataCard({"train": {"x": -9}}, 9)}, "a number of samples outside of"),
     "south-6": (
         {DescribeData: lambda *_: DataCard({"train": {"x": 10**15}}, 9)},
-        "a number of samples that no silo has",
+        "a number of samples outside of",
     ),
     "south-7": ({DescribeData: lambda *_: DataCard({}, 9)}, "no training samples"),
     "south-8": ({DescribeData: lambda *_: Failure("gone \x1b[2J fishing")}, "gone \ufffd[2J fishing"),
 }
 
 
-def test_nonsense_before_the_first_round_costs_the_liars_their_place_and_nothing_else(federation, tmp_path, log):
-    """Seven liars among nine. Who lied about words only, and not about its data, trains."""
+def test_silos_with_invalid_enrolment_replies_are_left_out(federation, tmp_path, log):
+    """Seven of nine silos are invalid. Those with an invalid vocabulary but valid data still train."""
     settings = federation(
-        rounds=1, sizes={"north": 40, "east": 30} | dict.fromkeys(ROLL, 20), participation={"quorum": 0.2}, **QUIETLY
+        rounds=1,
+        sizes={"north": 40, "east": 30} | dict.fromkeys(ENROLMENT, 20),
+        participation={"quorum": 0.2},
+        **NO_EVALUATION,
     )
-    outcome = run_with_liars(settings, tmp_path, log, {name: lies for name, (lies, _) in ROLL.items()})
-    said = {node: text for _, node, text in events(outcome.folder, "lost")}
-    assert said.keys() == ROLL.keys()
-    for name, (_, reason) in ROLL.items():
-        assert reason in said[name]
+    outcome = run_with(settings, tmp_path, log, {name: replies for name, (replies, _) in ENROLMENT.items()})
+    reasons = {node: text for _, node, text in events(outcome.folder, "lost")}
+    assert reasons.keys() == ENROLMENT.keys()
+    for name, (_, reason) in ENROLMENT.items():
+        assert reason in reasons[name]
     ledger = Ledger(outcome.folder)
     trained = {n for (n,) in ledger.select("select node from traffic where seen > 0")}
     ledger.close()
     assert trained == {"north", "east", "south-2", "south-3"}
 
 
-def test_data_that_cannot_be_read_costs_a_silo_its_place_and_the_quorum_decides(federation, tmp_path, log):
+def test_a_silo_with_unreadable_data_is_left_out_if_the_quorum_allows(federation, tmp_path, log):
     for name, quorum in (("enough", 0.6), ("all", 1.0)):
-        settings = federation(rounds=1, participation={"quorum": quorum}, **QUIETLY)
-        (tmp_path / "data" / "east.jsonl").write_text("this is no JSON\n" * 40)
+        settings = federation(rounds=1, participation={"quorum": quorum}, **NO_EVALUATION)
+        (tmp_path / "data" / "east.jsonl").write_text("this is not JSON\n" * 40)
         kits = make_kits(settings, tmp_path / name / "kits")
         with joined(settings, kits, tmp_path / name / "silos", log.say):
             if quorum == 1.0:
-                with pytest.raises(RunFailed, match="silo 'east' could not answer a Survey request"):
+                with pytest.raises(RunFailed, match="silo 'east' could not answer a CollectVocabulary request"):
                     serve(settings, Kit(kits / COORDINATOR), tmp_path / name / "run", None, log)
                 continue
             outcome = serve(settings, Kit(kits / COORDINATOR), tmp_path / name / "run", None, log)
         assert [(round, node) for round, node, _ in events(outcome.folder, "lost")] == [(0, "east"), (0, "east")]
-        assert not any("this is no JSON" in line for line in log.lines), "why, and not what"
-        assert all("its own log says why" in text for _, _, text in events(outcome.folder, "lost"))
-        assert any("40 of 40 lines cannot be used" in line for line in log.lines), "which its operator reads"
+        assert not any("this is not JSON" in line for line in log.lines), "the data is not quoted"
+        assert all("see the log of the node" in text for _, _, text in events(outcome.folder, "lost"))
+        assert any("40 of 40 lines cannot be used" in line for line in log.lines), "for the silo's own operator"
 
 
-def test_nonsense_for_scores_and_a_mask_that_nobody_asked_for(federation, tmp_path, log):
+def test_invalid_scores_and_an_unexpected_mask_are_rejected(federation, tmp_path, log):
     def masked(request, honest):
-        """The finite check is not for updates under masks: NaN would get in, if this were believed."""
+        """Masked updates are not checked for NaN, so this update would enter the model if the mask were accepted."""
         update = honest(request)
         update.gradient.flat.fill_(float("nan"))
-        return replace(update, masked=True)
+        return replace(update, masked=MaskedPart())
 
-    lies = {Train: masked, Evaluate: lambda *_: Scores({"east": {"hits": 3.0}})}
-    outcome = run_with_a_liar(federation(rounds=2), tmp_path, log, lies)
-    assert {(r, n) for r, n, t in events(outcome.folder, "lost") if "none was asked for" in t} == {
+    replies = {Train: masked, Evaluate: lambda *_: Scores({"east": {"hits": 3.0}})}
+    outcome = run_with_east(federation(rounds=2), tmp_path, log, replies)
+    assert {(r, n) for r, n, t in events(outcome.folder, "lost") if "no masks were asked for" in t} == {
         (1, "east"),
         (2, "east"),
     }
@@ -140,84 +147,90 @@ def test_nonsense_for_scores_and_a_mask_that_nobody_asked_for(federation, tmp_pa
     assert "east" not in outcome.metrics
 
 
-def test_an_update_without_its_mask_does_not_get_into_a_masked_sum(federation, tmp_path, log):
+def test_an_update_without_a_mask_is_rejected(federation, tmp_path, log):
     def bare(request, honest):
-        return replace(honest(request), masked=False)
+        return replace(honest(request), masked=None)
 
-    settings = federation(rounds=1, sizes=FOUR, secure_aggregation=True, **QUIETLY)
-    outcome = run_with_a_liar(settings, tmp_path, log, {Train: bare})
-    assert [(n, t) for _, n, t in events(outcome.folder, "lost")] == [("east", "its update is not under a mask")]
+    settings = federation(rounds=1, sizes=FOUR, secure_aggregation=True, **NO_EVALUATION)
+    outcome = run_with_east(settings, tmp_path, log, {Train: bare})
+    assert [(n, t) for _, n, t in events(outcome.folder, "lost")] == [
+        ("east", "its update is not masked, and secure aggregation needs masked updates")
+    ]
     assert all(torch.isfinite(torch.tensor(list(m.values()))).all() for m in outcome.metrics.values())
 
 
-def test_a_silo_that_signs_for_another_model_is_not_put_on_the_list(federation, tmp_path, log):
+def test_a_silo_that_announces_another_model_is_not_on_the_roster(federation, tmp_path, log):
     def other(request, honest):
         return honest(replace(request, model="0" * 64))
 
-    settings = federation(rounds=1, sizes=FOUR, secure_aggregation=True, **QUIETLY)
-    outcome = run_with_a_liar(settings, tmp_path, log, {AdvertiseKeys: other})
+    settings = federation(rounds=1, sizes=FOUR, secure_aggregation=True, **NO_EVALUATION)
+    outcome = run_with_east(settings, tmp_path, log, {AdvertiseKeys: other})
     [(_, node, reason)] = events(outcome.folder, "lost")
-    assert (node, reason) == ("east", "it speaks of another model than it was told of")
+    assert (node, reason) == ("east", "it announced another model than the one of this round")
 
 
-def test_a_silo_that_does_not_stand_for_what_it_says_costs_itself_its_place_alone(federation, tmp_path, log):
-    """The others would refuse a list with it on: an honest coordinator never makes one."""
+def test_an_invalid_signature_excludes_only_its_silo(federation, tmp_path, log):
+    """The other silos would refuse a roster with it, so the coordinator leaves it out."""
 
     def borrowed(request, honest):
-        return replace(honest(request), vouch="00" * 64)
+        return replace(honest(request), signature="00" * 64)
 
-    settings = federation(rounds=1, sizes=FOUR, secure_aggregation=True, **QUIETLY)
-    outcome = run_with_a_liar(settings, tmp_path, log, {AdvertiseKeys: borrowed})
+    settings = federation(rounds=1, sizes=FOUR, secure_aggregation=True, **NO_EVALUATION)
+    outcome = run_with_east(settings, tmp_path, log, {AdvertiseKeys: borrowed})
     [(_, node, reason)] = events(outcome.folder, "lost")
     assert node == "east"
     assert "is not signed by it" in reason
 
 
 def other_model(request):
-    """Pasquini et al. (2022): where all other silos' updates are nothing, the sum is east's."""
+    """Pasquini et al. (2022): if the updates of all other silos are zero, the sum is the update of east."""
     return replace(request, model=replace(request.model, flat=request.model.flat + 1e-3))
 
 
-def list_of_two(request):
+def two_silos(request):
     return replace(request, roster={n: request.roster[n] for n in ("east", "north")})
 
 
-LIES = [
-    (Train, other_model, "the model is not the one that the silos were told of"),
-    (Train, lambda request: replace(request, roster={}), "is not the one that this silo entrusted its secrets to"),
-    (Train, list_of_two, "is not the one that this silo entrusted its secrets to"),
-    (ShareSecrets, list_of_two, "2 silos are on the list, and at least 3 must hide in the sum"),
+def masked_with_two(request):
+    return replace(request, masking=MaskingPart({n: request.masking.roster[n] for n in ("east", "north")}))
+
+
+DEVIATIONS = [
+    (Train, other_model, "the model is not the one that was announced to the silos"),
+    (Train, lambda request: replace(request, masking=None), "is not the one that this silo shared its secrets with"),
+    (Train, masked_with_two, "is not the one that this silo shared its secrets with"),
+    (ShareSecrets, two_silos, "the roster has 2 silos; secure aggregation needs at least 3"),
     (ShareSecrets, lambda request: replace(request, threshold=1), "no more than half"),
     (Train, lambda request: request, ""),
 ]
 
 
-def test_a_coordinator_that_treats_one_silo_differently_gets_nothing_from_it(federation, tmp_path, log, monkeypatch):
-    """Cases 8 and 9, over real sockets: east refuses, and says why. In the last round nobody lies."""
-    settings = federation(rounds=len(LIES), sizes=FOUR, secure_aggregation=True, **QUIETLY)
+def test_a_silo_refuses_requests_that_differ_from_those_of_the_others(federation, tmp_path, log, monkeypatch):
+    """Cases 8 and 9, over real sockets: east refuses with the reason. The last round is honest."""
+    settings = federation(rounds=len(DEVIATIONS), sizes=FOUR, secure_aggregation=True, **NO_EVALUATION)
     honest = NatsLink.ask
 
-    def told(node, request):
-        kind, lie, _ = LIES[getattr(request, "round", 1) - 1]
-        return lie(request) if node == "east" and isinstance(request, kind) else request
+    def deviating(node, request):
+        kind, change, _ = DEVIATIONS[getattr(request, "round", 1) - 1]
+        return change(request) if node == "east" and isinstance(request, kind) else request
 
     monkeypatch.setattr(
-        NatsLink, "ask", lambda self, asks, until: honest(self, {n: told(n, r) for n, r in asks.items()}, until)
+        NatsLink, "ask", lambda self, asks, until: honest(self, {n: deviating(n, r) for n, r in asks.items()}, until)
     )
     outcome = over_the_network(settings, tmp_path / "there", log)
     lost = {round: (node, why) for round, node, why in events(outcome.folder, "lost")}
-    assert lost.keys() == set(range(1, len(LIES)))
+    assert lost.keys() == set(range(1, len(DEVIATIONS)))
     for round, (node, why) in lost.items():
         assert node == "east"
         assert why.startswith("it refuses: ")
-        assert LIES[round - 1][2] in why
+        assert DEVIATIONS[round - 1][2] in why
 
 
-def test_whoever_is_revoked_in_the_middle_of_a_round_is_lost_at_once(federation, tmp_path, log):
-    """East never answers and there is no deadline: without this the round would take a week."""
+def test_a_silo_revoked_during_a_round_is_dropped_at_once(federation, tmp_path, log):
+    """East never answers and there is no deadline: the round would take a week."""
     over = threading.Event()
 
-    def lies(kits):
+    def replies(kits):
         def silent(request, honest):
             threading.Timer(0.2, authority.revoke, (kits, "east")).start()
             over.wait(600)
@@ -227,7 +240,7 @@ def test_whoever_is_revoked_in_the_middle_of_a_round_is_lost_at_once(federation,
 
     began = monotonic()
     try:
-        outcome = run_with_a_liar(federation(rounds=2, **QUIETLY), tmp_path, log, lies)
+        outcome = run_with_east(federation(rounds=2, **NO_EVALUATION), tmp_path, log, replies)
     finally:
         over.set()
     assert monotonic() - began < 300

@@ -117,7 +117,8 @@ def test_a_list_of_members_must_be_signed_by_the_authority(federation, tmp_path)
     for forged in ({**good, "members": unknown}, {**good, "members": again}, good["members"], []):
         file.write_text(json.dumps(forged))
         with pytest.raises(
-            UserError, match=r"members.json cannot be used \((it is not signed by the federation's authority|it is not a list)"
+            UserError,
+            match=r"members.json cannot be used \((it is not signed by the federation's authority|it is not a list)",
         ):
             Kit(kits / "north")
     file.write_text((foreign / "north" / "members.json").read_text())

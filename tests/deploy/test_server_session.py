@@ -19,7 +19,7 @@ from hansa.deploy.server_session import server_session
 from hansa.runs.ledger import Ledger
 from tests.cli.test_cli import ok
 from tests.deploy.conftest import Log, free_ports, joined, make_kits
-from tests.deploy.network.test_address import running, silo, until
+from tests.deploy.network.test_address import running, silo, wait_until
 
 
 def no_log(text: str) -> None:
@@ -63,7 +63,10 @@ def test_silos_reject_requests_of_a_revoked_coordinator(federation, tmp_path, lo
     with running(agent), server_session(Kit(stolen), tmp_path / "server", None, no_log) as link:
         link.share_settings(b"{}")
         [answer] = link.ask({"north": DescribeData()}, monotonic() + 6)
-        until(lambda: any("the membership of its sender 'coordinator' was revoked" in line for line in log.lines), "the refusal")
+        wait_until(
+            lambda: any("the membership of its sender 'coordinator' was revoked" in line for line in log.lines),
+            "the refusal",
+        )
     assert not any("reply sent" in line for line in log.lines)
     assert "did not answer" in answer.reply.reason
 

@@ -1,5 +1,7 @@
-"""Secure aggregation against a server that lies: each forgery is refused with its reason, and the same without it is
-not. Cases 5 to 9 of tests/faults, between organisations."""
+"""Secure aggregation with a malicious server: each forgery is refused with its reason, and the original is accepted.
+
+Cases 5 to 9 of tests/faults, between organisations.
+"""
 
 import json
 from dataclasses import astuple, replace
@@ -15,10 +17,12 @@ from hansa.core.messages import (
     AdvertisedKeys,
     AdvertiseKeys,
     Failure,
+    MaskingPart,
     RevealedShares,
     RevealShares,
     SecretShares,
     ShareSecrets,
+    StepWindow,
     Train,
 )
 from hansa.core.tensors import Layout, Tensors
@@ -27,8 +31,15 @@ from hansa.deploy.coordinator import serve
 from hansa.deploy.kit import Kit
 from hansa.deploy.signatures import KitSigner
 from hansa.methods.fedavg import BySamples
-from hansa.privacy.secure_aggregation import protocol as secagg
-from hansa.privacy.secure_aggregation.announcement import SECRETS_FILE, Announcement, model_digest, roster_keys, mask_label, roster_weights
+from hansa.privacy.secure_aggregation import protocol
+from hansa.privacy.secure_aggregation.announcement import (
+    SECRETS_FILE,
+    Announcement,
+    mask_label,
+    model_digest,
+    roster_keys,
+    roster_weights,
+)
 from hansa.privacy.secure_aggregation.client import MaskingClient
 from hansa.privacy.secure_aggregation.protocol import Refused, Secrets
 from tests.deploy.conftest import make_kits
@@ -42,40 +53,40 @@ WEIGH, BOUND = BySamples(), 1.0
 
 
 class Stage:
-    """Four silos with kits, and a server that can do as it likes with what they say."""
+    """Four silos with kits, and a server that can change their announcements."""
 
     def __init__(self, federation, folder):
         self.kits, self.folder = make_kits(federation(sizes=SIZES), folder / "kits"), folder
 
-    def signature(self, name, run=RUN, settings=b"{}", start="words"):
+    def signer(self, name, run=RUN, settings=b"{}", start="words"):
         home = self.folder / name / run
         (home / "start").mkdir(parents=True, exist_ok=True)
         (home / "start" / "tokenizer.json").write_text(start)
         return KitSigner(Kit(self.kits / name), home, settings)
 
-    def wearer(self, name, **given):
-        """As if its process had just been started: all that it knows is on its disk."""
-        signature = self.signature(name, **given)
-        return MaskingClient(name, "small", signature.folder, SIZES[name], signature)
+    def client(self, name, **given):
+        """The client as after a restart of its process: its state is on its disk."""
+        signer = self.signer(name, **given)
+        return MaskingClient(name, "small", signer.folder, SIZES[name], signer)
 
     def advertise(self, round=1, model=MODEL):
-        told = {name: self.wearer(name).answer(AdvertiseKeys(round, model_digest(model))) for name in SIZES}
-        assert all(isinstance(reply, AdvertisedKeys) for reply in told.values()), told
-        return {name: tuple(map(str, astuple(reply))) for name, reply in told.items()}
+        replies = {name: self.client(name).answer(AdvertiseKeys(round, model_digest(model))) for name in SIZES}
+        assert all(isinstance(reply, AdvertisedKeys) for reply in replies.values()), replies
+        return {name: tuple(map(str, astuple(reply))) for name, reply in replies.items()}
 
-    def entrust(self, roster, threshold=2, round=1):
-        replies = {name: self.wearer(name).answer(ShareSecrets(round, roster, threshold)) for name in roster}
+    def share_secrets(self, roster, threshold=2, round=1):
+        replies = {name: self.client(name).answer(ShareSecrets(round, roster, threshold)) for name in roster}
         assert all(isinstance(reply, SecretShares) for reply in replies.values()), replies
         return {name: reply.sealed for name, reply in replies.items()}
 
     def train(self, name, request, values=(0.1, -0.2, 0.3, -0.4)):
-        wearer = self.wearer(name)
-        wearer.check(request)
-        return wearer.cover(request, Tensors(LAYOUT, torch.tensor(values)), WEIGH, BOUND)[0]
+        client = self.client(name)
+        client.check(request)
+        return client.mask(request, Tensors(LAYOUT, torch.tensor(values)), WEIGH, BOUND)[0]
 
     def reveal(self, name, sealed, answered, round=1):
         inbox = {sender: shares[name] for sender, shares in sealed.items() if sender != name}
-        return self.wearer(name).answer(RevealShares(round, inbox, tuple(answered)))
+        return self.client(name).answer(RevealShares(round, inbox, tuple(answered)))
 
 
 @pytest.fixture
@@ -83,14 +94,14 @@ def stage(federation, tmp_path):
     return Stage(federation, tmp_path)
 
 
-def test_without_lies_the_server_learns_the_mean_and_it_is_right(stage):
-    """The control of everything below: honest, restarted after every step, one silo drops out."""
+def test_an_honest_server_gets_the_mean(stage):
+    """The control of the tests below: silos are restarted after every step, and one drops out."""
     roster = stage.advertise()
-    sealed = stage.entrust(roster)
+    sealed = stage.share_secrets(roster)
     rng = np.random.default_rng(3)
     values = {name: rng.uniform(-1, 1, 4).astype(np.float32) for name in SIZES}
     answered = ["east", "north", "south"]
-    sent = [stage.train(name, Train(1, MODEL, roster=roster), values[name].tolist()) for name in answered]
+    sent = [stage.train(name, Train(1, MODEL, masking=MaskingPart(roster)), values[name].tolist()) for name in answered]
     total = np.sum([update.flat.numpy().view(np.uint32) for update in sent], axis=0, dtype=np.uint32)
     shares: dict = {}
     for name in answered:
@@ -98,39 +109,39 @@ def test_without_lies_the_server_learns_the_mean_and_it_is_right(stage):
         assert isinstance(reply, RevealedShares)
         for silo, (x, y) in reply.shares.items():
             shares.setdefault(silo, []).append((int(x, 16), int(y, 16)))
-    plain = secagg.unmask(total, roster_keys(roster), answered, shares, 2, mask_label("small", 1, roster, 2))
+    plain = protocol.unmask(total, roster_keys(roster), answered, shares, 2, mask_label("small", 1, roster, 2))
     weights = roster_weights(roster, WEIGH)
     assert weights["north"] == pytest.approx(60 / 180)
     expected = sum(weights[name] * values[name] for name in answered) / sum(weights[name] for name in answered)
-    got = secagg.from_fixed(plain, sum(weights[name] for name in answered), BOUND)
+    got = protocol.from_fixed(plain, sum(weights[name] for name in answered), BOUND)
     np.testing.assert_allclose(got, expected, atol=1e-6)
     for update in sent:
-        assert np.abs(update.flat.numpy().view(np.int32)).max() > 2**28, "under its mask an update looks like chance"
+        assert np.abs(update.flat.numpy().view(np.int32)).max() > 2**28, "a masked update looks random"
 
 
-# ── forged lists ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── forged rosters ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def signed(stage, name, as_whom=None, **changes):
-    """What the server would like ``name`` to have said, signed with the key of ``as_whom``."""
+def signed(stage, name, signed_by=None, **changes):
+    """An announcement of ``name`` that is signed with the key of ``signed_by``."""
     given = {key: changes.pop(key) for key in ("run", "settings", "start") if key in changes}
     round = changes.pop("round", 1)
-    said = replace(Announcement(Secrets.fresh().keys, SIZES[name], model_digest(MODEL)), **changes)
-    signature = stage.signature(as_whom or name, **given)
-    statement = signature._statement(round, name, said)
-    return replace(said, vouch=signature.kit.key.sign(statement).hex()).words
+    announcement = replace(Announcement(Secrets.fresh().keys, SIZES[name], model_digest(MODEL)), **changes)
+    signer = stage.signer(signed_by or name, **given)
+    statement = signer._statement(round, name, announcement)
+    return replace(announcement, signature=signer.kit.key.sign(statement).hex()).words
 
 
 def invented(stage, roster):
-    """A silo that does not exist, to hide the others' absence."""
+    """A silo that does not exist, in place of one that is missing."""
     return {**two(stage, roster), "east": roster["east"], "west": signed(stage, "south")}
 
 
 def own_keys(stage, roster):
-    """The server's keys for a silo that exists, with a key of its own under them."""
-    said = Announcement(Secrets.fresh().keys, 50, model_digest(MODEL))
-    forged = Ed25519PrivateKey.generate().sign(stage.signature("south")._statement(1, "south", said)).hex()
-    return {**roster, "south": replace(said, vouch=forged).words}
+    """Keys of the server for a silo that exists, signed with a key of the server."""
+    announcement = Announcement(Secrets.fresh().keys, 50, model_digest(MODEL))
+    forged = Ed25519PrivateKey.generate().sign(stage.signer("south")._statement(1, "south", announcement)).hex()
+    return {**roster, "south": replace(announcement, signature=forged).words}
 
 
 def unsigned(stage, roster):
@@ -138,17 +149,17 @@ def unsigned(stage, roster):
 
 
 def borrowed(stage, roster):
-    """What another silo has signed, under the name of this one."""
-    return {**roster, "south": signed(stage, "south", as_whom="east")}
+    """An announcement that another silo has signed."""
+    return {**roster, "south": signed(stage, "south", signed_by="east")}
 
 
 def coordinators(stage, roster):
-    """The coordinator is a member too, but no silo."""
+    """The coordinator is a member, but not a silo."""
     return {**two(stage, roster), "east": roster["east"], "coordinator": signed(stage, "south")}
 
 
 def another_round(stage, roster):
-    """Its secrets of an earlier round may be known: whoever dropped out had its key restored."""
+    """Secrets of an earlier round may be known: keys of silos that dropped out were reconstructed."""
     return {**roster, "south": signed(stage, "south", round=7)}
 
 
@@ -157,7 +168,7 @@ def another_run(stage, roster):
 
 
 def other_settings(stage, roster):
-    """South was told a learning rate of nothing, so that its update would be zero."""
+    """South received a learning rate of 0, so that its update would be zero."""
     return {**roster, "south": signed(stage, "south", settings=b'{"train": {"lr": 0}}')}
 
 
@@ -166,12 +177,12 @@ def other_start(stage, roster):
 
 
 def more_samples(stage, roster):
-    """The weight of the others vanishes beside one that claims more than it signed."""
+    """A silo with more samples than it signed would outweigh the others."""
     return {**roster, "south": (*roster["south"][:2], "1000000", *roster["south"][3:])}
 
 
 def other_model(stage, roster):
-    """Case 8: South was told of another model (Pasquini et al., 2022)."""
+    """Case 8: another model was announced to south (Pasquini et al., 2022)."""
     return {**roster, "south": signed(stage, "south", model=model_digest(OTHER))}
 
 
@@ -189,166 +200,170 @@ def without_me(stage, roster):
 
 
 def one_key_twice(stage, roster):
-    """The same keys for two: whoever knows the one knows the other."""
+    """The same keys for two silos."""
     keys = Announcement.parse(roster["east"]).keys
     return {**roster, "south": signed(stage, "south", keys=keys)}
 
 
-def no_key(stage, roster):
+def malformed_key(stage, roster):
     return {**roster, "south": ("zz", *roster["south"][1:])}
 
 
 FORGERIES = {
-    invented: "'west' is on the list, and is no silo beside this one",
-    own_keys: "what 'south' is said to have said is not signed by it",
-    unsigned: "what 'south' is said to have said is not signed by it",
-    borrowed: "what 'south' is said to have said is not signed by it",
-    coordinators: "'coordinator' is on the list, and is no silo",
+    invented: "the roster has 'west', which is not a silo of the same parent",
+    own_keys: "the announcement of 'south' is not signed by it",
+    unsigned: "the announcement of 'south' is not signed by it",
+    borrowed: "the announcement of 'south' is not signed by it",
+    coordinators: "the roster has 'coordinator', which is not a silo",
     another_round: "not signed by it for this round",
     another_run: "not signed by it for this round",
-    other_settings: "with the settings and the common start that this silo was given",
-    other_start: "with the settings and the common start that this silo was given",
-    more_samples: "what 'south' is said to have said is not signed by it",
-    other_model: "the silos on the list were told of different models",
-    revoked: "'south' is on the list, and was revoked",
-    two: "2 silos are on the list, and at least 3",
+    other_settings: "with the same settings and the same initial model",
+    other_start: "with the same settings and the same initial model",
+    more_samples: "the announcement of 'south' is not signed by it",
+    other_model: "different models were announced to the silos on the roster",
+    revoked: "the roster has 'south', which was revoked",
+    two: "the roster has 2 silos; secure aggregation needs at least 3",
     without_me: "does not have this silo's own",
     one_key_twice: "the list of keys has one twice",
-    no_key: "a silo's keys are no keys",
+    malformed_key: "a silo's keys are no keys",
 }
 
 
 @pytest.mark.parametrize("forgery", FORGERIES, ids=lambda forgery: forgery.__name__)
-def test_a_forged_list_is_refused_and_the_true_one_is_not(stage, forgery):
+def test_a_forged_roster_is_refused_and_the_original_is_accepted(stage, forgery):
     roster = stage.advertise()
-    refused = stage.wearer("north").answer(ShareSecrets(1, forgery(stage, roster), 2))
+    refused = stage.client("north").answer(ShareSecrets(1, forgery(stage, roster), 2))
     assert isinstance(refused, Failure)
     assert FORGERIES[forgery] in refused.reason
     if forgery is not revoked:
-        assert isinstance(stage.wearer("north").answer(ShareSecrets(1, roster, 2)), SecretShares), (
-            "the refusal changed nothing"
+        assert isinstance(stage.client("north").answer(ShareSecrets(1, roster, 2)), SecretShares), (
+            "the refusal changed no state"
         )
 
 
-# ── doing things twice ────────────────────────────────────────────────────────────────────────────────────────────
+# ── repeated requests ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_asked_again_for_its_keys_a_silo_says_the_same_or_nothing(stage):
+def test_a_repeated_request_for_keys_gets_the_same_keys_or_a_refusal(stage):
     first, again = stage.advertise(), stage.advertise()
     assert first == again
-    refused = stage.wearer("north").answer(AdvertiseKeys(1, model_digest(OTHER)))
-    assert "told of another model in this round" in refused.reason
-    assert isinstance(stage.wearer("north").answer(AdvertiseKeys(2, model_digest(OTHER))), AdvertisedKeys), (
-        "the next round may"
+    refused = stage.client("north").answer(AdvertiseKeys(1, model_digest(OTHER)))
+    assert "another model was announced to it in this round" in refused.reason
+    assert isinstance(stage.client("north").answer(AdvertiseKeys(2, model_digest(OTHER))), AdvertisedKeys), (
+        "the next round may have another model"
     )
-    assert "does not go back" in stage.wearer("north").answer(AdvertiseKeys(1, model_digest(MODEL))).reason
+    assert "does not go back" in stage.client("north").answer(AdvertiseKeys(1, model_digest(MODEL))).reason
 
 
-def test_secrets_are_entrusted_to_one_list(stage):
+def test_secrets_are_shared_with_one_roster(stage):
     roster = stage.advertise()
-    stage.entrust(roster)
+    stage.share_secrets(roster)
     fewer = {name: words for name, words in roster.items() if name != "north-2"}
-    for asked in (roster, fewer):
-        assert "does so once" in stage.wearer("north").answer(ShareSecrets(1, asked, 2)).reason
+    for shown in (roster, fewer):
+        assert "does so once" in stage.client("north").answer(ShareSecrets(1, shown, 2)).reason
 
 
 @pytest.mark.parametrize("threshold", [0, 1])
-def test_half_of_the_others_must_not_suffice(stage, threshold):
-    """Two lists of who answered, each shown to another half, would open both secrets of a silo."""
+def test_a_threshold_of_half_of_the_other_silos_is_refused(stage, threshold):
+    """Two lists of silos that answered, each shown to one half, would reconstruct both secrets of a silo."""
     roster = stage.advertise()
-    refused = stage.wearer("north").answer(ShareSecrets(1, roster, threshold))
+    refused = stage.client("north").answer(ShareSecrets(1, roster, threshold))
     assert "no more than half" in refused.reason
 
 
-def test_a_second_update_under_the_same_masks_is_refused_also_after_a_restart(stage):
-    """Their difference would be the difference of two updates: of another model, weight, or with one silo fewer."""
+def test_a_second_update_under_the_same_masks_is_refused(stage):
+    """The difference of both would be the difference of two updates: of another model or weight, or of one silo."""
     roster = stage.advertise()
-    stage.entrust(roster)
+    stage.share_secrets(roster)
     fewer = {name: words for name, words in roster.items() if name != "north-2"}
-    request = Train(1, MODEL, roster=roster)
-    with pytest.raises(Refused, match="entrusted its secrets to"):
-        stage.train("north", Train(1, MODEL, roster=invented(stage, roster)))
-    with pytest.raises(Refused, match="entrusted its secrets to"):
+    request = Train(1, MODEL, masking=MaskingPart(roster))
+    with pytest.raises(Refused, match="shared its secrets with"):
+        stage.train("north", Train(1, MODEL, masking=MaskingPart(invented(stage, roster))))
+    with pytest.raises(Refused, match="shared its secrets with"):
         stage.train("north", Train(1, MODEL))
     stage.train("north", request)
-    for again in (request, replace(request, roster=fewer)):
+    for again in (request, replace(request, masking=MaskingPart(fewer))):
         with pytest.raises(Refused, match="sends no other under the same masks"):
             stage.train("north", again)
     with pytest.raises(Refused, match="no secrets for round 2"):
         stage.train("north", replace(request, round=2))
     roster = stage.advertise(round=2)
-    stage.entrust(roster, round=2)
-    stage.train("north", Train(2, MODEL, roster=roster))
+    stage.share_secrets(roster, round=2)
+    stage.train("north", Train(2, MODEL, masking=MaskingPart(roster)))
 
 
-def test_a_model_that_was_not_announced_is_not_trained(stage):
+def test_a_model_that_was_not_announced_is_refused(stage):
     roster = stage.advertise()
-    stage.entrust(roster)
-    with pytest.raises(Refused, match="not the one that the silos were told of"):
-        stage.train("north", Train(1, OTHER, roster=roster))
-    for other in ({"total": 9}, {"begin": 3}, {"probe": True}, {"room": 99}):
+    stage.share_secrets(roster)
+    with pytest.raises(Refused, match="not the one that was announced to the silos"):
+        stage.train("north", Train(1, OTHER, masking=MaskingPart(roster)))
+    for other in (
+        {"schedule": StepWindow(0, 9)},
+        {"schedule": StepWindow(3, 9)},
+        {"reference": True},
+        {"capacity": 99},
+    ):
         with pytest.raises(Refused, match="the same plain round"):
-            stage.train("north", Train(1, MODEL, roster=roster, **other))
-    stage.train("north", Train(1, MODEL, roster=roster))
+            stage.train("north", Train(1, MODEL, masking=MaskingPart(roster), **other))
+    stage.train("north", Train(1, MODEL, masking=MaskingPart(roster)))
 
 
-def test_shares_are_opened_for_one_list_of_who_answered(stage):
+def test_shares_are_revealed_for_one_list_of_silos_that_answered(stage):
     roster = stage.advertise()
-    sealed = stage.entrust(roster)
+    sealed = stage.share_secrets(roster)
     assert "has sent no update" in stage.reveal("north", sealed, SIZES).reason
     for name in SIZES:
-        stage.train(name, Train(1, MODEL, roster=roster))
-    assert "more than 2 must hide" in stage.reveal("south", sealed, ["north", "south"]).reason
-    strangers = stage.wearer("east").answer(RevealShares(1, {"west": "00"}, tuple(SIZES)))
-    assert "that it was not masked with" in strangers.reason
+        stage.train(name, Train(1, MODEL, masking=MaskingPart(roster)))
+    assert "more than 2 must be in the sum" in stage.reveal("south", sealed, ["north", "south"]).reason
+    unknown = stage.client("east").answer(RevealShares(1, {"west": "00"}, tuple(SIZES)))
+    assert "that it was not masked with" in unknown.reason
     assert isinstance(stage.reveal("north", sealed, SIZES), RevealedShares)
-    assert isinstance(stage.reveal("north", sealed, SIZES), RevealedShares), "asked again, the same"
+    assert isinstance(stage.reveal("north", sealed, SIZES), RevealedShares), "a repeated request gets the same reply"
     assert "both lists together" in stage.reveal("north", sealed, ["north", "south", "east"]).reason
 
 
-def test_of_no_silo_can_both_secrets_be_had(stage):
-    """Case 7: half of the silos are told that north answered, half that it did not."""
+def test_no_server_gets_both_secrets_of_a_silo(stage):
+    """Case 7: the server tells half of the silos that north answered, the other half that it did not."""
     roster = stage.advertise()
-    sealed = stage.entrust(roster)
+    sealed = stage.share_secrets(roster)
     for name in SIZES:
-        stage.train(name, Train(1, MODEL, roster=roster))
+        stage.train(name, Train(1, MODEL, masking=MaskingPart(roster)))
     answered, dropped = list(SIZES), [name for name in SIZES if name != "north"]
     seeds, keys = [], []
-    for name, told in (("south", answered), ("east", dropped), ("north-2", answered)):
-        reply = stage.reveal(name, sealed, told)
+    for name, listed in (("south", answered), ("east", dropped), ("north-2", answered)):
+        reply = stage.reveal(name, sealed, listed)
         assert isinstance(reply, RevealedShares)
         x, y = reply.shares["north"]
-        (seeds if told is answered else keys).append((int(x, 16), int(y, 16)))
-    for name, told in (("south", dropped), ("east", answered), ("north-2", dropped)):
-        assert isinstance(stage.reveal(name, sealed, told), Failure)
-    note = json.loads((stage.wearer("north").home / SECRETS_FILE).read_text())["secrets"]
-    assert f"{secagg.restore(seeds):064x}" == note["own"], "two of three open the one"
-    assert len(keys) == 1, "one alone of three is left for the other"
-    assert f"{secagg.restore(keys):064x}" != note["mask"]
+        (seeds if listed is answered else keys).append((int(x, 16), int(y, 16)))
+    for name, listed in (("south", dropped), ("east", answered), ("north-2", dropped)):
+        assert isinstance(stage.reveal(name, sealed, listed), Failure)
+    stored = json.loads((stage.client("north").home / SECRETS_FILE).read_text())["secrets"]
+    assert f"{protocol.reconstruct_secret(seeds):064x}" == stored["own"], "two of three shares reconstruct the seed"
+    assert len(keys) == 1, "only one of three shares of the key was revealed"
+    assert f"{protocol.reconstruct_secret(keys):064x}" != stored["mask"]
 
 
-def test_a_damaged_note_of_the_round_is_no_reason_to_begin_again(stage):
+def test_a_damaged_file_of_secrets_ends_the_round(stage):
     stage.advertise()
-    file = stage.wearer("north").home / SECRETS_FILE
+    file = stage.client("north").home / SECRETS_FILE
     file.write_text(file.read_text()[:50])
-    assert "is damaged" in stage.wearer("north").answer(AdvertiseKeys(1, model_digest(MODEL))).reason
+    assert "is damaged" in stage.client("north").answer(AdvertiseKeys(1, model_digest(MODEL))).reason
 
 
-def test_what_is_signed_for_one_thing_is_good_for_nothing_else(stage):
-    """Any two statements that differ in anything differ in their bytes."""
-    signature, said = stage.signature("north"), Announcement(Secrets.fresh().keys, 5, "0" * 64)
+def test_statements_that_differ_have_different_bytes(stage):
+    signer, announcement = stage.signer("north"), Announcement(Secrets.fresh().keys, 5, "0" * 64)
     statements = [
-        signature._statement(1, "north", said),
-        signature._statement(2, "north", said),
-        signature._statement(1, "south", said),
-        signature._statement(1, "north", replace(said, samples=6)),
-        signature._statement(1, "north", replace(said, model="1" * 64)),
-        stage.signature("north", run="fedcba9876543210")._statement(1, "north", said),
+        signer._statement(1, "north", announcement),
+        signer._statement(2, "north", announcement),
+        signer._statement(1, "south", announcement),
+        signer._statement(1, "north", replace(announcement, samples=6)),
+        signer._statement(1, "north", replace(announcement, model="1" * 64)),
+        stage.signer("north", run="fedcba9876543210")._statement(1, "north", announcement),
     ]
     assert all(one != other for one, other in pairwise(sorted(statements)))
 
 
-def test_a_coordinator_does_not_begin_with_a_threshold_that_silos_refuse(federation, tmp_path, log):
+def test_a_coordinator_refuses_a_threshold_of_half(federation, tmp_path, log):
     settings = federation(secure_aggregation={"threshold": 0.5}, sizes=SIZES)
     kits = make_kits(settings, tmp_path / "kits")
     with pytest.raises(ConfigError, match=r"secure_aggregation.threshold is 0.5: .* set it above 0.5"):

@@ -42,7 +42,9 @@ def test_processes_stopped_in_the_middle_of_a_round_resume(federation, tmp_path)
     with Deployment(settings, tmp_path / "deployment") as deployment:
         deployment.start_all()
         deployment.wait("north at work", (marks / "held-north").exists)
-        deployment.wait("the log of awaited nodes", lambda: "waiting for north: Train of round 1" in one_line(deployment))
+        deployment.wait(
+            "the log of awaited nodes", lambda: "waiting for north: Train of round 1" in one_line(deployment)
+        )
         assert stop(deployment, "north") == 0
         assert stop(deployment, "south") == 0
         assert stop(deployment, COORDINATOR) == 143, deployment.logs()

@@ -1,4 +1,4 @@
-"""The Medical paper's experiments at their smallest: every table is there, every claim is said, the page is written."""
+"""The Medical experiments at their smallest: every table and claim is made, the results page is written."""
 
 import json
 from dataclasses import replace
@@ -7,19 +7,22 @@ import pytest
 
 from hansa.core.errors import UserError
 from hansa.experiments.reproduce import (
-    Options,
     Claim,
+    Options,
     Reproduction,
     Table,
-    record_duration,
     downstream,
     encoder,
     medical,
+    medical_runs,
+    medical_tables,
+    record_duration,
     tuning,
     update_results,
 )
 from hansa.experiments.reproduce.jobs import Jobs
 from hansa.models.tokenizer import byte_tokenizer
+from hansa.runs.results import PersonalModels
 from hansa.runs.run import Outcome
 
 
@@ -44,7 +47,7 @@ def test_every_table_of_the_paper_is_there(smoke):
     assert found.report.is_file()
 
 
-def test_the_last_line_for_machines_names_every_claim(smoke):
+def test_the_json_output_names_every_claim(smoke):
     found, said = smoke
     parsed = json.loads(json.dumps(found.as_dict()))
     assert parsed["paper"] == "medical"
@@ -66,22 +69,26 @@ def test_claims_are_judged_by_the_figures():
 
     def judge(fl, cl, own):
         runs = {"FL": outcome(fl), "CL": outcome(cl), "own silo": outcome(own), "base": outcome(bad)}
-        return [claim.holds for claim in medical.pretraining_claims(runs, languages, counts)]
+        return [claim.holds for claim in medical_tables.pretraining_claims(runs, languages, counts)]
 
     assert judge(good, bad, bad)[:2] == [True, True]
     assert judge(bad, good, good)[:2] == [False, False]
     assert judge(good, good | {"he": 4.0}, bad)[1] is False, "one of the three smallest is enough to lose it"
-    personal = {
-        c: {"models": {k: {c: {"accuracy": a}} for k, a in (("federated", 0.5), ("interpolated", 0.5))}} for c in counts
-    }
-    assert medical.personal_claim(personal, languages, counts).holds
-    personal["en"]["models"]["interpolated"]["en"]["accuracy"] = 0.4
-    assert medical.personal_claim(personal, languages, counts).holds, "the dominant language does not count"
-    personal["he"]["models"]["interpolated"]["he"]["accuracy"] = 0.4
-    assert not medical.personal_claim(personal, languages, counts).holds
+
+    def personal(**interpolated):
+        accuracies = {code: {"federated": 0.5, "interpolated": interpolated.get(code, 0.5)} for code in counts}
+        models = {
+            code: PersonalModels({kind: {code: {"accuracy": a}} for kind, a in by_kind.items()}, 0.0, {}, "federated")
+            for code, by_kind in accuracies.items()
+        }
+        return medical_tables.personal_claim(models, languages, counts).holds
+
+    assert personal()
+    assert personal(en=0.4), "the dominant language does not count"
+    assert not personal(en=0.4, he=0.4)
 
 
-def test_fine_tuning_claims_need_more_than_nothing():
+def test_fine_tuning_claims_need_scores_above_zero():
     def scores(federated, central, none):
         return {
             n: {"federated": {"strict_f1": federated}, "central": {"strict_f1": central}, "none": {"strict_f1": none}}
@@ -131,12 +138,12 @@ def test_real_text_must_be_given(tmp_path):
 
 def test_full_scale_has_the_published_settings(tmp_path):
     silos = {"fr": {"train": "fr.jsonl", "language": "fr"}, "he": {"train": "he.jsonl", "language": "he"}}
-    settings = medical.federation("federated", silos, medical.SIZES["full"], "some/encoder")
+    settings = medical_runs.federation("federated", silos, medical_runs.SIZES["full"], "some/encoder")
     assert settings.train.samples.amount(132_593_658) == 10_607
     assert settings.train.samples.amount(34_104) == 500
     assert (settings.train.lr, settings.train.batch, settings.server.lr) == (1e-4, 2048, 3e-4)
     assert settings.aggregate.weights.by == "samples"
-    assert medical.federation("central", silos, medical.SIZES["full"], "x").baseline.lr == 3e-5
+    assert medical_runs.federation("central", silos, medical_runs.SIZES["full"], "x").baseline.lr == 3e-5
 
 
 def test_central_training_sees_as_many_tokens_as_the_federation(tmp_path):
@@ -151,12 +158,12 @@ def test_central_training_sees_as_many_tokens_as_the_federation(tmp_path):
     long, short = (len(words("x" * length)["input_ids"]) for length in (30, 10))
     expected = (long + short) / 2 / (0.9 * long + 0.1 * short)
     assert tuning.equal_tokens(silos, str(tmp_path / "words"), 64) == pytest.approx(expected)
-    fewer = medical.federation("central", silos, medical.SIZES["small"], "x", 0.5)
-    assert fewer.rounds == medical.SIZES["small"].rounds // 2
-    assert medical.federation("federated", silos, medical.SIZES["small"], "x", 0.5).rounds == 2 * fewer.rounds
+    fewer = medical_runs.federation("central", silos, medical_runs.SIZES["small"], "x", 0.5)
+    assert fewer.rounds == medical_runs.SIZES["small"].rounds // 2
+    assert medical_runs.federation("federated", silos, medical_runs.SIZES["small"], "x", 0.5).rounds == 2 * fewer.rounds
 
 
-def test_rates_are_tuned_apart_on_validation_data(federation, tmp_path):
+def test_rates_are_tuned_separately_on_validation_data(federation, tmp_path):
     def build(kind, size):
         return federation(
             kind=kind,
@@ -167,7 +174,7 @@ def test_rates_are_tuned_apart_on_validation_data(federation, tmp_path):
             evaluate={"every": 2, "share": 1.0},
         )
 
-    usual = replace(medical.SIZES["smoke"], rounds=8, server_lr=1e-2, central_lr=1e-3)
+    usual = replace(medical_runs.SIZES["smoke"], rounds=8, server_lr=1e-2, central_lr=1e-3)
     with Jobs(tmp_path / "tuned", lambda line: None, False) as jobs:
         size, [table] = tuning.tune(jobs, usual, build)
     assert len(table.rows) == 8
@@ -178,7 +185,7 @@ def test_rates_are_tuned_apart_on_validation_data(federation, tmp_path):
         assert float(best[2].replace(",", "")) == min(float(row[2].replace(",", "")) for row in rows)
 
 
-def test_runs_that_are_done_are_not_made_again(federation, tmp_path):
+def test_finished_runs_are_not_repeated(federation, tmp_path):
     said = list[str]()
 
     def scores(seed):

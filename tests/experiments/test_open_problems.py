@@ -1,4 +1,4 @@
-"""The Medical paper's open problems: every answer is tried and measured, and its figures judge it."""
+"""The open problems of the Medical paper: every solution is run, and its figures judge the claim."""
 
 import json
 
@@ -9,7 +9,7 @@ from hansa.experiments.reproduce import Options, open_problems
 from hansa.experiments.reproduce.open_problems import ADAPTIVE, BUFFERED, FAIRNESS, PLAIN, USUAL
 
 
-def test_smoke_tries_every_answer(tmp_path):
+def test_the_smoke_scale_runs_every_solution(tmp_path):
     found = open_problems.reproduce(Options("smoke", None, tmp_path / "out", lambda line: None))
     assert [table.title.split(":")[0] for table in found.tables] == [
         "Fairness", "Stability", "Stragglers", "Nearby silos",

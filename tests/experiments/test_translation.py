@@ -1,4 +1,4 @@
-"""The Translation paper's experiments at their smallest: every table is there, every claim is judged by the figures."""
+"""The Translation experiments at their smallest: every table is made, every claim is judged by its figures."""
 
 import json
 
@@ -33,7 +33,7 @@ def test_every_table_is_there_with_the_papers_figures(smoke):
     assert smoke.report.is_file()
 
 
-def test_the_line_for_machines_has_claims_and_signatures(smoke):
+def test_the_json_output_has_claims_and_signatures(smoke):
     parsed = json.loads(json.dumps(smoke.as_dict()))
     assert len(parsed["claims"]) == 10
     assert parsed["signatures"][0].startswith("BLEU nrefs:1")
@@ -85,7 +85,7 @@ def test_gains_are_shares_of_the_full_exchanges_gain():
     assert seen.spent("no exchange") == pytest.approx(0.2)
 
 
-def test_there_is_no_share_of_a_gain_that_was_none():
+def test_a_share_of_the_gain_needs_a_gain():
     table = translation_tables.gains(found())
     [row] = [row for row in table.rows if row[0] == "DP_l"]
     assert row[2] == "90% · 90% · 90%"
@@ -93,7 +93,7 @@ def test_there_is_no_share_of_a_gain_that_was_none():
     assert table.rows[0][2] == "– · – · –"
 
 
-def test_movement_is_drawn_as_a_histogram():
+def test_movement_is_counted_in_a_histogram():
     moved = {"WMT": {"encoder": [0.1, 0.2, 9.9, 10.0], "decoder": [1.0]}}
     table = translation_tables.figure_1(Found((5, 10, 50), Scored({}, {}, {}, 0), {}, {}, {}, {}, moved, ()))
     assert table.rows[0][2:] == ["10", "2", "0", "0", "0", "0", "0", "0", "0", "0", "2"]

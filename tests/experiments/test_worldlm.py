@@ -1,4 +1,4 @@
-"""WorldLM's experiments at their smallest: every table is there, every claim is said and judged by its figures."""
+"""The WorldLM experiments at their smallest: every table is made, every claim is judged by its figures."""
 
 import json
 
@@ -33,7 +33,7 @@ def test_every_table_of_the_paper_is_there(smoke):
     assert "The tree of WorldLM" in found.report.read_text(encoding="utf-8")
 
 
-def test_the_last_line_for_machines_names_every_claim(smoke):
+def test_the_json_output_names_every_claim(smoke):
     parsed = json.loads(json.dumps(smoke[0].as_dict()))
     assert len(parsed["claims"]) == 9
     [privacy] = [claim for claim in parsed["claims"] if "private" in claim["name"]]
@@ -73,16 +73,18 @@ def test_claims_are_judged_by_the_figures():
     assert held(**{"FL, iid": figures(130.0, 110.0)})[4] is False, "own with own, global with global"
 
 
-def test_what_ran_once_is_marked_and_held_against_the_same_seed():
+def test_runs_with_one_seed_are_marked_and_compared_with_the_same_seed():
     once = Figures(*([[{"fr": 50.0, "bg": 50.0}]] * 5))
     found = {name: once if job.once else figures(50.0) for name, job in jobs_of().items()}
     by_name = {table.title.split(":")[0]: table for table in tables_of(found, {"WorldLM": {"own": [1.0]}}, 2)}
-    rows = [row[0] for row in by_name["Own against own, and what each part earns"].rows]
+    rows = [row[0] for row in by_name["Own models, and ablations of WorldLM"].rows]
     assert "moved¹" in rows
     assert "server lr 1" in rows
     assert "one seed" in by_name["Table 1"].note
-    lied = Figures(*([[{"fr": 52.4, "bg": 52.4}]] * 5))  # within 5% of the first seed's 50
-    claims = claims_of(found | {"WorldLM, flipped ×3, filter": lied, "HierFAVG, flipped ×3": figures(500.0).first}, "")
+    filtered = Figures(*([[{"fr": 52.4, "bg": 52.4}]] * 5))  # within 5% of the first seed's 50
+    claims = claims_of(
+        found | {"WorldLM, flipped ×3, filter": filtered, "HierFAVG, flipped ×3": figures(500.0).first}, ""
+    )
     [claim] = [claim for claim in claims if "×3" in claim.name]
     assert claim.holds
     assert "50 to 52.4" in claim.ours

@@ -1,4 +1,4 @@
-"""What processes of the deployment do that lie: applied in that process alone, before it starts like any other."""
+"""Deviating behaviours of processes: each function changes the process in which it is called, before its command runs."""
 
 import json
 import os
@@ -10,38 +10,38 @@ from typing import Any
 import torch
 
 from hansa.client.silo import Silo
-from hansa.core.messages import Failure, RevealedShares, SecretShares, Train
-from hansa.core.participation import until
+from hansa.core.messages import Failure, MaskingPart, RevealedShares, SecretShares, Train
+from hansa.core.participation import Assignment
 from hansa.core.tensors import Layout, Tensors
 from hansa.deploy.network.blob_client import BlobClient
-from hansa.deploy.network.blob_server import RequestRefused, digest, write_line
-from hansa.deploy.reply_store import Packed, ReplyStore
+from hansa.deploy.network.blob_protocol import RequestRefused, digest, write_line
+from hansa.deploy.reply_store import PackedReply, ReplyStore
 from hansa.privacy.secure_aggregation.server import MaskingServer
 
 
 class Bomb:
-    """Whoever unpickles this leaves a trace."""
+    """Creates a folder when it is unpickled."""
 
     def __reduce__(self) -> Any:
         return os.mkdir, (os.environ["HANSA_BOMB"],)
 
 
 def pickles() -> None:
-    """Its updates are pickles, its reply an unknown message in the second round."""
+    """Send a pickle instead of the first update, and an unknown message instead of the second."""
     honest = ReplyStore.keep
 
-    def keep(self: ReplyStore, request: str, round: int, kind: str, text: str, vectors: Any) -> Packed:
+    def keep(self: ReplyStore, request: str, round: int, kind: str, text: str, vectors: Any) -> PackedReply:
         if kind != "Update":
             return honest(self, request, round, kind, text, vectors)
-        # Nothing is put on disk: asked again, it must not find an honest answer there.
-        lie = memoryview(pickle.dumps(Bomb()) if round == 1 else b'{"type": "os.system", "body": {}, "vectors": []}')
-        return Packed(kind, {"": (digest(lie), lie)})
+        # Not stored: a repeated request must not find an honest reply.
+        data = memoryview(pickle.dumps(Bomb()) if round == 1 else b'{"type": "os.system", "body": {}, "vectors": []}')
+        return PackedReply(kind, {"": (digest(data), data)})
 
     ReplyStore.keep = keep  # type: ignore[method-assign]
 
 
-def nonsense() -> None:
-    """NaN, then a tensor of a shape that it has in no model."""
+def invalid_updates() -> None:
+    """Send an update with NaN, then one with a tensor of another shape."""
     honest = Silo.train
 
     def train(self: Silo, request: Any, *rest: Any) -> Any:
@@ -55,57 +55,62 @@ def nonsense() -> None:
     Silo.train = train  # type: ignore[method-assign]
 
 
-def greedy() -> None:
-    """Before it brings anything it announces ten gigabytes, and begins a line that never ends."""
+def oversized_uploads() -> None:
+    """Before every upload, announce ten gigabytes, and send a line that is too long."""
     honest = BlobClient.upload
 
-    def bring(self: BlobClient, view: memoryview, request: str, name: str | None = None) -> Any:
-        for line in ({"put": "0" * 32, "size": 10 << 30, "for": request}, {"get": "x" * 100_000, "from": 0}):
+    def upload(self: BlobClient, view: memoryview, request: str, name: str | None = None) -> Any:
+        for line in ({"put": "0" * 32, "size": 10 << 30, "request": request}, {"get": "x" * 100_000, "offset": 0}):
             try:
                 connection = self._connected()
                 write_line(connection, line)
-                self._heard(connection)
+                self._response(connection)
             except (RequestRefused, OSError, ValueError):
                 pass
             self.close()
         return honest(self, view, request, name)
 
-    BlobClient.upload = bring  # type: ignore[method-assign]
+    BlobClient.upload = upload  # type: ignore[method-assign]
 
 
-def curious() -> None:
-    """A coordinator that wants one silo's update out of the sum. In the first two rounds east is shown a list of one,
-    then of two, to entrust its secrets to. In the third, all have sent their updates: east is asked for another one for
-    a list without south, and all are asked to unmask the sum with north in it, then without. What they say is kept."""
-    asked, told = MaskingServer._ask, MaskingServer.brief
+def curious_server() -> None:
+    """A coordinator that wants the update of one silo out of the masked sum.
+
+    In the first two rounds east is shown a roster of one silo, then of two, to share its secrets with. In the third
+    round, after all updates arrived, east is asked for another one with a roster without south, and all silos are asked
+    to reveal shares twice: with north among those that answered, then without. Their replies are written to a file.
+    """
+    honest_ask, honest_extend = MaskingServer._ask, MaskingServer.extend
     sent: dict[str, Train] = {}
 
-    def brief(self: MaskingServer, node: str, plain: Train | None) -> Train | None:
-        request = told(self, node, plain)
+    def extend(self: MaskingServer, assignment: Assignment, plain: Train) -> Train | None:
+        request = honest_extend(self, assignment, plain)
         if request is not None:
-            sent[node] = request
+            sent[assignment.node] = request
         return request
 
-    def again(self: MaskingServer, asks: dict[str, Any]) -> dict[str, str]:
-        answers = self.asker.link.ask(asks, until(self.asker.settings.participation))
-        replies = {answer.node: answer.reply for answer in answers}
+    def reasons(self: MaskingServer, asks: dict[str, Any]) -> dict[str, str]:
+        replies = {answer.node: answer.reply for answer in self._round.link.ask(asks, self._round.deadline())}
         return {
             node: reply.reason if isinstance(reply, Failure) else f"A {type(reply).__name__}!"
             for node, reply in replies.items()
         }
 
     def ask(self: MaskingServer, asks: Any, kind: type[Any]) -> dict[str, Any]:
-        if kind is SecretShares and self.number < 3:
-            few = {name: self.shown[name] for name in ("east", "north")[: self.number]}
-            return asked(self, {**asks, "east": replace(asks["east"], roster=few)}, kind)
-        if kind is not RevealedShares or self.number < 3:
-            return asked(self, asks, kind)
-        one_less = {name: words for name, words in sent["east"].roster.items() if name != "south"}
-        heard = {"update": again(self, {"east": replace(sent["east"], roster=one_less)})}
-        found = asked(self, asks, kind)
+        number = self._round.number
+        if kind is SecretShares and number < 3:
+            few = {name: self.announced[name] for name in ("east", "north")[:number]}
+            return honest_ask(self, {**asks, "east": replace(asks["east"], roster=few)}, kind)
+        if kind is not RevealedShares or number < 3:
+            return honest_ask(self, asks, kind)
+        masking = sent["east"].masking
+        assert masking is not None
+        one_less = MaskingPart({name: words for name, words in masking.roster.items() if name != "south"})
+        received = {"update": reasons(self, {"east": replace(sent["east"], masking=one_less)})}
+        found = honest_ask(self, asks, kind)
         without = {node: replace(r, answered=tuple(set(r.answered) - {"north"})) for node, r in asks.items()}
-        heard["unmask"] = again(self, without)
-        Path(os.environ["HANSA_HEARD"]).write_text(json.dumps(heard))
+        received["unmask"] = reasons(self, without)
+        Path(os.environ["HANSA_REPLIES"]).write_text(json.dumps(received))
         return found
 
-    MaskingServer._ask, MaskingServer.brief = ask, brief  # type: ignore[method-assign]
+    MaskingServer._ask, MaskingServer.extend = ask, extend  # type: ignore[method-assign]

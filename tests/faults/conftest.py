@@ -1,4 +1,4 @@
-"""A federation whose silos can be held in the middle of training."""
+"""Fixtures of the fault tests."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.faults.processes import GATED
 
 @pytest.fixture
 def gated(federation, tmp_path):
-    """A federation whose silos can be held in the middle of training."""
+    """Builds federations whose silos can be paused in the middle of training."""
     (tmp_path / "gated.py").write_text(GATED)
     marks = tmp_path / "marks"
     marks.mkdir()

@@ -1,5 +1,7 @@
-"""The deployment of a fault test: coordinator, regions and silos as real processes, started quickly because they are forked
-from one that has imported everything. They can be killed, and started again."""
+"""Coordinator, regions and silos as real processes, which fault tests kill and restart.
+
+They start quickly, because they are forked from a process that has imported everything.
+"""
 
 import os
 import resource
@@ -22,14 +24,14 @@ from hansa.deploy import authority
 from hansa.deploy.kit import COORDINATOR
 from tests.deploy.conftest import free_ports
 
-PATIENCE = 300.0  # seconds: a loaded machine is no fault
+WAIT_SECONDS = 300.0  # for a loaded machine
 
-# A task that stops in the middle of training while a file says so: also in which silo, and that it was reached.
+# A task that pauses in the middle of training while the file hold-SILO exists, and then creates held-SILO.
 GATED = """
 import os, time
 from dataclasses import dataclass
 from pathlib import Path
-from hansa.config import Section
+from hansa.core.settings import Section
 from hansa.tasks.base import TASKS
 from hansa.tasks.mlm import MaskedLM
 
@@ -58,25 +60,32 @@ class Settings(Section):
 """
 
 
-def act(
-    arguments: list[str], log: str, namespace: str, lie: str, room: int | None, environment: dict[str, str]
+def run_command(
+    arguments: list[str],
+    log: str,
+    namespace: str,
+    behaviour: str,
+    max_file_bytes: int | None,
+    environment: dict[str, str],
 ) -> None:
-    """A process of the deployment: the command line as anybody would start it; or one that lies, or has no more room on its
-    disk than so many bytes in each file. Its parent may have been started by another test: what this one has set in
-    the environment is handed over."""
+    """Run the command line in a process of the deployment.
+
+    ``behaviour``: a function of byzantine.py that changes the process; ``max_file_bytes``: a limit on the size of every
+    file that it writes. Another test may have started the parent process, so ``environment`` is passed explicitly.
+    """
     os.setsid()
     os.environ.update(environment)
     if namespace:
         _enter(namespace)
-    if lie:
+    if behaviour:
         from tests.faults import byzantine
 
         getattr(byzantine, behaviour)()
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
-    if room is not None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+    if max_file_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (max_file_bytes, max_file_bytes))
     sys.argv = ["hansa", *arguments]
     from hansa.cli.main import main
 
@@ -95,7 +104,7 @@ def _enter(namespace: str) -> None:
 
 @contextmanager
 def read_only(folder: Path) -> Iterator[None]:
-    """The folder as on a disk that went read-only: what is open stays open. Root, whom no mode stops, mounts it so."""
+    """Make a folder read-only; open files stay writable. For root, who ignores file modes, it is mounted read-only."""
     if os.geteuid() != 0:
         mode = folder.stat().st_mode
         folder.chmod(0o500)
@@ -114,6 +123,8 @@ def read_only(folder: Path) -> Iterator[None]:
 
 
 class Deployment:
+    """The processes of a federation, with their kits, homes and logs in ``folder``."""
+
     def __init__(self, federation: Federation, folder: Path, addresses: dict[str, str] | None = None) -> None:
         self.federation, self.folder = federation, folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -125,7 +136,7 @@ class Deployment:
         places = {n: f"localhost:{ports[2 * i]}+{ports[2 * i + 1]}" for i, n in enumerate(serving)}
         authority.create(federation, self.kits, {**places, **(addresses or {})}, 30)
         self._context = get_context("forkserver")
-        imported = ["hansa.deploy.coordinator", "hansa.deploy.join", "hansa.report.html", "hansa.models.preloaded"]
+        imported = ["hansa.deploy.coordinator", "hansa.deploy.region", "hansa.report.html", "hansa.models.preloaded"]
         self._context.set_forkserver_preload(imported)
         self.processes: dict[str, Any] = {}
 
@@ -140,8 +151,8 @@ class Deployment:
     def run(self) -> Path:
         return self.folder / "run"
 
-    def start(self, name: str, namespace: str = "", lie: str = "", room: int | None = None) -> None:
-        """A member, by its name."""
+    def start(self, name: str, namespace: str = "", behaviour: str = "", max_file_bytes: int | None = None) -> None:
+        """Start the process of a member."""
         arguments = {
             "coordinator": ["serve", str(self.file), "--kit", str(self.kits / name), "--out", str(self.run)],
             "region": ["serve", "--kit", str(self.kits / name), "--out", str(self.folder / name)],
@@ -157,48 +168,54 @@ class Deployment:
         if name != COORDINATOR:
             command += [part for file in self.federation.plugins for part in ("--plugins", file)]
         log = str(self.folder / f"{name}.log")
-        told = {key: value for key, value in os.environ.items() if key.startswith("HANSA_")}
-        process = self._context.Process(target=act, args=(command, log, namespace, lie, room, told), name=name)
+        environment = {key: value for key, value in os.environ.items() if key.startswith("HANSA_")}
+        process = self._context.Process(
+            target=run_command, args=(command, log, namespace, behaviour, max_file_bytes, environment), name=name
+        )
         process.start()
         self.processes[name] = process
 
-    def start_all(self, namespaces: dict[str, str] | None = None, lies: dict[str, str] | None = None) -> None:
-        """Everybody; some in network namespaces of their own, some that lie."""
+    def start_all(self, namespaces: dict[str, str] | None = None, behaviours: dict[str, str] | None = None) -> None:
+        """Start the processes of all members; some in network namespaces, some with another behaviour."""
         for name in authority.Authority(self.kits / "authority").members():
-            self.start(name, (namespaces or {}).get(name, ""), (lies or {}).get(name, ""))
+            self.start(name, (namespaces or {}).get(name, ""), (behaviours or {}).get(name, ""))
 
     def kill(self, name: str) -> None:
+        """Kill a process with SIGKILL."""
         process = self.processes.pop(name)
         if process.pid is not None and process.is_alive():
             os.kill(process.pid, signal.SIGKILL)
-        process.join(PATIENCE)
+        process.join(WAIT_SECONDS)
         process.close()
 
     def peak(self, name: str = COORDINATOR) -> int:
-        """Bytes of memory that a process has had at most, when it has come to its end."""
+        """The peak memory of a process that has ended, in bytes."""
         return int((self.folder / f"{name}.peak").read_text())
 
     def kill_broker(self, name: str = COORDINATOR) -> None:
+        """Kill the NATS server of a coordinator or a region."""
         folder = self.run if name == COORDINATOR else self.folder / name
         os.kill(int((folder / "server" / "broker" / "nats.pid").read_text()), signal.SIGKILL)
 
     def log(self, name: str) -> str:
+        """The log of a process so far."""
         file = self.folder / f"{name}.log"
         return file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
 
-    def wait(self, what: str, come: Callable[[], object]) -> None:
-        """Until it has come; whoever ends meanwhile, or if it never comes, everybody's last words are shown."""
-        until = monotonic() + PATIENCE
-        while not come():
-            assert monotonic() < until, f"{what} did not come within {PATIENCE:.0f} s\n{self.last_words()}"
+    def wait(self, what: str, condition: Callable[[], object]) -> None:
+        """Wait until a condition is true; fails with the logs of all processes if that takes too long."""
+        until = monotonic() + WAIT_SECONDS
+        while not condition():
+            assert monotonic() < until, f"{what}: not within {WAIT_SECONDS:.0f} s\n{self.logs()}"
             sleep(0.005)
 
     def finished(self) -> None:
-        """The coordinator has come to its end."""
+        """Wait until the coordinator has ended, and check its exit code."""
         process = self.processes[COORDINATOR]
         self.wait("the end of the run", lambda: not process.is_alive())
-        assert process.exitcode == 0, self.last_words()
+        assert process.exitcode == 0, self.logs()
 
-    def last_words(self) -> str:
-        said = {file.stem: file.read_text(errors="replace")[-1500:] for file in sorted(self.folder.glob("*.log"))}
-        return "\n".join(f"── {name} ──\n{text}" for name, text in said.items())
+    def logs(self) -> str:
+        """The ends of the logs of all processes."""
+        found = {file.stem: file.read_text(errors="replace")[-1500:] for file in sorted(self.folder.glob("*.log"))}
+        return "\n".join(f"── {name} ──\n{text}" for name, text in found.items())

@@ -1,4 +1,4 @@
-"""kill -9, Ctrl-C, a full disk: what was reached stays, and resuming ends in the same bits."""
+"""SIGKILL, Ctrl-C, full and read-only disks: checkpoints stay valid, and resumed runs end in the same bits."""
 
 import resource
 import signal
@@ -32,7 +32,7 @@ def flat(settings):
 
 
 def tree(settings):
-    """The same silos in two regions, every node with data and a model of its own."""
+    """The same silos with a region, where every node has data and a model of its own."""
     silos = settings.silos
     west = Node(mixture=True, silos={name: silos[name] for name in ("north", "south")})
     update = {"silos": {"west": west, "east": silos["east"]}, "root": Holder(mixture=True)}
@@ -41,7 +41,7 @@ def tree(settings):
 
 @pytest.mark.slow_fault
 @pytest.mark.parametrize("shape", [flat, tree])
-def test_kill_9_and_resume_end_in_the_same_bits(federation, tmp_path, shape):
+def test_killed_and_resumed_runs_end_in_the_same_bits(federation, tmp_path, shape):
     settings = shape(federation(rounds=40, server={"optimizer": "adam", "lr": 0.01}, checkpoint={"every": 3}))
     file = tmp_path / "fed.yaml"
     file.write_text(federation_file.dump(settings))
@@ -53,30 +53,30 @@ def test_kill_9_and_resume_end_in_the_same_bits(federation, tmp_path, shape):
         process.send_signal(signal.SIGKILL)
         process.communicate()
     process = start(file, tmp_path / "cut", "--resume")
-    _, said = process.communicate(timeout=600)
-    assert process.returncode == 0, said
-    assert "resumed after round" in said
+    _, text = process.communicate(timeout=600)
+    assert process.returncode == 0, text
+    assert "resumed after round" in text
     assert same(weights(whole / "model"), weights(tmp_path / "cut" / "model"))
     for own in (whole / "silos").glob("*/model"):
         assert same(weights(own), weights(tmp_path / "cut" / own.relative_to(whole)))
 
 
-def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(federation, tmp_path):
+def test_ctrl_c_stops_cleanly_and_names_the_option_to_resume(federation, tmp_path):
     file = tmp_path / "fed.yaml"
     file.write_text(federation_file.dump(federation(rounds=100000)))
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background processes ignore it
     process = start(file, tmp_path / "run")
     signal.signal(signal.SIGINT, before)
     wait_for(tmp_path / "run" / "checkpoints" / "round-2")
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=600)
+    _, text = process.communicate(timeout=600)
     assert process.returncode == 1
-    assert "--resume" in said
-    assert "Traceback" not in said
+    assert "--resume" in text
+    assert "Traceback" not in text
 
 
-def test_a_disk_that_takes_no_more_leaves_the_previous_checkpoint(federation, tmp_path):
-    """From round 3 on the operating system refuses to write more than 100 kB into a file."""
+def test_a_full_disk_leaves_the_previous_checkpoint(federation, tmp_path):
+    """From round 3 on the operating system limits files to 100 kB."""
     settings = federation(rounds=4)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -93,13 +93,13 @@ def test_a_disk_that_takes_no_more_leaves_the_previous_checkpoint(federation, tm
     directory = RunDirectory(tmp_path / "run")
     assert directory.checkpoints() == [1, 2]
     assert directory.newest().round == 2
-    assert not list((tmp_path / "run" / "checkpoints").glob(".draft*")), "no rubbish is left"
+    assert not list((tmp_path / "run" / "checkpoints").glob(".draft*")), "no draft is left"
     resumed = run(settings, tmp_path / "run", resume=True, workers=0).folder
     assert same(weights(resumed / "model"), weights(run(settings, tmp_path / "whole", workers=0).folder / "model"))
 
 
-def test_a_disk_that_becomes_read_only_leaves_the_previous_checkpoint(federation, tmp_path):
-    """Before round 3 is kept, the folder of checkpoints is mounted read-only."""
+def test_a_read_only_disk_leaves_the_previous_checkpoint(federation, tmp_path):
+    """Before the checkpoint of round 3, the folder of checkpoints becomes read-only."""
     settings, kept = federation(rounds=4), tmp_path / "run" / "checkpoints"
     with ExitStack() as stack:
 
@@ -110,7 +110,7 @@ def test_a_disk_that_becomes_read_only_leaves_the_previous_checkpoint(federation
 
         with pytest.raises(RunFailed, match=r"could not be written \(.*\); .* is intact: .* --resume"):
             run(settings, tmp_path / "run", workers=0, callbacks=ReadOnly())
-        assert RunDirectory(tmp_path / "run").newest().round == 2, "it can be read from such a disk"
+        assert RunDirectory(tmp_path / "run").newest().round == 2, "the checkpoint can be read"
     resumed = run(settings, tmp_path / "run", resume=True, workers=0).folder
     assert same(weights(resumed / "model"), weights(run(settings, tmp_path / "whole", workers=0).folder / "model"))
 
@@ -129,7 +129,7 @@ def test_a_run_directory_is_never_overwritten(federation, tmp_path, monkeypatch)
     assert [str(n) for n in names] == ["runs/small", "runs/small-2"]
 
 
-def test_finished_runs_resume_to_themselves(federation, tmp_path):
+def test_resuming_a_finished_run_changes_nothing(federation, tmp_path):
     settings = federation(rounds=2)
     before = weights(run(settings, tmp_path / "run", workers=0).folder / "model")
     after = weights(run(settings, tmp_path / "run", resume=True, workers=0).folder / "model")

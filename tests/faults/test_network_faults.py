@@ -1,5 +1,7 @@
-"""kill -9 of anybody at any time, silence, partitions: real processes on loopback. The final weights are those of an
-uninterrupted run, and every silo counts once in every round."""
+"""SIGKILL of any process at any time, missing silos, partitions: real processes on loopback.
+
+The final weights are those of an uninterrupted run, and every silo contributes once to every round.
+"""
 
 import json
 import shutil
@@ -26,7 +28,7 @@ SILOS = ("north", "south", "east")
 
 
 class Gate:
-    """Holds a silo in the middle of its training."""
+    """Pauses a silo in the middle of its training."""
 
     def __init__(self, marks: Path, silo: str) -> None:
         self._hold, self._held = marks / f"hold-{silo}", marks / f"held-{silo}"
@@ -42,8 +44,8 @@ class Gate:
         self._hold.unlink(missing_ok=True)
 
 
-def as_uninterrupted(settings, deployment: Deployment, tmp_path: Path) -> None:
-    """The same bits as a run that nothing happened to, and one contribution of every silo to every round."""
+def assert_uninterrupted(settings, deployment: Deployment, tmp_path: Path) -> None:
+    """The bits are those of an undisturbed run, and every silo contributed once to every round."""
     whole = run(settings, tmp_path / "whole", workers=0).folder
     assert same(weights(whole / "model"), weights(deployment.run / "model"))
     contributions = contributions_of(deployment)
@@ -58,9 +60,11 @@ def contributions_of(deployment: Deployment) -> list[tuple[int, str]]:
         ledger.close()
 
 
-def test_the_coordinator_is_killed_before_the_first_round_in_the_middle_of_one_and_in_a_checkpoint(gated, tmp_path):
-    """Silos are in the middle of their first connection when it, and its broker, go; then one silo has answered and one
-    is at work; then a checkpoint is being written. Nothing is computed or counted twice."""
+def test_the_coordinator_is_killed_three_times(gated, tmp_path):
+    """Before the first round; after one silo has answered and while another trains; while a checkpoint is written.
+
+    Nothing is computed or counted twice.
+    """
     settings, gate = gated(rounds=5), Gate(tmp_path / "marks", "north")
     with Deployment(settings, tmp_path / "deployment") as deployment:
         gate.shut()
@@ -69,7 +73,10 @@ def test_the_coordinator_is_killed_before_the_first_round_in_the_middle_of_one_a
         deployment.kill(COORDINATOR)
         deployment.start(COORDINATOR)
         deployment.wait("north at work", gate.reached)
-        deployment.wait("another's answer", lambda: "Train of round 1 is answered" in deployment.log("south") + deployment.log("east"))
+        deployment.wait(
+            "the reply of another silo",
+            lambda: "Train of round 1: reply sent" in deployment.log("south") + deployment.log("east"),
+        )
         deployment.kill(COORDINATOR)
         deployment.start(COORDINATOR)
         again = deployment.log("north").count("connected to")
@@ -82,12 +89,12 @@ def test_the_coordinator_is_killed_before_the_first_round_in_the_middle_of_one_a
         deployment.kill(COORDINATOR)
         deployment.start(COORDINATOR)
         deployment.finished()
-        as_uninterrupted(settings, deployment, tmp_path)
+        assert_uninterrupted(settings, deployment, tmp_path)
 
 
 @pytest.mark.parametrize("secure_aggregation", [False, True])
-def test_a_silo_and_then_the_broker_are_killed_at_work(gated, tmp_path, secure_aggregation):
-    """Under masks too: what a silo has promised, and that it has not yet sent anything, is on its disk."""
+def test_a_silo_and_the_broker_are_killed_during_training(gated, tmp_path, secure_aggregation):
+    """Also under secure aggregation: a silo's secrets and its progress are on its disk."""
     settings = gated(secure_aggregation=secure_aggregation)
     south, east = Gate(tmp_path / "marks", "south"), Gate(tmp_path / "marks", "east")
     with Deployment(settings, tmp_path / "deployment") as deployment:
@@ -103,13 +110,13 @@ def test_a_silo_and_then_the_broker_are_killed_at_work(gated, tmp_path, secure_a
         deployment.wait("round 1", lambda: any((deployment.run / "checkpoints").glob("round-[1-3]")))
         deployment.kill_broker()
         deployment.finished()
-        as_uninterrupted(settings, deployment, tmp_path)
-        assert "it is started again" in deployment.log(COORDINATOR)
+        assert_uninterrupted(settings, deployment, tmp_path)
+        assert "and is restarted" in deployment.log(COORDINATOR)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "worldlm"])
-def test_a_region_is_killed_while_its_silos_work(gated, tmp_path, method):
-    """Seven processes of ours and three brokers."""
+def test_a_region_is_killed_while_its_silos_train(gated, tmp_path, method):
+    """Seven processes and three brokers."""
     flat = gated(sizes={"north": 60, "south": 50, "east": 40, "north-2": 30}, rounds=2)
     region = lambda rounds, *names: Node(silos={n: flat.silos[n] for n in names}, rounds=rounds)  # noqa: E731
     silos = {"west": region(2, "north", "south"), "far": region(1, "east", "north-2")}
@@ -123,11 +130,11 @@ def test_a_region_is_killed_while_its_silos_work(gated, tmp_path, method):
         deployment.start("west")
         gate.open()
         deployment.finished()
-        as_uninterrupted(tree, deployment, tmp_path)
+        assert_uninterrupted(tree, deployment, tmp_path)
 
 
-def test_a_silo_that_does_not_come_back_costs_one_deadline_and_its_late_answer_does_not_count(gated, tmp_path):
-    """A busy machine may be late with others, too: what counts is that south's first answer never does."""
+def test_a_late_reply_does_not_count(gated, tmp_path):
+    """South misses the deadline of the first round. On a busy machine other silos may miss it, too."""
     settings = gated(rounds=2, participation={"deadline": 15.0, "quorum": 0.1}, evaluate={"every": 9, "share": 1.0})
     gate = Gate(tmp_path / "marks", "south")
     with Deployment(settings, tmp_path / "deployment") as deployment:
@@ -135,8 +142,10 @@ def test_a_silo_that_does_not_come_back_costs_one_deadline_and_its_late_answer_d
         deployment.start_all()
         deployment.wait("round 1", (deployment.run / "checkpoints" / "round-1").exists)
         gate.open()
-        said = lambda: deployment.log("south")  # noqa: E731
-        deployment.wait("south's late answer", lambda: "nobody waits for this any more" in said() or "overtaken" in said())
+        log = lambda: deployment.log("south")  # noqa: E731
+        deployment.wait(
+            "the late reply of south", lambda: "the request is no longer open" in log() or "superseded" in log()
+        )
         deployment.finished()
         contributions = contributions_of(deployment)
         assert len(contributions) == len(set(contributions))
@@ -156,30 +165,36 @@ def lost(deployment: Deployment) -> list[tuple]:
 # ── partitions ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_silo_is_cut_off_in_the_middle_of_a_round(gated, tmp_path):
-    """Nothing goes either way for a while, without any connection being closed; then the wire is whole again."""
+def test_a_silo_is_partitioned_during_a_round(gated, tmp_path):
+    """No packets pass for a while, and no connection is closed; then the network works again."""
     settings, gate = gated(rounds=2), Gate(tmp_path / "marks", "north")
-    with Namespace() if may_make_namespaces() else Proxy() as wire, wire.deployment(settings, tmp_path / "deployment") as deployment:
+    with (
+        Namespace() if may_make_namespaces() else Proxy() as network,
+        network.deployment(settings, tmp_path / "deployment") as deployment,
+    ):
         gate.shut()
-        deployment.start_all({"north": wire.namespace})
+        deployment.start_all({"north": network.namespace})
         deployment.wait("north at work", gate.reached)
-        wire.cut()
+        network.cut()
         gate.open()
-        deployment.wait("the others' answers", lambda: all("Train of round 1 is answered" in deployment.log(n) for n in SILOS[1:]))
-        wire.mend()
+        deployment.wait(
+            "the replies of the other silos",
+            lambda: all("Train of round 1: reply sent" in deployment.log(n) for n in SILOS[1:]),
+        )
+        network.restore()
         deployment.finished()
-        as_uninterrupted(settings, deployment, tmp_path)
+        assert_uninterrupted(settings, deployment, tmp_path)
 
 
-def test_a_proxy_that_breaks_every_connection_now_and_then(gated, tmp_path):
-    """North's way leads through a proxy that cuts connections after some bytes, again and again."""
+def test_a_proxy_that_breaks_connections(gated, tmp_path):
+    """North connects through a proxy that closes every connection after some bytes."""
     settings = gated(rounds=3)
-    with Proxy() as wire, wire.deployment(settings, tmp_path / "deployment") as deployment:
-        wire.bytes_per_connection = 150_000
+    with Proxy() as network, network.deployment(settings, tmp_path / "deployment") as deployment:
+        network.bytes_per_connection = 150_000
         deployment.start_all()
         deployment.finished()
-        assert wire.broken > 3
-        as_uninterrupted(settings, deployment, tmp_path)
+        assert network.broken > 3
+        assert_uninterrupted(settings, deployment, tmp_path)
 
 
 def may_make_namespaces() -> bool:
@@ -189,7 +204,7 @@ def may_make_namespaces() -> bool:
 
 
 class Namespace:
-    """North lives in a network namespace of its own; its only way out is a pair of virtual interfaces."""
+    """North runs in a network namespace of its own, connected by a pair of virtual interfaces."""
 
     namespace = "hansa-north"
 
@@ -199,7 +214,7 @@ class Namespace:
         self._ip("addr", "add", "10.213.7.1/30", "dev", "hansa-v0")
         self._ip("link", "set", "hansa-v0", "up")
         self._ip("-n", self.namespace, "addr", "add", "10.213.7.2/30", "dev", "hansa-v1")
-        self.mend()
+        self.restore()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -212,7 +227,7 @@ class Namespace:
     def cut(self) -> None:
         self._ip("-n", self.namespace, "link", "set", "hansa-v1", "down")
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         self._ip("-n", self.namespace, "link", "set", "hansa-v1", "up")
 
     def _ip(self, *words: str) -> None:
@@ -220,41 +235,41 @@ class Namespace:
 
 
 class Proxy:
-    """North reaches the coordinator through two ports of ours. Cut, they pass nothing on and close nothing."""
+    """North reaches the coordinator through two forwarded ports; when cut, they forward nothing and close nothing."""
 
     namespace = ""
 
     def __init__(self) -> None:
         self.bytes_per_connection: int | None = None
         self.broken = 0
-        self._whole = threading.Event()
-        self._whole.set()
+        self._connected = threading.Event()
+        self._connected.set()
         self._servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
 
     def __enter__(self) -> "Proxy":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._whole.set()
+        self._connected.set()
         for server in self._servers:
             server.close()
 
     def deployment(self, settings, folder: Path) -> Deployment:
         deployment = Deployment(settings, folder)
         file = deployment.kits / "north" / "kit.json"
-        card = json.loads(file.read_text())
-        targets = (card["parent"]["port"], card["parent"]["blob_port"])
-        card["parent"]["port"], card["parent"]["blob_port"] = (server.getsockname()[1] for server in self._servers)
-        file.write_text(json.dumps(card))
+        info = json.loads(file.read_text())
+        targets = (info["parent"]["port"], info["parent"]["blob_port"])
+        info["parent"]["port"], info["parent"]["blob_port"] = (server.getsockname()[1] for server in self._servers)
+        file.write_text(json.dumps(info))
         for server, target in zip(self._servers, targets, strict=True):
             threading.Thread(target=self._accept, args=(server, target), daemon=True).start()
         return deployment
 
     def cut(self) -> None:
-        self._whole.clear()
+        self._connected.clear()
 
-    def mend(self) -> None:
-        self._whole.set()
+    def restore(self) -> None:
+        self._connected.set()
 
     def _accept(self, server: socket.socket, target: int) -> None:
         while True:
@@ -269,12 +284,12 @@ class Proxy:
                 continue
             left = [self.bytes_per_connection]
             for pair in ((near, far), (far, near)):
-                threading.Thread(target=self._pass_on, args=(*pair, left), daemon=True).start()
+                threading.Thread(target=self._forward, args=(*pair, left), daemon=True).start()
 
-    def _pass_on(self, source: socket.socket, sink: socket.socket, left: list) -> None:
+    def _forward(self, source: socket.socket, sink: socket.socket, left: list) -> None:
         try:
             while data := source.recv(16384):
-                self._whole.wait()
+                self._connected.wait()
                 if left[0] is not None:
                     left[0] -= len(data)
                     if left[0] < 0:

@@ -20,18 +20,18 @@ from tests.cli.test_cli import ok
 from tests.conftest import same, weights
 
 
-def test_a_link_that_is_not_known_is_one_sentence(federation, tmp_path):
+def test_an_unknown_link_is_reported(federation, tmp_path):
     (tmp_path / "fed.yaml").write_text(federation_file.dump(federation()))
     with pytest.raises(UserError, match="--link rya is not known; did you mean 'ray'"):
         ok("run", str(tmp_path / "fed.yaml"), "--link", "rya")
 
 
 @pytest.mark.slow_fault
-def test_a_run_over_ray_gives_the_same_bits_and_outlives_its_workers(federation, tmp_path):
+def test_a_run_over_ray_gives_the_same_bits_and_survives_its_workers(federation, tmp_path):
     settings = federation(rounds=2)
     here = run(settings, tmp_path / "here", workers=0).folder
     directory = RunDirectory.create(settings, tmp_path / "there", resume=False)
-    ledger, watcher = Ledger(directory.path), NoCallbacks()
+    ledger, callbacks = Ledger(directory.path), NoCallbacks()
     with RayLink(settings, directory.path, 2, store=80 << 20) as link:
         begin(settings, directory, link, ledger, callbacks)
         cards = describe(settings, directory, link, ledger, callbacks)
@@ -42,16 +42,16 @@ def test_a_run_over_ray_gives_the_same_bits_and_outlives_its_workers(federation,
         late = next(link.ask({"north": Train(1, model)}, monotonic() - 1)).reply
         assert isinstance(late, Failure)
         assert "deadline" in late.reason
-        for process in desks():
+        for process in actors():
             os.kill(process, signal.SIGKILL)
         answers = list(link.ask(dict.fromkeys(("south", "north", "east"), Train(1, model)), None))
-        assert [a.node for a in answers] == ["south", "north", "east"], "in the order asked"
-        assert [type(a.reply) for a in answers] == [Update] * 3, "they are asked again, elsewhere"
+        assert [a.node for a in answers] == ["south", "north", "east"], "in the order of the requests"
+        assert [type(a.reply) for a in answers] == [Update] * 3, "the requests are repeated by other workers"
         assert all(a.sent > 4 * model.layout.size for a in answers)
     ledger.close()
 
 
-def desks() -> list[int]:
+def actors() -> list[int]:
     import psutil
 
     return [p.pid for p in psutil.Process().children(recursive=True) if "SiloActor" in p.name() + " ".join(p.cmdline())]

@@ -1,4 +1,4 @@
-"""Updates and bytes that make no sense: refused with a reason, the round goes on."""
+"""Invalid updates and messages: rejected with a reason; the round goes on."""
 
 import pickle
 from dataclasses import replace
@@ -11,10 +11,12 @@ from hansa.config.file import parse
 from hansa.core import wire
 from hansa.core.link import Answer
 from hansa.core.messages import Failure, Scores, Train, Update
-from hansa.core.participation import Child, ServerState
-from hansa.core.round import federated_round, flaw
+from hansa.core.participation import Child
+from hansa.core.round import Server, Turn, federated_round, problem
+from hansa.core.state import ServerState
 from hansa.core.tensors import Layout, Tensors
 from hansa.methods.fedavg import fedavg
+from hansa.runs.topology import round_settings
 from tests.toys import update
 
 LAYOUT = Layout(("w",), ((2,),))
@@ -34,8 +36,10 @@ BAD = {
 }
 
 
-class Given:
-    """A link whose answers are given."""
+class FixedLink:
+    """A link with given replies."""
+
+    size, remote = 1, False
 
     def __init__(self, replies):
         self.replies = replies
@@ -47,28 +51,29 @@ class Given:
 
 def one_round(replies, quorum=0.5):
     settings = parse({"silos": dict.fromkeys(replies, "x"), "participation": {"quorum": quorum}})
-    moving = ServerState(Tensors(LAYOUT, torch.tensor([5.0, 5.0])), {})
-    members = {name: Child(10, 10) for name in replies}
-    return federated_round("root", members, Given(replies), fedavg(), settings, moving, 0), moving
+    state = ServerState(Tensors(LAYOUT, torch.tensor([5.0, 5.0])))
+    children = {name: Child(10, 10) for name in replies}
+    server = Server("root", children, FixedLink(replies), fedavg(), round_settings(settings))
+    return federated_round(server, state, Turn(1)), state
 
 
 @pytest.mark.parametrize("reason", BAD)
-def test_a_bad_update_is_left_out_with_a_reason(reason):
-    record, moving = one_round({"good": GOOD, "bad": BAD[reason]})
-    assert reason.strip() in record.lost["bad"]
+def test_an_invalid_update_is_left_out_with_a_reason(reason):
+    record, state = one_round({"good": GOOD, "bad": BAD[reason]})
+    assert reason.strip() in record.failures["bad"]
     assert list(record.updates) == ["good"]
-    assert moving.model.flat.tolist() == [4.0, 6.0], "the good one alone moved the model"
+    assert state.model.flat.tolist() == [4.0, 6.0], "only the valid update moved the model"
 
 
-def test_too_few_good_ones_move_nothing():
-    record, moving = one_round({"a": GOOD, "b": BAD["gone"], "c": BAD["not finite"]}, quorum=0.6)
+def test_too_few_valid_updates_change_nothing():
+    record, state = one_round({"a": GOOD, "b": BAD["gone"], "c": BAD["not finite"]}, quorum=0.6)
     assert "1 of 3 answered, 2 needed" in record.failed
-    assert moving.model.flat.tolist() == [5.0, 5.0]
-    assert moving.round == 0
+    assert state.model.flat.tolist() == [5.0, 5.0]
+    assert state.round == 0
 
 
-def test_a_good_update_has_no_flaw():
-    assert flaw(GOOD, LAYOUT) == ""
+def test_a_valid_update_has_no_problem():
+    assert problem(GOOD, LAYOUT) == ""
 
 
 class Bomb:
@@ -97,9 +102,9 @@ def train(round: str, layout: str, model: torch.Tensor) -> bytes:
         safetensors("not json"),
         safetensors('{"type": "Train"}'),
         safetensors('{"type": "os.system", "body": {}, "vectors": []}'),
-        safetensors('{"type": "Lost", "body": {"reason": 3}, "vectors": []}'),
-        safetensors('{"type": "Lost", "body": {"reason": "x", "more": 1}, "vectors": []}'),
-        safetensors('{"type": "Lost", "body": {}, "vectors": []}'),
+        safetensors('{"type": "Failure", "body": {"reason": 3}, "vectors": []}'),
+        safetensors('{"type": "Failure", "body": {"reason": "x", "more": 1}, "vectors": []}'),
+        safetensors('{"type": "Failure", "body": {}, "vectors": []}'),
         train("true", "[[], []]", torch.zeros(0)),
         train("1", '[["w"], [[3]]]', torch.zeros(2)),
         train("1", '[["w"], [[-2]]]', torch.zeros(2)),
@@ -109,12 +114,12 @@ def train(round: str, layout: str, model: torch.Tensor) -> bytes:
         safetensors('{"type": "Train", "body": {"round": 1, "durable": 0}, "vectors": []}', model=torch.zeros(2)),
     ],
 )
-def test_bytes_that_are_no_message_are_refused_and_nothing_runs(data):
+def test_invalid_messages_are_rejected_and_no_code_runs(data):
     with pytest.raises(wire.BadMessage):
         wire.decode(data)
 
 
-def test_a_cut_message_is_refused():
+def test_a_truncated_message_is_rejected():
     whole = wire.encode(Train(1, Tensors(LAYOUT, torch.tensor([1.0, 2.0]))))
     for length in range(0, len(whole) - 1, 7):
         with pytest.raises(wire.BadMessage):

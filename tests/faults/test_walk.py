@@ -1,4 +1,4 @@
-"""docs/deploy.md, walked: the page's commands as they stand there, in real processes, each in its owner's folder."""
+"""The commands of docs/deploy.md, in real processes, each in the folder of its user."""
 
 import json
 import os
@@ -22,85 +22,89 @@ from tests.deploy.tunnel import Tunnel
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "deploy.md"
 BLOCK = re.compile(r"^```(yaml|sh) (\S+)(?: (\S+))?\n(.*?)^```", re.S | re.M)
-PATIENCE = 600.0  # seconds, for machines with other things to do
+WAIT_SECONDS = 600.0  # for a loaded machine
 
 
 def section(heading: str, until: str) -> list[tuple[str, str, str, str]]:
-    """The blocks between two headings: what kind, whose, the file or ``after``, the text."""
+    """The code blocks between two headings: language, user, file name or ``after``, text."""
     text = PAGE.read_text(encoding="utf-8")
     text = text[text.index(heading) :]
     return BLOCK.findall(text[: text.index(until)])
 
 
 class Walk:
+    """Runs the commands of a section; every user has a folder in ``folder``."""
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         ports = free_ports(6)
         self.health, self.nats = ports[4], ports[5]
-        self.places = {
+        self.addresses = {
             "hansa.example.org:4222": f"localhost:{ports[0]}+{ports[1]}",
             "iberia.example.org:4222": f"localhost:{ports[2]}+{ports[3]}",
             "nats.example.org:4222": f"localhost:{self.nats}",
             "--health 8642": f"--health {self.health}",
         }
-        self.waiting: list[subprocess.Popen[bytes]] = []  # agents and regions, until they are stopped
-        self.serving: list[subprocess.Popen[bytes]] = []  # coordinators, until they are done
+        self.waiting: list[subprocess.Popen[bytes]] = []  # agents and regions, which run until they are stopped
+        self.serving: list[subprocess.Popen[bytes]] = []  # coordinators, which end by themselves
 
-    def home(self, who: str) -> Path:
-        found = self.folder / who
+    def home(self, user: str) -> Path:
+        found = self.folder / user
         found.mkdir(exist_ok=True)
         return found
 
     def through(self, blocks: list[tuple[str, str, str, str]]) -> None:
-        for kind, who, mark, text in blocks:
+        for kind, user, mark, text in blocks:
             if kind == "yaml":
-                (self.home(who) / mark).write_text(text, encoding="utf-8")
+                (self.home(user) / mark).write_text(text, encoding="utf-8")
                 continue
             if mark == "after":
                 self.finish()
             for line in text.splitlines():
-                self.type(who, line)
+                self.type(user, line)
         self.finish()
 
-    def type(self, who: str, line: str) -> None:
-        for here, there in self.places.items():
+    def type(self, user: str, line: str) -> None:
+        for here, there in self.addresses.items():
             line = line.replace(here, there)
         words = shlex.split(line)
         if words[:2] == ["tar", "-xzf"]:
-            shutil.copy(self.folder / "coordinator" / words[2], self.home(who))
+            shutil.copy(self.folder / "coordinator" / words[2], self.home(user))
         if words[:2] in (["hansa", "join"], ["hansa", "serve"]) or words[0] == "nats-server":
-            process = self.start(who, words)
+            process = self.start(user, words)
             (self.serving if words[-1] and any(w.endswith(".yaml") for w in words) else self.waiting).append(process)
             return
-        until = monotonic() + PATIENCE
-        while (done := self.run(who, words)).returncode and words[1] == "status" and monotonic() < until:
-            sleep(1.0)  # the coordinator is only just starting
-        assert done.returncode == 0, f"{who}: {line}\n{done.stdout}\n{done.stderr}"
+        until = monotonic() + WAIT_SECONDS
+        while (done := self.run(user, words)).returncode and words[1] == "status" and monotonic() < until:
+            sleep(1.0)  # the coordinator is still starting
+        assert done.returncode == 0, f"{user}: {line}\n{done.stdout}\n{done.stderr}"
 
-    def run(self, who: str, words: list[str]) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(_program(words), cwd=self.home(who), capture_output=True, text=True, timeout=PATIENCE)
+    def run(self, user: str, words: list[str]) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            _program(words), cwd=self.home(user), capture_output=True, text=True, timeout=WAIT_SECONDS
+        )
 
-    def start(self, who: str, words: list[str]) -> "subprocess.Popen[bytes]":
-        said = (self.home(who) / f"{words[1].strip('-')}.log").open("ab")
-        with said:
-            return subprocess.Popen(_program(words), cwd=self.home(who), stdout=said, stderr=said)
+    def start(self, user: str, words: list[str]) -> "subprocess.Popen[bytes]":
+        log = (self.home(user) / f"{words[1].strip('-')}.log").open("ab")
+        with log:
+            return subprocess.Popen(_program(words), cwd=self.home(user), stdout=log, stderr=log)
 
     def finish(self) -> None:
-        """Until the coordinators are done."""
+        """Wait until the coordinators have ended, and check their exit codes."""
         for process in self.serving:
-            code = process.wait(timeout=PATIENCE)
-            assert code == 0, self.said()
+            code = process.wait(timeout=WAIT_SECONDS)
+            assert code == 0, self.logs()
         self.serving = []
 
     def stop(self) -> None:
-        """SIGTERM ends agents and regions, and they say that all is well."""
+        """Stop agents and regions with SIGTERM; their exit codes must be 0."""
         for process in self.waiting:
             process.send_signal(signal.SIGTERM)
-        codes = [process.wait(timeout=PATIENCE) for process in self.waiting]
+        codes = [process.wait(timeout=WAIT_SECONDS) for process in self.waiting]
         self.waiting = []
-        assert not any(codes), self.said()
+        assert not any(codes), self.logs()
 
-    def said(self) -> str:
+    def logs(self) -> str:
         return "\n".join(f"== {log}\n{log.read_text()[-2000:]}" for log in sorted(self.folder.glob("*/*.log")))
 
 
@@ -123,34 +127,34 @@ def walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Walk]:
 
 @pytest.mark.slow_fault
 def test_two_hospitals_and_a_coordinator(walk):
-    walk.through(section("## The coordinator makes the kits", "## A second region"))
+    walk.through(section("## Create the kits", "## Add a region"))
     assert probe(walk.health, "/healthz") == {"alive": True}
     assert "ready" in probe(walk.health, "/readyz")
     lines = (walk.folder / "lyon" / "join.log").read_text(encoding="utf-8").splitlines()
-    assert all(json.loads(line)["level"] for line in lines), "structured logs are JSON, line by line"
-    told = json.loads(walk.run("coordinator", ["hansa", "status", "runs/clinics", "--format", "json"]).stdout)
-    assert {node["node"]: bool(node["version"]) for node in told["nodes"]} == {"lyon": True, "turin": True}
-    assert all(abs(node["skew"]) < 60 for node in told["nodes"])
+    assert all(json.loads(line)["level"] for line in lines), "every line of the log is JSON"
+    status = json.loads(walk.run("coordinator", ["hansa", "status", "runs/clinics", "--format", "json"]).stdout)
+    assert {node["node"]: bool(node["version"]) for node in status["nodes"]} == {"lyon": True, "turin": True}
+    assert all(abs(node["skew"]) < 60 for node in status["nodes"])
     walk.stop()
 
 
 @pytest.mark.slow_fault
-def test_a_second_region(walk):
-    walk.through(section("## A second region", "## Through a proxy"))
+def test_a_region(walk):
+    walk.through(section("## Add a region", "## Use a proxy"))
     assert (walk.folder / "coordinator" / "runs" / "south" / "model" / "config.json").is_file()
     walk.stop()
 
 
 @pytest.mark.slow_fault
-def test_through_a_proxy_and_by_a_nats_of_somebody_else(walk):
+def test_a_proxy_and_an_existing_nats_server(walk):
     with Tunnel() as tunnel:
-        walk.places["proxy.example.org:3128"] = f"127.0.0.1:{tunnel.port}"
-        walk.through(section("## Through a proxy", "## Running it for long"))
+        walk.addresses["proxy.example.org:3128"] = f"127.0.0.1:{tunnel.port}"
+        walk.through(section("## Use a proxy", "## Operation"))
         ports = {int(target.rpartition(":")[2]) for target in tunnel.passed}
     assert walk.nats in ports
-    assert len(ports) == 2, "letters and weights"
+    assert len(ports) == 2, "broker and blob server"
     assert not (walk.folder / "coordinator" / "runs" / "guests" / "server" / "broker").exists()
-    server = walk.waiting.pop(0)  # not ours to stop by SIGTERM
+    server = walk.waiting.pop(0)  # the NATS server
     server.kill()
     server.wait()
     walk.stop()

@@ -76,7 +76,7 @@ def test_layers_of_each_side_are_the_scope():
     assert set(shared) == {n for n in layout.names if ".layers.1." in n}, "the oracle: by this family's own names"
     everything = SharedLayers((0, 1)).shared(layout, parts(model))
     assert set(everything) == {n for n in layout.names if ".layers." in n}
-    with pytest.raises(ConfigError, match="names layer 7, but the model has layers 0 to 1"):
+    with pytest.raises(ConfigError, match="names layer 7, but the trained layers of the model are 0 to 1"):
         SharedLayers((1, 7)).shared(layout, parts(model))
     assert set(sides(model).values()) == {"encoder", "decoder"}
     assert all((s == "encoder") == n.startswith(("model.encoder.", "model.shared")) for n, s in sides(model).items())
@@ -101,9 +101,9 @@ def test_only_controllers_travel_and_the_rest_is_each_silos_own(federation, tmp_
 
 
 def test_mistakes_are_answered_in_a_sentence(federation, tmp_path):
-    with pytest.raises(ConfigError, match="exchanges some layers alone: name them"):
+    with pytest.raises(ConfigError, match="shares only some layers, and none is named"):
         build_method(parse({"silos": {"a": "x"}, "method": "controllers"}))
-    with pytest.raises(ConfigError, match="a position can have one layer"):
+    with pytest.raises(ConfigError, match=r"added is \[1, 1\]"):
         parse({"silos": {"a": "x"}, "model": {"preset": "tiny", "added": [1, 1]}})
     with pytest.raises(ConfigError, match="names place 9"):
         add_layers(made("bart"), (9,))

@@ -235,7 +235,7 @@ def test_it_composes_with_any_local_objective_and_server():
         ("chained", "train at the same time"),
         ("worldlm", "works on trees"),
         ("hierfavg", "works on trees"),
-        ("alone", "no model in common"),
+        ("alone", "shares no model"),
         ("nothing", "is not known"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Fine-tuning whole models, heads alone, and low-rank additions; and what of them travels."""
+"""Which tensors are trained and sent: all, the head only, LoRA adapters."""
 
 import pytest
 import torch
@@ -27,19 +27,19 @@ def logits(model):
         return model.eval()(input_ids=torch.arange(12).view(2, 6)).logits
 
 
-def test_frozen_trains_the_head_alone():
+def test_frozen_trains_the_head_only():
     names = Learner(adapt(encoder(), Model(preset="tiny", adapt="frozen"), 0)).layout.names
     assert set(names) == {"classifier.weight", "classifier.bias"}
 
 
-def test_frozen_embeddings_stay_and_everything_else_is_trained():
+def test_frozen_embeddings_trains_everything_else():
     model = encoder()
     names = Learner(adapt(model, Model(preset="tiny", adapt="frozen-embeddings"), 0)).layout.names
     assert set(names) == {name for name, _ in model.named_parameters() if ".embeddings." not in name}
     assert "bert.encoder.layer.0.attention.self.query.weight" in names
 
 
-def test_additions_begin_as_nothing_and_travel_alone():
+def test_adapters_do_not_change_the_initial_model_and_only_they_are_sent():
     model = encoder()
     before = logits(model)
     learner = Learner(adapt(model, Model(preset="tiny", adapt="lora", rank=2), 0))
@@ -49,7 +49,7 @@ def test_additions_begin_as_nothing_and_travel_alone():
     assert 0 < learner.layout.size < full / 5
 
 
-def test_additions_depend_on_the_seed_alone():
+def test_adapters_depend_only_on_the_seed():
     def start(seed):
         return Learner(adapt(encoder(), Model(preset="tiny", adapt="lora"), seed)).flat
 
@@ -57,18 +57,18 @@ def test_additions_depend_on_the_seed_alone():
     assert not torch.equal(start(1), start(2))
 
 
-def test_merged_is_a_plain_model_that_says_the_same():
+def test_a_merged_model_has_the_same_outputs():
     model = adapt(encoder(), Model(preset="tiny", adapt="lora"), 0)
     learner = Learner(model)
     learner.flat.add_(torch.randn(learner.flat.shape, generator=torch.Generator().manual_seed(1)), alpha=0.1)
     plain = merge_adapters(model)
     assert set(dict(plain.named_parameters())) == set(dict(encoder().named_parameters()))
     torch.testing.assert_close(logits(plain), logits(model), rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(logits(plain), logits(encoder()), atol=1e-3), "the additions count"
+    assert not torch.allclose(logits(plain), logits(encoder()), atol=1e-3), "the adapters have an effect"
 
 
 @pytest.mark.parametrize("kind", ["frozen-embeddings", "frozen", "lora"])
-def test_a_federation_sends_only_what_it_trains_and_leaves_a_plain_folder(kind, federation, tmp_path):
+def test_a_run_sends_only_trained_tensors_and_saves_a_plain_model(kind, federation, tmp_path):
     settings = federation(**CLASSIFY, rounds=2, model={"preset": "tiny", "adapt": kind}, train={"lr": 0.5, "batch": 8})
     whole = federation(**CLASSIFY, rounds=2, train={"lr": 0.5, "batch": 8})
     small, large = (run(s, tmp_path / n, workers=0).folder for s, n in ((settings, "a"), (whole, "b")))
@@ -92,7 +92,7 @@ def test_a_federation_sends_only_what_it_trains_and_leaves_a_plain_folder(kind, 
     assert same(weights(small / "model"), weights(pooled / "model"))
 
 
-def test_fresh_takes_the_shape_and_not_the_weights(federation, tmp_path):
+def test_fresh_uses_the_architecture_and_not_the_weights(federation, tmp_path):
     first = run(federation(rounds=1), tmp_path / "first", workers=0).folder / "model"
     again = run(
         federation(rounds=0, model={"path": str(first), "fresh": True}, tokenizer={}), tmp_path / "again", workers=0
@@ -102,7 +102,7 @@ def test_fresh_takes_the_shape_and_not_the_weights(federation, tmp_path):
     assert not same(a, b)
 
 
-def test_without_peft_the_way_to_it_is_said(monkeypatch):
+def test_missing_peft_is_named_with_its_installation(monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "peft", None)

@@ -1,4 +1,4 @@
-"""Models nobody here made: folders as people have them, and sizes that cannot work together."""
+"""Model folders from outside: their tokenizers, and sizes that do not fit together."""
 
 import pytest
 import transformers
@@ -16,15 +16,15 @@ def save(folder, config, auto="AutoModelForMaskedLM", tokenizer=None):
     return {"path": str(folder)}
 
 
-def test_a_folder_runs_with_its_own_tokeniser(federation, tmp_path):
+def test_a_model_folder_is_used_with_its_own_tokenizer(federation, tmp_path):
     config = transformers.RobertaConfig(vocab_size=264, max_position_embeddings=40, pad_token_id=0, **TINY)
     settings = federation(model=save(tmp_path / "m", config), rounds=1, tokenizer={})
     outcome = run(settings, tmp_path / "run", workers=0)
     assert transformers.AutoModelForMaskedLM.from_pretrained(outcome.folder / "model").config.model_type == "roberta"
 
 
-def test_frozen_parts_stay_and_do_not_travel(tmp_path):
-    """Only what is trainable is in the flat vector; a frozen table is neither sent nor changed."""
+def test_frozen_tensors_are_not_sent(tmp_path):
+    """The flat vector has trainable tensors only; a frozen table is neither sent nor changed."""
     from hansa.core.learner import Learner
 
     model = transformers.AutoModelForMaskedLM.from_config(transformers.BertConfig(vocab_size=264, **TINY))
@@ -42,10 +42,10 @@ def test_frozen_parts_stay_and_do_not_travel(tmp_path):
             ConfigError,
             "use the model's own tokenizer",
         ),
-        ({"tokenizer": {"kind": "model"}, "data": {"max_length": 64}}, ConfigError, "knows 32 positions"),
+        ({"tokenizer": {"kind": "model"}, "data": {"max_length": 64}}, ConfigError, "has 32 positions"),
     ],
 )
-def test_sizes_that_cannot_work_are_refused(federation, tmp_path, change, error, reason):
+def test_sizes_that_do_not_fit_are_rejected(federation, tmp_path, change, error, reason):
     config = transformers.BertConfig(vocab_size=264, max_position_embeddings=32, **TINY)
     with pytest.raises(error, match=reason):
         run(federation(model=save(tmp_path / "m", config), **change), tmp_path / "run", workers=0)
@@ -71,7 +71,7 @@ def test_masked_modelling_needs_a_mask_token(federation, tmp_path):
     assert outcome.metrics["north"]["perplexity"] > 1
 
 
-def test_one_label_is_not_a_classification(federation, tmp_path):
+def test_classification_needs_two_labels(federation, tmp_path):
     settings = federation(task="classify", sizes={"north": 30})
     file = tmp_path / "data" / "north.jsonl"
     file.write_text(file.read_text().replace('"high"', '"low"'))

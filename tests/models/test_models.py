@@ -1,4 +1,4 @@
-"""Parts by structure, presets without download, tokenisers built from counts."""
+"""Model parts, presets, and tokenizers built from counts."""
 
 import pytest
 import transformers
@@ -32,7 +32,7 @@ def test_every_parameter_has_a_part_and_blocks_are_counted(name):
 
 
 @pytest.mark.parametrize("family", ["t5", "bart", "marian"])
-def test_both_sides_of_an_encoder_decoder_are_found(family):
+def test_encoder_and_decoder_parts_are_found(family):
     config = {
         "t5": transformers.T5Config(vocab_size=300, d_model=32, d_ff=48, num_layers=2, num_heads=2, d_kv=16),
         "bart": transformers.BartConfig(
@@ -53,7 +53,7 @@ def test_both_sides_of_an_encoder_decoder_are_found(family):
     assert not encoder & decoder
 
 
-def test_the_head_of_a_classifier_is_its_head():
+def test_the_head_of_a_classifier_is_found():
     model = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=300, **TINY))
     assert {n for n, p in parts(model).items() if p == "head"} == {"classifier.weight", "classifier.bias"}
 
@@ -66,7 +66,7 @@ def test_presets_build_without_download(auto, size):
 
 
 @given(st.lists(st.text(max_size=40), max_size=5))
-def test_a_federated_vocabulary_loses_no_text(extra):
+def test_a_federated_vocabulary_is_lossless(extra):
     tokenizer = train_vocabulary(count_pieces(TEXTS * 5, 5)[0], 420)
     import unicodedata
 
@@ -79,22 +79,22 @@ def test_a_federated_vocabulary_loses_no_text(extra):
         assert back == normal.removeprefix(" ") or back == normal
 
 
-def test_rare_words_do_not_leave():
+def test_rare_words_are_withheld():
     texts = ["fever and cough"] * 5 + ["Mrs Antonella Quattrocchi has fever"]
-    told, withheld = count_pieces(texts, 5)
-    assert "▁fever" in told
-    assert not any("Antonella" in piece or "Quattrocchi" in piece for piece in told)
+    released, withheld = count_pieces(texts, 5)
+    assert "▁fever" in released
+    assert not any("Antonella" in piece or "Quattrocchi" in piece for piece in released)
     assert withheld == 4
 
 
-def test_a_vocabulary_depends_on_counts_alone():
+def test_a_vocabulary_depends_only_on_counts():
     counts = count_pieces(TEXTS * 5, 1)[0]
     one = train_vocabulary(counts, 400).get_vocab()
     two = train_vocabulary(dict(reversed(counts.items())), 400).get_vocab()
     assert one == two
 
 
-def test_word_starts_for_three_kinds_of_tokeniser():
+def test_word_starts():
     tokenizer = train_vocabulary({"▁fever": 9, "cough": 9}, 300)
     starts = starts_word(tokenizer)
     assert starts[tokenizer.get_vocab()["▁fever"]]

@@ -1,10 +1,10 @@
-"""What `hansa check` foretells of a round's bytes is what the ledger then has."""
+"""The bytes of a round that `hansa check` predicts are the bytes that the ledger measures."""
 
 import pytest
 
 from hansa.config.file import parse
+from hansa.config.method import build_method
 from hansa.core.errors import ConfigError
-from hansa.methods import build
 from hansa.preview.preview import preview
 from hansa.runs.ledger import Ledger
 from hansa.runs.run import run
@@ -13,7 +13,7 @@ KC = {"name": "fedkc", "q": 3, "floor": 1}
 
 
 def measured(federation, folder):
-    """Of the last round: bytes of the model and updates, of offers up, of offers down."""
+    """Bytes of the last round: all down, all up, knowledge up, knowledge down."""
     ledger = Ledger(run(federation, folder, workers=0).folder)
     try:
         [row] = ledger.select(
@@ -63,6 +63,6 @@ def test_silos_below_the_floor_are_named(federation):
 def test_whoever_hears_nobody_need_not_tell():
     silos = {"a": "a", "b": "b"}
     with pytest.raises(ConfigError, match="one takes part in a round"):
-        build(parse({"silos": silos, "task": "classify", "method": "fedkc", "participation": {"count": 1}}))
+        build_method(parse({"silos": silos, "task": "classify", "method": "fedkc", "participation": {"count": 1}}))
     with pytest.raises(ConfigError, match=r"participation\.share is 0"):
         parse({"silos": silos, "participation": {"share": 0}})

@@ -12,7 +12,7 @@ from hansa.runs.run import run
 def test_the_page_is_self_contained_and_escaped(federation, tmp_path):
     settings = federation(sizes={"north": 40, "south": 40})
     names = dict(zip(("<script>", "عربي"), settings.silos.values(), strict=True))
-    # Such a name cannot come from a federation file; the report must not rely on that.
+    # A federation file cannot contain such a name; the report must not rely on that.
     outcome = run(settings, tmp_path / "run", workers=0)
     with sqlite3.connect(outcome.folder / "ledger.sqlite") as ledger:
         for new, old in zip(names, settings.silos, strict=True):
@@ -23,7 +23,7 @@ def test_the_page_is_self_contained_and_escaped(federation, tmp_path):
     assert "&lt;script&gt;" in page
     assert "عربي" in page
     assert 'dir="auto"' in page
-    assert not re.search(r'(src|href)="', page), "nothing is loaded from anywhere"
+    assert not re.search(r'(src|href)="', page), "the page loads nothing"
     assert "http://" not in page
     assert "https://" not in page
     for part in (

@@ -1,4 +1,4 @@
-"""Uploads as a user meets them: compared by name, drawn against bytes, told in words."""
+"""Uploads for users: compared by name, drawn against bytes, described in words."""
 
 import json
 
@@ -8,10 +8,12 @@ from hansa.core.errors import ConfigError
 from hansa.privacy.policy.disclosures import disclosures
 from hansa.report import html
 from hansa.report.charts import histogram, scatter
-from hansa.report.uploads import Cost, quality_against_bytes, saved
+from hansa.report.uploads import cost_table, saved_bytes
 from hansa.runs.callbacks import NoCallbacks
 from hansa.runs.compare import compare, variant
 from hansa.runs.inference import every_model, on_silos
+from hansa.runs.results import RunResults
+from hansa.runs.summary import Cost
 
 
 def test_uploads_are_variants_beside_methods(federation):
@@ -32,17 +34,18 @@ def test_uploads_are_variants_beside_methods(federation):
 def test_a_comparison_draws_quality_against_bytes(federation, tmp_path):
     settings = federation(tokenizer={"kind": "bytes"}, rounds=2, sizes={"north": 40, "south": 40})
     names = ["whole", "int8", "calm", "central"]
-    compare(settings, names, tmp_path / "out", 0, lambda name: NoCallbacks())
-    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    outcomes = compare(settings, names, tmp_path / "out", 0, lambda name: NoCallbacks())
+    folders = [(name, outcome.folder) for name, outcome in outcomes.items()]
+    page = html.write(folders, tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert "Quality against bytes" in page
     assert "How far tensors moved" in page
     assert "times as much" in page
-    seen = {name: html.see(tmp_path / "out" / name, name) for name in names}
-    up = {name: sum(r for *_, r in run.traffic) for name, run in seen.items()}
+    seen = {name: RunResults.read(tmp_path / "out" / name, name) for name in names}
+    up = {name: run.bytes_up for name, run in seen.items()}
     assert 3.5 < up["whole"] / up["int8"] < 4.1
     assert up["calm"] < up["whole"]
-    assert set(seen["calm"].facts["movement"]) == {"north", "south"}
-    assert set(seen["calm"].facts["movement"]["north"]) == {"model"}
+    assert set(seen["calm"].movement) == {"north", "south"}
+    assert set(seen["calm"].movement["north"]) == {"model"}
     assert f"<td>{up['whole'] / 1e6:,.3f} MB</td>" in page, "the table has the measured bytes"
     models = every_model(tmp_path / "out" / "calm", on_silos)
     assert list(models) == ["shared", "north", "south"]
@@ -50,20 +53,20 @@ def test_a_comparison_draws_quality_against_bytes(federation, tmp_path):
     assert models["north"]["south"] != models["south"]["south"], "every model on every silo's data"
 
 
-def test_losses_have_the_sign_a_reader_expects():
+def test_a_worse_metric_has_a_negative_sign():
     scores = {"perplexity": 100.0, "bleu": 10.0}
     worse = Cost("worse", 1_000_000, 1, {"perplexity": 110.0, "bleu": 9.0})
     costs = [Cost("whole", 8_000_000, 1, scores), worse, Cost("nothing", 0, 0, {})]
-    found = quality_against_bytes(costs, ["perplexity", "bleu"], {"perplexity"})
+    found = cost_table(costs, {"perplexity": True, "bleu": False})
     assert [(r["name"], r["fewer"]) for r in found["rows"]] == [("whole", "1.0×"), ("worse", "8.0×")]
     assert [r["cells"] for r in found["rows"]] == [["100", "10"], ["110 (-10.0%)", "9 (-10.0%)"]]
     assert ["lower is better" in chart for chart in found["charts"]] == [True, False], "one for every metric"
-    assert quality_against_bytes(costs[:1], ["bleu"], ()) == {}
-    assert saved({"whole_update": 100}, 50, 2).endswith("4.00 times as much.")
-    assert saved({}, 50, 2) == ""
+    assert cost_table(costs[:1], {"bleu": False}) == {}
+    assert saved_bytes(100, 50, 2).endswith("4.00 times as much.")
+    assert saved_bytes(0, 50, 2) == ""
 
 
-def test_charts_escape_and_hold_still():
+def test_charts_escape_names_and_accept_zeros():
     drawn = scatter("<b>", [("<i>", 1.0, 2.0), ("b", 1.0, 2.0)], "MB")
     assert "<b>" not in drawn
     assert "<i>" not in drawn
@@ -73,7 +76,7 @@ def test_charts_escape_and_hold_still():
     assert histogram("x", [("a", [0.0])]) == ""
 
 
-def test_what_leaves_is_told(federation):
+def test_the_disclosures_describe_the_upload(federation):
     text = " ".join(disclosures(federation(upload="calm+int8")))
     assert "'calm+int8'" in text
     assert "how far each tensor moved" in text

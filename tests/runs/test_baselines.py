@@ -2,6 +2,7 @@
 
 import pytest
 
+from hansa.client.host import SiloHost
 from hansa.client.runtime import Runtime
 from hansa.client.sampling import draw
 from hansa.config.sections import Training
@@ -77,7 +78,7 @@ def test_a_schedule_falls_to_nothing_however_often_one_looks(federation, tmp_pat
     settings = federation(kind="central", rounds=4, evaluate={"every": 4 // periods}, baseline=baseline)
     arranged = arrange(settings, {n: DataCard({"train": {n: 80}}, 16) for n in settings.silos})
     run(settings, tmp_path / "run", workers=0)
-    silo = Runtime(arranged, tmp_path / "run").silo("all")
+    silo = SiloHost(Runtime(arranged, tmp_path / "run")).silo("all")
     steps = 4 * 3 * 16 // 8 // periods
     rates = [silo._rate(Train(period + 1, NOTHING))(step) for period in range(periods) for step in range(steps)]
     assert len(rates) == 24
@@ -89,5 +90,5 @@ def test_a_schedule_falls_to_nothing_however_often_one_looks(federation, tmp_pat
 def test_a_federation_still_goes_by_rounds(federation, tmp_path):
     settings = federation(rounds=3, train=Training(schedule={"kind": "linear"}).model_dump())
     run(settings, tmp_path / "run", workers=0)
-    silo = Runtime(settings, tmp_path / "run").silo("north")
+    silo = SiloHost(Runtime(settings, tmp_path / "run")).silo("north")
     assert [silo._rate(Train(r, NOTHING)) for r in (1, 2, 3)] == pytest.approx([0.75, 0.5, 0.25])

@@ -1,4 +1,4 @@
-"""Two texts, one label."""
+"""Classification of text pairs."""
 
 import json
 
@@ -31,7 +31,7 @@ def row(**fields):
     return found
 
 
-def test_both_texts_are_in_the_sample_and_told_apart():
+def test_a_sample_has_both_texts_with_token_types():
     [sample] = TASK.encode([row(a="no", b="yes", label=1)], SOURCE, VOCABULARY)
     alone = [VOCABULARY.tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("no", "yes")]
     start, end = VOCABULARY.tokenizer.cls_token_id, VOCABULARY.tokenizer.sep_token_id
@@ -40,22 +40,22 @@ def test_both_texts_are_in_the_sample_and_told_apart():
     assert sample.label == 1
 
 
-def test_long_pairs_are_cut_where_they_are_longest():
+def test_the_longer_text_is_truncated_first():
     [sample] = TASK.encode([row(a="x" * 50, b="yes", label=0)], SOURCE, VOCABULARY)
     assert len(sample.ids) == 24
-    assert sum(sample.tags) == 4, "the short text is whole"
+    assert sum(sample.tags) == 4, "the short text is complete"
 
 
 @pytest.mark.parametrize(
     ("fields", "reason"), [({"b": " "}, "field 'b'"), ({}, "field 'b'"), ({"b": "x", "label": 7}, "not one of 0, 1")]
 )
-def test_broken_pairs_are_reported(fields, reason):
+def test_invalid_pairs_are_reported(fields, reason):
     [problem] = TASK.encode([row(**{"a": "x", "label": 1} | fields)], SOURCE, VOCABULARY)
     assert reason in problem.reason
     assert problem.place == "file:1"
 
 
-def test_f1_is_that_of_the_class_that_is_not_negative():
+def test_f1_ignores_the_negative_class():
     sums = {"samples": 10.0, "correct": 6.0, "nll": 5.0}
     sums |= {"hit:1": 2.0, "guessed:1": 4.0, "true:1": 4.0, "hit:0": 4.0, "guessed:0": 6.0, "true:0": 6.0}
     metrics = TASK.metrics(sums)
@@ -65,7 +65,7 @@ def test_f1_is_that_of_the_class_that_is_not_negative():
 
 @pytest.fixture
 def pairs(tmp_path):
-    """Whether the second word follows the first: only both together tell."""
+    """Pairs whose label depends on both texts."""
     rng = stream(0, "pairs")
     words = ["fever", "cough", "ache", "lung"]
     silos = {}
@@ -92,18 +92,18 @@ def pairs(tmp_path):
     )
 
 
-def test_a_run_scores_each_language_and_answers_two_texts(pairs, tmp_path):
+def test_a_run_scores_each_language_and_predicts_for_two_texts(pairs, tmp_path):
     outcome = run(pairs, tmp_path / "run", workers=0)
     assert set(outcome.metrics) == {"en", "de"}
     assert {"accuracy", "micro_f1"} <= set(outcome.metrics["en"])
-    said = CliRunner().invoke(app, ["predict", str(outcome.folder), "fever", "cough", "--format", "json"])
-    answers = json.loads(said.stdout)["predictions"][0]["answers"]
+    result = CliRunner().invoke(app, ["predict", str(outcome.folder), "fever", "cough", "--format", "json"])
+    answers = json.loads(result.stdout)["predictions"][0]["answers"]
     assert {answer["label"] for answer in answers} == {"0", "1"}
     with pytest.raises(UserError, match="2 texts at a time"):
         CliRunner().invoke(app, ["predict", str(outcome.folder), "fever"], catch_exceptions=False)
 
 
-def test_a_pair_without_its_second_text_is_noted_and_the_run_goes_on(pairs, tmp_path):
+def test_a_pair_without_second_text_is_counted_and_the_run_continues(pairs, tmp_path):
     file = tmp_path / "en.jsonl"
     file.write_text(file.read_text() + json.dumps({"a": "fever 7", "label": 1}) + "\n")
     with pytest.raises(DataError, match=r"1 of 61 lines cannot be used.*field 'b'"):
@@ -112,10 +112,10 @@ def test_a_pair_without_its_second_text_is_noted_and_the_run_goes_on(pairs, tmp_
     ledger = Ledger(run(some, tmp_path / "run", workers=0).folder)
     noted = ledger.select("select text from events where node='en' and kind='data'")
     ledger.close()
-    assert any("field 'b' (the other text" in text for (text,) in noted)
+    assert any("field 'b' (the second text" in text for (text,) in noted)
 
 
-def test_models_without_token_types_are_not_given_any():
+def test_models_without_token_types_get_none():
     import numpy as np
 
     from hansa.data.examples import Examples
@@ -128,7 +128,7 @@ def test_models_without_token_types_are_not_given_any():
     assert torch.equal(typed.inputs["token_type_ids"], torch.tensor([[0, 0, 0, 1, 1]]))
 
 
-def test_the_template_is_ready_to_run(tmp_path):
+def test_the_template_passes_the_preview(tmp_path):
     federation = read(new("pairs", tmp_path / "pairs"))
     assert len(federation.silos) == 12
     from hansa.preview.preview import preview

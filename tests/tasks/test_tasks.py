@@ -1,4 +1,4 @@
-"""Tasks against the library's own losses, and their metrics against definitions."""
+"""Tasks: losses compared with transformers, metrics compared with their definitions."""
 
 import math
 
@@ -8,10 +8,11 @@ import torch
 import transformers
 
 from hansa.core.seeds import stream
+from hansa.core.settings import Named
 from hansa.data.examples import Examples
 from hansa.data.source import Source
 from hansa.models.tokenizer import byte_tokenizer, train_vocabulary
-from hansa.tasks.base import Vocabulary
+from hansa.tasks.base import TASKS, Vocabulary, better
 from hansa.tasks.causal_lm import CausalLM
 from hansa.tasks.classify import Classify
 from hansa.tasks.mlm import MaskedLM
@@ -55,7 +56,7 @@ ROWS = [{"text": t} for t in ("a cough", "fever and chills at night", "no pain",
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_masked_loss_is_the_librarys_for_any_encoder(name, vocabulary):
+def test_masked_loss_equals_transformers_for_every_encoder(name, vocabulary):
     torch.manual_seed(0)
     model = transformers.AutoModelForMaskedLM.from_config(ENCODERS[name](vocabulary.size)).eval()
     task = MaskedLM()
@@ -75,7 +76,7 @@ def test_masked_loss_is_the_librarys_for_any_encoder(name, vocabulary):
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_causal_loss_is_the_librarys_for_any_decoder(name, vocabulary):
+def test_causal_loss_equals_transformers_for_every_decoder(name, vocabulary):
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(DECODERS[name](vocabulary.size)).eval()
     task = CausalLM()
@@ -87,19 +88,19 @@ def test_causal_loss_is_the_librarys_for_any_decoder(name, vocabulary):
 
 @pytest.mark.parametrize("text", ["лёгкие чисты, жара нет " * 9, "a  cough,\n and 咳嗽 😷 " * 9])
 @pytest.mark.parametrize("tokenizer", [byte_tokenizer(), train_vocabulary({"▁cough": 9, "▁жара": 9, "▁and": 9}, 300)])
-def test_bytes_are_counted_in_the_text_whatever_the_vocabulary(text, tokenizer):
+def test_bytes_are_counted_in_the_text_for_every_vocabulary(text, tokenizer):
     vocabulary = Vocabulary(tokenizer, 40)
     task = CausalLM()
     held = examples(task, vocabulary, [{"text": text}, {"text": "no pain"}])
     assert len(held) > 2, "the text fills several windows"
     assert held.tags.sum() == len(text.encode()) + len("no pain")
     batch = task.batch(held, np.arange(len(held)), stream(0, "x"), vocabulary)
-    first = held.tags[held.offsets[:-1]].sum()  # a window's first token is predicted by nobody
+    first = held.tags[held.offsets[:-1]].sum()  # the first token of a window is not predicted
     assert batch.bytes == held.tags.sum() - first
 
 
-def test_bits_per_byte_of_a_model_that_knows_nothing(vocabulary):
-    """Uniform over V tokens, one byte each: log₂V bits for every byte, and for the closing token besides."""
+def test_bits_per_byte_of_a_uniform_model(vocabulary):
+    """Uniform over V tokens: log₂V bits for every token, including end tokens that stand for no byte."""
     task = CausalLM()
     tokens, text = 1000.0, 900.0
     sums = {"nll": tokens * math.log(vocabulary.size), "tokens": tokens, "correct": 0.0, "bytes": text}
@@ -107,7 +108,7 @@ def test_bits_per_byte_of_a_model_that_knows_nothing(vocabulary):
     assert "bits_per_byte" not in MaskedLM().metrics(sums)
 
 
-def test_masks_have_the_published_shares(vocabulary):
+def test_masks_have_the_published_fractions(vocabulary):
     task = MaskedLM()
     held = examples(task, vocabulary, [{"text": "fever and cough and pain"}] * 3000)
     batch = task.batch(held, np.arange(3000), stream(0, "x"), vocabulary)
@@ -116,10 +117,10 @@ def test_masks_have_the_published_shares(vocabulary):
     assert len(batch.rows) / open_tokens == pytest.approx(0.15, abs=0.01)
     assert float((shown == mask).float().mean()) == pytest.approx(0.8, abs=0.02)
     assert float((shown == batch.targets).float().mean()) == pytest.approx(0.1, abs=0.02)
-    assert not vocabulary.special[batch.targets.numpy()].any(), "special tokens are never asked for"
+    assert not vocabulary.special[batch.targets.numpy()].any(), "special tokens are never predicted"
 
 
-def test_masks_come_from_the_seed(vocabulary):
+def test_masks_depend_on_the_seed(vocabulary):
     task = MaskedLM()
     held = examples(task, vocabulary, ROWS)
     one, two, other = (task.batch(held, np.arange(4), stream(s, "x"), vocabulary) for s in (0, 0, 1))
@@ -140,6 +141,16 @@ def test_whole_words_are_masked_together():
             pieces = chosen[row][(word[row] == number) & ~vocabulary.special[ids[row]]]
             assert pieces.all() or not pieces.any()
     assert 0.15 < chosen.sum() / (~vocabulary.special[ids]).sum() < 0.45
+
+
+@pytest.mark.parametrize("name", ["mlm", "causal-lm", "classify", "assertion", "relation", "pairs", "ner", "translate"])
+def test_every_task_declares_the_direction_of_its_metrics(name: str) -> None:
+    task = TASKS.build(Named(name=name))
+    assert better(task, "loss") == "low"
+    assert better(task, "accuracy") == better(task, "micro_f1") == better(task, "bleu") == "high"
+    assert (better(task, task.headline) == "low") is task.lower_is_better
+    language_model = name in ("mlm", "causal-lm", "translate")
+    assert better(task, "perplexity") == ("low" if language_model else "high")
 
 
 def test_token_metrics():

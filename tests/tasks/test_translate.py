@@ -1,4 +1,4 @@
-"""Translation: losses against the library's, BLEU and chrF against sacrebleu's own, writing, and a whole run."""
+"""Translation: losses compared with transformers, BLEU and chrF with sacrebleu, generation, and a complete run."""
 
 import json
 from pathlib import Path
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sacrebleu.metrics import BLEU, CHRF
 
 from hansa import templates
+from hansa.client.host import SiloHost
 from hansa.client.runtime import Runtime
 from hansa.config.file import parse, read
 from hansa.core.errors import HansaError, UserError
@@ -78,7 +79,7 @@ def vocabulary() -> Vocabulary:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_loss_is_the_librarys_for_any_encoder_decoder(name, vocabulary):
+def test_the_loss_equals_transformers_for_every_encoder_decoder(name, vocabulary):
     model, task = build(name, vocabulary), Translate(smoothing=0.0)
     batch = task.batch(examples(task, vocabulary), np.arange(3), stream(0, "x"), vocabulary)
     labels, begin = batch.inputs["labels"], decoder_start(model)
@@ -88,12 +89,12 @@ def test_the_loss_is_the_librarys_for_any_encoder_decoder(name, vocabulary):
     ).logits[:, len(begin) - 1 :]
     theirs = torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))
     torch.testing.assert_close(task.loss(model, batch), theirs, rtol=1e-4, atol=1e-5)
-    if name != "bart, forced":  # the library's own loss knows nothing of forced tokens
+    if name != "bart, forced":  # the loss of transformers ignores forced tokens
         inputs = {key: batch.inputs[key] for key in ("input_ids", "attention_mask", "labels")}
         torch.testing.assert_close(task.loss(model, batch), model(**inputs).loss, rtol=1e-4, atol=1e-5)
 
 
-def test_label_smoothing_is_its_formula_and_leaves_scores_alone(vocabulary):
+def test_label_smoothing_follows_its_formula_and_does_not_change_scores(vocabulary):
     model, plain, smooth = build("marian", vocabulary), Translate(smoothing=0.0), Translate(smoothing=0.2)
     batch = plain.batch(examples(plain, vocabulary), np.arange(3), stream(0, "x"), vocabulary)
     inputs = {key: batch.inputs[key] for key in ("input_ids", "attention_mask", "labels")}
@@ -108,7 +109,7 @@ def test_label_smoothing_is_its_formula_and_leaves_scores_alone(vocabulary):
 # ── bad pairs ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_pairs_that_cannot_be_used_are_told_with_place_and_reason(vocabulary):
+def test_unusable_pairs_are_reported_with_place_and_reason(vocabulary):
     bad = rows([("ja", ""), ("nein", "no"), ("x" * 200, "long")])
     missing = Row({"text": "ohne"})
     missing.place = "a.jsonl:4"
@@ -116,7 +117,7 @@ def test_pairs_that_cannot_be_used_are_told_with_place_and_reason(vocabulary):
     unusable = {one.place: one.reason for one in found if isinstance(one, Unusable)}
     assert unusable == {
         "a.jsonl:1": "its translation (field 'target') is empty or not text",
-        "a.jsonl:3": "one of its sides has 202 tokens, and a sample holds 40 (data.max_length)",
+        "a.jsonl:3": "its source or target has 202 tokens, more than the 40 of a sample (data.max_length)",
         "a.jsonl:4": "no field 'target' with the translation (name it with 'target:')",
     }
     [kept] = [one for one in found if isinstance(one, Encoded)]
@@ -124,12 +125,12 @@ def test_pairs_that_cannot_be_used_are_told_with_place_and_reason(vocabulary):
     assert kept.label == len("nein") + 2
 
 
-def test_a_wrong_language_is_found_where_it_is_asked_for(vocabulary):
+def test_a_wrong_language_is_detected(vocabulary):
     task, source = Translate(detect=True), Source(train="x", language="de", target_language="en")
     french = "Le patient présente une douleur intense dans la poitrine depuis trois jours déjà"
     german = "Der Patient klagt seit drei Tagen über starke Schmerzen in der Brust und Atemnot"
     [seen] = task.encode(rows([(german, french)]), source, Vocabulary(byte_tokenizer(), 200))
-    assert seen.reason.startswith("a side that should be in 'en' seems to be in another language (fr")
+    assert seen.reason.startswith("a text that should be in 'en' appears to be in another language (fr")
 
 
 # ── BLEU and chrF ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -142,8 +143,8 @@ SENTENCES = st.lists(st.sampled_from(["the", "cat", "sat", "on", "a", "mat", "do
 def test_sums_over_silos_give_the_corpus_score(pairs, silos):
     total: dict[str, float] = {}
     for silo in range(silos):
-        mine = pairs[silo::silos]
-        for key, value in bleu.sums([w for w, _ in mine], [r for _, r in mine]).items():
+        own = pairs[silo::silos]
+        for key, value in bleu.sums([w for w, _ in own], [r for _, r in own]).items():
             total[key] = total.get(key, 0.0) + value
     written, references = [w for w, _ in pairs], [[r for _, r in pairs]]
     assert bleu.metrics(total)["bleu"] == pytest.approx(BLEU().corpus_score(written, references).score)
@@ -151,7 +152,7 @@ def test_sums_over_silos_give_the_corpus_score(pairs, silos):
 
 
 def test_means_of_silos_are_not_the_corpus_score():
-    """The negative control: BLEU of the whole is not the mean of its parts."""
+    """The negative control: the corpus BLEU is not the mean of its parts."""
     parts = [
         bleu.sums(["the cat sat on the mat"], ["the cat sat on the mat"]),
         bleu.sums(["a dog"], ["the dog ran on"]),
@@ -161,29 +162,31 @@ def test_means_of_silos_are_not_the_corpus_score():
     assert abs(bleu.metrics(total)["bleu"] - mean) > 1
 
 
-def test_signatures_are_sacrebleus():
+def test_signatures_are_those_of_sacrebleu():
     first, second = bleu.signatures()
     assert first.startswith("BLEU nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.")
     assert second.startswith("chrF nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:2.")
     assert bleu.metrics({}) == {}
 
 
-# ── writing ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── generation ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_sorted_batches_write_what_each_source_alone_would_get(vocabulary, beams):
+def test_batches_give_the_same_translations_as_single_sources(vocabulary, beams):
     model, task = build("marian", vocabulary), Translate()
     held = examples(task, vocabulary)
     together = translations(model, held, np.array([2, 0, 1]), vocabulary, beams, size=2)
     alone = [generate(model, [held[i][: held.labels[i]]], vocabulary, beams)[0] for i in (2, 0, 1)]
     longest = [len(held[i][: held.labels[i]]) for i in (2, 0, 1)]
     for one, other, length in zip(together, alone, longest, strict=True):
-        shared = min(len(one), len(other), length)  # an untrained model never ends: batches may stop it earlier
+        shared = min(
+            len(one), len(other), length
+        )  # an untrained model does not end a text: in a batch it may be stopped earlier
         assert one[:shared] == other[:shared]
 
 
-# ── a whole run ───────────────────────────────────────────────────────────────────────────────────────────────────
+# ── a complete run ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 WORDS = {"rot": "red", "blau": "blue", "Hund": "dog", "Katze": "cat", "läuft": "runs", "schläft": "sleeps"}
 
@@ -193,8 +196,8 @@ def write_pairs(file: Path, count: int, language: str = "en") -> str:
     found = []
     for _ in range(count):
         chosen = [list(WORDS)[i] for i in rng.integers(0, len(WORDS), int(rng.integers(2, 5)))]
-        said = [WORDS[w] for w in chosen] if language == "en" else [w[::-1] for w in chosen]
-        found.append({"src": " ".join(chosen), "tgt": " ".join(said)})
+        words = [WORDS[w] for w in chosen] if language == "en" else [w[::-1] for w in chosen]
+        found.append({"src": " ".join(chosen), "tgt": " ".join(words)})
     file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found), encoding="utf-8")
     return str(file)
 
@@ -224,20 +227,20 @@ def outcome(tmp_path_factory):
     return run(federation(folder), folder / "run", workers=0)
 
 
-def test_a_run_ends_with_bleu_and_chrf_by_domain(outcome):
+def test_a_run_reports_bleu_and_chrf_by_domain(outcome):
     assert set(outcome.metrics) == {"menus", "talks"}
     for metrics in outcome.metrics.values():
         assert {"perplexity", "bleu", "chrf", "loss"} <= set(metrics)
         assert 0 <= metrics["bleu"] <= 100
     ledger = Ledger(outcome.folder)
     looked = {metric for (metric,) in ledger.select("select distinct metric from metrics where split='valid'")}
-    assert "bleu" not in looked, "while running, cross-entropy is enough"
+    assert "bleu" not in looked, "validation during the run uses cross-entropy only"
     assert "loss" in looked
     assert ledger.facts()["signatures"][0].startswith("BLEU nrefs:1")
     ledger.close()
 
 
-def test_running_looks_decode_as_often_as_asked(tmp_path):
+def test_validation_generates_every_decode_rounds(tmp_path):
     changed = federation(tmp_path, evaluate={"every": 1, "share": 1.0, "decode": 2})
     folder = run(changed, tmp_path / "run", workers=0).folder
     ledger = Ledger(folder)
@@ -246,7 +249,7 @@ def test_running_looks_decode_as_often_as_asked(tmp_path):
     assert looks == [0, 2]
 
 
-def test_the_vocabulary_has_both_sides_and_position_tables_stay_at_home(outcome):
+def test_the_vocabulary_has_both_languages_and_position_tables_are_not_sent(outcome):
     runtime = Runtime(federation(outcome.folder.parent), outcome.folder)
     assert len(runtime.vocabulary.tokenizer("Katze", add_special_tokens=False)["input_ids"]) < 5
     assert len(runtime.vocabulary.tokenizer("sleeps", add_special_tokens=False)["input_ids"]) < 6
@@ -256,17 +259,17 @@ def test_the_vocabulary_has_both_sides_and_position_tables_stay_at_home(outcome)
     assert not set(fixed) & set(runtime.learner.layout.names)
 
 
-def test_a_finished_run_translates_and_is_evaluated(outcome):
+def test_a_finished_run_predicts_and_is_evaluated(outcome):
     runtime, model = load(outcome.folder)
     [answer] = runtime.task.predict(model, runtime.vocabulary, "rot blau")
     assert isinstance(answer["translation"], str)
-    with pytest.raises(UserError, match=r"the text has .* tokens, and the model was trained on 16"):
+    with pytest.raises(UserError, match=r"the text has .* tokens, but the model was trained on 16"):
         runtime.task.predict(model, runtime.vocabulary, "rot " * 40)
     found = score(runtime, model, outcome.folder.parent / "menus.jsonl", {"text": "src", "target": "tgt"})
     assert {"bleu", "chrf"} <= set(found["menus"])
 
 
-def test_one_engine_for_two_languages(tmp_path):
+def test_one_model_for_two_target_languages(tmp_path):
     sides = {"text": "src", "target": "tgt", "language": "de"}
     silos = {
         "en": {"train": write_pairs(tmp_path / "en.jsonl", 40), "target_language": "en"} | sides,
@@ -287,7 +290,7 @@ def test_one_engine_for_two_languages(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["bart, forced", "t5"])
-def test_a_folder_of_somebody_elses_runs_with_its_own_tokeniser(tmp_path, name):
+def test_a_model_folder_is_used_with_its_own_tokenizer(tmp_path, name):
     words = byte_tokenizer()
     transformers.AutoModelForSeq2SeqLM.from_config(MODELS[name](len(words))).save_pretrained(tmp_path / "model")
     words.save_pretrained(tmp_path / "model")
@@ -300,7 +303,7 @@ def test_a_folder_of_somebody_elses_runs_with_its_own_tokeniser(tmp_path, name):
     assert "translation" in runtime.task.predict(model, runtime.vocabulary, "rot")[0]
 
 
-def test_the_template_is_ready_to_be_checked_and_run(tmp_path, monkeypatch):
+def test_the_template_passes_the_preview_and_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(phrases, "SIZES", dict.fromkeys(phrases.SIZES, 30))
     file = templates.new("translation", tmp_path / "new")
     assert [silo.name for silo in preview(read(file)).silos] == ["news", "subtitles", "talks", "manual", "menus"]
@@ -309,33 +312,33 @@ def test_the_template_is_ready_to_be_checked_and_run(tmp_path, monkeypatch):
     assert "bleu" in outcome.metrics["news"]
 
 
-def test_made_up_pairs_agree_in_both_languages():
+def test_generated_pairs_are_reproducible_and_complete():
     for domain in phrases.DOMAINS:
         [first, *_] = again = list(phrases.pairs(domain, 5, seed=3))
         assert again == list(phrases.pairs(domain, 5, seed=3))
         assert "{" not in first["src"] + first["tgt"]
 
 
-def test_too_many_bad_pairs_end_the_run_with_a_count_and_a_place(tmp_path):
+def test_too_many_bad_pairs_fail_the_run_with_count_and_place(tmp_path):
     settings = federation(tmp_path, tokenizer={"kind": "bytes"}, data={"max_length": 8, "valid": 0.1, "test": 0.1})
-    with pytest.raises(HansaError, match=r"of 60 lines cannot be used, first .*menus\.jsonl:\d+: one of its sides has"):
+    with pytest.raises(HansaError, match=r"of 60 lines cannot be used, first .*menus\.jsonl:\d+: its source or target"):
         run(settings, tmp_path / "run", workers=0)
 
 
-def test_two_sides_cannot_be_deidentified_while_reading(tmp_path):
+def test_pairs_cannot_be_deidentified_while_reading(tmp_path):
     with pytest.raises(UserError, match="a sample of task 'translate' has two"):
         run(federation(tmp_path, data={"deidentify": "rules"}), tmp_path / "run", workers=0)
 
 
-def test_steps_are_spread_over_the_rounds(tmp_path):
+def test_steps_are_divided_between_the_rounds(tmp_path):
     spread = federation(tmp_path)
     assert spread.train.samples.amount(1000) == 8 // 2 * 8
-    assert federation(tmp_path, rounds=4).train.samples.amount(1000) == 16, "the total stays"
+    assert federation(tmp_path, rounds=4).train.samples.amount(1000) == 16, "the total does not change"
     with pytest.raises(UserError, match="8, which 3 rounds cannot share evenly"):
         federation(tmp_path, rounds=3)
 
 
-def test_a_vocabulary_of_pieces_gives_the_text_back():
+def test_a_trained_vocabulary_is_lossless():
     words = train_vocabulary({"▁Häuser": 9, "▁am": 5}, 330)
     ids = words("Häuser am See", add_special_tokens=False)["input_ids"]
     assert words.decode(ids, skip_special_tokens=True) == "Häuser am See"

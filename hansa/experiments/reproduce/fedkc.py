@@ -63,9 +63,8 @@ def reproduce(options: Options) -> Reproduction:
         tables = [shape_table(runs), *(task_table(runs, task) for task in TASKS), k_means_table(runs)]
         tables += [sensitivity_table(runs), figure_4(leaks), defence_table(runs), traffic_table(runs)]
         claims = [*all_claims(runs), privacy_claim(leaks)]
-        order = sorted(
-            methods(tuned, 1), key=lambda method: method in KINDS
-        )  # the report describes the data of its first run
+        # The report describes the data of its first run, so a federated one stands first.
+        order = sorted(methods(tuned, 1), key=lambda method: method in KINDS)
         folders = [(method, jobs.result(runs.name(SHAPE, method, 0)).folder) for method in order]
     report = html.write(
         folders,
@@ -231,14 +230,7 @@ def traffic_table(runs: Runs) -> Table:
         others = max(1, runs.corpora[SHAPE].active - 1)
         cells = [up, down // others, up + down // others, down, every - up - down]
         rows.append([method, *(f"{cell / rounds / 1e3:,.1f}" for cell in cells)])
-    columns = [
-        "kB per round",
-        "shared up",
-        "the same pairs down",
-        "2·q·n pairs",
-        "down, all copies",
-        "model and the rest",
-    ]
+    columns = ["kB per round", "shared up", "the same pairs down", "2·q·n pairs", "down, all copies", "all else"]
     note = "A pair is d + k numbers (last) or T·d + k (all). Every client receives the pairs of all other clients."
     return Table("Section 4.4.2: extra traffic", columns, rows, note)
 

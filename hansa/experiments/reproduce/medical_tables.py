@@ -5,8 +5,8 @@ from pathlib import Path
 from statistics import fmean
 
 from hansa.experiments.reproduce import Claim, Table, corpora, downstream
-from hansa.experiments.reproduce.published import LANGUAGES as PUBLISHED
-from hansa.experiments.reproduce.published import NER, TABLE_5, TABLE_6, TABLE_7
+from hansa.experiments.reproduce.published_medical import LANGUAGES as PUBLISHED
+from hansa.experiments.reproduce.published_medical import NER, TABLE_5, TABLE_6, TABLE_7
 from hansa.report.charts import short
 from hansa.runs.inference import load, score
 from hansa.runs.results import PersonalModels, RunResults

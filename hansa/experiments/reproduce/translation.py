@@ -1,10 +1,10 @@
 """The Translation paper (Passban et al., 2022): Tables 2 to 7, Figures 1 and 3, on real German–English pairs.
 
-Everything starts from one generic model, trained on the largest domain with a vocabulary that all silos helped to
-build. Then every client makes the same number of steps in each run, from several seeds: federations with all of the
-update, with parts of it (dynamic pulling, controllers), with codes of it; data combination and chained fine-tuning at
-as many steps as one client makes, and at as much work as all clients do together; and the control, in which nothing is
-exchanged after the first round.
+All runs start from one generic model, trained on the largest domain with a vocabulary that all silos built together.
+Then every client takes the same number of steps in each run, with several seeds: federations with whole updates, with
+parts of them (dynamic pulling, controllers) and with compressed updates; data combination and chained fine-tuning with
+as many steps as one client takes, and with as many as all clients together; and a control, in which silos exchange
+nothing after the first round.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,37 +21,41 @@ from hansa.experiments.reproduce.jobs import Jobs
 from hansa.experiments.reproduce.translation_tables import SERVER, Found, Scored
 from hansa.report import html
 from hansa.runs.inference import SHARED, on_silos, open_run
-from hansa.runs.ledger import OWN, Ledger
+from hansa.runs.results import RunResults, read_scores
 from hansa.runs.run import Outcome
 
-PULLED = {"by": "parameters", "norm": "relative"}  # of dynamic pulling, unless said otherwise
+PULLED = {"by": "parameters", "norm": "relative"}  # the default settings of dynamic pulling here
 CHAIN = ("WMT", "UB", "PHP", "TED", "OS")
 GENERIC, SINGLE, FINE_TUNED = "WMT", "single domain", "fine-tuned"
-RATES = (0.5, 1.0, 2.0)  # times the usual learning rate: what --tune tries
+SMALLEST = "UB"
+RATES = (0.5, 1.0, 2.0)  # factors on the default learning rate that --tune tries
 
 
 @dataclass(frozen=True)
 class Size:
+    """The size of the experiments."""
+
     generic_steps: int
     generic_lr: float
     steps: int  # of every client, over all rounds
-    lr: dict[str, float]  # by kind of run; at small as --tune chose them on validation data
+    lr: dict[str, float]  # by kind of run; at small scale as --tune selected them on validation data
     batch: int
     length: int
     vocabulary: int
     seeds: int
-    coded: int = 1  # seeds of the full exchange and of its best code: a BLEU of two swings by more than codes cost
+    coded: int = 1  # seeds of the full exchange and of the best compression, whose BLEU differ less than seeds do
     rounds: tuple[int, int, int] = (5, 10, 50)
     single_steps: int = 0
-    turns: int = 30  # stretches of the generic training, for its schedule
-    warmup: int = 3  # of them
+    turns: int = 30  # rounds of the generic training; its schedule advances by rounds
+    warmup: int = 3  # of these rounds
     preset: str = "tiny"
     beams: int = 1
-    others: float = 0.25  # of the test data: for the clients' own models on the domains of others
-    brief: bool = False  # fewer variants
-    everything: bool = False  # all pairs there are
+    others: float = 0.25  # the share of the test data for clients' own models on other domains
+    brief: bool = False  # run fewer variants
+    everything: bool = False  # use all pairs
 
     def rate(self, kind: str) -> float:
+        """The learning rate of a kind of run."""
         return self.lr.get(kind, self.lr["federated"])
 
 
@@ -69,11 +73,12 @@ SIZES = {
 
 
 def pulling(choose: str, **settings: Any) -> dict[str, Any]:
+    """The ``upload`` section of dynamic pulling."""
     return {"upload": {"name": choose} | PULLED | settings}
 
 
-TAKEN_OVER = ", taken over"  # ours: clients take the server's value of what they did not send, and all begin alike
-# What is tried beside the full exchange; those of TABLE_7 also send only a part back.
+TAKEN_OVER = ", synchronised"  # ours: clients take the server's values of the tensors that they did not send
+# Variants beside the full exchange; in those of TABLE_7 the server also sends only a part of the model.
 PULLING = {"DP_l": pulling("calm"), "DP_g": pulling("active"), "random": pulling("random")}
 SETTINGS = {
     "DP_l, literal": pulling("calm", by="tensors", norm="raw"),
@@ -83,10 +88,10 @@ SETTINGS = {
     f"DP_l ¾ + bf16{TAKEN_OVER}": {"upload": [pulling("calm", keep=0.75, local=False)["upload"], "bf16"]},
     f"DP_l 90% + bf16{TAKEN_OVER}": {"upload": [pulling("calm", keep=0.9, local=False)["upload"], "bf16"]},
 }
-PULLED_BEST = f"DP_l 90% + bf16{TAKEN_OVER}"  # of these, what is run from all seeds
+PULLED_BEST = f"DP_l 90% + bf16{TAKEN_OVER}"  # the one of these that is run with all seeds
 THIRD = {"keep": 1 / 3, "both": True}
 TABLE_7 = {"DP_l ⅓": pulling("calm", **THIRD), "DP_g ⅓": pulling("active", **THIRD)}
-# The first layer of either side of 2+2; and one more layer per side that alone is exchanged.
+# The first layer of each side of two; and one added layer per side, the only one that is exchanged.
 CONTROLLERS: dict[str, dict[str, Any]] = {
     "controllers": {"method": {"name": "controllers", "layers": [0]}},
     "added layers": {"method": "controllers", "added": [0]},
@@ -102,10 +107,11 @@ CODED = "top-k ⅔ + int4"
 
 
 def reproduce(options: Options) -> Reproduction:
+    """Run the experiments, or resume them; return the tables and claims."""
     options.require_data()
     options.reject("translation", "encoder")
     began, size, out = perf_counter(), SIZES[options.scale], options.out
-    options.say("laying out the silos' data")
+    options.say("writing the silos' data")
     folder = out / "data"
     sources = domains.lay_out(options.data, folder, size.everything) if options.data else domains.generate(folder)
     with Jobs(out, options.say, options.scale != "smoke") as jobs:
@@ -129,21 +135,23 @@ def reproduce(options: Options) -> Reproduction:
 
 @dataclass
 class Study:
-    """The runs, and what they show."""
+    """All runs of the experiment, and their results."""
 
     jobs: Jobs
     sources: domains.Sources
     size: Size
     say: Say
-    vocabulary: str = ""  # where its tokeniser and configuration lie
-    generic: str = ""
-    variants: dict[str, tuple[int, ...]] = field(default_factory=dict)  # name → seeds it is run with
+    vocabulary: str = ""  # the folder of the tokenizer and the model configuration
+    generic: str = ""  # the folder of the generic model
+    variants: dict[str, tuple[int, ...]] = field(default_factory=dict)  # name → seeds
 
     # ── the runs ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def begin(self, model: str | None) -> None:
-        """The generic model: given, or trained on the largest domain. Single-domain models need its vocabulary alone,
-        and are trained beside it."""
+        """Provide the generic model: a given one, or one trained on the largest domain.
+
+        Single-domain models need only its vocabulary and are trained at the same time.
+        """
         size = self.size
         self.generic = self.vocabulary = str(Path(model).resolve()) if model else ""
         if not model:
@@ -158,6 +166,7 @@ class Study:
             self.generic = self._trained("generic")
 
     def start(self) -> None:
+        """Start all variants."""
         size, every, coded = self.size, tuple(range(self.size.seeds)), tuple(range(self.size.coded))
         few, more, most = size.rounds
         self._vary(SERVER, coded, curve=True)
@@ -180,7 +189,7 @@ class Study:
         self._vary("no exchange", every, kind="per-silo", model="after 1 round", rounds=few - 1, steps=rest)
 
     def _vary(self, name: str, seeds: tuple[int, ...], model: str = "", **changes: Any) -> None:
-        """A run of its own for every seed; it starts from the generic model, or from what another run made of it."""
+        """Start one run for every seed, from the generic model or from the final model of another run."""
         self.variants[name] = seeds
         for seed in seeds:
             start = self._trained(f"{model} {seed}") if model else self.generic
@@ -189,7 +198,7 @@ class Study:
             )
 
     def _share(self, name: str) -> float:
-        """Of the test data, on which every model of a run is scored: writing translations takes long."""
+        """The share of the test data on which every model of a run is scored; generating translations is slow."""
         return 1.0 if name == FINE_TUNED else self.size.others if translation_tables.pulled(name) else 0.0
 
     def _start(self, name: str, settings: Federation, matrix: float = 0.0) -> None:
@@ -199,7 +208,7 @@ class Study:
         return str((self.jobs.result(name).folder / "model").resolve())
 
     def _generic(self) -> Federation:
-        """The largest domain alone, in turns of its own: the learning rate goes by turns."""
+        """The settings of the generic model: the largest domain only, with a schedule over rounds."""
         size, turns = self.size, self.size.turns
         steps = size.generic_steps // turns
         made = federation(self.sources, size, self.vocabulary, 0, kind="chained", fresh=True, rounds=1, steps=steps)
@@ -208,7 +217,7 @@ class Study:
         return made.model_copy(update={"order": (GENERIC,) * turns, "baseline": baseline})
 
     def tune(self) -> Table:
-        """Every kind of run gets the learning rate that does best on validation data, from one seed."""
+        """Select the learning rate of every kind of run on validation data, with one seed; return a table."""
         kinds: dict[str, dict[str, Any]] = {
             "federated": {},
             "central": {"kind": "central", "share": 1 / len(self.sources)},
@@ -226,30 +235,32 @@ class Study:
             tried = ", ".join(f"{rate:g}: {loss:.4f}" for rate, loss in losses.items())
             rows.append([kind, tried, f"{chosen[kind]:g}"])
         self.size = replace(self.size, lr=chosen)
-        return Table("Learning rates, by validation loss from one seed", ["", "tried", "chosen"], rows)
+        return Table("Learning rates, by validation loss with one seed", ["", "tried", "chosen"], rows)
 
-    # ── what they show ────────────────────────────────────────────────────────────────────────────────────────────
+    # ── results ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def folder(self, name: str, seed: int = 0) -> Path:
+        """The directory of a run; waits for it."""
         return self.jobs.result(f"{name} {seed}").folder
 
     @property
     def reported(self) -> list[str]:
-        """The runs that the report shows side by side."""
+        """The runs that the report compares."""
         shown = [SERVER, "combination", "chained", *PULLING, *TABLE_7, *CODES]
         return [name for name in shown if name in self.variants]
 
     def found(self) -> Found:
+        """The results of all runs; waits for them."""
         scored = {name: [self._scored(name, seed) for seed in seeds] for name, seeds in self.variants.items()}
         single = {} if self.size.brief else dict(self.jobs.matrix(SINGLE))
         runtime = open_run(self.folder(SERVER))
-        generic = runtime.fresh().model  # now that all runs are done: threads must not load models at once
+        generic = runtime.fresh().model  # after all runs: loading models is not safe in several threads
         start = on_silos(runtime, generic)
         return Found(
             rounds=self.size.rounds,
             start=Scored(start, start, on_silos(runtime, generic, self.size.others), 0),
             scored=scored,
-            single=single | ({GENERIC: start} if single else {}),  # the generic model is the largest domain's own
+            single=single | ({GENERIC: start} if single else {}),  # the largest domain's model is the generic one
             fine_tuned=self.jobs.matrix(f"{FINE_TUNED} 0"),
             curves={rounds: self._curve(rounds) for rounds in self.size.rounds},
             movement=self._movement(),
@@ -259,27 +270,25 @@ class Study:
     def _scored(self, name: str, seed: int) -> Scored:
         job = f"{name} {seed}"
         outcome = self.jobs.result(job)
-        own, sent = own_scores(outcome.folder) or outcome.metrics, uplink(outcome.folder)
+        run = RunResults.read(outcome.folder)
+        own, sent = run.own or outcome.metrics, run.bytes_up
         if not translation_tables.pulled(name):
             return Scored(outcome.metrics, own, outcome.metrics, sent)
         matrix = self.jobs.matrix(job)
-        if not self.sources.keys() <= matrix.keys():  # clients without models of their own
+        if not self.sources.keys() <= matrix.keys():  # clients have no models of their own
             return Scored(outcome.metrics, own, matrix[SHARED], sent)
         others = {d: _mean([matrix[silo][d] for silo in self.sources if silo != d]) for d in self.sources}
         return Scored(outcome.metrics if SHARED in matrix else {}, own, others, sent)
 
     def _curve(self, rounds: int) -> list[float]:
-        """Figure 3: the smallest domain's validation loss, look by look."""
+        """Figure 3: the validation loss of the smallest domain, evaluation by evaluation."""
         name = SERVER if rounds == self.size.rounds[0] else f"{rounds} rounds"
-        query = "select value from metrics where split='valid' and grp='UB' and metric='loss' order by round"
-        return [value for (value,) in _select(self.folder(name), query)]
+        return [score.value for score in read_scores(self.folder(name), "loss", "valid") if score.group == SMALLEST]
 
-    def _movement(self) -> dict[str, dict[str, list[float]]]:
-        """Figure 1: how far each tensor of three clients moved between its last two rounds, by side."""
+    def _movement(self) -> dict[str, Mapping[str, Sequence[float]]]:
+        """Figure 1: how far each tensor of three clients moved between the last two rounds, by side."""
         name = "DP_l, literal" if "DP_l, literal" in self.variants else "DP_l"
-        ledger = Ledger(self.folder(name))
-        found: dict[str, dict[str, list[float]]] = ledger.facts().get("movement", {})
-        ledger.close()
+        found = RunResults.read(self.folder(name)).movement
         return {client: found[client] for client in list(self.sources)[:3] if client in found}
 
 
@@ -297,8 +306,12 @@ def federation(
     added: Sequence[int] = (),
     **changes: Any,
 ) -> Federation:
-    """``share``: of the clients' steps, for baselines that make as many in all as one client. ``path`` "": from
-    nothing, with a vocabulary that the silos build. ``curve``: look at validation data as often as rounds are few."""
+    """The settings of one run.
+
+    ``path``: the model to start from, empty for random weights and a vocabulary that the silos build; ``share``: a
+    factor on the steps of every client, for baselines with as many steps in total as one client; ``curve``: evaluate
+    as often as the run with fewest rounds does.
+    """
     rounds = size.rounds[0] if rounds is None else rounds
     steps = size.steps if steps is None else steps
     adam = {
@@ -327,40 +340,16 @@ def federation(
         "baseline": adam,
         "aggregate": {"weights": "uniform"},
         "evaluate": {"every": max(1, rounds // size.rounds[0]) if curve else rounds, "share": 1.0},
-        "checkpoint": {"every": 1, "keep": 1},  # silos forget what is older: their optimisers are large
+        "checkpoint": {"every": 1, "keep": 1},  # silos delete older states: those of optimizers are large
     }
     return parse(settings | changes)
 
 
-def own_scores(folder: Path) -> dict[str, dict[str, float]]:
-    """Of clients' own models on their own domains, where a run has noted them."""
-    ledger = Ledger(folder)
-    try:
-        return ledger.final(f"{OWN} test")
-    finally:
-        ledger.close()
-
-
-def uplink(folder: Path) -> int:
-    [(received,)] = _select(folder, "select coalesce(sum(received), 0) from traffic")
-    return int(received)
-
-
 def validation(outcome: Outcome) -> float:
     """The mean over domains of the last validation loss."""
-    query = (
-        "select value from metrics where split='valid' and metric='loss' and round="
-        "(select max(round) from metrics where split='valid')"
-    )
-    return fmean(value for (value,) in _select(outcome.folder, query))
-
-
-def _select(folder: Path, query: str) -> list[tuple[Any, ...]]:
-    ledger = Ledger(folder)
-    try:
-        return ledger.select(query)
-    finally:
-        ledger.close()
+    scores = read_scores(outcome.folder, "loss", "valid")
+    last = max(score.round for score in scores)
+    return fmean(score.value for score in scores if score.round == last)
 
 
 def _mean(several: list[Mapping[str, float]]) -> dict[str, float]:

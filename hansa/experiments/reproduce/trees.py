@@ -1,5 +1,7 @@
-"""The trees of WorldLM's experiments, laid out from real text: four languages, four genres of one language, four equal
-parts of one language; and the small model that all runs start from."""
+"""The trees of WorldLM's experiments, written from real text, and the small model that all runs start from.
+
+Four languages, four genres of one language, or four equal parts of one language.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,31 +19,32 @@ from hansa.models.tokenizer import count_pieces, train_vocabulary
 LANGUAGES = ("fr", "it", "uk", "bg")
 GENRES = ("web", "phrases", "abstracts", "journal")
 PARTS = ("one", "two", "three", "four")
-# Training texts of the language leaves: by size as in the paper's Table 7, French before Italian, Ukrainian and
-# Bulgarian, less far apart. `everything` (the infinite-data models) takes all there is.
+# Training texts of the language leaves, ordered by size as in the paper's Table 7 but less skewed. `everything` (the
+# models with unbounded data) uses all texts.
 TEXTS = {"fr": 26_000, "it": 13_000, "uk": 2_500, "bg": 5_000}
-TESTED = 150  # texts of each source
+TESTED = 150  # test texts of each source
 Splits = dict[str, list[Row]]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Leaves, each with its sources, in two regions."""
+    """Leaves with their sources, in two regions."""
 
     regions: Mapping[str, Sequence[str]]
     sources: Mapping[str, dict[str, str]]
 
     @property
     def leaves(self) -> list[str]:
+        """The names of all leaves."""
         return [leaf for region in self.regions.values() for leaf in region]
 
     def swapped(self) -> "Layout":
-        """The wrong tree: the second leaf of one region and of the other have changed places."""
+        """A wrong tree: the second leaves of the two regions are exchanged."""
         (one, (a, b)), (two, (c, d)) = self.regions.items()
         return Layout({one: (a, d), two: (c, b)}, self.sources)
 
     def tree(self, own: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """``silos`` and ``root``: inner nodes hold the mixture of what is below them. ``own``: settings of leaves."""
+        """The settings ``silos`` and ``root``; inner nodes hold mixtures of their leaves. ``own``: leaf → settings."""
         silos = {
             region: {"mixture": True, "silos": {leaf: {**self.sources[leaf], **own.get(leaf, {})} for leaf in leaves}}
             for region, leaves in self.regions.items()
@@ -49,15 +52,17 @@ class Layout:
         return {"silos": silos, "root": "mixture"}
 
     def flat(self, own: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """The same seven nodes side by side below one server."""
+        """The same seven nodes as silos of one server."""
         inner = {"all": self.leaves, **self.regions}
         mixtures = {name: {"sources": [self.sources[leaf] for leaf in leaves]} for name, leaves in inner.items()}
         return {"silos": mixtures | {leaf: {**self.sources[leaf], **own.get(leaf, {})} for leaf in self.leaves}}
 
     def pooled(self) -> dict[str, Any]:
+        """All data at one node."""
         return {"silos": {"all": {"sources": [self.sources[leaf] for leaf in self.leaves]}}}
 
     def alone(self) -> dict[str, Any]:
+        """The leaves as silos."""
         return {"silos": {leaf: self.sources[leaf] for leaf in self.leaves}}
 
 
@@ -104,7 +109,7 @@ def _real(data: Path) -> dict[str, dict[str, Splits]]:
 
 
 def _shuffled(leaf: str, splits: Splits) -> Splits:
-    """In random order, so that the first so many are a fair sample."""
+    """In random order, so that the first rows are a random sample."""
     found = {}
     for split, rows in splits.items():
         order = stream(0, leaf, split, "layout").permutation(len(rows))
@@ -113,7 +118,7 @@ def _shuffled(leaf: str, splits: Splits) -> Splits:
 
 
 def _parts(splits: Splits) -> dict[str, Splits]:
-    """One language in four equal parts, all tested on the same texts."""
+    """One language in four equal parts with the same test texts."""
     return {
         part: {"train": splits["train"][number :: len(PARTS)], "test": splits["test"]}
         for number, part in enumerate(PARTS)
@@ -121,7 +126,7 @@ def _parts(splits: Splits) -> dict[str, Splits]:
 
 
 def _generated() -> dict[str, dict[str, Splits]]:
-    """The same layouts from generated notes, very small: to see in seconds that everything works."""
+    """The same layouts from a few generated notes, for a test that takes seconds."""
 
     def splits(code: str, seed: int) -> Splits:
         notes = [{"text": note["text"]} for note in generator.notes(code, 16, seed=seed, sentences=(1, 1))]
@@ -137,7 +142,7 @@ def _generated() -> dict[str, dict[str, Splits]]:
 
 
 def shape(folder: Path, texts: Sequence[Row], vocabulary: int, length: int, blocks: int, width: int) -> str:
-    """A folder with the tokeniser and the model's shape; every run draws its first weights from its own seed."""
+    """Write a tokenizer and a model configuration to ``folder``; every run draws its weights from its own seed."""
     pieces, _ = count_pieces((row["text"] for row in texts), 2)
     words = train_vocabulary(pieces, vocabulary)
     config = transformers.LlamaConfig(

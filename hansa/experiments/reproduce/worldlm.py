@@ -1,9 +1,9 @@
 """WorldLM (Iacob et al., 2024): Tables 1 to 4 and Figure 4, on real text.
 
 Seven nodes, a root, two regions and four leaves, in three layouts: languages (fr + it, uk + bg), genres of English
-(general text, medical text) and equal parts of French. Every method spends the same sequential steps from the same
-start, with the same local optimiser at a constant rate and its state kept. Every method is scored twice: a node's
-*own* model after its last steps, and the one *global* model at the root; both on the leaves' test sets.
+(general text, medical text) and equal parts of French. Every method takes the same number of sequential steps from the
+same start, with the same local optimizer at a constant rate and its state kept. Every method is scored twice: a node's
+*own* model after its last steps, and the *global* model at the root; both on the leaves' test sets.
 """
 
 import json
@@ -24,15 +24,17 @@ from hansa.privacy.dp.prices import update_prices
 from hansa.report import html
 from hansa.runs.run import Outcome
 
-LOOK = 0.1  # of the test data, after every pass
+LOOK = 0.1  # the share of the test data that is used after every pass
 NODES = 7
 STAGES = 3  # root, regions, leaves: sequential steps of one pass over the tree, in units of one node's
 
 
 @dataclass(frozen=True)
 class Size:
+    """The size of the experiments."""
+
     rounds: int  # passes over the tree
-    steps: int  # of each node in each
+    steps: int  # of each node in each pass
     batch: int
     length: int
     vocabulary: int
@@ -52,7 +54,7 @@ MOMENTUM = {"optimizer": "momentum", "lr": 0.2, "momentum": 0.9}
 PLAIN = {"optimizer": "sgd", "lr": 1.0}
 PRIVATE = {"noise_multiplier": 0.5, "noise_shared_by": NODES}  # noise of σ·C/7
 DP_LEAVES = ("fr", "it")
-LIAR = "uk"
+ATTACKER = "uk"
 POISONS: dict[str, dict[str, Any]] = {
     "flipped": {"kind": "sign-flip"},
     "flipped ×3": {"kind": "sign-flip", "factor": 3},
@@ -63,32 +65,34 @@ TREE, FLAT, POOLED, ALONE, SWAPPED = "tree", "flat", "pooled", "alone", "swapped
 
 
 def worldlm(server: Mapping[str, Any] = MOMENTUM, **method: Any) -> dict[str, Any]:
+    """The settings of WorldLM."""
     return {"method": {"name": "worldlm", **method}, "server": server}
 
 
 def rival(name: str, server: Mapping[str, Any] = PLAIN, **method: Any) -> dict[str, Any]:
+    """The settings of another method."""
     return {"method": {"name": name, **method}, "server": server}
 
 
-# Where WorldLM is strongest here: no momentum, similarity of what moved, no residual back to its sender.
+# The best settings of WorldLM here: no momentum, similarity of movements, no residual back to its origin.
 OURS = worldlm(PLAIN, similarity="moved", back=False)
 ALL_ALONE = {"method": {"name": "alone"}}
 
 
 @dataclass(frozen=True)
 class Job:
-    """A layout, how its nodes stand, and what is set; run with every seed, or with the first ``once``."""
+    """A run: a layout, the arrangement of its nodes, and settings; with every seed, or only the first (``once``)."""
 
     settings: Mapping[str, Any]
     layout: str = "languages"
     stand: str = TREE
-    leaves: Mapping[str, Any] | None = None
-    stages: int = STAGES  # of one pass, where nodes do not stand in a tree
+    leaves: Mapping[str, Any] | None = None  # settings of single leaves
+    stages: int = STAGES  # rounds for one pass, where nodes are not in a tree
     once: bool = False
 
 
 def jobs_of() -> dict[str, Job]:
-    """Everything that is run, by name. What no claim rests on is run once."""
+    """All runs by name. Runs that no claim needs have one seed."""
     found = {
         "WorldLM": Job(worldlm()),
         "WorldLM, ours": Job(OURS),
@@ -106,7 +110,7 @@ def jobs_of() -> dict[str, Job]:
         "server lr 1, moved": Job(worldlm(PLAIN, similarity="moved"), once=True),
         "WorldLM, wrong tree": Job(worldlm(), stand=SWAPPED, once=True),
     }
-    return found | _private() | _layouts() | _lies()
+    return found | _private() | _layouts() | _attacks()
 
 
 def _private() -> dict[str, Job]:
@@ -133,27 +137,28 @@ def _layouts() -> dict[str, Job]:
     return found
 
 
-def _lies() -> dict[str, Job]:
+def _attacks() -> dict[str, Job]:
     found = {
         "WorldLM, filter": Job(worldlm(filter={}), once=True),
         "WorldLM, filter by keys": Job(worldlm(filter={"by": "keys"}), once=True),
     }
     for kind, poison in POISONS.items():
-        lie: dict[str, Any] = {"simulate": {"poison": {LIAR: poison}}}
-        found[f"WorldLM, {kind}, filter"] = Job(worldlm(filter={}) | lie, once=kind == "flipped ×3")
-        found[f"HierFAVG, {kind}"] = Job(rival("hierfavg") | lie, once=kind == "flipped ×3")
+        attack: dict[str, Any] = {"simulate": {"poison": {ATTACKER: poison}}}
+        found[f"WorldLM, {kind}, filter"] = Job(worldlm(filter={}) | attack, once=kind == "flipped ×3")
+        found[f"HierFAVG, {kind}"] = Job(rival("hierfavg") | attack, once=kind == "flipped ×3")
         if kind != "flipped ×3":
-            found[f"WorldLM, {kind}"] = Job(worldlm() | lie, once=True)
-    lie = {"simulate": {"poison": {LIAR: POISONS["×100"]}}}
-    found["WorldLM, ×100, filter by keys"] = Job(worldlm(filter={"by": "keys"}) | lie, once=True)
+            found[f"WorldLM, {kind}"] = Job(worldlm() | attack, once=True)
+    attack = {"simulate": {"poison": {ATTACKER: POISONS["×100"]}}}
+    found["WorldLM, ×100, filter by keys"] = Job(worldlm(filter={"by": "keys"}) | attack, once=True)
     median = {"aggregate": {"weights": "uniform", "rule": "median"}}
-    found["WorldLM, ×100, median"] = Job(worldlm() | median | lie, once=True)
+    found["WorldLM, ×100, median"] = Job(worldlm() | median | attack, once=True)
     return found
 
 
 def federation(name: str, job: Job, layout: Layout, size: Size, path: str, seed: int) -> Federation:
+    """The settings of one run; ``path``: the folder of the tokenizer and the model configuration."""
     grown = job.stand in (TREE, SWAPPED)
-    stages = 1 if grown else job.stages  # the others have one stage where a tree has three
+    stages = 1 if grown else job.stages  # a round of a tree has three stages
     rounds = size.rounds * stages
     if grown:
         nodes = (layout.swapped() if job.stand == SWAPPED else layout).tree(job.leaves or {})
@@ -185,10 +190,11 @@ def federation(name: str, job: Job, layout: Layout, size: Size, path: str, seed:
 
 
 def reproduce(options: Options) -> Reproduction:
+    """Run the experiments, or resume them; return the tables and claims."""
     options.require_data()
     options.reject("worldlm", "encoder", "model", "tune")
     began, size = perf_counter(), SIZES[options.scale]
-    options.say("laying out the trees")
+    options.say("writing the data of the trees")
     layouts = lay_out(options.data, options.out / "data")
     paths = {name: start(layouts, name, options.out / "start", size) for name in ("everything", "genres", "iid")}
     paths["languages"] = paths["everything"]
@@ -218,7 +224,7 @@ def reproduce(options: Options) -> Reproduction:
 
 
 def _result(jobs: Jobs, name: str) -> Outcome | None:
-    """None of a run that a liar or noise has broken: its updates were no longer numbers."""
+    """The outcome of a run; None if an attack or noise made its updates infinite."""
     try:
         return jobs.result(name)
     except RunFailed:
@@ -226,12 +232,12 @@ def _result(jobs: Jobs, name: str) -> Outcome | None:
 
 
 def start(layouts: Mapping[str, Layout], name: str, folder: Path, size: Size) -> str:
-    """Tokeniser and shape, from the training texts of a layout."""
+    """Write the tokenizer and the model configuration for a layout; return their folder."""
     files = [Path(source["train"]) for source in layouts[name].sources.values()]
     rows = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
     return shape(folder / name, rows, size.vocabulary, size.length, size.blocks, size.width)
 
 
 def price(federation: Federation) -> str:
-    """What a private leaf's updates cost; all pay the same."""
+    """The privacy cost of a private leaf's updates, which is the same for all."""
     return next(iter(update_prices(federation, federation.rounds).values())).line

@@ -1,4 +1,4 @@
-"""WorldLM's tables and claims, from the figures of `hansa reproduce worldlm`, beside the paper's."""
+"""The tables and claims of WorldLM (Iacob et al., 2024), our figures beside the published ones."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from typing import Any
 
 from hansa.experiments.reproduce import Claim, Table
 from hansa.report.charts import short
-from hansa.runs.ledger import OWN, Ledger
+from hansa.runs.results import RunResults, Score, read_scores
 from hansa.runs.run import Outcome
 
 # Tables 1 to 4 of the paper; of Table 4, the average improvement over FL.
@@ -36,8 +36,8 @@ PARTS = (
     "no way back",
     "server lr 1, moved",
 )
-LIES = ("flipped", "flipped ×3", "×100")
-BREAKS = 1.5  # times the honest perplexity
+ATTACKS = ("flipped", "flipped ×3", "×100")
+BREAKS = 1.5  # times the perplexity without an attack
 
 Found = Mapping[str, "Figures"]
 Curve = Mapping[str, Sequence[float]]  # own or global → mean perplexity after each pass
@@ -45,16 +45,17 @@ Curve = Mapping[str, Sequence[float]]  # own or global → mean perplexity after
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one method, by seed: perplexities by leaf or node, and next-token accuracy and bits per byte of own models."""
+    """Figures of one method, by seed: perplexity by leaf or node, and next-token accuracy and bits per byte by leaf."""
 
     own: list[dict[str, float]]  # every leaf's own model on its own test set
-    nodes: list[dict[str, float]]  # the same of all seven nodes
+    nodes: list[dict[str, float]]  # the same for all seven nodes
     shared: list[dict[str, float]]  # the one global model on every leaf's test set
     accuracy: list[dict[str, float]]
     bits: list[dict[str, float]]
 
     @staticmethod
     def of(outcomes: Sequence[Outcome | None], leaves: Sequence[str]) -> "Figures":
+        """Read the figures of runs with different seeds; None: the run failed, which counts as infinite."""
         broken = {leaf: {"perplexity": inf, "accuracy": 0.0, "bits_per_byte": inf} for leaf in leaves}
         own = [_own(outcome, leaves) if outcome else broken for outcome in outcomes]
         shared = [outcome.metrics if outcome else broken for outcome in outcomes]
@@ -72,84 +73,89 @@ class Figures:
 
     @property
     def first(self) -> "Figures":
-        """Of the first seed alone: what else was run once is held against that."""
+        """The figures of the first seed, for comparison with runs that have one seed."""
         return Figures(self.own[:1], self.nodes[:1], self.shared[:1], self.accuracy[:1], self.bits[:1])
 
     def mean(self, which: str) -> float:
-        """Over leaves and seeds."""
+        """The mean over leaves and seeds; ``which``: the name of a field."""
         return fmean(fmean(one.values()) for one in getattr(self, which))
 
     def spread(self, which: str) -> float:
-        """Of the mean over leaves, between seeds."""
+        """The standard deviation between seeds of the mean over leaves."""
         means = [fmean(one.values()) for one in getattr(self, which)]
         return deviation(means)
 
     def brief(self, which: str) -> str:
-        """Mean over leaves and seeds, and of several seeds the spread between them."""
+        """The mean over leaves and seeds, and with several seeds their standard deviation, as text."""
         spread = f" (±{short(self.spread(which))})" if len(self.own) > 1 else ""
         return f"{short(self.mean(which))}{spread}"
 
     def text(self, which: str) -> str:
-        """Mean ± standard deviation over nodes, as the paper prints it."""
+        """Mean ± standard deviation over nodes, as in the paper's tables."""
         spread = fmean(deviation(list(one.values())) for one in getattr(self, which))
         return f"{short(self.mean(which))} ± {short(spread)}"
 
 
 def deviation(values: Sequence[float]) -> float:
+    """The standard deviation; infinite if a value is."""
     return pstdev(values) if inf not in values else inf
 
 
 def _own(outcome: Outcome, leaves: Sequence[str]) -> dict[str, dict[str, float]]:
-    """By node; where a run has no models but one, or nothing but own ones, its scores by language."""
-    ledger = Ledger(outcome.folder)
-    own = ledger.final(f"{OWN} test")
-    ledger.close()
+    """The scores of own models by node; by language if the run has only one model, or only models of silos."""
+    own = RunResults.read(outcome.folder).own
     return own if set(leaves) <= set(own) else outcome.metrics
 
 
 def curve_of(folder: Path) -> Curve:
-    """How a run went: mean perplexity of all nodes' own models and of the global model, after every pass."""
-    ledger = Ledger(folder)
-    query = (
-        "select split like ?1, avg(value) from metrics where metric='perplexity' and share < 1.0 "
-        "group by split, round order by round"
-    )
-    found: dict[str, list[float]] = {"own": [], "global": []}
-    for own, value in ledger.select(query, f"{OWN} %"):
-        found["own" if own else "global"].append(value)
-    ledger.close()
-    return found
+    """The mean perplexity of all nodes' own models, and of the global model, after every pass."""
+    return {
+        "own": _means(read_scores(folder, "perplexity", own=True)),
+        "global": _means(read_scores(folder, "perplexity")),
+    }
+
+
+def _means(scores: Sequence[Score]) -> list[float]:
+    """The mean over groups, round by round, of the evaluations during training."""
+    rounds: dict[int, list[float]] = {}
+    for score in scores:
+        if score.share < 1.0:
+            rounds.setdefault(score.round, []).append(score.value)
+    return [fmean(values) for values in rounds.values()]
 
 
 # ── tables ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def tables_of(found: Found, curves: Mapping[str, Curve], seeds: int) -> list[Table]:
+    """All tables; ``seeds``: of the runs that claims need."""
     once = f"Marked ¹: one seed; all others: {seeds}." if seeds > 1 else ""
     tables = [table_1, table_2, table_3, table_4]
-    return [table(found, once) for table in tables] + [figure_4(curves), parts(found, once), lies(found, once)]
+    return [table(found, once) for table in tables] + [figure_4(curves), parts(found, once), attacks(found, once)]
 
 
 def named(found: Found, name: str, shown: str = "") -> str:
-    """A row's name; marked where fewer seeds were run than of WorldLM itself."""
+    """The name of a row, with a mark if it has fewer seeds than WorldLM."""
     return (shown or name) + ("¹" if len(found[name].own) < len(found["WorldLM"].own) else "")
 
 
 def table_1(found: Found, once: str) -> Table:
+    """Perplexity on the language tree."""
     rows = [
         [named(found, n), *(found[n].text(which) for which in ("own", "shared", "nodes")), TABLE_1.get(n, "–")]
         for n in (*TABLE_1, "central, as many tokens", "WorldLM, ours")
     ]
     note = (
         "Own: each leaf's own model after its last steps; global: the root's model on the same test sets; mean ± "
-        "deviation over leaves. The paper compares WorldLM's own models, of all nodes, with the others' global model. "
-        "Central has as many sequential steps as the tree, or, as many tokens, as many steps as all nodes of the tree "
-        f"together. {once}"
+        "deviation over leaves. The paper compares WorldLM's own models, of all nodes, with the global models of the "
+        "other methods. Central takes as many sequential steps as the tree; “as many tokens”: as many steps as all "
+        f"nodes of the tree together. {once}"
     )
     return Table("Table 1: perplexity on the language tree", ["", "own", "global", "own, 7 nodes", "paper"], rows, note)
 
 
 def table_2(found: Found, once: str) -> Table:
+    """Perplexity on genres and on equal parts."""
     rows = []
     for layout, paper in TABLE_2.items():
         for method, published in paper.items():
@@ -164,6 +170,7 @@ def table_2(found: Found, once: str) -> Table:
 
 
 def table_3(found: Found, once: str) -> Table:
+    """Perplexity with differential privacy and on a wrong tree."""
     names = {"clean": "{}", "DP": "{}, DP", "DP shrunk": "{}, DP shrunk", "wrong tree": "{}, wrong tree"}
     rows = []
     for method, which, published in (
@@ -179,15 +186,16 @@ def table_3(found: Found, once: str) -> Table:
         rows.append([f"{method}, {what}", *cells, *(published or ("–",) * 3)])
     letter = found["WorldLM, DP to the letter"].brief("own")
     note = (
-        "DP at fr and it with noise σ·C/7, σ = 0.5; shrunk: the noisy update is then cut to the length of what can be "
-        f"signal in it (`privacy.shrink`, ours). To the letter, with σ·C on every coordinate, WorldLM's leaves are at "
-        f"{letter}. Shrunk, to the letter and wrong tree: one seed. {once}"
+        "DP at fr and it with noise of standard deviation σ·C/7, σ = 0.5; shrunk: the noisy update is scaled to its "
+        "expected signal (`privacy.shrink`, ours). With σ·C on every coordinate, as published, WorldLM's leaves are at "
+        f"{letter}. Shrunk, as published and wrong tree: one seed. {once}"
     )
     columns = ["", *names, "paper clean", "paper DP", "paper wrong tree"]
     return Table("Table 3: privacy and a wrong tree", columns, rows, note)
 
 
 def table_4(found: Found, once: str) -> Table:
+    """Next-token accuracy and bits per byte."""
     base = found["FL"].mean("accuracy")
     rows = []
     for name in ("WorldLM", "WorldLM, ours", "FL", "HierFAVG", "FedPer", "local, unbounded data", "central"):
@@ -195,15 +203,15 @@ def table_4(found: Found, once: str) -> Table:
         against = f"{accuracy / base - 1:+.2%}"
         rows.append([named(found, name), f"{accuracy:.4f}", against, f"{bits:.3f}", TABLE_4.get(name, "–")])
     note = (
-        "In place of few-shot tasks, which models of this size cannot do: own models, next-token accuracy against FL's "
-        f"(paper: the average over five kinds of tasks, against FL's). {once}"
+        "Models of this size cannot solve few-shot tasks: instead, next-token accuracy of own models relative to FL's "
+        f"(paper: the average over five kinds of tasks, relative to FL's). {once}"
     )
     columns = ["", "accuracy", "against FL", "bits per byte", "paper"]
     return Table("Table 4: accuracy and bits per byte", columns, rows, note)
 
 
 def figure_4(curves: Mapping[str, Curve]) -> Table:
-    """First seed; the report draws it by language."""
+    """Perplexity over passes with the first seed; the report draws it by language."""
     passes = max(len(curve) for by in curves.values() for curve in by.values())
     rows = [
         [f"{name}, {which}", *map(short, curve), *["–"] * (passes - len(curve))]
@@ -217,44 +225,47 @@ def figure_4(curves: Mapping[str, Curve]) -> Table:
 
 
 def parts(found: Found, once: str) -> Table:
+    """Own models of all methods, and ablations of WorldLM."""
     names = ("WorldLM", "WorldLM, ours", *PARTS, "HierFAVG", "FedPer", "FL")
     rows = [
         [named(found, n), found[n].brief("own"), short(found[n].first.mean("own")), found[n].brief("shared")]
         for n in names
     ]
     note = (
-        "WorldLM as published, changed in one thing each; ours: server lr 1, similarity of what moved, and no way back "
-        f"for residuals. In brackets: deviation between seeds. {once}"
+        "WorldLM as published with one change each; ours: server lr 1, similarity of movements, no residual back to "
+        f"its origin. In brackets: deviation between seeds. {once}"
     )
     columns = ["", "own", "own, first seed", "global"]
-    return Table("Own against own, and what each part earns", columns, rows, note)
+    return Table("Own models, and ablations of WorldLM", columns, rows, note)
 
 
-def lies(found: Found, once: str) -> Table:
+def attacks(found: Found, once: str) -> Table:
+    """Perplexity with one poisoned leaf."""
     forms = ("WorldLM, {}, filter", "WorldLM, {}, filter by keys", "WorldLM, {}, median", "WorldLM, {}", "HierFAVG, {}")
 
     def cell(name: str) -> str:
         if name not in found:
             return "–"
         if inf in found[name].own[0].values():
-            return named(found, name, "no model left")
+            return named(found, name, "diverged")
         return f"{named(found, name, found[name].brief('own'))} / {found[name].brief('shared')}"
 
-    honest = [
+    clean = [
         *(cell(f"WorldLM, {how}") for how in ("filter", "filter by keys")),
         "–",
         cell("WorldLM"),
         cell("HierFAVG"),
     ]
-    rows = [["clean", *honest], *([kind, *(cell(form.format(kind)) for form in forms)] for kind in LIES)]
+    rows = [["clean", *clean], *([kind, *(cell(form.format(kind)) for form in forms)] for kind in ATTACKS)]
     columns = ["", "WorldLM, filter", "filter by keys", "median", "WorldLM", "HierFAVG"]
-    return Table("One liar of four (uk): own / global perplexity", columns, rows, once)
+    return Table("One poisoned leaf of four (uk): own / global perplexity", columns, rows, once)
 
 
 # ── claims ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def claims_of(found: Found, price: str) -> list[Claim]:
+    """All claims; ``price``: the privacy cost of a private leaf, in words."""
     return [*_tree_claims(found), _privacy_claim(found, price), *_poison_claims(found)]
 
 
@@ -276,7 +287,7 @@ def _tree_claims(found: Found) -> Iterator[Claim]:
     yield _own_claim(found)
     wrong, right = found["WorldLM, wrong tree"], found["WorldLM"].first
     yield Claim(
-        "a wrong tree costs WorldLM something",
+        "a wrong tree raises WorldLM's perplexity",
         wrong.mean("nodes") > right.mean("nodes"),
         f"all nodes {short(right.mean('nodes'))} to {short(wrong.mean('nodes'))}, "
         f"leaves {short(right.mean('own'))} to {short(wrong.mean('own'))}",
@@ -284,7 +295,7 @@ def _tree_claims(found: Found) -> Iterator[Claim]:
     )
     tree, flat_iid = found["WorldLM, iid"], found["FL, iid"]
     yield Claim(
-        "on equal parts there is no gain, own against own and global against global",
+        "on equal parts WorldLM is not better than FL, neither its own models nor its global model",
         all(tree.mean(which) >= flat_iid.mean(which) for which in ("own", "shared")),
         ", ".join(
             f"{what} {short(tree.mean(which))} / {short(flat_iid.mean(which))}"
@@ -301,7 +312,7 @@ def _own_claim(found: Found) -> Claim:
     spread = max(best.spread("own"), rivals[strongest].spread("own"))
     others = ", ".join(f"{name} {short(figures.mean('own'))}" for name, figures in rivals.items())
     return Claim(
-        "own against own, WorldLM with our settings wins or ties with every rival, within the spread of the seeds",
+        "WorldLM's own models with our settings are at least as good as every other method's, within the seeds' spread",
         best.mean("own") <= rivals[strongest].mean("own") + spread,
         f"{short(best.mean('own'))} / {others}, spread {short(spread)}; "
         f"as published {short(found['WorldLM'].mean('own'))}",
@@ -316,7 +327,7 @@ def _privacy_claim(found: Found, price: str) -> Claim:
     tree, flat = growth("WorldLM", "own"), growth("FL", "shared")
     shrunk = found["WorldLM, DP shrunk"].mean("nodes") / found["WorldLM"].first.mean("nodes") - 1
     return Claim(
-        "with two private leaves WorldLM grows by less than half of what FL's global model grows by",
+        "with two private leaves, WorldLM's perplexity grows by less than half as much as that of FL's global model",
         tree < flat / 2,
         f"WorldLM's leaves {tree:+.0%}, all its nodes {growth('WorldLM', 'nodes'):+.0%} (shrunk {shrunk:+.0%}), "
         f"FL {flat:+.0%}, the tree without key layers {growth('no key layers', 'own'):+.0%}; {price}",
@@ -325,14 +336,14 @@ def _privacy_claim(found: Found, price: str) -> Claim:
 
 
 def _poison_claims(found: Found) -> Iterator[Claim]:
-    for kind in LIES:
+    for kind in ATTACKS:
         kept, lied = found[f"WorldLM, {kind}, filter"], found[f"HierFAVG, {kind}"]
         clean, honest = found["WorldLM"], found["HierFAVG"]
         if len(kept.own) < len(clean.own):
             clean, honest = clean.first, honest.first
         broken = max(lied.mean(which) / honest.mean(which) for which in ("own", "shared"))
         yield Claim(
-            f"one leaf of four {kind}: WorldLM with the filter is within 5% of clean, HierFAVG without it breaks",
+            f"one leaf of four {kind}: WorldLM with the filter is within 5% of clean, HierFAVG without it diverges",
             kept.mean("own") <= 1.05 * clean.mean("own") and broken > BREAKS,
             f"WorldLM {short(clean.mean('own'))} to {short(kept.mean('own'))}, HierFAVG times {short(broken)}",
             "open",

@@ -1,9 +1,10 @@
-"""Ways that are not straight: through a hospital's proxy, and by a NATS that somebody else runs. The same bits."""
+"""Connections through a proxy and through an existing NATS server give the same bits; renewed certificates."""
 
 import json
 import socket
 import subprocess
 import threading
+from collections.abc import Callable
 from contextlib import closing, contextmanager, suppress
 from time import monotonic, sleep
 
@@ -24,7 +25,7 @@ from tests.conftest import same, weights
 from tests.deploy.conftest import free_ports, joined, make_kits, regions
 from tests.deploy.tunnel import Tunnel
 
-PATIENCE = 300.0  # seconds: a loaded machine is no fault
+WAIT_SECONDS = 300.0  # for a loaded machine
 
 
 @contextmanager
@@ -35,61 +36,61 @@ def running(agent: Agent):
         yield thread
     finally:
         agent.stop()
-        thread.join(PATIENCE)
+        thread.join(WAIT_SECONDS)
         assert not thread.is_alive()
 
 
-def until(come, what: str) -> None:
-    end = monotonic() + PATIENCE
-    while not come():
-        assert monotonic() < end, f"{what} did not come"
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    end = monotonic() + WAIT_SECONDS
+    while not condition():
+        assert monotonic() < end, f"{what}: not within {WAIT_SECONDS:.0f} s"
         sleep(0.02)
 
 
-def silo(settings, kits, home, name: str, say, proxy: Proxy | None = None) -> Agent:
+def silo(settings, kits, home, name: str, log, proxy: Proxy | None = None) -> Agent:
     kit = Kit(kits / name)
-    return Agent(kit, home / name, SiloService(kit, settings.silos[name].sources, settings.plugins), say, proxy)
+    return Agent(kit, home / name, SiloService(kit, settings.silos[name].sources, settings.plugins), log, proxy)
 
 
-def test_behind_a_proxy_all_goes_through_it_and_the_bits_are_the_same(federation, tmp_path, log):
+def test_all_connections_go_through_the_proxy_and_the_bits_are_the_same(federation, tmp_path, log):
     settings = federation(rounds=1)
     kits = make_kits(settings, tmp_path / "kits")
-    place = Kit(kits / COORDINATOR).endpoint
+    endpoint = Kit(kits / COORDINATOR).endpoint
     rest = settings.model_copy(update={"silos": {n: s for n, s in settings.silos.items() if n != "north"}})
     with Tunnel("name:secret") as tunnel, joined(rest, kits, tmp_path / "silos", log.say):
         proxy = Proxy.parse(f"http://name:secret@127.0.0.1:{tunnel.port}")
         with running(silo(settings, kits, tmp_path / "silos", "north", log.say, proxy)):
             there = serve(settings, Kit(kits / COORDINATOR), tmp_path / "run", None, log)
         ports = {int(target.rpartition(":")[2]) for target in tunnel.passed}
-    assert ports == {place.port, place.blob_port}, "letters and weights alike"
+    assert ports == {endpoint.port, endpoint.blob_port}, "broker and blob server"
     here = run(settings, tmp_path / "here", workers=0)
     assert same(weights(here.folder / "model"), weights(there.folder / "model"))
     assert "secret" not in "".join(log.lines)
 
 
-def test_a_proxy_that_does_not_let_us_pass_is_told_apart(tmp_path):
-    [nobody] = free_ports(1)
+def test_failures_of_a_proxy_are_reported(tmp_path):
+    [unused] = free_ports(1)
     with Tunnel("name:secret") as tunnel:
-        with pytest.raises(OSError, match="does not let us pass: it said 407 Proxy Authentication Required"):
-            open_connection(("localhost", nobody), Proxy("127.0.0.1", tunnel.port))
-        with pytest.raises(OSError, match="it said 502 Bad Gateway"):
-            open_connection(("localhost", nobody), Proxy("127.0.0.1", tunnel.port, "name:secret"))
-    with pytest.raises(OSError, match=f"the proxy 127.0.0.1:{nobody} is not there"):
-        open_connection(("localhost", 1), Proxy("127.0.0.1", nobody))
+        with pytest.raises(OSError, match="refused the connection: 407 Proxy Authentication Required"):
+            open_connection(("localhost", unused), Proxy("127.0.0.1", tunnel.port))
+        with pytest.raises(OSError, match="refused the connection: 502 Bad Gateway"):
+            open_connection(("localhost", unused), Proxy("127.0.0.1", tunnel.port, "name:secret"))
+    with pytest.raises(OSError, match=f"the proxy 127.0.0.1:{unused} cannot be reached"):
+        open_connection(("localhost", 1), Proxy("127.0.0.1", unused))
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
 
-        def nonsense() -> None:
+        def not_http() -> None:
             one, _ = server.accept()
             one.sendall(b"220 mail.example.org ESMTP\r\n\r\n")
             one.close()
 
-        threading.Thread(target=nonsense, daemon=True).start()
-        with pytest.raises(OSError, match="does not let us pass"):
-            open_connection(("localhost", nobody), Proxy("127.0.0.1", server.getsockname()[1]))
+        threading.Thread(target=not_http, daemon=True).start()
+        with pytest.raises(OSError, match="refused the connection"):
+            open_connection(("localhost", unused), Proxy("127.0.0.1", server.getsockname()[1]))
 
 
 @pytest.mark.parametrize("url", ["proxy:3128", "https://proxy:3128", "http://proxy", "http://proxy:x", "http://:3128"])
-def test_a_proxy_is_written_as_a_url(url):
+def test_the_url_of_a_proxy_is_checked(url):
     with pytest.raises(UserError, match="write it as http://HOST:PORT"):
         Proxy.parse(url)
     with pytest.raises(UserError) as refused:
@@ -98,41 +99,41 @@ def test_a_proxy_is_written_as_a_url(url):
     assert "secret" not in repr(Proxy.parse("http://name:secret@proxy:3128"))
 
 
-def test_an_agent_that_is_stopped_finishes_what_it_sends(federation, tmp_path, log):
-    """The tunnel stands still when the answer is on its way; then the agent is told to stop, and the tunnel goes on."""
+def test_a_stopped_agent_finishes_the_reply_that_it_sends(federation, tmp_path, log):
+    """The proxy stops forwarding while a reply is sent; the agent is stopped; then the proxy forwards again."""
     settings = federation(rounds=1, evaluate={"every": 9, "share": 1.0})
     kits = make_kits(settings, tmp_path / "kits")
     rest = settings.model_copy(update={"silos": {n: s for n, s in settings.silos.items() if n != "north"}})
     with Tunnel() as tunnel, joined(rest, kits, tmp_path / "silos", log.say):
-        said: list[str] = []
+        lines: list[str] = []
 
-        def say(text: str) -> None:
-            said.append(text)
-            if text == "Train of round 1":
+        def watch(text: str) -> None:
+            lines.append(text)
+            if text == "Train of round 1: started":
                 tunnel.free.clear()
 
-        agent = silo(settings, kits, tmp_path / "silos", "north", say, Proxy("127.0.0.1", tunnel.port))
+        agent = silo(settings, kits, tmp_path / "silos", "north", watch, Proxy("127.0.0.1", tunnel.port))
         with running(agent) as thread:
             run_there = threading.Thread(
                 target=serve, args=(settings, Kit(kits / COORDINATOR), tmp_path / "run", None, log), daemon=True
             )
             run_there.start()
-            until(lambda: agent.phase == "sending" and not tunnel.free.is_set(), "the answer on its way")
+            wait_until(lambda: agent.phase == "sending" and not tunnel.free.is_set(), "the upload of the reply")
             agent.stop()
             assert thread.is_alive()
             tunnel.free.set()
-            thread.join(PATIENCE)
+            thread.join(WAIT_SECONDS)
             assert not agent.busy
-            assert "Train of round 1 is answered" in said
+            assert "Train of round 1: reply sent" in lines
         with running(silo(settings, kits, tmp_path / "silos", "north", log.say)):  # for the final evaluation
-            run_there.join(PATIENCE)
+            run_there.join(WAIT_SECONDS)
             assert not run_there.is_alive()
     here = run(settings, tmp_path / "here", workers=0)
     assert same(weights(here.folder / "model"), weights(tmp_path / "run" / "model"))
 
 
 def test_a_renewed_kit_is_used_without_a_restart(federation, tmp_path, log):
-    """Revoked, an agent is cut off; with the renewed kit, which has another key, the same agent is there again."""
+    """A revoked agent is disconnected; with the renewed kit, which has another key, the same agent works again."""
     settings = federation(rounds=1)
     kits = make_kits(settings, tmp_path / "kits")
     with joined(settings, kits, tmp_path / "silos", log.say):
@@ -145,7 +146,7 @@ def test_a_renewed_kit_is_used_without_a_restart(federation, tmp_path, log):
     assert same(weights(here.folder / "model"), weights(again.folder / "model"))
 
 
-def test_a_certificate_that_is_being_copied_does_not_end_anything(federation, tmp_path):
+def test_an_incomplete_certificate_leaves_the_previous_one_in_use(federation, tmp_path):
     kits = make_kits(federation(), tmp_path / "kits")
     kit = Kit(kits / "north")
     tls, key = kit.client_tls(), kit.key
@@ -153,21 +154,21 @@ def test_a_certificate_that_is_being_copied_does_not_end_anything(federation, tm
         (kits / "north" / name).write_text("half of")
     assert kit.key is key
     assert tls._newest() is tls._context
-    with pytest.raises(UserError, match="its certificate cannot be used"):
+    with pytest.raises(UserError, match="the certificate cannot be used"):
         kit.client_tls()
 
 
-# ── a broker that somebody else runs ──────────────────────────────────────────────────────────────────────────────
+# ── an existing NATS server ──────────────────────────────────────────────────────────────────────────────
 
 
 @contextmanager
-def foreign_broker(folder, port: int):
-    """As its operator starts it: in the folder that was handed over."""
-    with (folder / "said.log").open("wb") as said:
-        process = subprocess.Popen([binary(), "-c", "nats.conf"], cwd=folder, stdout=said, stderr=said)
+def existing_broker(folder, port: int):
+    """Start a NATS server in its folder, as its operator does."""
+    with (folder / "nats.log").open("wb") as log:
+        process = subprocess.Popen([binary(), "-c", "nats.conf"], cwd=folder, stdout=log, stderr=log)
     try:
-        until(lambda: process.poll() is not None or _listens(port), "a listening broker")
-        assert process.poll() is None, (folder / "said.log").read_text()
+        wait_until(lambda: process.poll() is not None or _listens(port), "a listening broker")
+        assert process.poll() is None, (folder / "nats.log").read_text()
         yield process
     finally:
         process.kill()
@@ -181,28 +182,30 @@ def _listens(port: int) -> bool:
 
 
 @pytest.mark.parametrize("tree", [False, True])
-def test_a_nats_that_somebody_else_runs(federation, tmp_path, log, tree):
-    """One server for the coordinator and its regions, started from the file that the kits bring."""
+def test_a_run_with_an_existing_nats_server(federation, tmp_path, log, tree):
+    """One server for the coordinator and its regions, with the configuration that came with the kits."""
     settings = federation(rounds=1)
     if tree:
         region = Node(silos={n: settings.silos[n] for n in ("north", "south")})
         settings = settings.model_copy(update={"silos": {"west": region, "east": settings.silos["east"]}})
-    port, bulk, region_bulk, unused = free_ports(4)
-    addresses = {COORDINATOR: f"localhost:{unused}+{bulk}"} | ({"west": f"localhost:1+{region_bulk}"} if tree else {})
+    port, blob_port, region_blob_port, unused = free_ports(4)
+    addresses = {COORDINATOR: f"localhost:{unused}+{blob_port}"} | (
+        {"west": f"localhost:1+{region_blob_port}"} if tree else {}
+    )
     authority.create(settings, tmp_path / "kits", addresses, 30, f"localhost:{port}")
     with (
-        foreign_broker(tmp_path / "kits" / "nats", port),
+        existing_broker(tmp_path / "kits" / "nats", port),
         regions(settings, tmp_path / "kits", tmp_path / "regions", log.say),
         joined(settings, tmp_path / "kits", tmp_path / "silos", log.say),
     ):
-        url = None if tree else f"tls://localhost:{port}"  # the kit knows it too
+        url = None if tree else f"tls://localhost:{port}"  # the kit has it too
         outcome = serve(settings, Kit(tmp_path / "kits" / COORDINATOR), tmp_path / "run", url, log)
-        assert not _listens(unused), "no server of our own was started"
+        assert not _listens(unused), "the coordinator started no server"
     here = run(settings, tmp_path / "here", workers=0)
     assert same(weights(here.folder / "model"), weights(outcome.folder / "model"))
 
 
-def test_the_broker_admits_members_alone_and_tells_a_region_apart(federation, tmp_path):
+def test_the_configuration_of_an_existing_nats_server(federation, tmp_path):
     settings = federation()
     (tmp_path / "fed.yaml").write_text(json.dumps(settings.model_dump(mode="json")))
     out = ("--out", str(tmp_path / "kits"))
@@ -212,8 +215,10 @@ def test_the_broker_admits_members_alone_and_tells_a_region_apart(federation, tm
     assert {user["user"].partition(".")[0] for user in rules["users"]} == {COORDINATOR, *settings.silos}
     checked = subprocess.run([binary(), "-t", "-c", "nats.conf"], cwd=folder, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stderr
-    assert Kit(tmp_path / "kits" / "north").parent.letters == ("nats.example", 4333)
-    assert "authorization.conf, and reloads it" in ok("kit", "revoke", str(tmp_path / "kits"), "north")
+    assert Kit(tmp_path / "kits" / "north").parent.broker_address == ("nats.example", 4333)
+    assert "authorization.conf to the NATS server, and reload it" in ok(
+        "kit", "revoke", str(tmp_path / "kits"), "north"
+    )
     assert "north." not in (folder / "authorization.conf").read_text()
     before = (folder / "cert.pem").read_bytes()
     ok("kit", "renew", str(tmp_path / "kits"), "nats")

@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from hansa.privacy.attacks.hits import Frequencies, MAX_GUESSES, Truth, size_bin, random_baseline, frequency_baseline, score, combined
+from hansa.privacy.attacks.hits import (
+    MAX_GUESSES,
+    Frequencies,
+    Truth,
+    combined,
+    frequency_baseline,
+    random_baseline,
+    score,
+    size_bin,
+)
 
 SPECIAL = np.array([True, True, False, False, False, False, False, False])  # [CLS], [SEP], six words
 

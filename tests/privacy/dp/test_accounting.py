@@ -45,12 +45,15 @@ def test_no_noise_has_no_bound_and_no_release_has_no_cost():
 
 
 def test_published_figure_for_sampled_noise():
-    """Abadi et al. (2016), Section 3.2: q = 0.01, σ = 4, 10,000 steps: the moments accountant says 1.26 at 1e-5,
-    strong composition 9.34. A tight accountant lies below the moments' bound, and not at zero."""
+    """Abadi et al. (2016), Section 3.2: q = 0.01, σ = 4, 10,000 steps.
+
+    The moments accountant gives 1.26 at 1e-5, strong composition 9.34. A tight accountant lies below the moments
+    accountant's bound, and not at zero.
+    """
     assert 0.8 < epsilon(4.0, 10_000, 1e-5, sampling=0.01) < 1.26
 
 
-def test_nonsense_is_refused_in_a_sentence():
+def test_values_out_of_range_are_refused_in_a_sentence():
     with pytest.raises(ConfigError, match="delta is 0"):
         epsilon(1.0, 1, 0.0)
     with pytest.raises(ConfigError, match="sampling rate is 2"):

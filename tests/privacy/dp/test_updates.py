@@ -8,11 +8,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hansa.client.state import StateStore
+from hansa.client.silo import PRIVACY
+from hansa.client.state import StateFolder
+from hansa.config.federation import Federation
 from hansa.config.file import parse
 from hansa.config.sections import Privacy
 from hansa.core.errors import ConfigError
-from hansa.privacy.dp.updates import NORM, protect, spent
+from hansa.privacy.dp.accounting import price
+from hansa.privacy.dp.prices import update_mechanisms, update_prices
+from hansa.privacy.dp.updates import UpdateMechanism, UpdateNorm
 from hansa.privacy.policy.disclosures import disclosures
 from hansa.runs.ledger import Ledger
 from hansa.runs.run import run
@@ -25,10 +29,17 @@ def drawn(size: int, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).normal(size=size).astype(np.float32))
 
 
+def protect(
+    update: torch.Tensor, settings: Privacy, last: UpdateNorm | None = None, seed: int = 0, round: int = 1
+) -> UpdateNorm:
+    """Apply the mechanism to an update of silo 'a', in place."""
+    return UpdateMechanism(settings).apply(update, last, seed, round, "a")
+
+
 def test_without_noise_a_short_update_passes_untouched():
     update = drawn(100) * 1e-3
     before = update.clone()
-    protect(update, Privacy(noise_multiplier=1e-30, clip=5.0), {}, 0, 1, "a")
+    protect(update, Privacy(noise_multiplier=1e-30, clip=5.0))
     torch.testing.assert_close(update, before, rtol=0, atol=1e-20)
 
 
@@ -36,26 +47,37 @@ def test_without_noise_a_short_update_passes_untouched():
 def test_a_long_update_is_as_long_as_the_bound_and_keeps_its_direction(bound, length):
     update = drawn(50) * length
     before = update.clone()
-    protect(update, Privacy(noise_multiplier=1e-30, clip=bound), {}, 0, 1, "a")
+    protect(update, Privacy(noise_multiplier=1e-30, clip=bound))
     expected = before.numpy() * min(1.0, bound / float(np.linalg.norm(before.numpy())))
     np.testing.assert_allclose(update.numpy(), expected, rtol=1e-4)
 
 
-@pytest.mark.parametrize("among", [1, 7])
-def test_the_noise_has_the_stated_size_and_no_other(among):
+@pytest.mark.parametrize("shared_by", [1, 7])
+def test_the_noise_has_the_stated_size_and_no_other(shared_by):
     update = torch.zeros(200_000)
-    protect(update, Privacy(noise_multiplier=0.5, clip=3.0, noise_shared_by=among), {}, 0, 1, "a")
-    stated = 0.5 * 3.0 / among
+    protect(update, Privacy(noise_multiplier=0.5, clip=3.0, noise_shared_by=shared_by))
+    stated = 0.5 * 3.0 / shared_by
     spread, error = float(update.std()), 4 * stated / math.sqrt(2 * 200_000)
     assert abs(spread - stated) < error
     assert abs(spread - stated * 1.02) > error, "a scale that is off by two hundredths would be seen"
 
 
-def test_shrunk_it_is_the_same_update_times_a_factor_that_tells_nothing_and_nearer_to_the_truth():
+def test_the_price_is_of_the_noise_that_is_applied():
+    """The noise multiplier of the event is the measured deviation over the clipping norm."""
+    mechanism = UpdateMechanism(Privacy(noise_multiplier=0.9, clip=3.0, noise_shared_by=2))
+    update = torch.zeros(200_000)
+    mechanism.apply(update, None, 0, 1, "a")
+    event = mechanism.event(5)
+    assert float(update.std()) / 3.0 == pytest.approx(event.noise_multiplier, rel=0.01)
+    assert (event.count, event.sampling) == (5, 1.0)
+    assert price(mechanism, 5).noise_multiplier == event.noise_multiplier
+
+
+def test_a_shrunk_update_is_the_same_one_times_a_public_factor_and_nearer_to_the_truth():
     truth = drawn(10_000) * (3.0 / drawn(10_000).norm())
     plain, shrunk = truth.clone(), truth.clone()
-    protect(plain, Privacy(noise_multiplier=0.5, clip=3.0, noise_shared_by=7), {}, 0, 1, "a")
-    protect(shrunk, Privacy(noise_multiplier=0.5, clip=3.0, noise_shared_by=7, shrink=True), {}, 0, 1, "a")
+    protect(plain, Privacy(noise_multiplier=0.5, clip=3.0, noise_shared_by=7))
+    protect(shrunk, Privacy(noise_multiplier=0.5, clip=3.0, noise_shared_by=7, shrink=True))
     torch.testing.assert_close(shrunk, plain / (1 + 10_000 * (0.5 / 7) ** 2))
     errors = {factor: float((factor * plain - truth).norm()) for factor in (1.0, 1 / 52, 1 / 26, 1 / 104)}
     assert errors[1.0] > 7 * float((shrunk - truth).norm())
@@ -65,36 +87,40 @@ def test_shrunk_it_is_the_same_update_times_a_factor_that_tells_nothing_and_near
 def test_the_bound_is_one_at_first_and_then_the_last_norm():
     settings, update = Privacy(noise_multiplier=1e-30), drawn(50) * 10
     norm = float(update.norm())
-    protect(update, settings, {}, 0, 1, "a")
+    kept = protect(update, settings)
     assert float(update.norm()) == pytest.approx(1.0)
+    assert kept.norm == pytest.approx(norm), "before clipping"
     longer = drawn(50, seed=1) * 1000
-    protect(longer, settings, {NORM: torch.tensor(norm)}, 0, 2, "a")
+    protect(longer, settings, kept, round=2)
     assert float(longer.norm()) == pytest.approx(norm, rel=1e-4)
 
 
-def test_a_silo_remembers_the_norm_of_what_it_would_have_sent(federation, tmp_path):
-    """Not of what it sent: noise would make the bound grow from round to round."""
+def test_a_silo_keeps_the_norm_of_its_update_before_noise(federation, tmp_path):
+    """With the norm of the noisy update, the bound would grow from round to round."""
     outcome = run(private(federation(rounds=1), "east"), tmp_path / "run", workers=0)
-    kept = StateStore(outcome.folder / "silos" / "east" / "memory").recall(2)[NORM]
-    assert 0 < float(kept) < 5.0, "the noise alone, at so many coordinates, is longer"
+    kept = StateFolder(outcome.folder / "silos" / "east" / "memory").recall(2).get(PRIVACY, UpdateNorm)
+    assert kept is not None
+    assert 0 < kept.norm < 5.0, "the noise alone, at so many coordinates, is longer"
 
 
 def test_noise_repeats_with_the_seed_and_never_when_it_is_secret():
     def noise(secret: bool, round: int = 1) -> torch.Tensor:
         update = torch.zeros(8)
-        protect(update, Privacy(secret=secret), {}, 0, round, "a")
+        protect(update, Privacy(secret=secret), round=round)
         return update
 
     assert torch.equal(noise(False), noise(False))
     assert not torch.equal(noise(False), noise(False, round=2))
     assert not torch.equal(noise(True), noise(True))
+    assert UpdateMechanism(Privacy()).seeded
+    assert not UpdateMechanism(Privacy(secret=True)).seeded
 
 
-def private(settings, *names):
+def private(settings: Federation, *names: str) -> Federation:
     """The same federation with privacy at some silos."""
     raw = settings.model_dump(mode="json", exclude_defaults=True)
 
-    def mark(silos):
+    def mark(silos: dict) -> None:
         for name, node in silos.items():
             mark(node.get("silos", {}))
             if name in names:
@@ -114,28 +140,32 @@ def test_a_run_with_private_silos_repeats_and_states_its_price(federation, tmp_p
     fact = ledger.facts()["privacy"]
     ledger.close()
     assert set(fact) == {"east"}
-    assert fact["east"]["updates"] == 2
+    assert fact["east"]["releases"] == 2
     assert fact["east"]["unit"] == "all data of the silo"
     assert "ε = " in (one.folder / "model" / "README.md").read_text(encoding="utf-8")
 
 
 def test_every_update_of_a_silo_in_a_tree_is_counted(federation):
     flat = federation(rounds=3)
-    tree = flat.model_dump(mode="json", exclude_defaults=True)
-    tree["silos"] = {"region": {"rounds": 4, "silos": tree["silos"]}}
-    tree = parse(tree)
-    deep, shallow = spent(private(tree, "east"), 3)["east"], spent(private(flat, "east"), 12)["east"]
+    raw = flat.model_dump(mode="json", exclude_defaults=True)
+    raw["silos"] = {"region": {"rounds": 4, "silos": raw["silos"]}}
+    tree = parse(raw)
+    deep, shallow = (
+        update_prices(private(tree, "east"), 3)["east"],
+        update_prices(private(flat, "east"), 12)["east"],
+    )
     assert deep == shallow
-    assert deep.updates == 12
-    assert deep.epsilon > spent(private(flat, "east"), 3)["east"].epsilon
-    assert not spent(tree, 3), "nobody is protected, nothing is claimed"
+    assert deep.releases == 12
+    assert deep.epsilon > update_prices(private(flat, "east"), 3)["east"].epsilon
+    assert not update_prices(tree, 3), "without private silos there is no price"
+    assert set(update_mechanisms(private(tree, "east"))) == {"east"}
 
 
-def test_the_releases_name_the_price_and_the_seed(federation):
+def test_the_disclosures_state_the_price_and_the_seed(federation):
     lines = " ".join(disclosures(private(federation(), "east")))
     assert "The updates of 'east'" in lines
     assert "ε = " in lines
-    assert "comes from the seed" in lines
+    assert "The noise of east is drawn from the federation's seed" in lines
 
 
 def test_privacy_stands_at_silos(federation):

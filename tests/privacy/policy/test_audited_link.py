@@ -27,7 +27,7 @@ def test_questions_and_answers_are_written_down(tmp_path):
     assert verify(log.file).sound
     noted = list(entries(log.file))
     assert [(e["event"], e["to"]) for e in noted] == [
-        ("asked", "north"), ("asked", "south"), ("answer", "north"), ("lost", "south"),
+        ("sent", "north"), ("sent", "south"), ("received", "north"), ("failed", "south"),
     ]  # fmt: skip
     assert noted[2]["digest"] == digest(replies["north"])
     assert noted[3]["reason"] == "it is away"

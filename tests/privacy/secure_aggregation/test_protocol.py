@@ -1,11 +1,11 @@
-"""Secure aggregation: the server learns the sum and nothing else, whoever drops out, or nothing at all."""
+"""The protocol of secure aggregation: the server learns the sum and nothing else, with any drop-outs, or nothing."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hansa.privacy.secure_aggregation import protocol as secagg
+from hansa.privacy.secure_aggregation import protocol
 from hansa.privacy.secure_aggregation.protocol import Refused, Secrets
 
 NAMES = ["a", "b", "c", "d", "e"]
@@ -13,10 +13,10 @@ LABEL = "run 1"
 
 
 def begin(names, threshold):
-    """The first two phases: secrets, public keys, and the sealed shares in their receivers' hands."""
+    """The first two phases: secrets, public keys, and the encrypted shares by receiver."""
     mine = {name: Secrets.fresh() for name in names}
     roster = {name: secret.keys for name, secret in mine.items()}
-    sealed = {name: secagg.share_secrets(name, mine[name], roster, threshold, LABEL) for name in names}
+    sealed = {name: protocol.share_secrets(name, mine[name], roster, threshold, LABEL) for name in names}
     inboxes = {name: {sender: sealed[sender][name] for sender in names if sender != name} for name in names}
     return mine, roster, inboxes
 
@@ -24,10 +24,10 @@ def begin(names, threshold):
 def finish(mine, roster, inboxes, sums, answered, revealing, threshold):
     shares = {}
     for name in revealing:
-        revealed = secagg.reveal(name, mine[name], roster, inboxes[name], answered, threshold, LABEL)
+        revealed = protocol.reveal(name, mine[name], roster, inboxes[name], answered, threshold, LABEL)
         for silo, share in revealed.items():
             shares.setdefault(silo, []).append(share)
-    return secagg.unmask(sums, roster, answered, shares, threshold, LABEL)
+    return protocol.unmask(sums, roster, answered, shares, threshold, LABEL)
 
 
 @settings(max_examples=25, deadline=None)
@@ -39,7 +39,7 @@ def test_whoever_drops_out_down_to_the_threshold_the_sum_is_right(data):
     revealing = data.draw(st.permutations(answered))
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
     values = {name: rng.integers(0, 2**32, 7, dtype=np.uint32) for name in NAMES}
-    sent = {name: secagg.mask(name, mine[name], roster, values[name], LABEL) for name in NAMES}
+    sent = {name: protocol.mask(name, mine[name], roster, values[name], LABEL) for name in NAMES}
     total = np.sum([sent[name] for name in answered], axis=0, dtype=np.uint32)
     plain = finish(mine, roster, inboxes, total, answered, revealing, threshold)
     np.testing.assert_array_equal(plain, np.sum([values[name] for name in answered], axis=0, dtype=np.uint32))
@@ -53,66 +53,66 @@ def test_fixed_point_is_as_near_as_stated(rows, data):
     weights = [w / sum(raw) for w in raw]
     total = np.zeros(4, np.uint32)
     for row, weight in zip(rows, weights, strict=True):
-        fixed, cut = secagg.to_fixed(np.array(row, np.float32), weight, bound)
-        assert cut == 0
+        fixed, clipped = protocol.to_fixed(np.array(row, np.float32), weight, bound)
+        assert clipped == 0
         total += fixed
     plain = np.average(np.array(rows, np.float32).astype(np.float64), axis=0, weights=weights)
-    np.testing.assert_allclose(secagg.from_fixed(total, 1.0, bound), plain, atol=len(rows) * bound * 2**-31 + 1e-7)
+    np.testing.assert_allclose(protocol.from_fixed(total, 1.0, bound), plain, atol=len(rows) * bound * 2**-31 + 1e-7)
 
 
-def test_what_is_cut_is_counted():
-    fixed, cut = secagg.to_fixed(np.array([0.5, -3.0, 9.0], np.float32), 1.0, 1.0)
-    assert cut == 2
-    np.testing.assert_allclose(secagg.from_fixed(fixed, 1.0, 1.0), [0.5, -1.0, 1.0], atol=1e-6)
+def test_clipped_values_are_counted():
+    fixed, clipped = protocol.to_fixed(np.array([0.5, -3.0, 9.0], np.float32), 1.0, 1.0)
+    assert clipped == 2
+    np.testing.assert_allclose(protocol.from_fixed(fixed, 1.0, 1.0), [0.5, -1.0, 1.0], atol=1e-6)
 
 
-def test_one_masked_update_says_nothing():
+def test_one_masked_update_looks_random():
     mine, roster, _ = begin(NAMES, 3)
     zeros = np.zeros(20_000, np.uint32)
-    sent = secagg.mask("a", mine["a"], roster, zeros, LABEL)
-    assert abs(sent.mean() / 2**32 - 0.5) < 0.02, "it looks like chance"
+    sent = protocol.mask("a", mine["a"], roster, zeros, LABEL)
+    assert abs(sent.mean() / 2**32 - 0.5) < 0.02, "uniform"
     assert len(np.unique(sent)) > 19_900
 
 
 def test_one_below_the_threshold_nothing_is_unmasked():
     mine, roster, inboxes = begin(NAMES, 3)
     with pytest.raises(Refused, match="only 3 silos answered"):
-        secagg.reveal("a", mine["a"], roster, inboxes["a"], ["a", "b", "c"], 3, LABEL)
+        protocol.reveal("a", mine["a"], roster, inboxes["a"], ["a", "b", "c"], 3, LABEL)
     total = np.zeros(3, np.uint32)
-    with pytest.raises(Refused, match="2 silos gave their share"):
+    with pytest.raises(Refused, match="2 silos revealed their share"):
         finish(mine, roster, inboxes, total, NAMES, ["b", "c"], 3)
 
 
-def test_shares_below_the_threshold_say_nothing():
-    shares = secagg.split_secret(12345, range(1, 6), 3)
-    assert secagg.reconstruct_secret(shares[1:4]) == 12345
-    assert secagg.reconstruct_secret(shares[:2]) != 12345
+def test_fewer_shares_than_the_threshold_do_not_reconstruct_the_secret():
+    shares = protocol.split_secret(12345, range(1, 6), 3)
+    assert protocol.reconstruct_secret(shares[1:4]) == 12345
+    assert protocol.reconstruct_secret(shares[:2]) != 12345
 
 
-def test_sealed_shares_open_for_their_receiver_alone():
+def test_shares_are_decrypted_by_their_receiver_alone():
     mine, roster, inboxes = begin(NAMES, 3)
     for label, inbox in (("run 2", inboxes["b"]), (LABEL, inboxes["c"])):
         with pytest.raises(Refused, match="not for this silo and this round"):
-            secagg.decrypt_shares("b", mine["b"], "a", roster["a"].seal, inbox["a"], label)
+            protocol.decrypt_shares("b", mine["b"], "a", roster["a"].seal, inbox["a"], label)
 
 
-def test_a_silo_looks_at_the_list_of_keys():
+def test_a_silo_checks_the_roster():
     mine = {name: Secrets.fresh() for name in NAMES}
     roster = {name: secret.keys for name, secret in mine.items()}
-    with pytest.raises(Refused, match="does not have this silo's own"):
-        secagg.share_secrets("a", mine["a"], {**roster, "a": roster["b"]}, 3, LABEL)
-    with pytest.raises(Refused, match="one twice"):
-        secagg.share_secrets("a", mine["a"], {**roster, "c": roster["b"]}, 3, LABEL)
+    with pytest.raises(Refused, match="does not contain this silo's own keys"):
+        protocol.share_secrets("a", mine["a"], {**roster, "a": roster["b"]}, 3, LABEL)
+    with pytest.raises(Refused, match="same key twice"):
+        protocol.share_secrets("a", mine["a"], {**roster, "c": roster["b"]}, 3, LABEL)
     with pytest.raises(Refused, match="at least 2"):
-        secagg.share_secrets("a", mine["a"], {name: roster[name] for name in "ab"}, 1, LABEL)
+        protocol.share_secrets("a", mine["a"], {name: roster[name] for name in "ab"}, 1, LABEL)
 
 
-def test_shares_that_do_not_fit_are_found():
+def test_inconsistent_shares_are_found():
     mine, roster, inboxes = begin(NAMES, 2)
     answered = ["a", "b", "c", "d"]
     shares = {}
     for name in answered:
-        for silo, (x, y) in secagg.reveal(name, mine[name], roster, inboxes[name], answered, 2, LABEL).items():
+        for silo, (x, y) in protocol.reveal(name, mine[name], roster, inboxes[name], answered, 2, LABEL).items():
             shares.setdefault(silo, []).append((x, y + 1 if silo == "e" else y))
-    with pytest.raises(Refused, match="do not fit together"):
-        secagg.unmask(np.zeros(3, np.uint32), roster, answered, shares, 2, LABEL)
+    with pytest.raises(Refused, match="do not reconstruct it"):
+        protocol.unmask(np.zeros(3, np.uint32), roster, answered, shares, 2, LABEL)

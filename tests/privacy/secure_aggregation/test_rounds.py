@@ -1,22 +1,31 @@
-"""Secure aggregation in whole runs: the same model but for rounding, whoever drops out, or no model at all."""
+"""Secure aggregation in whole rounds: the plain model up to rounding, with any drop-outs, or no model at all."""
 
 import json
-from dataclasses import astuple, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from hansa.client.host import SiloHost
 from hansa.client.runtime import Runtime
+from hansa.config.federation import Federation
 from hansa.core.errors import ConfigError, RunFailed
-from hansa.core.messages import AdvertiseKeys, Failure, RevealShares, ShareSecrets, Train
-from hansa.core.participation import Child, ServerState
-from hansa.core.round import federated_round
+from hansa.core.link import Answer, Link
+from hansa.core.messages import AdvertisedKeys, AdvertiseKeys, Failure, RevealShares, ShareSecrets, Train, Update
+from hansa.core.participation import Child
+from hansa.core.round import Record, Server, Turn, federated_round
+from hansa.core.state import ServerState
 from hansa.links.local import LocalLink
-from hansa.privacy.secure_aggregation.announcement import SECRETS_FILE, mask_label
-from hansa.privacy.secure_aggregation.client import MaskingClient
+from hansa.privacy.secure_aggregation.announcement import SECRETS_FILE, Announcement, mask_label
+from hansa.privacy.secure_aggregation.client import MaskingClient, RoundProgress
 from hansa.privacy.secure_aggregation.protocol import Secrets, mask, mask_stream
+from hansa.privacy.secure_aggregation.server import MaskingServer
 from hansa.runs.run import run
+from hansa.runs.topology import round_settings
 from tests.conftest import same, weights
 
 SECURE = {"secure_aggregation": True, "participation": {"quorum": 0.1}}
@@ -26,31 +35,38 @@ def test_the_model_is_the_plain_one_but_for_rounding(federation, tmp_path):
     plain = run(federation(rounds=2), tmp_path / "plain", workers=0).folder
     masked = run(federation(rounds=2, **SECURE), tmp_path / "masked", workers=0).folder
     pool = run(federation(rounds=2, **SECURE), tmp_path / "pool", workers=2).folder
-    assert same(weights(masked / "model"), weights(pool / "model")), "whatever keys were drawn, and wherever"
+    assert same(weights(masked / "model"), weights(pool / "model")), "with any keys and any number of workers"
     for name, tensor in weights(plain / "model").items():
         torch.testing.assert_close(weights(masked / "model")[name], tensor, atol=1e-5, rtol=1e-4)
 
 
-class Truant:
-    """A link on which some silos say nothing to one kind of request."""
+class DropOutLink:
+    """A link on which some silos do not answer one kind of request."""
 
-    def __init__(self, link, silent, kind):
-        self.link, self.silent, self.kind, self.seen = link, silent, kind, []
+    size, remote = 1, False
 
-    def ask(self, asks, until):
+    def __init__(self, link: Link, silent: set[str], kind: type) -> None:
+        self.link, self.silent, self.kind, self.seen = link, silent, kind, list[Any]()
+
+    def ask(self, asks: Mapping[str, Any], until: float | None) -> Iterator[Answer]:
         for answer in self.link.ask(asks, until):
             self.seen.append(answer.reply)
             lost = answer.node in self.silent and isinstance(asks[answer.node], self.kind)
-            yield type(answer)(answer.node, Failure("it has gone")) if lost else answer
+            yield Answer(answer.node, Failure("it has dropped out")) if lost else answer
 
 
-def one_round(settings, folder, silent, kind, lie=lambda link: link):
+def one_round(
+    settings: Federation, folder: Path, silent: set[str], kind: type, change: Callable[[Link], Link] = lambda link: link
+) -> tuple[Record, ServerState, DropOutLink]:
+    """The first round of a run, in which the ``silent`` silos do not answer requests of one kind."""
     runtime = Runtime(settings, folder)
-    link = Truant(lie(LocalLink(lambda name: runtime.silo(name).answer)), silent, kind)
-    members = {name: Child(len(runtime.silo(name).examples("train")), 10) for name in settings.silos}
-    moving = ServerState(runtime.start.copy(), {})
-    record = federated_round("fed", members, link, runtime.method, settings, moving, 0)
-    return record, moving, link
+    host = SiloHost(runtime)
+    link = DropOutLink(change(LocalLink(lambda name: host.silo(name).answer)), silent, kind)
+    children = {name: Child(len(host.silo(name).resident.examples("train")), 10) for name in settings.silos}
+    state = ServerState(runtime.start.copy(), {})
+    server = Server("fed", children, link, runtime.method, round_settings(settings))
+    parts = [MaskingServer(settings.secure_aggregation)] if settings.secure_aggregation is not None else []
+    return federated_round(server, state, Turn(1), parts), state, link
 
 
 @pytest.mark.parametrize("kind", [AdvertiseKeys, ShareSecrets, Train, RevealShares])
@@ -58,43 +74,47 @@ def test_silos_may_drop_out_in_every_phase(federation, tmp_path, kind):
     sizes = {"north": 40, "south": 30, "east": 20, "north-2": 30, "south-2": 40}
     settings = federation(rounds=1, sizes=sizes, secure_aggregation={"threshold": 0.5}, participation={"quorum": 0.1})
     folder = run(settings.model_copy(update={"secure_aggregation": None}), tmp_path / "r", workers=0).folder
-    record, moving, _ = one_round(settings, folder, {"north-2"}, kind)
+    record, state, _ = one_round(settings, folder, {"north-2"}, kind)
     assert not record.failed
     plain = settings.model_copy(update={"secure_aggregation": None})
     gone = {"north-2"} if kind is not RevealShares else set()  # by then its update is in the sum
     _, expected, _ = one_round(plain, folder, gone, Train)
-    torch.testing.assert_close(moving.model.flat, expected.model.flat, atol=1e-6, rtol=0)
+    torch.testing.assert_close(state.model.flat, expected.model.flat, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("kind", [AdvertiseKeys, ShareSecrets, Train, RevealShares])
 def test_one_below_the_threshold_nothing_is_unmasked(federation, tmp_path, kind):
     settings = federation(rounds=1, **SECURE)
     folder = run(settings.model_copy(update={"secure_aggregation": None}), tmp_path / "r", workers=0).folder
-    record, moving, link = one_round(settings, folder, {"east"}, kind)
-    assert "nothing is unmasked" in record.failed
-    assert torch.equal(moving.model.flat, Runtime(settings, folder).start.flat), "the model has not moved"
-    updates = [reply for reply in link.seen if hasattr(reply, "masked")]
-    assert all(update.masked for update in updates), "no update was ever seen by itself"
+    record, state, link = one_round(settings, folder, {"east"}, kind)
+    assert "the sum cannot be unmasked" in record.failed
+    assert torch.equal(state.model.flat, Runtime(settings, folder).start.flat), "the model has not moved"
+    updates = [reply for reply in link.seen if isinstance(reply, Update)]
+    assert all(update.masked is not None for update in updates), "the server has seen no update without masks"
 
 
-class Liar:
-    """A link on which one silo's replies to one kind of request are changed."""
+class LyingLink:
+    """A link on which the replies of silo 'north' to one kind of request are changed."""
 
-    def __init__(self, link, kind, change):
+    size, remote = 1, False
+
+    def __init__(self, link: Link, kind: type, change: Callable[[Any], Any]) -> None:
         self.link, self.kind, self.change = link, kind, change
 
-    def ask(self, asks, until):
+    def ask(self, asks: Mapping[str, Any], until: float | None) -> Iterator[Answer]:
         for answer in self.link.ask(asks, until):
             lies = answer.node == "north" and isinstance(asks[answer.node], self.kind)
-            yield type(answer)(answer.node, self.change(answer.reply)) if lies else answer
+            yield Answer(answer.node, self.change(answer.reply)) if lies else answer
 
 
-LIES = {
-    "no keys": (AdvertiseKeys, lambda reply: replace(reply, seal="zz")),
-    "a number of samples that none has": (AdvertiseKeys, lambda reply: replace(reply, samples=-5)),
-    "shares are not for those on the list": (ShareSecrets, lambda reply: replace(reply, sealed={})),
-    "is not under a mask": (Train, lambda reply: replace(reply, masked=False)),
-    "it sent a Lost": (ShareSecrets, lambda reply: Failure("it sent a Lost")),
+LIES: dict[str, tuple[type, Callable[[Any], Any]]] = {
+    "an announcement has malformed keys": (AdvertiseKeys, lambda reply: replace(reply, seal="zz")),
+    "an announcement has -5 samples": (AdvertiseKeys, lambda reply: replace(reply, samples=-5)),
+    "it announced another model": (AdvertiseKeys, lambda reply: replace(reply, model="0" * 64)),
+    "its shares are not for the silos on the roster": (ShareSecrets, lambda reply: replace(reply, sealed={})),
+    "its update is not masked": (Train, lambda reply: replace(reply, masked=None)),
+    "it sent a AdvertisedKeys instead of SecretShares": (ShareSecrets, lambda reply: AdvertisedKeys("", "", 1)),
+    "it is not there": (ShareSecrets, lambda reply: Failure("it is not there")),
 }
 
 
@@ -104,30 +124,33 @@ def test_one_silo_that_lies_is_left_out_and_the_sum_is_right(federation, tmp_pat
     settings = federation(rounds=1, sizes=sizes, secure_aggregation=True, participation={"quorum": 0.1})
     folder = run(settings.model_copy(update={"secure_aggregation": None}), tmp_path / "r", workers=0).folder
     kind, change = LIES[reason]
-    record, moving, _ = one_round(settings, folder, set(), Train, lambda link: Liar(link, kind, change))
+    record, state, _ = one_round(settings, folder, set(), Train, lambda link: LyingLink(link, kind, change))
     assert not record.failed
-    assert reason in record.lost["north"]
+    assert reason in record.failures["north"]
     plain = settings.model_copy(update={"secure_aggregation": None})
     _, expected, _ = one_round(plain, folder, {"north"}, Train)
-    torch.testing.assert_close(moving.model.flat, expected.model.flat, atol=1e-6, rtol=0)
+    torch.testing.assert_close(state.model.flat, expected.model.flat, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize(
     "shares", [{"south": ("zz", "1")}, {"south": ("1",)}, {"south": ("0", "1"), "x": ("1", "1")}, {}]
 )
-def test_shares_that_are_none_open_nothing_and_break_nothing(federation, tmp_path, shares):
+def test_invalid_shares_reveal_nothing_and_do_no_harm(federation, tmp_path, shares):
     sizes = {"north": 40, "south": 30, "east": 20, "north-2": 30, "south-2": 40}
     settings = federation(rounds=1, sizes=sizes, secure_aggregation=True, participation={"quorum": 0.1})
     folder = run(settings.model_copy(update={"secure_aggregation": None}), tmp_path / "r", workers=0).folder
-    lie = lambda link: Liar(link, RevealShares, lambda reply: replace(reply, shares=shares))  # noqa: E731
-    record, moving, _ = one_round(settings, folder, set(), Train, lie)
+
+    def lying(link: Link) -> Link:
+        return LyingLink(link, RevealShares, lambda reply: replace(reply, shares=shares))
+
+    record, state, _ = one_round(settings, folder, set(), Train, lying)
     assert not record.failed
     _, expected, _ = one_round(settings.model_copy(update={"secure_aggregation": None}), folder, set(), Train)
-    torch.testing.assert_close(moving.model.flat, expected.model.flat, atol=1e-6, rtol=0)
+    torch.testing.assert_close(state.model.flat, expected.model.flat, atol=1e-6, rtol=0)
 
 
-def test_masks_do_not_cancel_among_silos_that_were_shown_different_lists(tmp_path):
-    """A server that shows some silos one list and some another learns nothing: their masks are made for the list."""
+def test_masks_do_not_cancel_among_silos_with_different_rosters(tmp_path):
+    """A server that shows silos different rosters learns nothing: their masks are derived from the roster."""
     assert mask_label("fed", 1, {"a": ("1",), "b": ("2",)}, 2) == mask_label("fed", 1, {"b": ("2",), "a": ("1",)}, 2)
     labels = {
         mask_label("fed", 1, {"a": ("1",), "b": ("2",)}, 2),
@@ -146,11 +169,11 @@ def test_masks_do_not_cancel_among_silos_that_were_shown_different_lists(tmp_pat
         own = [mask_stream(bytes.fromhex(secret.own), 2) for secret in mine.values()]
         return sum(words[1:], words[0]) - own[0] - own[1]
 
-    assert total("one", "one").tolist() == [10, 14], "the same list: they cancel"
+    assert total("one", "one").tolist() == [10, 14], "with the same roster they cancel"
     assert total("one", "two").tolist() != [10, 14]
 
 
-def test_what_is_beyond_the_bound_is_cut_and_nothing_overflows(federation, tmp_path):
+def test_values_beyond_the_bound_are_clipped_and_nothing_overflows(federation, tmp_path):
     settings = federation(rounds=1, secure_aggregation={"bound": 1e-6}, participation={"quorum": 0.1})
     folder = run(settings, tmp_path / "r", workers=0).folder
     start = Runtime(settings, folder).start
@@ -159,49 +182,61 @@ def test_what_is_beyond_the_bound_is_cut_and_nothing_overflows(federation, tmp_p
 
 
 def test_a_round_that_must_stay_masked_ends_the_run_with_the_reason(federation, tmp_path, monkeypatch):
-    monkeypatch.setattr(MaskingClient, "_reveal", lambda *_: Failure("it has gone"))
-    with pytest.raises(RunFailed, match="nothing is unmasked, because 0 silos gave their share"):
+    monkeypatch.setattr(MaskingClient, "_reveal", lambda *_: Failure("it has dropped out"))
+    with pytest.raises(RunFailed, match="the sum cannot be unmasked, because 0 silos revealed their share"):
         run(federation(rounds=1, **SECURE), tmp_path / "r", workers=0)
 
 
-def test_a_silo_opens_what_it_holds_for_one_list_only(tmp_path):
-    wearers = {name: MaskingClient(name, "fed", tmp_path / name, 10) for name in "abcd"}
-    roster = {name: astuple(w.answer(AdvertiseKeys(1, "0" * 64))) for name, w in wearers.items()}
-    roster = {name: tuple(map(str, told)) for name, told in roster.items()}
-    sealed = {name: w.answer(ShareSecrets(1, roster, 2)).sealed for name, w in wearers.items()}
+def test_a_silo_reveals_shares_for_one_list_only(tmp_path):
+    clients = {name: MaskingClient(name, "fed", tmp_path / name, 10) for name in "abcd"}
+    replies = {name: client.answer(AdvertiseKeys(1, "0" * 64)) for name, client in clients.items()}
+    roster = {name: Announcement.from_reply(reply).words for name, reply in replies.items()}
+    sealed = {name: client.answer(ShareSecrets(1, roster, 2)).sealed for name, client in clients.items()}
     inbox = {sender: sealed[sender]["a"] for sender in "bcd"}
-    assert "has sent no update" in wearers["a"].answer(RevealShares(1, inbox, tuple("abcd"))).reason
-    note = json.loads((tmp_path / "a" / SECRETS_FILE).read_text())
-    wearers["a"]._keep(1, note | {"masked with": roster})
-    assert set(wearers["a"].answer(RevealShares(1, inbox, tuple("abc"))).shares) == set("bcd")
-    assert set(wearers["a"].answer(RevealShares(1, inbox, tuple("abc"))).shares) == set("bcd"), "asked again, the same"
-    assert "both lists" in wearers["a"].answer(RevealShares(1, inbox, tuple("abd"))).reason
-    assert "no secrets for round 2" in wearers["a"].answer(ShareSecrets(2, roster, 2)).reason
-    assert (tmp_path / "a" / SECRETS_FILE).stat().st_mode & 0o077 == 0, "nobody else may read it"
+    assert "has sent no update" in clients["a"].answer(RevealShares(1, inbox, tuple("abcd"))).reason
+    file = tmp_path / "a" / SECRETS_FILE
+    progress = RoundProgress.load(file)
+    assert progress is not None
+    replace(progress, masked_with=roster).save(file)
+    assert set(clients["a"].answer(RevealShares(1, inbox, tuple("abc"))).shares) == set("bcd")
+    assert set(clients["a"].answer(RevealShares(1, inbox, tuple("abc"))).shares) == set("bcd"), "asked again, the same"
+    assert "both lists" in clients["a"].answer(RevealShares(1, inbox, tuple("abd"))).reason
+    assert "no secrets for round 2" in clients["a"].answer(ShareSecrets(2, roster, 2)).reason
+    assert file.stat().st_mode & 0o077 == 0, "other users may not read it"
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"round": 1}', '{"round": 1, "secrets": {"seal": "a"}}'])
+def test_a_silo_refuses_to_go_on_with_a_damaged_file(tmp_path, damage):
+    client = MaskingClient("a", "fed", tmp_path, 10)
+    client.answer(AdvertiseKeys(1, "0" * 64))
+    saved = json.loads((tmp_path / SECRETS_FILE).read_text())
+    assert set(saved["secrets"]) == {"seal", "mask", "own"}
+    (tmp_path / SECRETS_FILE).write_text(damage)
+    assert "is damaged" in client.answer(ShareSecrets(1, {}, 2)).reason
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         ({"aggregate": "median"}, "must see each by itself"),
-        ({"method": "dga"}, "known before anybody trains"),
+        ({"method": "dga"}, "known before training"),
         ({"method": "qffl"}, "must see each by itself"),
         ({"upload": {"steps": ["int8"]}}, "leave 'upload' out"),
         ({"participation": {"count": 2}}, "a cohort of at least 3"),
     ],
 )
-def test_what_makes_no_sense_with_it_is_refused(federation, tmp_path, change, says):
+def test_incompatible_settings_are_refused(federation, tmp_path, change, says):
     with pytest.raises(ConfigError, match=says):
         run(federation(rounds=1, **({"secure_aggregation": True} | change)), tmp_path / "r", workers=0)
 
 
 def test_an_update_that_is_not_finite_is_not_hidden_under_a_mask(federation, tmp_path):
-    """The sum would be spoilt, and nobody could see by whom."""
+    """The sum would not be finite, and the server could not see which silo caused it."""
     poison = {"poison": {"east": {"kind": "scale", "factor": 1e39}}}
     sizes = {"north": 40, "south": 30, "east": 20, "north-2": 30}
     settings = federation(rounds=1, sizes=sizes, secure_aggregation={"threshold": 0.5}, simulate=poison)
     folder = run(federation(rounds=1, sizes=sizes), tmp_path / "r", workers=0).folder
-    record, moving, _ = one_round(settings, folder, set(), Train)
-    assert "not finite" in record.lost["east"]
+    record, state, _ = one_round(settings, folder, set(), Train)
+    assert "not finite" in record.failures["east"]
     assert not record.failed
-    assert moving.model.flat.isfinite().all()
+    assert state.model.flat.isfinite().all()
