@@ -35,7 +35,7 @@ def federation_schema() -> dict[str, Any]:
     """The JSON Schema of a federation file, with all registered methods, tasks, compressors and aggregators."""
     schema = Federation.model_json_schema()
     parts: dict[str, Any] = schema["$defs"]
-    named = {"method": METHODS, "task": TASKS, "upload step": COMPRESSORS}
+    named: dict[str, Registry[Any]] = {"method": METHODS, "task": TASKS, "upload step": COMPRESSORS}
     parts |= {_title(what): _choice(registry, parts) for what, registry in named.items()}
     properties = schema["properties"]
     for setting in ("method", "task"):

@@ -109,7 +109,7 @@ def test_signs_are_an_eighth_of_the_bytes_and_the_rest_is_remembered(federation:
         assert state.residual is not None
         for name, sent in release.tensors.items():
             update = sent.flatten() + state.residual[name].flatten()  # before it was compressed
-            for block, signs in zip(update.split(BLOCK), sent.flatten().split(BLOCK), strict=True):
+            for block, signs in zip(torch.split(update, BLOCK), torch.split(sent.flatten(), BLOCK), strict=True):
                 torch.testing.assert_close(signs, block.abs().mean() * block.sign(), rtol=1e-3, atol=1e-6)
 
 

@@ -1,0 +1,12 @@
+"""Options and arguments that several commands share."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+WorkersOption = Annotated[int | None, typer.Option(min=0, help="worker processes; default one per core, 0: in-process")]
+FederationFile = Annotated[Path, typer.Argument(metavar="FED.yaml", help="the federation file")]
+SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="override a setting")]
+LINKS = ("pool", "ray")
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="a run directory")]

@@ -1,0 +1,144 @@
+"""`hansa run`, `hansa compare`, `hansa report`."""
+
+import webbrowser
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+
+from hansa.cli.console import (
+    Format,
+    FormatOption,
+    errors,
+    finish,
+    number,
+    output,
+    show_metrics,
+    table,
+)
+from hansa.cli.models import show_signatures
+from hansa.cli.options import LINKS, FederationFile, SetOption, WorkersOption
+from hansa.core.errors import UserError, did_you_mean
+
+
+def run(
+    federation: FederationFile,
+    set: SetOption = None,
+    out: Annotated[Path | None, typer.Option(help="the run directory; default runs/NAME")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="continue from the last checkpoint")] = False,
+    workers: WorkersOption = None,
+    link: Annotated[str, typer.Option(help="pool: this machine's cores; ray: a Ray cluster")] = "pool",
+    format: FormatOption = Format.text,
+) -> None:
+    """Run a federation file to its end."""
+    from hansa.config.file import read
+
+    settings = read(federation, set)
+    from hansa.config.checks import check
+
+    check(settings)  # before the heavy imports: a mistake is answered at once
+    if link not in LINKS:
+        raise UserError(f"--link {link} is not known; {did_you_mean(link, LINKS)}")
+    if workers != 0 and link == "pool":
+        from hansa.links.preload import preload
+
+        preload()
+    from hansa.report import html
+    from hansa.report.progress import Progress
+    from hansa.runs.run import Links
+    from hansa.runs.run import run as run_federation
+
+    progress = Progress(errors, settings.name)
+    try:
+        outcome = run_federation(settings, out, resume, workers, progress, cast(Links, link))
+    finally:
+        progress.stop()
+    report = html.write([(settings.name, outcome.folder)], outcome.folder / "report.html")
+    result = {"run": str(outcome.folder), "report": str(report), "metrics": outcome.metrics, "own": outcome.own}
+
+    def show() -> None:
+        show_metrics(outcome.metrics, f"{settings.name} on the test set")
+        show_signatures(settings)
+        if outcome.own:
+            show_metrics(outcome.own, "every node's own model on its own test set")
+            output.print(own_line(outcome.own), highlight=False)
+        output.print(f"Run: {outcome.folder}\nReport: {report}", highlight=False)
+
+    finish(format, result, show)
+
+
+def own_line(own: dict[str, dict[str, float]]) -> str:
+    """Mean ± standard deviation over nodes, of every metric."""
+    from hansa.runs.summary import mean_and_deviation
+
+    found = {m: mean_and_deviation(own, m) for m in dict.fromkeys(m for values in own.values() for m in values)}
+    listed = ", ".join(f"{m} {number(s[0])} ± {number(s[1])}" for m, s in found.items() if s)
+    return f"mean ± deviation over {len(own)} nodes: {listed}"
+
+
+def compare(
+    federation: FederationFile,
+    methods: Annotated[
+        str,
+        typer.Option(
+            help="by commas: methods, uploads (whole, top-k+int8, …), central, per-silo, chained, base, flat, pooled"
+        ),
+    ],
+    set: SetOption = None,
+    out: Annotated[Path | None, typer.Option(help="where the runs go; default runs/NAME-compare")] = None,
+    workers: WorkersOption = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """Run several methods on the same data, seed and budget; write one report."""
+    from hansa.config.file import read
+    from hansa.report import html
+    from hansa.report.progress import Progress
+    from hansa.report.uploads import quality_against_bytes
+    from hansa.runs.compare import compare as compare_methods
+    from hansa.runs.results import RunResults
+    from hansa.runs.summary import average, metric_names
+
+    settings = read(federation, set)
+    names = list(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
+    if not names:
+        raise UserError("--methods is empty; give the names of methods and baselines, separated by commas")
+    folder = out or Path("runs") / f"{settings.name}-compare"
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} is not empty; choose another --out")
+    outcomes = compare_methods(settings, names, folder, workers, lambda name: Progress(errors, name))
+    folders = [(name, outcome.folder) for name, outcome in outcomes.items()]
+    report = html.write(folders, folder / "report.html", settings.name)
+    result = {
+        "report": str(report),
+        "runs": {name: {"run": str(o.folder), "metrics": o.metrics} for name, o in outcomes.items()},
+    }
+
+    def show() -> None:
+        runs = [RunResults.read(path, name) for name, path in folders]
+        metric = runs[0].task.headline
+        groups = list(dict.fromkeys(g for o in outcomes.values() for g in o.metrics))
+        rows = [[g, *(number(o.metrics.get(g, {}).get(metric)) for o in outcomes.values())] for g in groups]
+        rows.append(["mean", *(number(average(o.metrics, metric)) for o in outcomes.values())])
+        output.print(table(["", *outcomes], rows, f"{metric} on the test set"))
+        if found := quality_against_bytes(runs, metric_names(runs)):
+            columns = ["", "sent up", "fewer bytes", *(f"mean {metric}" for metric in found["metrics"])]
+            bytes_of = [[row["name"], row["up"], row["fewer"], *row["cells"]] for row in found["rows"]]
+            output.print(table(columns, bytes_of, f"quality against bytes (in brackets: against {found['most']})"))
+        output.print(f"Report: {report}", highlight=False)
+
+    finish(format, result, show)
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN…")],
+    out: Annotated[Path | None, typer.Option(help="the file; default report.html in the first run")] = None,
+    open: Annotated[bool, typer.Option("--open", help="show it in a browser")] = False,
+    format: FormatOption = Format.text,
+) -> None:
+    """Write the report of one run, or of several side by side."""
+    from hansa.report import html
+
+    file = html.write([(folder.name, folder) for folder in runs], out or runs[0] / "report.html")
+    if open:
+        webbrowser.open(file.resolve().as_uri())
+    finish(format, {"report": str(file)}, lambda: output.print(str(file), highlight=False))
