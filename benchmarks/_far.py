@@ -25,14 +25,14 @@ class Echo:
 
     number: int
 
-    def open(self, folder: Path, settings: bytes) -> "Echo":
+    def open_run(self, folder: Path, settings: bytes) -> "Echo":
         """As if the run had started from a gigabyte of weights: what may be announced goes by that."""
         (folder / "start").mkdir(parents=True, exist_ok=True)
         with (folder / "start" / "model.safetensors").open("wb") as weights:
             weights.truncate(1 << 30)
         return self
 
-    def refuse(self, message: str, round: int, reason: str) -> None:
+    def log_refusal(self, message: str, round: int, reason: str) -> None:
         raise AssertionError(f"{message} of round {round}: {reason}")
 
     def __call__(self, request: Request) -> Reply:

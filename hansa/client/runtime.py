@@ -12,7 +12,7 @@ import torch
 
 from hansa.config.federation import Federation
 from hansa.config.method import build_method
-from hansa.config.nodes import repeats, walk
+from hansa.config.nodes import Node, repeats, walk
 from hansa.config.plugins import load_plugins
 from hansa.config.tree import protected
 from hansa.core import representations
@@ -56,9 +56,14 @@ class Runtime:
         """The method of the federation file."""
         return build_method(self.federation)
 
+    @cached_property
+    def nodes(self) -> dict[str, Node]:
+        """Every node below the root, by name."""
+        return dict(walk(self.federation.silos))
+
     def method_of(self, name: str) -> Method:
         """The method by a node's own settings."""
-        node = dict(walk(self.federation.silos)).get(name)
+        node = self.nodes.get(name)
         return self.method if node is None else build_method(self.federation, node)
 
     @cached_property
@@ -132,7 +137,7 @@ class Runtime:
 
     def start_of(self, name: str) -> Tensors:
         """Where a node's own model starts: on a tree of models, a node may bring weights of its own."""
-        node = dict(walk(self.federation.silos)).get(name)
+        node = self.nodes.get(name)
         if node is None or node.model is None:
             return self.start
         model = build.load(str(node.model.path), self.task.auto)

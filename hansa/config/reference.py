@@ -101,7 +101,8 @@ def page() -> str:
         parts.append(_section(f"## {title}", f"{place[0].upper()}{place[1:]}. {_summary(section)}", section))
     for title, registry in REGISTRIES.items():
         parts.append(f"## {title}\n")
-        for name, section in sorted(registry.entries.items()):
+        own = {name: one for name, one in registry.entries.items() if one.__module__.startswith("hansa.")}
+        for name, section in sorted(own.items()):
             parts.append(_section(f"### `{name}`", _summary(section) or _paper(section), section))
     return "\n".join(parts)
 

@@ -26,6 +26,7 @@ SHORT_FORMS: dict[str, list[dict[str, Any]]] = {
     "Node": [TEXT],
     "Holder": [TEXT],
     "Files": [TEXT],
+    "Named": [TEXT],
     "AdaptiveSampling": [SWITCH],
     "SecureAggregation": [SWITCH],
 }

@@ -1,0 +1,1 @@
+"""`hansa check`: what a federation file would do, without training."""

@@ -1,4 +1,4 @@
-"""What `hansa check` reads: annotation as a run would read it, and whether texts are in the language a silo says."""
+"""How `hansa check` reads data: annotation as a run reads it, and the language of texts."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -12,72 +12,86 @@ from hansa.config.tree import federated_vocabulary, holders
 from hansa.core.errors import UserError
 from hansa.data.examples import Unusable, in_batches, note_sample
 from hansa.data.rows import Problems, Row
-from hansa.data.splits import rows
 from hansa.data.source import Source
+from hansa.data.splits import rows
 from hansa.models import tokenizer
-from hansa.tasks.base import TASKS, LabelledTask, Task, Vocabulary, GenerationTask
+from hansa.tasks.base import TASKS, GenerationTask, LabelledTask, Task, Vocabulary
 
-LOOKED_AT = 200  # texts of a source, for their language
-FOREIGN = 0.1  # of them in another language: the silo is told
+DETECTED = 200  # texts of a source whose language is detected
+MAX_FOREIGN = 0.1  # the share of them in another language above which there is a warning
 ANY_LENGTH = 1 << 30
 
 
 @dataclass
-class Foreign:
-    """Texts that are not in the language they should be in: in which they are, and where the first one stands."""
+class ForeignTexts:
+    """Texts that are not in the expected language: counts by detected language, and the place of the first text."""
 
     languages: Counter[str] = field(default_factory=Counter)
     first: str = ""
 
-    def look(self, some: list[Row], text: str, language: str) -> None:
-        for row, seen in other_languages(some, text, language):
-            self.languages[seen] += 1
+    def add(self, some: list[Row], text: str, language: str) -> None:
+        """Detect the language of the field ``text`` of some rows; count those that are not in ``language``."""
+        for row, detected in other_languages(some, text, language):
+            self.languages[detected] += 1
             self.first = self.first or row.place
 
 
 @dataclass(frozen=True)
-class Reading:
+class SourceReading:
+    """What was found in a source: training texts, problems as a run would report them, texts in other languages."""
+
+    count: int
+    problems: list[str]
+    foreign: dict[str, ForeignTexts]  # by expected language
+
+
+@dataclass(frozen=True)
+class SourceReader:
+    """Reads the sources of a federation as its silos would."""
+
     federation: Federation
 
     @cached_property
     def task(self) -> Task:
+        """The task of the federation."""
         return TASKS.build(self.federation.task)
 
     @property
-    def _looks_closer(self) -> bool:
-        """Whether rows have something beside a text that can be wrong."""
+    def _has_annotation(self) -> bool:
+        """Whether rows have labels or target texts, which can be wrong."""
         return self.task.needs_labels or isinstance(self.task, GenerationTask)
 
-    def source(self, source: Source) -> tuple[int, list[str], dict[str, Foreign]]:
-        """Its training texts, what a run would say about its data, and by the language that texts should be in, the
-        languages of those that are not."""
-        count, said = 0, list[str]()
+    def read(self, source: Source) -> SourceReading:
+        """Read a source; raises `DataError` if more rows than `data.max_bad_rows` allows cannot be used."""
+        count, found = 0, list[str]()
         sides = {source.text: source.language or ""}
         if isinstance(self.task, GenerationTask):
             sides[source.target] = source.target_language or ""
-        foreign = {language: Foreign() for language in sides.values()}
-        for split in ("train", "valid", "test") if self._looks_closer else ("train",):
+        foreign = {language: ForeignTexts() for language in sides.values()}
+        for split in ("train", "valid", "test") if self._has_annotation else ("train",):
             problems = Problems()
             for some in in_batches(rows(source, split, self.federation.data, problems), 2000):
                 if split == "train":
                     for text, language in sides.items():
-                        foreign[language].look(some[: max(0, LOOKED_AT - count)], text, language)
+                        foreign[language].add(some[: max(0, DETECTED - count)], text, language)
                     count += len(some)
-                if self._looks_closer:
-                    self._annotation(some, source, problems)
+                if self._has_annotation:
+                    self._encode(some, source, problems)
             problems.check(self.federation.data.max_bad_rows, source.files().get(split, source.train))
-            said += [f"{split}: {line}" for line in problems.summary()]
-        return count, said, foreign
+            found += [f"{split}: {line}" for line in problems.summary()]
+        return SourceReading(count, found, foreign)
 
-    def _annotation(self, some: list[Row], source: Source, problems: Problems) -> None:
+    def _encode(self, some: list[Row], source: Source, problems: Problems) -> None:
         for sample in self.task.encode(some, source, self.vocabulary):
             if isinstance(sample, Unusable):
                 note_sample(problems, sample)
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """The run's own where it exists already. One that the silos will build is not known yet, nor is, then, which
-        samples are too long."""
+        """The vocabulary of the run if it exists; otherwise bytes without a limit on the length of samples.
+
+        A vocabulary that the silos will build is not known before the run, nor which samples will be too long.
+        """
         settings, labels = self.federation.tokenizer, self.labels
         path = settings.path or self.federation.model.path
         if settings.kind == "bytes":
@@ -88,13 +102,13 @@ class Reading:
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
-        """Of a task that has any: those it names, or those the silos' data have."""
+        """The classes of the model: from the labels that the task names, or those in the training data; or none."""
         if not self.task.needs_labels:
             return ()
         task = cast(LabelledTask, self.task)
-        return task.classes(task.labels or sorted(set(self._told(task))))
+        return task.classes(task.labels or sorted(set(self._used_labels(task))))
 
-    def _told(self, task: LabelledTask) -> Iterator[str]:
+    def _used_labels(self, task: LabelledTask) -> Iterator[str]:
         for node in holders(self.federation).values():
             for source in node.sources:
                 for row in rows(source, "train", self.federation.data, Problems()):
@@ -102,25 +116,26 @@ class Reading:
 
 
 def other_languages(some: list[Row], text: str, language: str) -> Iterator[tuple[Row, str]]:
-    """Each row whose text is surely not in this language, with the one it is in."""
+    """Each row whose text is not in ``language``, with the detected language; none without the language detector."""
     from hansa.data.importing.sentences import other_language
 
     for row in some:
         try:
-            seen = other_language(str(row.get(text, "")), language)
-        except UserError:  # the detector is not installed: an extra
+            detected = other_language(str(row.get(text, "")), language)
+        except UserError:  # the detector is an optional dependency that is not installed
             return
-        if seen:
-            yield row, seen.partition(",")[0]
+        if detected:
+            yield row, detected.partition(",")[0]
 
 
-def language_warning(silo: str, language: str, count: int, foreign: Foreign) -> str:
-    looked_at, others = min(count, LOOKED_AT), foreign.languages.total()
-    if others <= FOREIGN * looked_at:
+def language_warning(silo: str, language: str, count: int, foreign: ForeignTexts) -> str:
+    """A warning if many of a silo's ``count`` texts are not in the language that it declares; otherwise empty."""
+    checked, others = min(count, DETECTED), foreign.languages.total()
+    if others <= MAX_FOREIGN * checked:
         return ""
     most = foreign.languages.most_common(1)[0][0]
     return (
-        f"{silo} says that its language is {language}, but {others} of the {looked_at} texts looked at are in another, "
-        f"most in {most}, the first at {foreign.first}: correct 'language:', or leave them out ('hansa data import' "
-        "does)"
+        f"silo {silo} declares the language {language}, but {others} of {checked} checked texts are in another "
+        f"language, most of them in {most}, the first at {foreign.first}; correct 'language:', or remove these texts "
+        "with 'hansa data import'"
     )

@@ -1,4 +1,4 @@
-"""`hansa check`: what a federation file would do. It reads the data and counts; it trains and writes nothing."""
+"""The preview of a federation: samples, shares, traffic and warnings. It reads data; it trains and writes nothing."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -19,50 +19,54 @@ from hansa.core.messages import Update
 from hansa.core.model_parts import parts
 from hansa.core.participation import cohort_size
 from hansa.core.tensors import NOTHING
-from hansa.methods.fedavg import BySamples, Mean
 from hansa.models import build
 from hansa.models.adapt import adapt
 from hansa.models.tokenizer import byte_tokenizer
-from hansa.preview.annotation import Reading, language_warning
-from hansa.preview.traffic import Traffic, foretell
+from hansa.preview.annotation import SourceReader, language_warning
+from hansa.preview.traffic import Traffic, predict_traffic
 from hansa.privacy.policy.disclosures import disclosures
 from hansa.privacy.policy.preview import refusals
 from hansa.runs.topology import check_models
 from hansa.tasks.base import TASKS
 
-# A silo with more than this share of a round is named. The Medical paper's rule, max(500, 0.8e-4·N), gives its English
-# silo 73% of a round; the one it gave up, max(100, 1e-4·N), 94%.
+# There is a warning for a language with more than this share of a round. The Medical paper's rule, max(500, 0.8e-4·N),
+# gives its English silo 73% of a round; the rule that the paper rejected, max(100, 1e-4·N), 94%.
 DOMINANT = 0.75
 
 
 @dataclass(frozen=True)
 class SiloPreview:
+    """The data of one silo, and its share of a round."""
+
     name: str
     samples: int
     per_round: int
-    weight: float | None  # its share of the aggregate, where that depends on sample counts alone
+    weight: float | None  # its share of the aggregate; None if that depends on more than sample counts
     problems: tuple[str, ...]
-    sources: dict[str, int]  # its samples by language
+    sources: dict[str, int]  # samples by language
 
 
 @dataclass(frozen=True)
 class LanguagePreview:
-    """What a language has of a round, over all silos."""
+    """The share of a language in a round, over all silos."""
 
     samples: int
-    share: float  # of what a round trains on
+    share: float  # of the training samples of a round
     weight: float | None
 
 
 @dataclass(frozen=True)
 class Preview:
+    """What `hansa check` shows."""
+
     federation: Federation
     silos: list[SiloPreview]
     parameters: int | None
-    traffic: Traffic | None  # of a round, in all
+    traffic: Traffic | None  # of a round, over all silos
     warnings: list[str]
 
     def as_dict(self) -> dict[str, Any]:
+        """The preview as JSON values."""
         return {
             "name": self.federation.name,
             "kind": self.federation.kind,
@@ -80,7 +84,8 @@ class Preview:
         }
 
     @property
-    def languages(self) -> dict[str, "LanguagePreview"]:
+    def languages(self) -> dict[str, LanguagePreview]:
+        """The share of every language."""
         total = sum(s.per_round for s in self.silos)
         texts = shares(self.silos, lambda silo: silo.samples)
         of_round = shares(self.silos, lambda silo: silo.per_round / total)
@@ -93,57 +98,65 @@ class Preview:
 
     @property
     def tree(self) -> Branch | None:
+        """The tree of nodes with their samples; None if the federation is flat."""
         held = {silo.name: silo.sources for silo in self.silos}
         return outline(self.federation, held) if is_tree(self.federation) else None
 
     @property
     def sampling(self) -> dict[str, float]:
-        """On a tree, how often each source is seen; see outline.py."""
+        """On a tree, the effective sampling ratio of every source; see `hansa.config.outline`."""
         return ratios(self.tree, _weighing(self.federation)) if self.tree is not None else {}
 
 
 def preview(federation: Federation) -> Preview:
+    """Check a federation and read its data.
+
+    Raises `ConfigError` for settings that are refused, and `DataError` for data that cannot be used.
+    """
     check(federation)
-    silos, times, reading = [], repeats(federation.silos) | {ROOT: 1}, Reading(federation)
-    warned: list[str] = []
+    silos, times, reader = [], repeats(federation.silos) | {ROOT: 1}, SourceReader(federation)
+    warnings: list[str] = []
     for name, node in holders(federation).items():
         problems, sources = list[str](), dict[str, int]()
         for source in node.sources:
-            (found, said, foreign), group = reading.source(source), source.group(name)
-            sources[group] = sources.get(group, 0) + found
-            problems += said
-            warned += [language_warning(name, language, found, seen) for language, seen in foreign.items()]
+            found, group = reader.read(source), source.group(name)
+            sources[group] = sources.get(group, 0) + found.count
+            problems += found.problems
+            warnings += [language_warning(name, code, found.count, texts) for code, texts in found.foreign.items()]
         count = sum(sources.values())
         if not count:
-            raise DataError(f"silos.{name}: no training samples are left after reading and splitting its data")
+            raise DataError(
+                f"silos.{name}: no training samples are left after reading and splitting the data; give it more rows, "
+                "or reduce data.valid and data.test"
+            )
         amount = times[name] * federation.train.per_round(count)
         silos.append(SiloPreview(name, count, amount, None, tuple(problems), sources))
     silos = [replace(s, weight=w) for s, w in zip(silos, _weights(federation, silos), strict=True)]
-    parameters, traffic = _model(federation, reading.labels)
+    parameters, traffic = _model(federation, reader.labels)
     seen = Preview(federation, silos, parameters, traffic, [])
-    return replace(seen, warnings=[*filter(None, warned), *_warnings(seen)])
+    return replace(seen, warnings=[*filter(None, warnings), *_warnings(seen)])
 
 
 def _weights(federation: Federation, silos: list[SiloPreview]) -> list[float] | list[None]:
-    """Each silo's share of the aggregate; unknown in trees, and for rules that go by losses or look at each update."""
+    """Each silo's share of the aggregate; None in trees, and where weights need more than sample counts."""
     method = build_method(federation)
-    by_samples = isinstance(method.weighting, BySamples) and isinstance(method.aggregator, Mean)
-    if federation.kind != "federated" or not by_samples or is_tree(federation):
+    known = method.weighting.known_before_training and method.aggregator.linear
+    if federation.kind != "federated" or not known or is_tree(federation):
         return [None] * len(silos)
     weights = [_weighing(federation)(s.samples) for s in silos]
     return [weight / sum(weights) for weight in weights]
 
 
 def _weighing(federation: Federation) -> Callable[[int], float]:
-    """The weight of a node by its samples; where the method goes by something else, all count the same."""
+    """The weight of a node by its samples; 1 for all where the method's weights need more than that."""
     weighting = build_method(federation).weighting
-    if not isinstance(weighting, BySamples):
+    if not weighting.known_before_training:
         return lambda samples: 1.0
     return lambda samples: weighting.weight(Update(NOTHING, samples, 0, 0, 0.0, 0.0))
 
 
 def shares(silos: list[SiloPreview], share: Callable[[SiloPreview], float]) -> dict[str, float]:
-    """What every language has of a share, over all silos; a silo that nobody gave a language stands for its own."""
+    """Split a share of every silo by language and add up over silos; a silo without a language counts as one."""
     found: dict[str, float] = {}
     for silo in silos:
         for name, count in silo.sources.items():
@@ -156,32 +169,34 @@ def _warnings(seen: Preview) -> list[str]:
     for name, language in seen.languages.items() if len(silos) > 2 else ():
         if language.share > DOMINANT:
             found.append(
-                f"{name} is {language.share:.0%} of what a round trains on: the others may drown; "
-                "lower train.samples.fraction, raise train.samples.floor, or weigh silos with aggregate.weights"
+                f"{name} has {language.share:.0%} of the training samples of a round, and the model may learn little "
+                "of other languages; lower train.samples.fraction, raise train.samples.floor, or set aggregate.weights"
             )
         if (language.weight or 0.0) > DOMINANT:
             found.append(
-                f"{name} is {language.weight:.0%} of the aggregate: with aggregate.weights.temperature 0.5 silos "
-                "count by the square root of their size, with 'uniform' all the same"
+                f"{name} has {language.weight:.0%} of the aggregate weight; set aggregate.weights.temperature to "
+                "0.5 to weigh silos by the square root of their samples, or aggregate.weights to 'uniform'"
             )
     small = [s.name for s in silos if s.samples < federation.train.batch]
     if small and federation.train.samples.epochs is not None:
-        found.append(f"fewer samples than one batch of {federation.train.batch}: {', '.join(small)}")
+        found.append(f"these silos have fewer samples than one batch of {federation.train.batch}: {', '.join(small)}")
     floor = getattr(build_method(federation).exchange, "floor", 0)
     silent = [s.name for s in silos if s.samples < floor]
     if silent and federation.kind == "federated":
-        found.append(f"fewer samples than method.floor {floor}, so these will tell nothing: {', '.join(silent)}")
+        found.append(
+            f"these silos have fewer samples than method.floor {floor} and share no knowledge: {', '.join(silent)}"
+        )
     inner = [name for name, node in walk(federation.silos) if node.silos]
     if federation.kind == "central" and inner:
-        found.append("a central run ignores the tree")
+        found.append("a central run pools all data and ignores the regions of the tree")
     return found + refusals(federation)
 
 
 def _model(federation: Federation, labels: tuple[str, ...]) -> tuple[int | None, Traffic | None]:
-    """The size of the model, and what of it a round sends; its values are not needed."""
+    """The number of parameters and the traffic of a round; None if the model would have to be downloaded."""
     method, settings = build_method(federation), federation.model
     if settings.preset is None and not Path(str(settings.path)).is_dir():
-        return None, None  # it would have to be fetched
+        return None, None
     task = TASKS.build(federation.task)
     size = 0 if federation.tokenizer.kind == "bytes" else federation.tokenizer.size
     with torch.device("meta"):
@@ -192,7 +207,7 @@ def _model(federation: Federation, labels: tuple[str, ...]) -> tuple[int | None,
         else:
             model = build.load(str(settings.path), task.auto, labels, fresh=True)
         if method.hierarchy is not None:
-            method.hierarchy.keys(parts(model))  # refuses key layers that do not exist
+            method.hierarchy.keys(parts(model))  # raises an error for key layers that do not exist
             if settings.preset is None:
                 check_models(federation, method.hierarchy, task.auto, deepcopy(model))
         parameters = sum(p.numel() for p in model.parameters())
@@ -203,4 +218,4 @@ def _model(federation: Federation, labels: tuple[str, ...]) -> tuple[int | None,
     asked = sum(often[name] for name in inside if name in often)
     if federation.participation.count is not None or federation.participation.share < 1.0:
         asked = cohort_size(federation.participation, asked)
-    return parameters, foretell(model, method, asked, len(labels), length)
+    return parameters, predict_traffic(model, method, asked, len(labels), length)

@@ -1,9 +1,10 @@
-"""What a round will send, worked out before anything is sent: for `hansa check`. The ledger has what was really sent.
+"""The traffic of a round, predicted for `hansa check`; the ledger has the measured traffic.
 
-    the model to each of the n silos that take part, their updates back, as 'upload' leaves them
-    in an exchange, p numbers told by each silo at most: n·p up, and to each silo those of the others, n·(n − 1)·p down
+    down     the model, to each of the n silos that take part
+    up       their updates, compressed as the ``upload`` section says
+    exchange at most p numbers from each silo: n·p up, and to each silo those of the other silos, n·(n − 1)·p down
 
-For FedKC p is q·(d + k), or q·(T·d + k) with all layers; the paper counts a broadcast once and so has 2·n·p in all.
+For FedKC p is q·(d + k), or q·(T·d + k) with all layers; the paper counts a broadcast once, which gives 2·n·p in total.
 Headers are not counted.
 """
 
@@ -25,51 +26,56 @@ from hansa.core.model_parts import parts, sides
 from hansa.core.tensors import NOTHING, Layout, Tensors
 
 NUMBER = 4  # bytes
-TRIED = 5_000_000  # numbers, at most, on which an upload is tried
+TRIED = 5_000_000  # numbers at most that are compressed to measure the compression ratio
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes of one round, in all."""
+    """Bytes of one round, over all silos."""
 
     model: int  # down
     updates: int  # up
-    told: int  # up
-    heard: int  # down
+    knowledge_up: int
+    knowledge_down: int
 
     @property
     def total(self) -> int:
-        return self.model + self.updates + self.told + self.heard
+        """All bytes of a round."""
+        return self.model + self.updates + self.knowledge_up + self.knowledge_down
 
     @property
     def line(self) -> str:
-        told = f", the exchange {self.told / 1e6:,.2f} up and {self.heard / 1e6:,.2f} down" if self.told else ""
+        """The traffic in words."""
+        up, down = self.knowledge_up / 1e6, self.knowledge_down / 1e6
+        exchange = f", the exchange {up:,.2f} up and {down:,.2f} down" if self.knowledge_up else ""
         return (
             f"{self.total / 1e6:,.1f} MB per round: the model {self.model / 1e6:,.1f} down, updates "
-            f"{self.updates / 1e6:,.1f} up{told}"
+            f"{self.updates / 1e6:,.1f} up{exchange}"
         )
 
 
-def foretell(model: Any, method: Method, silos: int, labels: int, length: int) -> Traffic:
-    """The traffic of a round with so many silos, of a model whose values need not be there."""
+def predict_traffic(model: Any, method: Method, silos: int, labels: int, length: int) -> Traffic:
+    """The traffic of a round with ``silos`` silos; the model may be on the meta device."""
     trained = {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
     whole = Layout(tuple(trained), tuple(trained.values()))
     layout = whole.only(method.scope.shared(whole, parts(model)))
-    left = share(method.upload, layout, model) if layout.names else 0.0
+    ratio = compression_ratio(method.upload, layout, model) if layout.names else 0.0
     size = NUMBER * layout.size * silos
-    told = 0
+    shared = 0
     if method.exchange is not None and silos > 1:
         width = model.get_input_embeddings().weight.shape[1]
         sizes = Sizes(width, inside.last_linear(model).in_features, labels, length)
-        told = NUMBER * method.exchange.numbers(sizes) * silos
-    return Traffic(
-        round(size * (left if method.upload.both_ways else 1.0)), round(size * left), told, told * (silos - 1)
-    )
+        shared = NUMBER * method.exchange.numbers(sizes) * silos
+    down = round(size * (ratio if method.upload.both_ways else 1.0))
+    return Traffic(down, round(size * ratio), shared, shared * (silos - 1))
 
 
-def share(upload: Compression, layout: Layout, model: Any) -> float:
-    """What an upload leaves of an update's bytes, tried twice on random values, since some begin with everything. A
-    large model is tried on a part of every tensor."""
+def compression_ratio(upload: Compression, layout: Layout, model: Any) -> float:
+    """The share of an update's bytes that a compression sends, measured on random values.
+
+    Two rounds are compressed, because some compressors send everything in the first. Of a large model only a part of
+    every tensor is used.
+    """
     part = ceil(layout.size / TRIED)
     shapes = tuple((ceil(shape[0] / part), *shape[1:]) if shape else () for shape in layout.shapes)
     small, generator = Layout(layout.names, shapes), torch.Generator().manual_seed(0)
@@ -84,8 +90,8 @@ def share(upload: Compression, layout: Layout, model: Any) -> float:
     for round in (1, 2):
         gradient = Tensors(small, torch.randn(small.size, generator=generator))
         state = Tensors(small, torch.randn(small.size, generator=generator))
-        leaving = OutgoingUpdate(gradient, state, round, "silo", 0, sides(model), tables, before)
-        sent, before = upload.compress(leaving), leaving.kept
+        update = OutgoingUpdate(gradient, state, round, "silo", 0, sides(model), tables, before)
+        sent, before = upload.compress(update), update.kept
     plain = Update(NOTHING, 0, 0, 0, 0.0, 0.0)
-    left = replace(plain, encoded=sent) if isinstance(sent, EncodedUpdate) else replace(plain, gradient=sent)
-    return wire.payload(left) / (NUMBER * small.size)
+    reply = replace(plain, encoded=sent) if isinstance(sent, EncodedUpdate) else replace(plain, gradient=sent)
+    return wire.payload(reply) / (NUMBER * small.size)

@@ -1,1 +1,1 @@
-"""The report of a run or of several runs, and the progress that is shown while a run goes on."""
+"""The report of one run or several, and the progress that is shown during a run."""

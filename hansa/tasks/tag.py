@@ -147,7 +147,11 @@ class Tag:
 
 
 def count(true: list[Span], guessed: list[Span], sums: dict[str, float]) -> None:
-    """Add the counts of one sentence to the sums, by entity type."""
+    """Add the counts of one sentence to the sums, by entity type.
+
+    A predicted entity that overlaps several true ones of its type is matched with the one whose boundaries are closest,
+    as in nervaluate; a true entity is matched once.
+    """
 
     def add(what: str, kind: str) -> None:
         sums[f"{what}:{kind}"] = sums.get(f"{what}:{kind}", 0.0) + 1.0
@@ -159,9 +163,9 @@ def count(true: list[Span], guessed: list[Span], sums: dict[str, float]) -> None
         add("guessed", span[2])
         if span in true:
             add("hit", span[2])
-        match = next((t for t in left if t[2] == span[2] and t[0] < span[1] and span[0] < t[1]), None)
-        if match is not None:
-            left.remove(match)
+        overlapping = [t for t in left if t[2] == span[2] and t[0] < span[1] and span[0] < t[1]]
+        if overlapping:
+            left.remove(min(overlapping, key=lambda t: abs(t[0] - span[0]) + abs(t[1] - span[1])))
             add("overlap", span[2])
 
 

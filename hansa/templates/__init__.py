@@ -1,4 +1,4 @@
-"""`hansa new`: a federation file to start from, with generated data beside it, ready to run."""
+"""`hansa new`: a federation file and generated data, ready to run."""
 
 import json
 from collections.abc import Iterator
@@ -11,18 +11,23 @@ from hansa.data.corpora import clinical_notes as generator
 from hansa.data.corpora import phrases
 
 FOLDER = Path(__file__).parent
-# Skewed like Table 1 of the Medical paper: one language dominates, the smallest has a hundredth of it.
+# Texts per silo, skewed like Table 1 of the Medical paper: the smallest language has a hundredth of the largest.
 SIZES = {"en": 3000, "de": 400, "es": 350, "fr": 330, "it": 300, "pt": 280, "ru": 80, "ar": 60, "he": 40}
 
-CLIENTS, PER_CLIENT = {"en": 6, "de": 2, "es": 2, "fr": 2}, 300  # pairs: monolingual clients, one language ahead
+CLIENTS, PER_CLIENT = {"en": 6, "de": 2, "es": 2, "fr": 2}, 300  # pairs: monolingual clients with a dominant language
 TREE = {"fr": 900, "it": 700, "bg": 600, "uk": 500}  # worldlm: two regions of two languages each
 
 
 def templates() -> list[str]:
+    """The names of all templates."""
     return sorted(file.stem for file in FOLDER.glob("*.yaml") if "." not in file.stem)
 
 
 def new(template: str, folder: Path, seed: int = 0) -> Path:
+    """Write a template and its data to a new folder; return the federation file.
+
+    Raises `UserError` for a template that is not known, and for a folder that is not empty.
+    """
     if template not in templates():
         raise UserError(f"template '{template}' is not known; {did_you_mean(template, templates())}")
     if folder.exists() and any(folder.iterdir()):
@@ -42,22 +47,24 @@ def new(template: str, folder: Path, seed: int = 0) -> Path:
     return folder / "federation.yaml"
 
 
-Sources = dict[str, tuple[str, Iterator[dict[str, Any]]]]  # silo → further settings of its source, and its rows
+Sources = dict[str, tuple[str, Iterator[dict[str, Any]]]]  # silo → settings of its source, and its rows
 
 
 def notes(template: str, seed: int) -> Sources:
+    """One silo per language with generated clinical notes."""
     write = assertions if template in ("classify", "lora") else generator.notes
     sizes = TREE if template == "worldlm" else SIZES
     return {language: (f"language: {language}", write(language, count, seed)) for language, count in sizes.items()}
 
 
 def translations(seed: int) -> Sources:
+    """One silo per domain with generated sentence pairs."""
     fields = "text: src, target: tgt, language: de, target_language: en"
     return {domain: (fields, phrases.pairs(domain, count, seed)) for domain, count in phrases.SIZES.items()}
 
 
 def matches(seed: int) -> Sources:
-    """A finding and a sentence, and whether the sentence mentions it."""
+    """Pairs of a finding and a sentence by language, labelled with whether the sentence mentions the finding."""
     return {
         language: (
             f"text: finding, second: sentence, language: {language}, clients: {clients}",
@@ -86,7 +93,7 @@ WRITERS = {"translation": translations, "pairs": matches}
 
 
 def assertions(language: str, count: int, seed: int) -> Iterator[dict[str, Any]]:
-    """One sentence each, labelled with what it asserts of its first entity."""
+    """Sentences, each labelled with what it asserts of its first entity."""
     found, number = 0, 0
     while found < count:
         note = generator.note(language, number, seed, (1, 1))

@@ -214,7 +214,7 @@ def test_check_reads_annotation_as_a_run_would(tmp_path: Path) -> None:
     train, test = seen["problems"]
     assert f"train: 1 of 3 lines left out, first {tmp_path}/train.jsonl:3: span [3, 99] does not lie in" in train
     assert "test: 1 of 2 lines left out" in test
-    assert "a type that is not one of Sign" in test, "labels that training data do not have"
+    assert "it has an entity type that is not one of Sign" in test, "labels that training data do not have"
     with pytest.raises(UserError, match="1 of 3 lines cannot be used"):
         runner.invoke(app, ["check", str(file), "--set", "data.max_bad_rows=0.01"], catch_exceptions=False)
 
@@ -233,6 +233,6 @@ def test_check_warns_of_texts_in_another_language(tmp_path: Path) -> None:
     warnings = json.loads(ok("check", str(file), "--format", "json"))["warnings"]
     [warning] = [w for w in warnings if "language" in w]
     assert (
-        "es says that its language is de, but 2 of the 2 texts looked at are in another, most in es, the first at "
-        in warning
+        "silo es declares the language de, but 2 of 2 checked texts are in another language, most of them in es, "
+        "the first at " in warning
     )

@@ -12,13 +12,13 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
+from hansa import templates
 from hansa.config.file import _StrictLoader, parse
 from hansa.config.reference import PLACES, REGISTRIES
 from hansa.config.schema import federation_schema
 from hansa.core.errors import ConfigError
 from tests.cli.test_cli import ok
 
-TEMPLATES = sorted((Path(__file__).parents[2] / "hansa" / "templates").glob("*.yaml"))
 SILOS: dict[str, Any] = {"silos": {"fr": "fr.jsonl", "it": {"train": "it.jsonl", "language": "it"}}}
 GOOD: list[dict[str, Any]] = [
     {"method": "fedprox"},
@@ -61,9 +61,13 @@ def test_what_a_run_refuses_the_schema_refuses(schema: dict[str, Any], settings:
         jsonschema.validate(SILOS | settings, schema)
 
 
-@pytest.mark.parametrize("template", TEMPLATES, ids=lambda file: file.name)
-def test_templates_fit_the_schema(schema: dict[str, Any], template: Path) -> None:
-    jsonschema.validate(yaml.load(template.read_text(encoding="utf-8"), Loader=_StrictLoader), schema)
+@pytest.mark.parametrize("template", templates.templates())
+def test_templates_fit_the_schema(schema: dict[str, Any], template: str, tmp_path: Path) -> None:
+    templates.new(template, tmp_path / template)
+    files = sorted((tmp_path / template).glob("*.yaml"))
+    assert files
+    for file in files:
+        jsonschema.validate(yaml.load(file.read_text(encoding="utf-8"), Loader=_StrictLoader), schema)
 
 
 def sections() -> list[type[BaseModel]]:

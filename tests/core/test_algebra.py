@@ -1,5 +1,7 @@
 """Laws of tensors and messages, over many made-up values."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from hypothesis import given
@@ -40,7 +42,7 @@ COUNTS = st.dictionaries(NAMES, st.integers(0, 10**12), max_size=4)
 
 
 @st.composite
-def tensors(draw) -> Tensors:
+def tensors(draw: Any) -> Tensors:
     names = draw(st.lists(NAMES, max_size=4, unique=True))
     shapes = [tuple(draw(st.lists(st.integers(0, 3), max_size=3))) for _ in names]
     layout = Layout(tuple(names), tuple(shapes))
@@ -111,14 +113,14 @@ MESSAGES = st.one_of(
 
 
 @given(MESSAGES)
-def test_the_wire_gives_back_the_same_message_bit_for_bit(message):
+def test_the_wire_gives_back_the_same_message_bit_for_bit(message: Any) -> None:
     back = wire.decode(wire.encode(message))
     assert type(back) is type(message)
     assert wire.equal(message, back)
 
 
 @given(tensors())
-def test_a_selection_and_its_rest_make_the_whole(whole):
+def test_a_selection_and_its_rest_make_the_whole(whole: Any) -> None:
     names = whole.layout.names
     blank = Tensors(whole.layout, torch.zeros(whole.layout.size))
     for part in (names[::2], names[1::2]):
@@ -133,7 +135,7 @@ def test_a_selection_and_its_rest_make_the_whole(whole):
         max_size=6,
     )
 )
-def test_the_running_mean_is_numpys(rows):
+def test_the_running_mean_is_numpys(rows: Any) -> None:
     layout = Layout(("a", "b"), ((2,), (3,)))
     mean = WeightedMean(layout)
     for values, weight in rows:
@@ -147,13 +149,13 @@ def test_the_running_mean_is_numpys(rows):
     st.sampled_from([float("nan"), float("inf"), -float("inf")]),
     st.data(),
 )
-def test_one_bad_value_is_always_found(values, bad, data):
+def test_one_bad_value_is_always_found(values: Any, bad: Any, data: Any) -> None:
     assert is_finite(torch.tensor(values))
     values[data.draw(st.integers(0, len(values) - 1))] = bad
     assert not is_finite(torch.tensor(values))
 
 
-def test_scores_add_up():
+def test_scores_add_up() -> None:
     a, b = Scores({"fr": {"nll": 1.0, "tokens": 2.0}}), Scores({"fr": {"nll": 3.0}, "it": {"tokens": 1.0}})
     assert (a + b).sums == {"fr": {"nll": 4.0, "tokens": 2.0}, "it": {"tokens": 1.0}}
     assert a.sums["fr"]["nll"] == 1.0, "adding changes neither"

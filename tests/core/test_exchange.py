@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ from hansa.methods.fedkc import fedkc
 from hansa.preview.preview import preview
 from hansa.runs.run import run
 from tests.classifiers import CLASSES, WIDTH, pairs
-from tests.conftest import same, weights
+from tests.conftest import Build, same, weights
 from tests.core.trees import run_over, select
 from tests.toys import update
 
@@ -33,8 +34,8 @@ KC = {"name": "fedkc", "layer": "last", "q": 3, "floor": 1, "alpha": 2.0}
 
 
 @pytest.fixture
-def classify(federation):
-    def build(**settings):
+def classify(federation: Build) -> Any:
+    def build(**settings: Any) -> Any:
         return federation(**{"task": "classify", "method": KC, "tokenizer": {"kind": "bytes"}, "rounds": 2} | settings)
 
     return build
@@ -58,12 +59,12 @@ BAD = {
 }
 
 
-def one_round(replies):
+def one_round(replies: Any) -> Any:
     """A round of FedKC among nodes whose replies to `ShareKnowledge` are given; all requests are kept."""
-    asked = {name: [] for name in replies}
+    asked: dict[str, list[Any]] = {name: [] for name in replies}
 
-    def answer(name):
-        def reply(request):
+    def answer(name: str) -> Any:
+        def reply(request: Any) -> Any:
             asked[name].append(request)
             return replies[name] if isinstance(request, ShareKnowledge) else update([1.0, -1.0], samples=10)
 
@@ -72,11 +73,12 @@ def one_round(replies):
     state = ServerState(Tensors(Layout(("w",), ((2,),)), torch.tensor([5.0, 5.0])))
     method = fedkc(fedavg(), "last", 2, 1.0, 1)
     server = Server("root", {name: Child(10, 10) for name in replies}, LocalLink(answer), method, RoundSettings())
+    assert method.exchange is not None
     exchange = KnowledgeExchange(method.exchange, lambda: Sizes(WIDTH, WIDTH, CLASSES, 12))
     return federated_round(server, state, Turn(1), [exchange]), asked
 
 
-def test_every_silo_receives_what_the_others_shared_and_not_its_own():
+def test_every_silo_receives_what_the_others_shared_and_not_its_own() -> None:
     replies = {
         name: pairs(torch.full((2, WIDTH), v), torch.full((2, CLASSES), 1 / 3))
         for name, v in zip("abc", (1.0, 2.0, 3.0), strict=True)
@@ -86,12 +88,13 @@ def test_every_silo_receives_what_the_others_shared_and_not_its_own():
         share, train = asked[name]
         assert isinstance(share, ShareKnowledge)
         assert isinstance(train, Train)
+        assert train.knowledge is not None
         received = [float(one.tensors["centroids"][0, 0]) for one in train.knowledge.items]
         assert received == [float(replies[n].tensors["centroids"][0, 0]) for n in replies if n != name]
 
 
 @pytest.mark.parametrize("reason", BAD)
-def test_knowledge_that_fails_its_checks_is_dropped_and_the_round_goes_on(reason):
+def test_knowledge_that_fails_its_checks_is_dropped_and_the_round_goes_on(reason: str) -> None:
     found, asked = one_round({"bad": BAD[reason], "good": GOOD, "other": GOOD})
     assert reason in found.exchange.rejected["bad"]
     assert not found.failed
@@ -102,13 +105,13 @@ def test_knowledge_that_fails_its_checks_is_dropped_and_the_round_goes_on(reason
     assert held == (reason != "gone"), "a silo that did not answer is sent the model again"
 
 
-def test_an_active_set_of_one_trains_alone():
+def test_an_active_set_of_one_trains_alone() -> None:
     found, asked = one_round({"only": GOOD})
     assert asked["only"][1].knowledge.items == ()
     assert not found.failed
 
 
-def test_the_model_travels_once():
+def test_the_model_travels_once() -> None:
     found, asked = one_round({"a": GOOD, "b": GOOD})
     share, train = asked["a"]
     assert wire.payload(train) == wire.payload(GOOD), "the other silo's knowledge, and no model"
@@ -119,7 +122,7 @@ def test_the_model_travels_once():
 # ── whole runs ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_link_does_not_matter(classify, tmp_path):
+def test_the_link_does_not_matter(classify: Build, tmp_path: Path) -> None:
     settings = classify()
     direct = run_over(settings, tmp_path / "direct", lambda host: LocalLink(host.answer))
     wired = run_over(settings, tmp_path / "wired", lambda host: LocalLink(host.answer, True))
@@ -129,7 +132,7 @@ def test_the_link_does_not_matter(classify, tmp_path):
 
 
 @pytest.mark.parametrize("layer", ["last", "all"])
-def test_the_extra_traffic_is_what_the_paper_says_to_the_byte(classify, tmp_path, layer):
+def test_the_extra_traffic_is_what_the_paper_says_to_the_byte(classify: Build, tmp_path: Path, layer: Any) -> None:
     """2·q·n·(d + k) numbers, or 2·q·n·(T·d + k).
 
     q·n pairs go up and the same q·n pairs come down: each silo gets all but its own, so the pairs of n − 1 silos.
@@ -149,7 +152,7 @@ def test_the_extra_traffic_is_what_the_paper_says_to_the_byte(classify, tmp_path
     assert 0 < received - received_plain - up < headers
 
 
-def test_without_weight_it_is_fedavg_bit_for_bit(classify, tmp_path):
+def test_without_weight_it_is_fedavg_bit_for_bit(classify: Build, tmp_path: Path) -> None:
     plain = run(classify(method="fedavg"), tmp_path / "plain", workers=0)
     limit = run(classify(method=KC | {"alpha": 0.0}), tmp_path / "limit", workers=0)
     with_it = run(classify(), tmp_path / "with", workers=0)
@@ -157,14 +160,14 @@ def test_without_weight_it_is_fedavg_bit_for_bit(classify, tmp_path):
     assert not same(weights(plain.folder / "model"), weights(with_it.folder / "model"))
 
 
-def test_a_silo_below_the_floor_is_not_heard_and_the_run_says_so(classify, tmp_path):
+def test_a_silo_below_the_floor_is_not_heard_and_the_run_says_so(classify: Build, tmp_path: Path) -> None:
     outcome = run(classify(rounds=1, method=KC | {"floor": 30}), tmp_path / "run", workers=0)
     events = select(outcome.folder, "select node, text from events where kind='not heard'")
     assert "east" in dict(events)
     assert "too small" in dict(events)["east"]
 
 
-def test_what_left_can_be_recorded_with_the_samples_behind_it(classify, tmp_path):
+def test_what_left_can_be_recorded_with_the_samples_behind_it(classify: Build, tmp_path: Path) -> None:
     settings = classify(release_log={"knowledge": True, "updates": True})
     outcome = run(settings, tmp_path / "run", workers=0)
     found = list(logged_releases(outcome.folder, "knowledge"))
@@ -183,12 +186,14 @@ def test_what_left_can_be_recorded_with_the_samples_behind_it(classify, tmp_path
 
 
 @pytest.mark.parametrize("method", ["moon", "fedmix", {"name": "fedkc", "layer": "all", "local": "moon", "floor": 1}])
-def test_rivals_and_compositions_run(classify, tmp_path, method):
+def test_other_methods_and_combinations_run(classify: Build, tmp_path: Path, method: Any) -> None:
     outcome = run(classify(method=method), tmp_path / "run", workers=0)
     assert all(0 <= metrics["accuracy"] <= 1 for metrics in outcome.metrics.values())
 
 
-def test_a_silo_that_failed_still_holds_the_model_for_its_second_try(classify, tmp_path, monkeypatch):
+def test_a_silo_that_failed_still_holds_the_model_for_its_second_try(
+    classify: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first error must not hide behind another."""
     settings = classify(method={"name": "fedkc", "floor": 1, "q": 2})
     outcome = run(settings, tmp_path / "run", workers=0)
@@ -208,7 +213,7 @@ def test_a_silo_that_failed_still_holds_the_model_for_its_second_try(classify, t
 # ── refused before anything is loaded ─────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_tree_is_refused(classify):
+def test_a_tree_is_refused(classify: Build) -> None:
     settings = classify()
     below = settings.silos["north"].model_copy(update={"sources": (), "silos": {"n": settings.silos["north"]}})
     with pytest.raises(ConfigError, match="directly below 'silos'"):
@@ -216,12 +221,12 @@ def test_a_tree_is_refused(classify):
 
 
 @pytest.mark.parametrize("method", ["fedkc", "moon", "fedmix"])
-def test_a_task_without_whole_texts_is_refused(federation, method):
+def test_a_task_without_whole_texts_is_refused(federation: Build, method: Any) -> None:
     with pytest.raises(ConfigError, match="use it with 'classify'"):
         preview(federation(method=method))
 
 
-def test_the_method_in_the_documentation_runs(classify, tmp_path):
+def test_the_method_in_the_documentation_runs(classify: Build, tmp_path: Path) -> None:
     """A method whose silos share something before they train, in one file, as docs/papers.md has it."""
     page = (Path(__file__).parents[2] / "docs" / "papers.md").read_text(encoding="utf-8")
     [code] = re.findall(r"```python\n(# priors.py.*?)```", page, re.S)

@@ -1,5 +1,7 @@
 """Looking into classifiers of any make: what is seen on the way leads to the model's own answer."""
 
+from typing import Any
+
 import pytest
 import torch
 import transformers
@@ -25,7 +27,7 @@ IDS = torch.tensor([[2, 9, 4, 7, 3], [2, 5, 3, 0, 0]])
 INPUTS = {"input_ids": IDS, "attention_mask": (IDS != 0).long()}
 
 
-def model_of(name):
+def model_of(name: str) -> Any:
     with torch_seeded(0, name):
         model = transformers.AutoModelForSequenceClassification.from_config(MODELS[name]()).eval()
     for parameter in model.parameters():  # fresh weights are so small that all texts look the same
@@ -35,7 +37,7 @@ def model_of(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_from_the_middle_on_it_is_the_models_own_answer(name):
+def test_from_the_middle_on_it_is_the_models_own_answer(name: str) -> None:
     model = model_of(name)
     with torch.inference_mode():
         logits = model(**INPUTS).logits
@@ -49,7 +51,7 @@ def test_from_the_middle_on_it_is_the_models_own_answer(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_another_text_in_the_middle_gives_another_answer(name):
+def test_another_text_in_the_middle_gives_another_answer(name: str) -> None:
     """The negative control: what is put in is really used, not the tokens that stand for it."""
     model = model_of(name)
     with torch.inference_mode():
@@ -58,16 +60,16 @@ def test_another_text_in_the_middle_gives_another_answer(name):
     assert not torch.allclose(turned, seen.logits, atol=1e-4)
 
 
-def test_widths_and_gradients_twice():
+def test_widths_and_gradients_twice() -> None:
     model = model_of("bert")
     assert inside.widths(model) == (16, 16)
     x, logits = inside.scaled(model, INPUTS, 0.5)
     [slope] = torch.autograd.grad(logits.sum(), x, create_graph=True)
-    slope.square().sum().backward()
+    torch.autograd.backward(slope.square().sum())
     assert model.bert.encoder.layer[0].attention.self.query.weight.grad.abs().sum() > 0
 
 
-def test_a_model_without_classes_is_refused():
+def test_a_model_without_classes_is_refused() -> None:
     model = transformers.AutoModelForMaskedLM.from_config(MODELS["bert"]())
     with pytest.raises(ConfigError, match="no linear layer that gives its logits"):
         inside.last_linear(model)

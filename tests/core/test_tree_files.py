@@ -1,5 +1,8 @@
 """Trees in a federation file: what a file may say, and what is refused."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from hansa.config.checks import check
@@ -10,9 +13,10 @@ from hansa.core.errors import ConfigError, UserError
 from hansa.core.settings import Named
 from hansa.models.settings import Model
 from hansa.runs.run import run
+from tests.conftest import Build
 
 
-def test_what_nodes_hold(tree):
+def test_what_nodes_hold(tree: Build) -> None:
     settings = tree()
     held = holders(settings)
     assert [len(held[name].sources) for name in ("root", "west", "north")] == [4, 2, 1]
@@ -32,14 +36,14 @@ def test_what_nodes_hold(tree):
         ("root: mixture\nsilos: {root: a.jsonl}\n", "'root' is used twice"),
     ],
 )
-def test_mistakes_in_trees_are_answered_in_one_sentence(tmp_path, text, expected):
+def test_mistakes_in_trees_are_answered_in_one_sentence(tmp_path: Path, text: Any, expected: Any) -> None:
     (tmp_path / "f.yaml").write_text(text)
     with pytest.raises(ConfigError, match=expected):
         read(tmp_path / "f.yaml")
 
 
-def test_a_cycle_built_in_python_is_refused():
-    node: dict = {}
+def test_a_cycle_built_in_python_is_refused() -> None:
+    node: dict[str, Any] = {}
     node["silos"] = {"east": node}
     with pytest.raises(ConfigError, match="a node that stands below itself"):
         parse({"silos": {"west": node}})
@@ -57,13 +61,15 @@ def test_a_cycle_built_in_python_is_refused():
         ({"method": {"name": "worldlm", "key_layers": 0.0, "filter": {"by": "keys"}}}, "no key layers are sent"),
     ],
 )
-def test_what_does_not_fit_a_tree_is_refused_before_anything_is_written(tree, tmp_path, settings, expected):
+def test_what_does_not_fit_a_tree_is_refused_before_anything_is_written(
+    tree: Build, tmp_path: Path, settings: Any, expected: Any
+) -> None:
     with pytest.raises(UserError, match=expected):
         run(tree(**settings), tmp_path / "run", workers=0)
     assert not (tmp_path / "run" / "start").exists()
 
 
-def test_a_child_of_another_architecture_is_refused(tree, tmp_path):
+def test_a_child_of_another_architecture_is_refused(tree: Build, tmp_path: Path) -> None:
     other = run(
         tree(model="tiny", rounds=0, data={"max_length": 16, "valid": 0.0, "test": 0.2}), tmp_path / "a", workers=0
     )
@@ -83,7 +89,7 @@ def test_a_child_of_another_architecture_is_refused(tree, tmp_path):
 
 
 @pytest.mark.parametrize("method", ["hierfavg", {"name": "worldlm", "key_layers": 0.5}])
-def test_a_node_has_no_tree_of_its_own(tree, tmp_path, method):
+def test_a_node_has_no_tree_of_its_own(tree: Build, tmp_path: Path, method: Any) -> None:
     settings = tree()
     for own, fits in ((method, False), ("worldlm", True), ({"name": "fedprox", "mu": 0.1}, True)):
         east = settings.silos["east"].model_copy(update={"method": Named.model_validate(_named(own))})
@@ -95,5 +101,5 @@ def test_a_node_has_no_tree_of_its_own(tree, tmp_path, method):
                 check(changed)
 
 
-def _named(method):
+def _named(method: Any) -> Any:
     return {"name": method} if isinstance(method, str) else method

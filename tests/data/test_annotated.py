@@ -170,6 +170,13 @@ def test_type_f1_equals_nervaluate(both):
     assert Tag().metrics(sums)["type_f1"] == pytest.approx(theirs.f1)
 
 
+def test_an_entity_is_matched_with_the_closest_one() -> None:
+    """The prediction (0, 4) overlaps two entities and is closer to (1, 5), so that (4, 5) has none left."""
+    sums: dict[str, float] = {"words": 1.0, "nll": 0.0}
+    count([(0, 1, "X"), (1, 5, "X")], [(0, 4, "X"), (4, 5, "X")], sums)
+    assert Tag().metrics(sums)["type_f1"] == pytest.approx(0.5)
+
+
 def test_an_overlap_counts_for_type_and_not_for_strict():
     sums: dict[str, float] = {"words": 1.0, "nll": 0.0}
     count([(0, 3, "X")], [(0, 2, "X")], sums)

@@ -172,8 +172,8 @@ def every_second(file: Path, source: Source) -> Iterator[ParsedRow]:
 
 @pytest.mark.usefixtures("readers")
 def test_a_registered_reader_reads_its_suffix(tmp_path: Path) -> None:
+    (tmp_path / "a.half").write_text("one\ntwo\nthree\n")
     with pytest.raises(DataError, match=r"\.half is not readable; readable are \.jsonl"):
-        (tmp_path / "a.half").write_text("one\ntwo\nthree\n")
         read(tmp_path / "a.half")
     READERS.register(".half")(every_second)
     for file in (tmp_path / "a.half", tmp_path):

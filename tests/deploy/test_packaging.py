@@ -73,8 +73,8 @@ def test_the_chart_of_a_coordinator_with_an_existing_nats(federation_text):
     documents = render("--set", "role=coordinator", "--set", nats, "--set-file", federation_text)
     assert "--nats=tls://nats.example:4222" in container(documents)["args"]
     parse_command(container(documents)["args"])
-    assert [port["name"] for port in kinds(documents)["Service"]["spec"]["ports"]] == ["weights"]
-    assert [port["name"] for port in container(documents)["ports"]] == ["health", "weights"]
+    assert [port["name"] for port in kinds(documents)["Service"]["spec"]["ports"]] == ["blobs"]
+    assert [port["name"] for port in container(documents)["ports"]] == ["health", "blobs"]
 
 
 def test_the_chart_of_a_silo(tmp_path):

@@ -119,7 +119,7 @@ def test_an_honest_server_gets_the_mean(stage):
         assert np.abs(update.flat.numpy().view(np.int32)).max() > 2**28, "a masked update looks random"
 
 
-# ── forged rosters ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── forged rosters ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def signed(stage, name, signed_by=None, **changes):
@@ -223,9 +223,9 @@ FORGERIES = {
     other_model: "different models were announced to the silos on the roster",
     revoked: "the roster has 'south', which was revoked",
     two: "the roster has 2 silos; secure aggregation needs at least 3",
-    without_me: "does not have this silo's own",
-    one_key_twice: "the list of keys has one twice",
-    malformed_key: "a silo's keys are no keys",
+    without_me: "does not contain this silo's own keys",
+    one_key_twice: "the roster contains the same key twice",
+    malformed_key: "an announcement has malformed keys",
 }
 
 
@@ -241,7 +241,7 @@ def test_a_forged_roster_is_refused_and_the_original_is_accepted(stage, forgery)
         )
 
 
-# ── repeated requests ────────────────────────────────────────────────────────────────────────────────────────────
+# ── repeated requests ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_repeated_request_for_keys_gets_the_same_keys_or_a_refusal(stage):

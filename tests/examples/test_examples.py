@@ -1,6 +1,7 @@
 """Every plug-in of examples/ in a real federation: in this process and in two workers, with a number it implies."""
 
 import json
+import re
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,17 @@ def test_the_keyword_task_counts_what_the_data_contain(federation: Build, tmp_pa
     metrics = in_both(settings, tmp_path).metrics
     assert {name: one["prevalence"] for name, one in metrics.items()} == pytest.approx(expected)
     assert metrics["south"]["accuracy"] >= 0.0
+
+
+def test_the_weighting_of_the_documentation_caps_samples(federation: Build, tmp_path: Path) -> None:
+    """docs/papers.md, capped.py: with a cap of one sample all silos weigh the same."""
+    page = (EXAMPLES.parent / "docs" / "papers.md").read_text(encoding="utf-8")
+    [code] = re.findall(r"```python\n(# capped.py.*?)```", page, re.S)
+    (tmp_path / "capped.py").write_text(code, encoding="utf-8")
+    capped = federation(plugins=[str(tmp_path / "capped.py")], method={"name": "capped", "cap": 1}, rounds=1)
+    uniform = federation(rounds=1, aggregate={"weights": "uniform"})
+    models = [weights(run(s, tmp_path / n, workers=0).folder / "model") for n, s in (("a", capped), ("b", uniform))]
+    assert same(*models)
 
 
 def test_another_suffix_gives_the_same_model(federation: Build, tmp_path: Path) -> None:

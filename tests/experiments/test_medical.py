@@ -2,9 +2,11 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from hansa.config.federation import Federation
 from hansa.core.errors import UserError
 from hansa.experiments.reproduce import (
     Claim,
@@ -24,16 +26,17 @@ from hansa.experiments.reproduce.jobs import Jobs
 from hansa.models.tokenizer import byte_tokenizer
 from hansa.runs.results import PersonalModels
 from hansa.runs.run import Outcome
+from tests.conftest import Build
 
 
 @pytest.fixture(scope="module")
-def smoke(tmp_path_factory):
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> tuple[Reproduction, list[str]]:
     folder = tmp_path_factory.mktemp("smoke")
     said: list[str] = []
     return medical.reproduce(Options("smoke", None, folder / "out", said.append)), said
 
 
-def test_every_table_of_the_paper_is_there(smoke):
+def test_every_table_of_the_paper_is_there(smoke: tuple[Reproduction, list[str]]) -> None:
     found, _ = smoke
     titles = [table.title.split(":")[0] for table in found.tables]
     assert titles == ["Table 3", "Table 3, continued", "Table 4", "Table 5", "Table 6", "Table 7"]
@@ -47,7 +50,7 @@ def test_every_table_of_the_paper_is_there(smoke):
     assert found.report.is_file()
 
 
-def test_the_json_output_names_every_claim(smoke):
+def test_the_json_output_names_every_claim(smoke: tuple[Reproduction, list[str]]) -> None:
     found, said = smoke
     parsed = json.loads(json.dumps(found.as_dict()))
     assert parsed["paper"] == "medical"
@@ -57,17 +60,17 @@ def test_the_json_output_names_every_claim(smoke):
     assert "federated: started" in said
 
 
-def outcome(values):
-    return Outcome(None, {code: {"perplexity": v} for code, v in values.items()})
+def outcome(values: dict[str, float]) -> Outcome:
+    return Outcome(Path(), {code: {"perplexity": v} for code, v in values.items()})
 
 
-def test_claims_are_judged_by_the_figures():
+def test_claims_are_judged_by_the_figures() -> None:
     counts = {"en": 1000.0, "fr": 10.0, "he": 1.0, "ar": 2.0}
     languages = list(counts)
     good = {"en": 9.0, "fr": 5.0, "he": 5.0, "ar": 5.0}
     bad = {"en": 3.0, "fr": 9.0, "he": 9.0, "ar": 9.0}
 
-    def judge(fl, cl, own):
+    def judge(fl: dict[str, float], cl: dict[str, float], own: dict[str, float]) -> list[bool]:
         runs = {"FL": outcome(fl), "CL": outcome(cl), "own silo": outcome(own), "base": outcome(bad)}
         return [claim.holds for claim in medical_tables.pretraining_claims(runs, languages, counts)]
 
@@ -75,7 +78,7 @@ def test_claims_are_judged_by_the_figures():
     assert judge(bad, good, good)[:2] == [False, False]
     assert judge(good, good | {"he": 4.0}, bad)[1] is False, "one of the three smallest is enough to lose it"
 
-    def personal(**interpolated):
+    def personal(**interpolated: float) -> bool:
         accuracies = {code: {"federated": 0.5, "interpolated": interpolated.get(code, 0.5)} for code in counts}
         models = {
             code: PersonalModels({kind: {code: {"accuracy": a}} for kind, a in by_kind.items()}, 0.0, {}, "federated")
@@ -88,8 +91,8 @@ def test_claims_are_judged_by_the_figures():
     assert not personal(en=0.4, he=0.4)
 
 
-def test_fine_tuning_claims_need_scores_above_zero():
-    def scores(federated, central, none):
+def test_fine_tuning_claims_need_scores_above_zero() -> None:
+    def scores(federated: float, central: float, none: float) -> downstream.Scores:
         return {
             n: {"federated": {"strict_f1": federated}, "central": {"strict_f1": central}, "none": {"strict_f1": none}}
             for n in downstream.NER
@@ -103,10 +106,10 @@ def test_fine_tuning_claims_need_scores_above_zero():
     assert [c.holds for c in encoder.claims({"federated": 0.79, "central": 0.815})] == [False, False]
 
 
-def test_the_results_page_is_rewritten_section_by_section(tmp_path):
+def test_the_results_page_is_rewritten_section_by_section(tmp_path: Path) -> None:
     page = tmp_path / "results.md"
 
-    def write(scale, ours):
+    def write(scale: str, ours: str) -> None:
         table = Table("A table", ["", "x"], [["row", ours]])
         update_results(page, Reproduction("medical", scale, [table], [Claim("c", True, ours, "1")], tmp_path, 60.0))
 
@@ -119,7 +122,7 @@ def test_the_results_page_is_rewritten_section_by_section(tmp_path):
     assert text.index("three") < text.index("two"), "a section keeps its place"
 
 
-def test_the_time_of_all_sessions_is_counted(tmp_path):
+def test_the_time_of_all_sessions_is_counted(tmp_path: Path) -> None:
     assert record_duration(tmp_path, 5.0) == [5.0]
     (tmp_path / "a run").mkdir()
     assert record_duration(tmp_path, 60.0) == [60.0], "before it, nothing had begun"
@@ -129,24 +132,26 @@ def test_the_time_of_all_sessions_is_counted(tmp_path):
     assert record_duration(tmp_path / "never made", 1.0) == [1.0]
 
 
-def test_real_text_must_be_given(tmp_path):
+def test_real_text_must_be_given(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--scale small needs real text"):
         medical.reproduce(Options("small", None, tmp_path / "out", print))
     with pytest.raises(UserError, match="neither a Hugging Face folder nor"):
         encoder.folder_of("no-such-encoder")
 
 
-def test_full_scale_has_the_published_settings(tmp_path):
+def test_full_scale_has_the_published_settings(tmp_path: Path) -> None:
     silos = {"fr": {"train": "fr.jsonl", "language": "fr"}, "he": {"train": "he.jsonl", "language": "he"}}
     settings = medical_runs.federation("federated", silos, medical_runs.SIZES["full"], "some/encoder")
     assert settings.train.samples.amount(132_593_658) == 10_607
     assert settings.train.samples.amount(34_104) == 500
+    assert settings.server is not None
+    assert settings.aggregate is not None
     assert (settings.train.lr, settings.train.batch, settings.server.lr) == (1e-4, 2048, 3e-4)
     assert settings.aggregate.weights.by == "samples"
     assert medical_runs.federation("central", silos, medical_runs.SIZES["full"], "x").baseline.lr == 3e-5
 
 
-def test_central_training_sees_as_many_tokens_as_the_federation(tmp_path):
+def test_central_training_sees_as_many_tokens_as_the_federation(tmp_path: Path) -> None:
     """A token is a byte here: ninety texts of 30 and ten of 10, in a federation that asks both silos alike."""
     words = byte_tokenizer()
     words.save_pretrained(tmp_path / "words")
@@ -163,8 +168,8 @@ def test_central_training_sees_as_many_tokens_as_the_federation(tmp_path):
     assert medical_runs.federation("federated", silos, medical_runs.SIZES["small"], "x", 0.5).rounds == 2 * fewer.rounds
 
 
-def test_rates_are_tuned_separately_on_validation_data(federation, tmp_path):
-    def build(kind, size):
+def test_rates_are_tuned_separately_on_validation_data(federation: Build, tmp_path: Path) -> None:
+    def build(kind: str, size: medical_runs.Size) -> Federation:
         return federation(
             kind=kind,
             rounds=size.rounds,
@@ -185,10 +190,10 @@ def test_rates_are_tuned_separately_on_validation_data(federation, tmp_path):
         assert float(best[2].replace(",", "")) == min(float(row[2].replace(",", "")) for row in rows)
 
 
-def test_finished_runs_are_not_repeated(federation, tmp_path):
+def test_finished_runs_are_not_repeated(federation: Build, tmp_path: Path) -> None:
     said = list[str]()
 
-    def scores(seed):
+    def scores(seed: int) -> dict[str, dict[str, float]]:
         settings = federation(rounds=1, seed=seed, sizes={"north": 30, "south": 20})
         with Jobs(tmp_path / "jobs", said.append, False) as jobs:
             jobs.start("one", settings)
@@ -200,10 +205,15 @@ def test_finished_runs_are_not_repeated(federation, tmp_path):
         scores(2)
 
 
-def test_a_federated_encoder_takes_one_step_per_round_and_sees_as_many_samples(tmp_path):
-    class Noted(dict):
-        def start(self, name, settings, workers=0):
-            self[name] = settings
+def test_a_federated_encoder_takes_one_step_per_round_and_sees_as_many_samples(tmp_path: Path) -> None:
+    noted: dict[str, Federation] = {}
+
+    class Noted(Jobs):
+        def __init__(self) -> None:
+            """Start no processes."""
+
+        def start(self, name: str, federation: Federation, workers: int | None = 0, matrix: float = 0.0) -> None:
+            noted[name] = federation
 
     encoder_folder, rows = tmp_path / "encoder", [{"tokens": [f"word{i}"], "tags": ["O"]} for i in range(320)]
     encoder_folder.mkdir()
@@ -212,8 +222,7 @@ def test_a_federated_encoder_takes_one_step_per_round_and_sees_as_many_samples(t
         (tmp_path / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     source = {part: str(tmp_path / f"{part}.jsonl") for part in ("train", "test")}
     task = downstream.Downstream("ner", {"en": source})
-    noted = Noted()
-    encoder.start(noted, str(encoder_folder), task, tmp_path)
+    encoder.start(Noted(), str(encoder_folder), task, tmp_path)
     federated, central = noted["encoder federated"], noted["encoder central"]
     assert federated.train.samples.amount(1000) == federated.train.batch, "one batch"
     assert federated.rounds * len(federated.silos) * federated.train.batch == central.rounds * len(rows)

@@ -1,6 +1,7 @@
 """The Translation experiments at their smallest: every table is made, every claim is judged by its figures."""
 
 import json
+from pathlib import Path
 
 import pytest
 import yaml
@@ -9,17 +10,17 @@ from markupsafe import escape
 from hansa.config.file import dump, parse
 from hansa.config.method import build_method
 from hansa.core.errors import DataError, UserError
-from hansa.experiments.reproduce import Options, domains, translation, translation_tables
+from hansa.experiments.reproduce import Options, Reproduction, domains, translation, translation_tables
 from hansa.experiments.reproduce.translation_tables import SERVER, Found, Scored
 
 
 @pytest.fixture(scope="module")
-def smoke(tmp_path_factory):
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> Reproduction:
     folder = tmp_path_factory.mktemp("smoke")
     return translation.reproduce(Options("smoke", None, folder / "out", lambda line: None))
 
 
-def test_every_table_is_there_with_the_papers_figures(smoke):
+def test_every_table_is_there_with_the_papers_figures(smoke: Reproduction) -> None:
     titles = [table.title.split(":")[0] for table in smoke.tables]
     assert titles[:4] == ["Table 3", "Table 4", "Table 5", "Figure 3"]
     assert {"Table 6", "Dynamic pulling", "Quality against uplink bytes, of all uploads"} <= set(titles)
@@ -33,13 +34,13 @@ def test_every_table_is_there_with_the_papers_figures(smoke):
     assert smoke.report.is_file()
 
 
-def test_the_json_output_has_claims_and_signatures(smoke):
+def test_the_json_output_has_claims_and_signatures(smoke: Reproduction) -> None:
     parsed = json.loads(json.dumps(smoke.as_dict()))
     assert len(parsed["claims"]) == 10
     assert parsed["signatures"][0].startswith("BLEU nrefs:1")
 
 
-def test_parts_send_fewer_bytes_than_everything(smoke):
+def test_parts_send_fewer_bytes_than_everything(smoke: Reproduction) -> None:
     table = next(t for t in smoke.tables if t.title.startswith("Dynamic pulling: the gain"))
     spent = {row[0]: float(row[1].rstrip("%")) for row in table.rows}
     assert spent["server"] == 100
@@ -50,7 +51,7 @@ def test_parts_send_fewer_bytes_than_everything(smoke):
 def found(**losses: float) -> Found:
     """Runs with the same cross-entropy everywhere; BLEU falls as it rises."""
 
-    def scored(loss, uplink=100):
+    def scored(loss: float, uplink: int = 100) -> list[Scored]:
         by_domain = {d: {"loss": loss, "bleu": 20 - loss, "chrf": 40 - loss} for d in domains.DOMAINS}
         return [Scored(by_domain, by_domain, by_domain, uplink)]
 
@@ -61,13 +62,13 @@ def found(**losses: float) -> Found:
     } | losses  # fmt: skip
     bytes_of = {"DP_l": 60, "random": 60, "DP_g": 60, "DP_l ⅓": 46, "top-k 5% + int8": 8, "after 1 round": 20}
     runs = {name: scored(loss, bytes_of.get(name, 100)) for name, loss in names.items()}
-    start = {d: {"loss": 5.0, "bleu": 15.0, "chrf": 35.0} for d in domains.DOMAINS}
+    generic = {d: {"loss": 5.0, "bleu": 15.0, "chrf": 35.0} for d in domains.DOMAINS}
     curves = {5: [5.0, 4.0], 10: [5.0, 4.0], 50: [5.0, 3.9]}
-    start = Scored(start, start, start, 0)
+    start = Scored(generic, generic, generic, 0)
     return Found((5, 10, 50), start, runs, {}, dict.fromkeys(domains.DOMAINS, start.server), curves, {}, ("BLEU",))
 
 
-def test_claims_are_judged_by_the_figures():
+def test_claims_are_judged_by_the_figures() -> None:
     claims = translation_tables.claims(found())
     assert [claim.holds for claim in claims] == [True, False, True, True, True, True, True, True, True, True]
     assert "DP_l ⅓: 95% for 46%" in claims[7].ours
@@ -77,7 +78,7 @@ def test_claims_are_judged_by_the_figures():
     assert not lossy[-1].holds
 
 
-def test_gains_are_shares_of_the_full_exchanges_gain():
+def test_gains_are_shares_of_the_full_exchanges_gain() -> None:
     seen = found()
     assert seen.retained(SERVER, "own") == pytest.approx(1.0)
     assert seen.retained("DP_l", "server") == pytest.approx(0.9)
@@ -85,7 +86,7 @@ def test_gains_are_shares_of_the_full_exchanges_gain():
     assert seen.spent("no exchange") == pytest.approx(0.2)
 
 
-def test_a_share_of_the_gain_needs_a_gain():
+def test_a_share_of_the_gain_needs_a_gain() -> None:
     table = translation_tables.gains(found())
     [row] = [row for row in table.rows if row[0] == "DP_l"]
     assert row[2] == "90% · 90% · 90%"
@@ -93,20 +94,20 @@ def test_a_share_of_the_gain_needs_a_gain():
     assert table.rows[0][2] == "– · – · –"
 
 
-def test_movement_is_counted_in_a_histogram():
+def test_movement_is_counted_in_a_histogram() -> None:
     moved = {"WMT": {"encoder": [0.1, 0.2, 9.9, 10.0], "decoder": [1.0]}}
     table = translation_tables.figure_1(Found((5, 10, 50), Scored({}, {}, {}, 0), {}, {}, {}, {}, moved, ()))
     assert table.rows[0][2:] == ["10", "2", "0", "0", "0", "0", "0", "0", "0", "0", "2"]
 
 
-def test_real_pairs_must_be_given(tmp_path):
+def test_real_pairs_must_be_given(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--scale small needs real text"):
         translation.reproduce(Options("small", None, tmp_path / "out", print))
     with pytest.raises(DataError, match="needs a folder with deen_parallel"):
         translation.reproduce(Options("small", tmp_path, tmp_path / "out", print))
 
 
-def test_every_variant_survives_its_file(tmp_path):
+def test_every_variant_survives_its_file(tmp_path: Path) -> None:
     """Runs are handed to processes of their own as files."""
     size, sources = translation.SIZES["small"], domains.sources(tmp_path)
     parts = translation.PULLING | translation.SETTINGS | translation.TABLE_7
@@ -116,7 +117,7 @@ def test_every_variant_survives_its_file(tmp_path):
         build_method(made)
 
 
-def test_baselines_make_as_many_steps_as_one_client(tmp_path):
+def test_baselines_make_as_many_steps_as_one_client(tmp_path: Path) -> None:
     size, sources = translation.SIZES["small"], domains.sources(tmp_path)
     one = translation.federation(sources, size, "x", 0)
     assert one.train.samples.amount(10**6) * one.rounds == size.steps * size.batch
@@ -124,4 +125,5 @@ def test_baselines_make_as_many_steps_as_one_client(tmp_path):
     assert combined.train.samples.amount(10**6) * combined.rounds * 5 == pytest.approx(
         size.steps * size.batch, rel=0.01
     )
+    assert one.aggregate is not None
     assert one.aggregate.weights.by == "uniform"

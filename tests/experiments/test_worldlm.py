@@ -1,23 +1,24 @@
 """The WorldLM experiments at their smallest: every table is made, every claim is judged by its figures."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from hansa.core.errors import UserError
-from hansa.experiments.reproduce import Options, worldlm
+from hansa.experiments.reproduce import Options, Reproduction, worldlm
 from hansa.experiments.reproduce.trees import Layout
 from hansa.experiments.reproduce.worldlm import jobs_of
 from hansa.experiments.reproduce.worldlm_tables import Figures, claims_of, tables_of
 
 
 @pytest.fixture(scope="module")
-def smoke(tmp_path_factory):
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> tuple[Reproduction, list[str]]:
     said: list[str] = []
     return worldlm.reproduce(Options("smoke", None, tmp_path_factory.mktemp("smoke") / "out", said.append)), said
 
 
-def test_every_table_of_the_paper_is_there(smoke):
+def test_every_table_of_the_paper_is_there(smoke: tuple[Reproduction, list[str]]) -> None:
     found, said = smoke
     titles = [table.title.split(":")[0] for table in found.tables]
     assert titles[:5] == ["Table 1", "Table 2", "Table 3", "Table 4", "Figure 4"]
@@ -33,7 +34,7 @@ def test_every_table_of_the_paper_is_there(smoke):
     assert "The tree of WorldLM" in found.report.read_text(encoding="utf-8")
 
 
-def test_the_json_output_names_every_claim(smoke):
+def test_the_json_output_names_every_claim(smoke: tuple[Reproduction, list[str]]) -> None:
     parsed = json.loads(json.dumps(smoke[0].as_dict()))
     assert len(parsed["claims"]) == 9
     [privacy] = [claim for claim in parsed["claims"] if "private" in claim["name"]]
@@ -46,7 +47,7 @@ def figures(own: float, shared: float = 100.0) -> Figures:
     return Figures(one, one, [dict.fromkeys(("fr", "bg"), shared)] * 2, one, one)
 
 
-def test_claims_are_judged_by_the_figures():
+def test_claims_are_judged_by_the_figures() -> None:
     names = list(jobs_of())
     good = dict.fromkeys(names, figures(50.0)) | {
         "FL, DP": figures(50.0, 300.0),
@@ -59,7 +60,7 @@ def test_claims_are_judged_by_the_figures():
     }
     assert all(claim.holds for claim in claims_of(good, "price"))
 
-    def held(**changes):
+    def held(**changes: Figures) -> list[bool]:
         return [claim.holds for claim in claims_of(good | changes, "price")]
 
     assert held(WorldLM=figures(150.0))[:2] == [False, False]
@@ -73,7 +74,7 @@ def test_claims_are_judged_by_the_figures():
     assert held(**{"FL, iid": figures(130.0, 110.0)})[4] is False, "own with own, global with global"
 
 
-def test_runs_with_one_seed_are_marked_and_compared_with_the_same_seed():
+def test_runs_with_one_seed_are_marked_and_compared_with_the_same_seed() -> None:
     once = Figures(*([[{"fr": 50.0, "bg": 50.0}]] * 5))
     found = {name: once if job.once else figures(50.0) for name, job in jobs_of().items()}
     by_name = {table.title.split(":")[0]: table for table in tables_of(found, {"WorldLM": {"own": [1.0]}}, 2)}
@@ -90,12 +91,12 @@ def test_runs_with_one_seed_are_marked_and_compared_with_the_same_seed():
     assert "50 to 52.4" in claim.ours
 
 
-def test_the_wrong_tree_swaps_leaves_across_regions():
+def test_the_wrong_tree_swaps_leaves_across_regions() -> None:
     layout = Layout({"west": ("fr", "it"), "east": ("uk", "bg")}, {})
     assert layout.swapped().regions == {"west": ("fr", "bg"), "east": ("uk", "it")}
 
 
-def test_real_scales_need_real_text(tmp_path):
+def test_real_scales_need_real_text(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--data"):
         worldlm.reproduce(Options("small", None, tmp_path, print))
     with pytest.raises(UserError, match="--tune"):

@@ -1,4 +1,4 @@
-"""Deviating behaviours of processes: each function changes the process in which it is called, before its command runs."""
+"""Deviating behaviours: each function changes the process in which it is called, before its command runs."""
 
 import json
 import os

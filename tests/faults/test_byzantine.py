@@ -1,4 +1,4 @@
-"""Byzantine processes, unauthenticated peers, missing policies, full disks, unreadable data: real processes on loopback.
+"""Byzantine processes, unauthenticated peers, invalid policies, full disks, unreadable data, on loopback.
 
 Honest silos go on; nothing invalid is accepted, and nothing private is released.
 """
@@ -55,7 +55,7 @@ def test_silos_that_send_pickles_invalid_updates_and_ten_gigabytes(federation, t
         assert verify(deployment.run / "audit.jsonl").sound
 
 
-# ── unauthenticated peers and replays ───────────────────────────────────────────────────────────────────────────────────────────────────
+# ── unauthenticated peers and replays ─────────────────────────────────────────────────────────────────────────────────
 
 
 def copied_kit(deployment: Deployment, folder: Path, days: float | None) -> Kit:
@@ -151,12 +151,13 @@ def test_unauthenticated_peers_replays_and_floods_during_training(gated, tmp_pat
         assert_uninterrupted(settings, deployment, tmp_path)
 
 
-# ── too few silos in a sum ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── too few silos in a sum ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_silos_refuse_rosters_that_are_too_short_or_change(federation, tmp_path, monkeypatch):
-    """Case 9: rosters of one and of two silos, the same round with one silo less; and a silo whose policy requires a
-    larger cohort than there is. The other silos go on.
+    """Case 9: rosters of one and of two silos, and the same round with one silo less.
+
+    The policy of one silo requires a larger cohort than there is; the other silos go on.
     """
     sizes = {"north": 40, "south": 30, "east": 20, "north-2": 30, "south-2": 40}
     participation = {"quorum": 0.6}
@@ -186,7 +187,7 @@ def test_silos_refuse_rosters_that_are_too_short_or_change(federation, tmp_path,
         assert all(torch.isfinite(tensor).all() for tensor in weights(deployment.run / "model").values())
 
 
-# ── silos with faults of their own ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── silos with faults of their own ────────────────────────────────────────────────────────────────────────────────────
 
 CANARY = "quartzibelle"
 

@@ -92,7 +92,7 @@ def test_a_full_disk_leaves_the_previous_checkpoint(federation, tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     directory = RunDirectory(tmp_path / "run")
     assert directory.checkpoints() == [1, 2]
-    assert directory.newest().round == 2
+    assert directory.newest({}).round == 2
     assert not list((tmp_path / "run" / "checkpoints").glob(".draft*")), "no draft is left"
     resumed = run(settings, tmp_path / "run", resume=True, workers=0).folder
     assert same(weights(resumed / "model"), weights(run(settings, tmp_path / "whole", workers=0).folder / "model"))
@@ -110,7 +110,7 @@ def test_a_read_only_disk_leaves_the_previous_checkpoint(federation, tmp_path):
 
         with pytest.raises(RunFailed, match=r"could not be written \(.*\); .* is intact: .* --resume"):
             run(settings, tmp_path / "run", workers=0, callbacks=ReadOnly())
-        assert RunDirectory(tmp_path / "run").newest().round == 2, "the checkpoint can be read"
+        assert RunDirectory(tmp_path / "run").newest({}).round == 2, "the checkpoint can be read"
     resumed = run(settings, tmp_path / "run", resume=True, workers=0).folder
     assert same(weights(resumed / "model"), weights(run(settings, tmp_path / "whole", workers=0).folder / "model"))
 

@@ -162,7 +162,7 @@ def lost(deployment: Deployment) -> list[tuple]:
         ledger.close()
 
 
-# ── partitions ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── partitions ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_silo_is_partitioned_during_a_round(gated, tmp_path):

@@ -1,19 +1,21 @@
 """The per-silo baseline: nothing is shared, so a silo's model depends on its own data alone."""
 
+from pathlib import Path
+
 import torch
 
 from hansa.methods.alone import ShareNothing
 from hansa.runs.run import run
-from tests.conftest import same, weights
+from tests.conftest import Build, same, weights
 
 
-def test_nothing_is_in_scope():
+def test_nothing_is_in_scope() -> None:
     from hansa.core.tensors import Layout
 
     assert list(ShareNothing().shared(Layout(("a",), ((1,),)), {"a": "head"})) == []
 
 
-def test_silos_do_not_influence_one_another(federation, tmp_path):
+def test_silos_do_not_influence_one_another(federation: Build, tmp_path: Path) -> None:
     """The model of a silo is the same whoever else takes part; in a federation it is not."""
     three = federation(method="alone", tokenizer={"kind": "bytes"})
     two = three.model_copy(update={"silos": {k: three.silos[k] for k in ("north", "south")}})

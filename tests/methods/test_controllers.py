@@ -1,6 +1,8 @@
 """Roosta et al. (2021): some layers travel, existing or added ones; everything else stays home."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from hansa.methods.fedavg import fedavg
 from hansa.models.grow import add_layers
 from hansa.runs.ledger import Ledger
 from hansa.runs.run import run
-from tests.conftest import weights
+from tests.conftest import Build, weights
 from tests.tasks.test_tasks import DECODERS, ENCODERS
 
 BOTH = {"encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
@@ -33,20 +35,20 @@ EXACT = {"t5", "llama", "gpt2", "gpt_neox", "modernbert"}  # they normalise befo
 IDS = torch.arange(5, 25).view(2, 10)
 
 
-def made(name: str):
+def made(name: str) -> Any:
     torch.manual_seed(0)
     auto, config = FAMILIES[name]
     return getattr(transformers, auto).from_config(config(300)).eval()
 
 
-def outputs(model) -> torch.Tensor:
+def outputs(model: Any) -> Any:
     extra = {"decoder_input_ids": IDS} if model.config.is_encoder_decoder else {}
     with torch.no_grad():
         return model(input_ids=IDS, attention_mask=torch.ones_like(IDS), **extra).logits
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_grown_model_computes_nearly_the_same_and_is_a_plain_folder(name, tmp_path):
+def test_a_grown_model_computes_nearly_the_same_and_is_a_plain_folder(name: str, tmp_path: Path) -> None:
     model = made(name)
     places = (2, 3) if name == "modernbert" else (0, 2)  # its first layer is of another make
     larger = add_layers(model, places).eval()
@@ -60,7 +62,7 @@ def test_a_grown_model_computes_nearly_the_same_and_is_a_plain_folder(name, tmp_
     assert torch.equal(outputs(again), after)
 
 
-def test_added_layers_learn():
+def test_added_layers_learn() -> None:
     """The control: were all of a branch zero, nothing would ever reach it."""
     larger = add_layers(made("bart"), (1,)).train()
     larger(input_ids=IDS, labels=IDS).loss.backward()
@@ -69,7 +71,7 @@ def test_added_layers_learn():
     assert all(g.abs().sum() > 0 for g in gradients.values())
 
 
-def test_layers_of_each_side_are_the_scope():
+def test_layers_of_each_side_are_the_scope() -> None:
     model = made("bart")
     layout = Layout(tuple(n for n, _ in model.named_parameters()), tuple(tuple(p.shape) for p in model.parameters()))
     shared = SharedLayers((1,)).shared(layout, parts(model))
@@ -82,7 +84,7 @@ def test_layers_of_each_side_are_the_scope():
     assert all((s == "encoder") == n.startswith(("model.encoder.", "model.shared")) for n, s in sides(model).items())
 
 
-def test_only_controllers_travel_and_the_rest_is_each_silos_own(federation, tmp_path):
+def test_only_controllers_travel_and_the_rest_is_each_silos_own(federation: Build, tmp_path: Path) -> None:
     settings = federation(
         tokenizer={"kind": "bytes"}, rounds=2, model={"preset": "tiny", "added": [1]}, method="controllers"
     )
@@ -100,16 +102,16 @@ def test_only_controllers_travel_and_the_rest_is_each_silos_own(federation, tmp_
     assert model.config.num_hidden_layers == 3
 
 
-def test_mistakes_are_answered_in_a_sentence(federation, tmp_path):
+def test_mistakes_are_answered_in_a_sentence(federation: Build, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="shares only some layers, and none is named"):
         build_method(parse({"silos": {"a": "x"}, "method": "controllers"}))
     with pytest.raises(ConfigError, match=r"added is \[1, 1\]"):
         parse({"silos": {"a": "x"}, "model": {"preset": "tiny", "added": [1, 1]}})
-    with pytest.raises(ConfigError, match="names place 9"):
+    with pytest.raises(ConfigError, match="names position 9"):
         add_layers(made("bart"), (9,))
     with pytest.raises(ConfigError, match=r"cannot be added|is not known"):
         add_layers(transformers.AlbertForMaskedLM(ENCODERS["albert"](300)), (1,))
     nowhere = federation(tokenizer={"kind": "bytes"}, method={"name": "controllers", "layers": [5]})
     with pytest.raises(ConfigError, match="names layer 5"):
         run(nowhere, tmp_path / "run", workers=0)
-    assert replace(fedavg(), scope=SharedLayers((0,))).scope.layers == (0,)
+    assert replace(fedavg(), scope=SharedLayers((0,))).scope == SharedLayers((0,))

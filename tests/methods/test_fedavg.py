@@ -1,5 +1,7 @@
 """McMahan et al. (2017): θ ← Σ (Nᵢ/N)·θᵢ."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,7 @@ from tests.toys import update
 LAYOUT = update([0.0, 0.0, 0.0]).gradient.layout
 
 
-def step(updates, weighting=None):
+def step(updates: Any, weighting: Any = None) -> Any:
     weighting = weighting or BySamples()
     model = Tensors(LAYOUT, torch.tensor([1.0, -2.0, 3.0]))
     gradient = Mean().combine(LAYOUT, ((u, weighting.weight(u)) for u in updates))
@@ -21,7 +23,7 @@ def step(updates, weighting=None):
     return model.flat.numpy()
 
 
-def test_one_silo_alone_gets_its_own_model():
+def test_one_silo_alone_gets_its_own_model() -> None:
     np.testing.assert_array_equal(step([update([0.5, 0.25, -1.0], 7)]), [0.5, -2.25, 4.0])
 
 
@@ -32,26 +34,26 @@ def test_one_silo_alone_gets_its_own_model():
         max_size=8,
     )
 )
-def test_it_is_the_weighted_mean_of_the_silos_models(silos):
+def test_it_is_the_weighted_mean_of_the_silos_models(silos: Any) -> None:
     theta = np.array([1.0, -2.0, 3.0])
     models = [theta - np.array(g) for g, _ in silos]
     expected = np.average(models, axis=0, weights=[n for _, n in silos])
     np.testing.assert_allclose(step([update(g, n) for g, n in silos]), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_uniform_weights_are_another_result():
+def test_uniform_weights_are_another_result() -> None:
     silos = [update([1.0, 0, 0], 90), update([-1.0, 0, 0], 10)]
     assert step(silos)[0] == pytest.approx(1.0 - 0.8)
     assert step(silos, BySamples(0.0))[0] == pytest.approx(1.0)
 
 
-def test_temperature_lies_between_size_and_equality():
+def test_temperature_lies_between_size_and_equality() -> None:
     small, large = update([0.0, 0, 0], 1), update([0.0, 0, 0], 100)
     ratio = BySamples(0.5).weight(large) / BySamples(0.5).weight(small)
     assert ratio == pytest.approx(10.0)
 
 
-def test_tensors_are_averaged_over_those_that_sent_them():
+def test_tensors_are_averaged_over_those_that_sent_them() -> None:
     from hansa.core.tensors import Layout
 
     both = Layout(("a", "b"), ((2,), (1,)))
@@ -64,6 +66,6 @@ def test_tensors_are_averaged_over_those_that_sent_them():
     np.testing.assert_array_equal(mean.flat.numpy(), [3.0, 1.0, 6.0])
 
 
-def test_the_method_names_itself():
+def test_the_method_names_itself() -> None:
     assert fedavg().name == "fedavg"
     assert fedavg().aggregator.linear

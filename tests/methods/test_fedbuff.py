@@ -1,5 +1,8 @@
 """Nguyen et al. (2022): nobody waits for a slow silo; stale updates count less."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -11,26 +14,26 @@ from hansa.core.tensors import Tensors
 from hansa.methods.fedbuff import ByStaleness, DampedMean
 from hansa.runs.ledger import Ledger
 from hansa.runs.run import run
-from tests.conftest import same, weights
+from tests.conftest import Build, same, weights
 from tests.toys import update
 
 DELAY = {"delay": {"south": 10.0}}
 
 
-def stale(values, age):
+def stale(values: Any, age: Any) -> Any:
     from dataclasses import replace
 
     return replace(update(values, 10, 1.0), staleness=age)
 
 
-def test_the_step_is_the_damped_sum_over_k():
+def test_the_step_is_the_damped_sum_over_k() -> None:
     updates, power = [stale([1.0, 0.0], 0), stale([0.0, 4.0], 3)], 0.5
     weighting = ByStaleness(power)
     found = DampedMean(power).combine(updates[0].gradient.layout, ((u, weighting.weight(u)) for u in updates))
     np.testing.assert_allclose(found.flat.numpy(), [0.5, 4.0 * (1 + 3) ** -0.5 / 2], rtol=1e-6)
 
 
-def test_with_equal_delays_and_a_full_buffer_it_is_fedavg_with_equal_weights(federation, tmp_path):
+def test_with_equal_delays_and_a_full_buffer_it_is_fedavg_with_equal_weights(federation: Build, tmp_path: Path) -> None:
     """The limit: everybody arrives at once, nobody is stale."""
     fair = {"weights": "uniform"}
     plain = federation(rounds=3, aggregate=fair)
@@ -41,7 +44,7 @@ def test_with_equal_delays_and_a_full_buffer_it_is_fedavg_with_equal_weights(fed
         np.testing.assert_allclose(a[name], b[name], rtol=1e-4, atol=1e-6)
 
 
-def rounds_of(folder):
+def rounds_of(folder: Any) -> Any:
     ledger = Ledger(folder)
     try:
         clock = [c for (c,) in ledger.select("select clock from rounds order by round")]
@@ -51,7 +54,7 @@ def rounds_of(folder):
         ledger.close()
 
 
-def test_a_straggler_holds_up_the_others_only_where_they_wait(federation, tmp_path):
+def test_a_straggler_holds_up_the_others_only_where_they_wait(federation: Build, tmp_path: Path) -> None:
     together = run(federation(rounds=4, simulate=DELAY), tmp_path / "a", workers=0)
     buffered = run(
         federation(rounds=4, simulate=DELAY, method={"name": "fedbuff", "buffer": 2}), tmp_path / "b", workers=0
@@ -63,7 +66,7 @@ def test_a_straggler_holds_up_the_others_only_where_they_wait(federation, tmp_pa
     assert "south" not in nodes, "it is still at its first work when four rounds are over"
 
 
-def test_the_same_for_any_number_of_workers_and_after_a_resume(federation, tmp_path):
+def test_the_same_for_any_number_of_workers_and_after_a_resume(federation: Build, tmp_path: Path) -> None:
     settings = federation(
         rounds=6, method={"name": "fedbuff", "buffer": 2}, simulate=DELAY | {"jitter": 0.3}, checkpoint={"every": 2}
     )
@@ -79,7 +82,7 @@ def test_the_same_for_any_number_of_workers_and_after_a_resume(federation, tmp_p
     assert same(weights(whole / "model"), weights(pooled / "model"))
 
 
-def test_staleness_counts_versions():
+def test_staleness_counts_versions() -> None:
     from hansa.methods.fedbuff import Buffered
 
     state = ServerState(Tensors.of({}))
@@ -93,7 +96,7 @@ def test_staleness_counts_versions():
     assert seen == [("fast", 0), ("fast", 0), ("fast", 0), ("slow", 3)]
 
 
-def test_what_makes_no_sense_is_refused(federation):
+def test_what_makes_no_sense_is_refused(federation: Build) -> None:
     from hansa.config.method import build_method
 
     with pytest.raises(ConfigError, match="every silo at work"):
@@ -102,7 +105,7 @@ def test_what_makes_no_sense_is_refused(federation):
         build_method(federation(method="fedbuff", aggregate={"weights": "uniform"}))
 
 
-def test_a_failed_round_leaves_everything_as_it_was(federation):
+def test_a_failed_round_leaves_everything_as_it_was(federation: Build) -> None:
     """So that the checkpoint written then can be resumed."""
     from hansa.config.method import build_method
     from hansa.core.link import Answer
@@ -111,7 +114,9 @@ def test_a_failed_round_leaves_everything_as_it_was(federation):
     from hansa.runs.topology import round_settings
 
     class Dead:
-        def ask(self, asks, until):
+        size, remote = 1, False
+
+        def ask(self, asks: Any, until: Any) -> Any:
             return iter([Answer(node, Failure("gone")) for node in asks])
 
     settings = federation(method={"name": "fedbuff", "buffer": 3})
@@ -124,7 +129,7 @@ def test_a_failed_round_leaves_everything_as_it_was(federation):
         assert (state.round, state.clock, state.slots) == (0, 0.0, {})
 
 
-def test_a_clock_that_stands_still_is_refused(federation):
+def test_a_clock_that_stands_still_is_refused(federation: Build) -> None:
     from hansa.config.method import build_method
 
     settings = federation(method="fedbuff", simulate={"default_delay": 0.0})

@@ -1,6 +1,7 @@
 """Wang et al. (2022): clusters become pairs, pairs become a consistency loss."""
 
 from statistics import stdev
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hansa.config.method import build_method
 from hansa.core import wire
 from hansa.core.errors import ConfigError
 from hansa.core.knowledge import Sizes
+from hansa.core.learner import Learner
 from hansa.core.messages import Knowledge
 from hansa.core.seeds import torch_seeded
 from hansa.methods.fedavg import PlainObjective
@@ -23,9 +25,10 @@ from tests.classifiers import CLASSES, WIDTH, batch_of, classifier, pairs, sampl
 SIZES = Sizes(WIDTH, WIDTH, CLASSES, 12)
 
 
-def by_hand(learner, text):
+def by_hand(learner: Learner, text: Any) -> Any:
     """One text alone through BERT's own modules: embedding output, pooled output, prediction."""
-    model, ids = learner.model, torch.tensor([text])
+    ids = torch.tensor([text])
+    model: Any = learner.model
     with torch.inference_mode():
         embedded = model.bert.embeddings(ids)
         pooled = model.bert(ids).pooler_output
@@ -33,7 +36,7 @@ def by_hand(learner, text):
 
 
 @pytest.mark.parametrize("layer", ["last", "all"])
-def test_a_pair_is_the_mean_over_its_members_and_nobody_elses(layer):
+def test_a_pair_is_the_mean_over_its_members_and_nobody_elses(layer: Any) -> None:
     learner, (texts, labels) = classifier(), texts_of(20)
     shared = ClusterPairs(layer, 3, 1).share(work_of(learner), samples_of(texts, labels))
     assert sorted(i for members in shared.samples for i in members) == list(range(20)), "every sample in one cluster"
@@ -54,7 +57,7 @@ def test_a_pair_is_the_mean_over_its_members_and_nobody_elses(layer):
         assert not centroid[longest:].any(), "nothing where no member has a token"
 
 
-def test_clusters_are_k_means_clusters():
+def test_clusters_are_k_means_clusters() -> None:
     """Each pooled output lies nearest to the mean of its own cluster (Lloyd's fixed point)."""
     learner, (texts, labels) = classifier(), texts_of(30)
     shared = ClusterPairs("last", 4, 1).share(work_of(learner), samples_of(texts, labels))
@@ -64,12 +67,12 @@ def test_clusters_are_k_means_clusters():
     assert all(nearest[i] == row for row, members in enumerate(shared.samples) for i in members)
 
 
-def test_without_k_means_there_is_one_pair_of_everything():
+def test_without_k_means_there_is_one_pair_of_everything() -> None:
     shared = ClusterPairs("last", 1, 1).share(work_of(classifier()), samples_of(*texts_of(9)))
     assert shared.knowledge.members == (9,)
 
 
-def test_small_clusters_are_withheld():
+def test_small_clusters_are_withheld() -> None:
     learner, data = classifier(), texts_of(20)
     everything = ClusterPairs("last", 6, 1).share(work_of(learner), samples_of(*data)).knowledge
     floored = ClusterPairs("last", 6, 4).share(work_of(learner), samples_of(*data)).knowledge
@@ -79,7 +82,7 @@ def test_small_clusters_are_withheld():
     assert (nothing.members, nothing.withheld) == ((), len(everything.members))
 
 
-def test_fewer_samples_than_clusters_one_class_and_equal_texts_still_make_offers():
+def test_fewer_samples_than_clusters_one_class_and_equal_texts_still_make_offers() -> None:
     learner = classifier()
     few = ClusterPairs("all", 10, 1).share(work_of(learner), samples_of([[3, 4], [5]], [0, 0]))
     assert few.knowledge.members == (1, 1)
@@ -88,7 +91,7 @@ def test_fewer_samples_than_clusters_one_class_and_equal_texts_still_make_offers
 
 
 @pytest.mark.parametrize(("layer", "texts"), [("last", 20), ("all", 20)])
-def test_the_same_seed_gives_the_same_offer(layer, texts):
+def test_the_same_seed_gives_the_same_offer(layer: Any, texts: Any) -> None:
     knowledge = [
         ClusterPairs(layer, 3, 1).share(work_of(classifier()), samples_of(*texts_of(texts))).knowledge for _ in "ab"
     ]
@@ -98,12 +101,12 @@ def test_the_same_seed_gives_the_same_offer(layer, texts):
 # ── Equation 8 ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_loss_is_the_cross_entropy_of_mean_prediction_and_ours_on_the_last_layers_centroid():
+def test_the_loss_is_the_cross_entropy_of_mean_prediction_and_ours_on_the_last_layers_centroid() -> None:
     learner, generator = classifier(), torch.Generator().manual_seed(3)
     centroids = torch.randn(5, WIDTH, generator=generator)
     told = torch.randn(5, CLASSES, generator=generator).softmax(-1)
     work = work_of(learner, pairs(centroids[:2], told[:2]), pairs(centroids[2:], told[2:]))
-    head = learner.model.classifier
+    head: Any = learner.model.classifier
     ours = (centroids @ head.weight.T + head.bias).softmax(-1).detach()
     expected = -sum(float((y * p.log()).sum()) for y, p in zip(told, ours, strict=True)) / 5
     task_loss = torch.tensor(0.25)
@@ -111,7 +114,7 @@ def test_the_loss_is_the_cross_entropy_of_mean_prediction_and_ours_on_the_last_l
     assert float(loss) == pytest.approx(0.25 + 2.0 * expected)
 
 
-def test_a_centroid_of_one_text_goes_through_every_block_as_the_text_itself():
+def test_a_centroid_of_one_text_goes_through_every_block_as_the_text_itself() -> None:
     """All layers: with clusters of one, f(e) is the model's own prediction, padding or not."""
     learner, (texts, labels) = classifier(), texts_of(6)
     shared = ClusterPairs("all", 6, 1).share(work_of(learner), samples_of(texts, labels))
@@ -121,15 +124,15 @@ def test_a_centroid_of_one_text_goes_through_every_block_as_the_text_itself():
     assert float(loss) == pytest.approx(float(torch.stack(entropies).mean()), rel=1e-4)
 
 
-def moved_by(layer, knowledge):
+def moved_by(layer: Any, knowledge: Any) -> Any:
     """Which parameters the consistency loss alone moves."""
     learner = classifier(seed=1)
     learner.grad.zero_()
-    ConsistencyLoss(PlainObjective(), 1.0, layer).consistency(work_of(learner, knowledge)).backward()
+    ConsistencyLoss(PlainObjective(), 1.0, layer).consistency(work_of(learner, knowledge)).backward()  # type: ignore[no-untyped-call]
     return {name for name, span in learner.layout.spans.items() if learner.grad[span].abs().sum() > 0}
 
 
-def test_last_moves_the_head_and_all_moves_every_block_but_no_embedding():
+def test_last_moves_the_head_and_all_moves_every_block_but_no_embedding() -> None:
     data = texts_of(8)
     knowledge = {
         layer: ClusterPairs(layer, 3, 1).share(work_of(classifier()), samples_of(*data)).knowledge
@@ -141,14 +144,16 @@ def test_last_moves_the_head_and_all_moves_every_block_but_no_embedding():
     assert not any("embeddings" in name for name in moved)
 
 
-def test_without_offers_or_weight_it_is_the_local_objective():
+def test_without_offers_or_weight_it_is_the_local_objective() -> None:
     learner, task_loss = classifier(), torch.tensor(1.0, requires_grad=True)
     knowledge = ClusterPairs("last", 2, 1).share(work_of(learner), samples_of(*texts_of(8))).knowledge
     assert ConsistencyLoss(PlainObjective(), 3.0, "last").loss(work_of(learner), lambda: task_loss) is task_loss
-    assert ConsistencyLoss(PlainObjective(), 0.0, "last").loss(work_of(learner, knowledge), lambda: task_loss) is task_loss
+    assert (
+        ConsistencyLoss(PlainObjective(), 0.0, "last").loss(work_of(learner, knowledge), lambda: task_loss) is task_loss
+    )
 
 
-def test_the_loss_pulls_towards_the_sender():
+def test_the_loss_pulls_towards_the_sender() -> None:
     """Steps on the consistency loss bring our predictions on the centroids to those of the sender; α < 0 would not."""
     knowledge = ClusterPairs("all", 3, 1).share(work_of(classifier()), samples_of(*texts_of(12))).knowledge
     learner, objective = classifier(seed=1), ConsistencyLoss(PlainObjective(), 1.0, "all")
@@ -157,7 +162,7 @@ def test_the_loss_pulls_towards_the_sender():
     for _ in range(30):
         learner.grad.zero_()
         loss = objective.consistency(work)
-        loss.backward()
+        torch.autograd.backward(loss)
         learner.flat.sub_(learner.grad, alpha=0.5)
         losses.append(float(loss.detach()))
     given = knowledge.tensors["predictions"]
@@ -169,7 +174,7 @@ def test_the_loss_pulls_towards_the_sender():
 
 
 @pytest.mark.parametrize("layer", ["last", "all"])
-def test_a_pair_has_as_many_numbers_as_the_paper_says(layer):
+def test_a_pair_has_as_many_numbers_as_the_paper_says(layer: Any) -> None:
     texts, labels = texts_of(20)
     texts[0] = [1] * 9
     knowledge = ClusterPairs(layer, 4, 1).share(work_of(classifier()), samples_of(texts, labels)).knowledge
@@ -180,11 +185,11 @@ def test_a_pair_has_as_many_numbers_as_the_paper_says(layer):
 # ── flaws ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def even(rows=2):
+def even(rows: Any = 2) -> Any:
     return torch.full((rows, CLASSES), 1 / CLASSES)
 
 
-BAD = {
+BAD: dict[str, tuple[Any, Knowledge]] = {
     "width must be 8": ("last", pairs(torch.zeros(2, WIDTH - 1), even())),
     "the shape [2, 8, 8]": ("last", pairs(torch.zeros(2, 8, 8), even())),
     "there are 3 classes": ("last", pairs(torch.zeros(2, WIDTH), torch.full((2, 2), 0.5))),
@@ -198,12 +203,12 @@ BAD = {
 
 
 @pytest.mark.parametrize("reason", BAD)
-def test_an_offer_that_makes_no_sense_is_refused_with_a_reason(reason):
+def test_an_offer_that_makes_no_sense_is_refused_with_a_reason(reason: str) -> None:
     layer, knowledge = BAD[reason]
     assert reason.strip(": ,") in ClusterPairs(layer, 2, 1).check(knowledge, SIZES)
 
 
-def test_a_good_offer_has_no_flaw():
+def test_a_good_offer_has_no_flaw() -> None:
     for layer in ("last", "all"):
         exchange = ClusterPairs(layer, 3, 1)
         assert exchange.check(exchange.share(work_of(classifier()), samples_of(*texts_of(9))).knowledge, SIZES) == ""
@@ -212,13 +217,13 @@ def test_a_good_offer_has_no_flaw():
 # ── composition ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def method(**settings):
+def method(**settings: Any) -> Any:
     return build_method(
         parse({"silos": {"a": "a", "b": "b"}, "task": "classify", "method": {"name": "fedkc"} | settings})
     )
 
 
-def test_it_composes_with_any_local_objective_and_server():
+def test_it_composes_with_any_local_objective_and_server() -> None:
     assert method(local={"name": "fedprox", "mu": 0.5}).objective.local == Proximal(0.5)
     assert method(local="moon").objective.local == ContrastiveLoss(1.0, 0.5)
     assert type(method(local="fedadam").server).__name__ == "Adaptive"
@@ -239,12 +244,12 @@ def test_it_composes_with_any_local_objective_and_server():
         ("nothing", "is not known"),
     ],
 )
-def test_what_cannot_be_composed_is_refused_with_a_reason(local, reason):
+def test_what_cannot_be_composed_is_refused_with_a_reason(local: Any, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         method(local=local)
 
 
-def test_the_local_objective_still_has_its_say():
+def test_the_local_objective_still_has_its_say() -> None:
     learner, knowledge = classifier(), pairs(torch.zeros(1, WIDTH), even(1))
     work = work_of(learner, knowledge)
     learner.flat.add_(1.0)
@@ -254,21 +259,25 @@ def test_the_local_objective_still_has_its_say():
     assert isinstance(ConsistencyLoss(ContrastiveLoss(1.0, 0.5), 1.0, "last").finish(work), PreviousModel)
 
 
-def test_dropping_the_mask_would_show():
+def test_dropping_the_mask_would_show() -> None:
     """The negative control of the mask: a padded centroid and its bare self must give the same loss."""
     learner, text = classifier(), [3, 9, 4]
     embedded, _, y = by_hand(learner, text)
     padded = torch.cat([embedded, torch.ones(4, WIDTH)])
     with torch.inference_mode():
         losses = [
-            float(ConsistencyLoss(PlainObjective(), 1.0, "all").consistency(work_of(learner, pairs(e[None], y[None], (n,)))))
+            float(
+                ConsistencyLoss(PlainObjective(), 1.0, "all").consistency(
+                    work_of(learner, pairs(e[None], y[None], (n,)))
+                )
+            )
             for e, n in ((embedded, 3), (padded, 3), (padded, 7))
         ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert losses[0] != pytest.approx(losses[2], rel=1e-3)
 
 
-def test_task_loss_is_not_changed_by_looking():
+def test_task_loss_is_not_changed_by_looking() -> None:
     learner, (texts, labels) = classifier(), texts_of(6)
     batch = batch_of(texts, labels)
     before = nn.functional.cross_entropy(learner.model(**batch.inputs).logits, batch.targets)
@@ -278,11 +287,14 @@ def test_task_loss_is_not_changed_by_looking():
 
 
 @pytest.mark.parametrize("layer", ["last", "all"])
-def test_some_of_the_pairs_are_all_of_them_on_average(layer):
+def test_some_of_the_pairs_are_all_of_them_on_average(layer: Any) -> None:
     learner, (texts, labels) = classifier(), texts_of(24)
     knowledge = ClusterPairs(layer, 6, 1).share(work_of(learner), samples_of(texts, labels)).knowledge
     whole = float(ConsistencyLoss(PlainObjective(), 1.0, layer).consistency(work_of(learner, knowledge)).detach())
-    assert float(ConsistencyLoss(PlainObjective(), 1.0, layer, 6).consistency(work_of(learner, knowledge)).detach()) == whole
+    assert (
+        float(ConsistencyLoss(PlainObjective(), 1.0, layer, 6).consistency(work_of(learner, knowledge)).detach())
+        == whole
+    )
     some, work = ConsistencyLoss(PlainObjective(), 1.0, layer, 2), work_of(learner, knowledge)
     with torch_seeded(0, "pairs"):
         drawn = [float(some.consistency(work).detach()) for _ in range(300)]

@@ -1,5 +1,7 @@
 """Yoon et al. (2021): mixup with others' means, expanded to first order in its input."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -12,7 +14,7 @@ from tests.classifiers import CLASSES, WIDTH, batch_of, classifier, samples_of, 
 SIZES = Sizes(WIDTH, WIDTH, CLASSES, 12)
 
 
-def setting():
+def setting() -> Any:
     """A batch, a mean of others' texts, and the functions around them in double precision."""
     learner = classifier()
     learner.model.double()
@@ -23,7 +25,7 @@ def setting():
     return learner.model, batch, others, label
 
 
-def loss_at(model, batch, shift, mix):
+def loss_at(model: Any, batch: Any, shift: Any, mix: Any) -> Any:
     """(1 − λ)·L(f((1 − λ)·x + shift), y)."""
     embedded = inside.embed(model, batch.inputs) * (1 - mix) + shift
     logits = inside.from_embedded(model, embedded, batch.inputs["attention_mask"])
@@ -31,7 +33,7 @@ def loss_at(model, batch, shift, mix):
 
 
 @pytest.mark.parametrize("mix", [0.05, 0.3])
-def test_the_loss_is_the_sum_of_its_three_parts(mix):
+def test_the_loss_is_the_sum_of_its_three_parts(mix: Any) -> None:
     """The third by finite differences, without any automatic derivative."""
     model, batch, others, label = setting()
     x, logits = inside.scaled(model, batch.inputs, 1 - mix)
@@ -44,12 +46,12 @@ def test_the_loss_is_the_sum_of_its_three_parts(mix):
     assert found == pytest.approx(expected, rel=1e-6)
 
 
-def test_its_gradient_needs_the_second_derivative():
+def test_its_gradient_needs_the_second_derivative() -> None:
     """The gradient of the whole, by finite differences in one weight; without double backward L₃ would be missing."""
     model, batch, others, label = setting()
     weight, mix = model.bert.encoder.layer[1].output.dense.weight, 0.4
 
-    def whole():
+    def whole() -> Any:
         x, logits = inside.scaled(model, batch.inputs, 1 - mix)
         return mixed_loss(x, logits, batch.targets, others, label, mix)
 
@@ -69,7 +71,7 @@ def test_its_gradient_needs_the_second_derivative():
     assert float(without[0, 0]) != pytest.approx(float(gradient[0, 0]), rel=1e-2)
 
 
-def test_without_mixing_it_is_the_task_loss():
+def test_without_mixing_it_is_the_task_loss() -> None:
     model, batch, others, label = setting()
     x, logits = inside.scaled(model, batch.inputs, 1.0)
     plain = nn.functional.cross_entropy(model(**batch.inputs).logits, batch.targets)
@@ -77,7 +79,7 @@ def test_without_mixing_it_is_the_task_loss():
     assert float(found.detach()) == pytest.approx(float(plain.detach()), rel=1e-9)
 
 
-def losses(mix):
+def losses(mix: Any) -> Any:
     """FedMix's loss, NaiveMix's, and FedMix's without its third part."""
     model, batch, others, label = setting()
     x, logits = inside.scaled(model, batch.inputs, 1 - mix)
@@ -87,7 +89,7 @@ def losses(mix):
     return tuple(float(one.detach()) for one in (whole, naive_loss(mixed, batch.targets, label, mix), flat))
 
 
-def test_naive_mixing_goes_through_the_model_with_the_mixed_input():
+def test_naive_mixing_goes_through_the_model_with_the_mixed_input() -> None:
     model, batch, others, label = setting()
     mix = 0.3
     with torch.no_grad():
@@ -99,14 +101,14 @@ def test_naive_mixing_goes_through_the_model_with_the_mixed_input():
     assert losses(mix)[1] == pytest.approx(float(expected), rel=1e-9)
 
 
-def test_it_is_naive_mixing_to_first_order():
+def test_it_is_naive_mixing_to_first_order() -> None:
     """A tenth of λ leaves a hundredth of the difference; without the third part a tenth is left."""
     (a, naive, flat), (b, later, lower) = losses(1e-2), losses(1e-3)
     assert abs(b - later) < abs(a - naive) / 50
     assert abs(lower - later) > abs(flat - naive) / 20
 
 
-def test_means_are_of_so_many_samples_and_of_their_labels():
+def test_means_are_of_so_many_samples_and_of_their_labels() -> None:
     learner, (texts, labels) = classifier(), texts_of(17)
     shared = Means(5, 20).share(work_of(learner), samples_of(texts, labels))
     assert shared.knowledge.members == (5, 5, 5)
@@ -119,7 +121,7 @@ def test_means_are_of_so_many_samples_and_of_their_labels():
     assert Means(18, 2).share(work_of(learner), samples_of(texts, labels)).knowledge.members == ()
 
 
-def test_a_step_uses_what_the_others_shared():
+def test_a_step_uses_what_the_others_shared() -> None:
     learner, (texts, labels) = classifier(), texts_of(10)
     knowledge = Means(5, 20).share(work_of(learner), samples_of(texts, labels)).knowledge
     work, alone = work_of(learner, knowledge), work_of(learner)

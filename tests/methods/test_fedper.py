@@ -1,5 +1,8 @@
 """FedPer on a tree: key layers move by their node's own steps alone, and never leave it."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 
 from hansa.core.messages import Train, Update
@@ -12,10 +15,10 @@ NAMED = ("block.1", "block.2")
 
 
 class Paper:
-    def __init__(self):
+    def __init__(self) -> None:
         self.own = {n: START.copy() for n in ("root", "west", "east", "a", "b", "c", "d")}
 
-    def fit(self, q, backbone, round):
+    def fit(self, q: Any, backbone: Any, round: int) -> Any:
         model = np.concatenate([backbone, self.own[q][KEYS]])
         model = pushed(q, model, round)
         if q in TREE:
@@ -24,7 +27,7 @@ class Paper:
         return model[BACKBONE]
 
 
-def test_every_model_is_the_second_writings(tmp_path):
+def test_every_model_is_the_second_writings(tmp_path: Path) -> None:
     paper, real = Paper(), ToyTree(tmp_path, FedPer(key_layers=NAMED).build())
     for number in (1, 2, 3):
         paper.fit("root", paper.own["root"][BACKBONE], number)
@@ -36,7 +39,7 @@ def test_every_model_is_the_second_writings(tmp_path):
 class Recorded(ToyTree):
     """Notes which tensors go to the leaves and come back."""
 
-    def leaf(self, name, request):
+    def leaf(self, name: str, request: Any) -> Any:
         reply = super().leaf(name, request)
         if isinstance(request, Train) and request.subtree is not None:
             assert isinstance(reply, Update)
@@ -44,14 +47,14 @@ class Recorded(ToyTree):
         return reply
 
 
-def test_key_layers_never_leave_their_node(tmp_path):
+def test_key_layers_never_leave_their_node(tmp_path: Path) -> None:
     real = Recorded(tmp_path, FedPer(key_layers=NAMED).build())
     real.round()
     assert len(real.seen) == 8
     assert set(real.seen) == {("emb", "h0")}
 
 
-def test_without_key_layers_it_is_hierfavg(tmp_path):
+def test_without_key_layers_it_is_hierfavg(tmp_path: Path) -> None:
     per, hier = (
         ToyTree(tmp_path / "per", FedPer(key_layers=0.0).build()),
         ToyTree(tmp_path / "hier", HierFAVG().build()),

@@ -1,5 +1,7 @@
 """Li et al. (2020): ∇h = ∇F + μ·(w − w^t)."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -18,20 +20,20 @@ def reference(mu: float, lr: float) -> np.ndarray:
     return w
 
 
-def test_without_the_pull_it_is_fedavg_bit_for_bit():
+def test_without_the_pull_it_is_fedavg_bit_for_bit() -> None:
     plain, _ = local_training(START, TARGETS, PlainObjective(), lr=0.1)
     limit, _ = local_training(START, TARGETS, Proximal(0.0), lr=0.1)
     assert torch.equal(plain.flat, limit.flat)
 
 
 @pytest.mark.parametrize("mu", [0.1, 1.0, 5.0])
-def test_steps_equal_the_formula(mu):
+def test_steps_equal_the_formula(mu: Any) -> None:
     learner, done = local_training(START, TARGETS, Proximal(mu), lr=0.1)
     np.testing.assert_allclose(learner.flat.numpy(), reference(mu, 0.1), rtol=1e-5)
     assert done.steps == 5
 
 
-def test_the_pull_has_the_right_sign():
+def test_the_pull_has_the_right_sign() -> None:
     """Both signs of the move are held back: dropping the term, or μ·|w − w^t|, fails here."""
     free, _ = local_training(START, TARGETS, PlainObjective(), lr=0.1)
     held, _ = local_training(START, TARGETS, Proximal(2.0), lr=0.1)
@@ -40,7 +42,7 @@ def test_the_pull_has_the_right_sign():
     assert bool((torch.sign(held.flat - start) == torch.sign(free.flat - start)).all())
 
 
-def test_it_composes_with_any_server():
+def test_it_composes_with_any_server() -> None:
     from dataclasses import replace
 
     from hansa.methods.fedopt import Adaptive

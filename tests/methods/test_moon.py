@@ -1,6 +1,7 @@
 """Li et al. (2021): closer to the global model's representation than to the silo's last one."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -10,11 +11,11 @@ from hansa.methods.moon import ContrastiveLoss, PreviousModel, contrast
 from tests.classifiers import batch_of, classifier, texts_of, work_of
 
 
-def cosine(a, b):
+def cosine(a: Any, b: Any) -> Any:
     return sum(x * y for x, y in zip(a, b, strict=True)) / math.sqrt(sum(x * x for x in a) * sum(y * y for y in b))
 
 
-def reference(z, z_glob, z_prev, tau):
+def reference(z: Any, z_glob: Any, z_prev: Any, tau: Any) -> Any:
     """Equation 3, one text after the other, in plain Python."""
     total = 0.0
     for a, g, p in zip(z.tolist(), z_glob.tolist(), z_prev.tolist(), strict=True):
@@ -24,17 +25,17 @@ def reference(z, z_glob, z_prev, tau):
 
 
 @pytest.mark.parametrize("tau", [0.1, 0.5, 2.0])
-def test_the_term_is_equation_3(tau):
+def test_the_term_is_equation_3(tau: Any) -> None:
     z, g, p = torch.randn(3, 4, 6, generator=torch.Generator().manual_seed(1))
     assert float(contrast(z, g, p, tau)) == pytest.approx(reference(z, g, p, tau), rel=1e-5)
 
 
-def task_loss_of(work, extra=0.0):
+def task_loss_of(work: Any, extra: Any = 0.0) -> Any:
     """The model runs once, as in training: its representations come from that."""
     return lambda: 0.0 * work.learner.model(**work.batch.inputs).logits.sum() + extra
 
 
-def prepared(state=True):
+def prepared(state: Any = True) -> Any:
     learner, other, previous = classifier(), classifier(seed=1), classifier(seed=2)
     work = work_of(learner)
     work.received, work.batch = other.state.copy(), batch_of(*texts_of(5))
@@ -43,40 +44,41 @@ def prepared(state=True):
     return work, other, previous
 
 
-def test_the_three_representations_are_those_of_the_three_models():
+def test_the_three_representations_are_those_of_the_three_models() -> None:
     work, other, previous = prepared()
     learners = (work.learner, other, previous)
     seen = [inside.represent(learner.model, work.batch.inputs)[0].detach() for learner in learners]
+    z, z_glob, z_prev = seen
     loss = ContrastiveLoss(3.0, 0.5).loss(work, task_loss_of(work, 0.5)).detach()
-    assert float(loss) == pytest.approx(0.5 + 3.0 * reference(*seen, 0.5), rel=1e-4)
+    assert float(loss) == pytest.approx(0.5 + 3.0 * reference(z, z_glob, z_prev, 0.5), rel=1e-4)
 
 
-def test_gradients_reach_the_model_in_training_alone():
+def test_gradients_reach_the_model_in_training_alone() -> None:
     work, other, _ = prepared()
     work.learner.grad.zero_()
     before = work.received.flat.clone()
-    ContrastiveLoss(1.0, 0.5).loss(work, task_loss_of(work)).backward()
+    torch.autograd.backward(ContrastiveLoss(1.0, 0.5).loss(work, task_loss_of(work)))
     assert work.learner.grad.abs().sum() > 0
     assert torch.equal(work.received.flat, before)
     assert not other.grad.any()
 
 
-def test_in_the_first_round_there_is_no_term():
+def test_in_the_first_round_there_is_no_term() -> None:
     work, *_ = prepared(state=False)
     task_loss = torch.tensor(0.5)
     assert ContrastiveLoss(1.0, 0.5).loss(work, lambda: task_loss) is task_loss
 
 
-def test_without_weight_it_is_the_task_loss():
+def test_without_weight_it_is_the_task_loss() -> None:
     work, *_ = prepared()
     assert float(ContrastiveLoss(0.0, 0.5).loss(work, task_loss_of(work, 0.5)).detach()) == 0.5
 
 
-def test_a_step_moves_towards_the_global_and_away_from_the_previous():
+def test_a_step_moves_towards_the_global_and_away_from_the_previous() -> None:
     """The negative control: with the two exchanged the step goes the other way."""
     work, *_ = prepared()
 
-    def pull(model):
+    def pull(model: Any) -> Any:
         z, _ = inside.represent(model, work.batch.inputs)
         with torch.no_grad():
             g = inside.represent_with(model, work.received.named(), work.batch.inputs)
@@ -84,12 +86,12 @@ def test_a_step_moves_towards_the_global_and_away_from_the_previous():
 
     before = pull(work.learner.model)
     work.learner.grad.zero_()
-    ContrastiveLoss(1.0, 0.5).loss(work, task_loss_of(work)).backward()
+    torch.autograd.backward(ContrastiveLoss(1.0, 0.5).loss(work, task_loss_of(work)))
     work.learner.flat.sub_(work.learner.grad, alpha=0.05)
     assert pull(work.learner.model) > before
 
 
-def test_the_model_is_kept_for_the_next_round():
+def test_the_model_is_kept_for_the_next_round() -> None:
     work, *_ = prepared()
     kept = ContrastiveLoss(1.0, 0.5).finish(work).model.flat
     work.learner.flat.zero_()

@@ -1,5 +1,7 @@
 """Li et al. (2020), q-FedAvg: θ ← θ − Σ Δᵢ/Σ hᵢ."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -16,7 +18,7 @@ def combined(q: float, lipschitz: float = 10.0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("q", [0.3, 1.0, 2.5])
-def test_is_algorithm_2_written_out(q):
+def test_is_algorithm_2_written_out(q: Any) -> None:
     lipschitz, delta, h = 10.0, np.zeros(2), 0.0
     for u, loss in zip(UPDATES, LOSSES, strict=True):
         step = lipschitz * u.gradient.flat.numpy()
@@ -25,12 +27,12 @@ def test_is_algorithm_2_written_out(q):
     np.testing.assert_allclose(combined(q), delta / h, rtol=1e-5)
 
 
-def test_at_q_zero_it_is_the_uniform_mean():
+def test_at_q_zero_it_is_the_uniform_mean() -> None:
     uniform = Mean().combine(UPDATES[0].gradient.layout, ((u, 1.0) for u in UPDATES)).flat.numpy()
     np.testing.assert_allclose(combined(0.0), uniform, rtol=1e-5)
 
 
-def test_the_worst_silo_pulls_hardest():
+def test_the_worst_silo_pulls_hardest() -> None:
     """As q grows, the step turns towards the silo with the highest loss (and away from the one that fits)."""
     losses = {5: 3.0, 500: 0.1, 50: 0.1}
     updates = [update(v, n, losses[n]) for v, n in (([1.0, 0.0], 5), ([0.0, 1.0], 500), ([0.0, 1.0], 50))]
@@ -43,5 +45,5 @@ def test_the_worst_silo_pulls_hardest():
     assert angle(4.0) > 0.999
 
 
-def test_it_must_see_each_update():
+def test_it_must_see_each_update() -> None:
     assert not QFfl().build().aggregator.linear

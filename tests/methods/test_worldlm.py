@@ -1,6 +1,8 @@
 """WorldLM: layer attention and the whole recursion against a second writing of Algorithm 1; limits and controls."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,34 +20,34 @@ from hansa.core.round import Round, Turn
 from hansa.core.simulation import Simulation
 from hansa.core.state import HIERARCHY
 from hansa.methods.fedavg import ServerSgd
-from hansa.methods.worldlm import CHUNK, LayerAttention, Cosine, WorldLM, last_blocks
+from hansa.methods.worldlm import CHUNK, Cosine, LayerAttention, WorldLM, last_blocks
 from tests.methods.toy_tree import BACKBONE, KEYS, START, TREE, ToyTree, pushed, tensors
 
 # ── a second writing, straight from the paper's lines, in numpy ───────────────────────────────────────────────────
 
 
-def cos(a, b):
+def cos(a: Any, b: Any) -> Any:
     return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
 
 
-def layer_attn(query, members):
+def layer_attn(query: Any, members: Any) -> Any:
     scores = np.exp([cos(query, m) for m in members])
     return sum(weight * m for weight, m in zip(scores / scores.sum(), members, strict=True))
 
 
 class Paper:
-    def __init__(self, v=1, lr=0.2, mu=0.9):
+    def __init__(self, v: Any = 1, lr: Any = 0.2, mu: Any = 0.9) -> None:
         self.v, self.lr, self.mu = v, lr, mu
         self.model = {n: START.copy() for n in ("root", "west", "east", "a", "b", "c", "d")}
         self.momentum = {n: np.zeros(7) for n in TREE}
-        self.children = {}
-        self.down = []
+        self.children: dict[tuple[str, str], Any] = {}
+        self.down: list[Any] = []
 
-    def root(self, round):
+    def root(self, round: int) -> None:
         up = self.rounds("root", self.down, round)
         self.down = up
 
-    def fit(self, q, parent, d_a, d_r, round):
+    def fit(self, q: Any, parent: Any, d_a: Any, d_r: Any, round: int) -> Any:
         own = self.model[q].copy()
         for name, at in KEYS.items():
             own[at] = layer_attn(own[at], [own[at], parent[at], *(v for v, k, _ in d_a if k == name)])
@@ -56,10 +58,10 @@ class Paper:
             return []
         return self.rounds(q, d_r, round)
 
-    def rounds(self, q, d_r, round):
+    def rounds(self, q: Any, d_r: Any, round: int) -> Any:
         before = self.model[q].copy()
         b = self.model[q] = pushed(q, self.model[q], round)
-        routed = {c: [] for c in TREE[q]}
+        routed: dict[str, list[Any]] = {c: [] for c in TREE[q]}
         for v, k, origin in d_r:
             known = {c: self.children.get((q, c), before)[KEYS[k]] for c in TREE[q]}
             routed[max(TREE[q], key=lambda c: cos(v, known[c]))].append((v, k, origin))
@@ -85,7 +87,7 @@ class Paper:
 # ── the implementation, with the same stand-in for training ────────────────────────────────────────────────────────
 
 
-def test_the_recursion_is_the_papers(tmp_path):
+def test_the_recursion_is_the_papers(tmp_path: Path) -> None:
     paper, real = Paper(), ToyTree(tmp_path)
     for number in (1, 2, 3, 4):
         paper.root(number)
@@ -99,7 +101,7 @@ def test_the_recursion_is_the_papers(tmp_path):
 
 
 @pytest.mark.parametrize("change", [{"residuals": 0}, {"temperature": 0.2}, {"similarity": "moved"}, {"back": False}])
-def test_every_setting_beyond_the_paper_changes_the_result(tmp_path, change):
+def test_every_setting_beyond_the_paper_changes_the_result(tmp_path: Path, change: Any) -> None:
     """The control: with another setting, the second writing is no longer met."""
     paper = Paper()
     real = ToyTree(tmp_path, WorldLM(key_layers=("block.1", "block.2"), **change).build())
@@ -110,7 +112,7 @@ def test_every_setting_beyond_the_paper_changes_the_result(tmp_path, change):
     assert gap > 1e-3
 
 
-def test_without_key_layers_and_with_server_rate_one_it_is_the_mean_of_models(tmp_path):
+def test_without_key_layers_and_with_server_rate_one_it_is_the_mean_of_models(tmp_path: Path) -> None:
     method = replace(WorldLM(key_layers=0.0).build(), server=ServerSgd())
     real = ToyTree(tmp_path, method, {"root": ["a", "b", "c"]}, data=False)
     real.round()
@@ -118,7 +120,7 @@ def test_without_key_layers_and_with_server_rate_one_it_is_the_mean_of_models(tm
     np.testing.assert_allclose(real.model("root").numpy(), expected, atol=1e-6)
 
 
-def test_in_parallel_the_node_is_one_more_child(tmp_path):
+def test_in_parallel_the_node_is_one_more_child(tmp_path: Path) -> None:
     method = replace(WorldLM(key_layers=0.0, order="parallel").build(), server=ServerSgd())
     real = ToyTree(tmp_path, method, {"root": ["a", "b"]})
     real.round()
@@ -126,7 +128,7 @@ def test_in_parallel_the_node_is_one_more_child(tmp_path):
     np.testing.assert_allclose(real.model("root").numpy(), expected, atol=1e-6)
 
 
-def test_a_slow_region_contributes_when_it_is_done_and_the_older_the_less(tmp_path):
+def test_a_slow_region_contributes_when_it_is_done_and_the_older_the_less(tmp_path: Path) -> None:
     """By hand: the fast child moves the model alone until the slow one arrives, three versions late, at half weight."""
     method = replace(WorldLM(key_layers=0.0, buffer=1).build(), server=ServerSgd())
     simulate = Simulation(delay={"fast": 1.0, "slow": 3.5})
@@ -143,7 +145,7 @@ def test_a_slow_region_contributes_when_it_is_done_and_the_older_the_less(tmp_pa
 
 
 @pytest.mark.parametrize("staleness", [0, 3])
-def test_key_layers_that_come_late_count_less_too(tmp_path, staleness):
+def test_key_layers_that_come_late_count_less_too(tmp_path: Path, staleness: Any) -> None:
     """K_c ← K_q + (1 + τ)^−½·(K_c − K_q)."""
     method = WorldLM(key_layers=("block.1", "block.2"), buffer=1).build()
     real = ToyTree(tmp_path, method, {"root": ["slow"]}, data=False)
@@ -163,7 +165,7 @@ def test_key_layers_that_come_late_count_less_too(tmp_path, staleness):
         torch.testing.assert_close(kept[layer], here + weight * (theirs - here))
 
 
-def test_long_layers_are_compared_as_short_ones_are():
+def test_long_layers_are_compared_as_short_ones_are() -> None:
     """Piece by piece, in double precision: the cosines and the attention of layers that no piece holds."""
     rng = np.random.default_rng(0)
     rows = [rng.normal(size=2 * CHUNK + 7).astype(np.float32) + 0.2 for _ in range(3)]
@@ -176,7 +178,7 @@ def test_long_layers_are_compared_as_short_ones_are():
     np.testing.assert_allclose(merged["l"].numpy(), np.mean([layer_attn(x, exact) for x in exact], axis=0), atol=1e-6)
 
 
-def test_a_buffer_of_all_children_is_waiting_for_all(tmp_path):
+def test_a_buffer_of_all_children_is_waiting_for_all(tmp_path: Path) -> None:
     """The limit, where all are equally fast and the root has nothing to train on."""
     waits = ToyTree(tmp_path / "a", replace(WorldLM(key_layers=0.0).build(), server=ServerSgd()), data=False)
     buffered = ToyTree(
@@ -192,7 +194,7 @@ vectors = st.lists(st.lists(st.floats(-3, 3, width=32), min_size=6, max_size=6),
 
 
 @given(vectors)
-def test_layer_attention_agrees_with_a_second_writing(rows):
+def test_layer_attention_agrees_with_a_second_writing(rows: Any) -> None:
     rows = [np.array(row) + np.arange(1, 7) * 1e-2 for row in rows]
     members = {str(i): {"l": torch.tensor(row, dtype=torch.float32)} for i, row in enumerate(rows)}
     base = {"l": torch.zeros(6)}
@@ -208,7 +210,7 @@ def test_layer_attention_agrees_with_a_second_writing(rows):
     np.testing.assert_allclose(merged["l"].numpy(), turned["l"].numpy(), atol=1e-6)
 
 
-def test_what_moved_is_compared_where_it_is_asked_for():
+def test_what_moved_is_compared_where_it_is_asked_for() -> None:
     base, one, other = torch.full((4,), 9.0), torch.tensor([1.0, 0, 0, 0]), torch.tensor([-1.0, 0, 0, 0])
     absolute = float(Cosine().between([base + one], [base + other], base))
     moved = float(Cosine(True).between([base + one], [base + other], base))
@@ -216,7 +218,7 @@ def test_what_moved_is_compared_where_it_is_asked_for():
     assert moved == pytest.approx(-1.0)
 
 
-def test_residuals_keep_away_from_their_senders_branch_if_asked():
+def test_residuals_keep_away_from_their_senders_branch_if_asked() -> None:
     near, far = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
     children = {"west": {"l": near}, "east": {"l": far}}
     residual, base = Residual("l", "west/fr", near), {"l": torch.zeros(2)}
@@ -225,7 +227,7 @@ def test_residuals_keep_away_from_their_senders_branch_if_asked():
     assert LayerAttention(back=False).route([residual], {"west": {"l": near}}, base) == {}
 
 
-def test_a_residual_for_a_layer_the_receiver_lacks_is_refused(tmp_path):
+def test_a_residual_for_a_layer_the_receiver_lacks_is_refused(tmp_path: Path) -> None:
     real = ToyTree(tmp_path)
     sent = pack([Residual("block.9", "east/c", torch.ones(5)), Residual("block.2", "east/d", torch.ones(5))])
     found, reason = unpack(sent, real.keys)
@@ -233,6 +235,8 @@ def test_a_residual_for_a_layer_the_receiver_lacks_is_refused(tmp_path):
     assert "block.9" in reason
     assert "east/c" in reason
     reply = real.leaf("a", Train(1, tensors(START), subtree=SubtreePart("west", sent)))
+    assert isinstance(reply, Update)
+    assert reply.layers is not None
     assert "block.9" in reply.layers.refused["a"]
     assert list(reply.layers.attention["down a"]["block.2"]) == ["a", "west", "east/d (residual 1)"]
     assert list(reply.layers.attention["down a"]["block.1"]) == ["a", "west"]
@@ -240,7 +244,7 @@ def test_a_residual_for_a_layer_the_receiver_lacks_is_refused(tmp_path):
         assert unpack(pack([Residual("block.2", "c", wrong)]), real.keys)[0] == []
 
 
-def test_a_nodes_backbone_is_its_parents(tmp_path):
+def test_a_nodes_backbone_is_its_parents(tmp_path: Path) -> None:
     real = ToyTree(tmp_path)
     request = Train(1, tensors(START + 1), subtree=SubtreePart("west", no_tensors()))
     states = StateFolder(tmp_path / "nothing").newest()
@@ -252,12 +256,12 @@ def test_a_nodes_backbone_is_its_parents(tmp_path):
 @pytest.mark.parametrize(
     ("blocks", "share", "expected"), [(12, 0.3, 4), (3, 0.3, 1), (2, 0.1, 1), (4, 1.0, 4), (4, 0.0, 0)]
 )
-def test_key_layers_are_the_last_blocks_and_never_fewer_than_one(blocks, share, expected):
+def test_key_layers_are_the_last_blocks_and_never_fewer_than_one(blocks: Any, share: Any, expected: Any) -> None:
     parts = {f"h.{i}": f"block.{i}" for i in range(blocks)} | {"wte": "embeddings"}
     found = last_blocks(parts, share)
     assert found == [f"block.{i}" for i in range(blocks - expected, blocks)]
 
 
-def test_key_layers_that_do_not_exist_are_refused():
+def test_key_layers_that_do_not_exist_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"block\.7.*block\.0 to block\.1"):
         last_blocks({"a": "block.0", "b": "block.1"}, ("block.7",))

@@ -3,13 +3,15 @@
 import re
 import sqlite3
 from contextlib import closing
+from pathlib import Path
 
 from hansa.report import html
 from hansa.report.charts import linear_ticks, log_ticks, short
 from hansa.runs.run import run
+from tests.conftest import Build
 
 
-def test_the_page_is_self_contained_and_escaped(federation, tmp_path):
+def test_the_page_is_self_contained_and_escaped(federation: Build, tmp_path: Path) -> None:
     settings = federation(sizes={"north": 40, "south": 40})
     names = dict(zip(("<script>", "عربي"), settings.silos.values(), strict=True))
     # A federation file cannot contain such a name; the report must not rely on that.
@@ -37,14 +39,14 @@ def test_the_page_is_self_contained_and_escaped(federation, tmp_path):
         assert part in page
 
 
-def test_runs_of_an_earlier_version_have_a_report_too(federation, tmp_path):
+def test_runs_of_an_earlier_version_have_a_report_too(federation: Build, tmp_path: Path) -> None:
     folder = run(federation(rounds=1), tmp_path / "run", workers=0).folder
     with closing(sqlite3.connect(folder / "ledger.sqlite")) as ledger:
         ledger.executescript("alter table traffic drop column offered; drop table attention")
     assert "north" in html.write([("run", folder)], folder / "report.html").read_text(encoding="utf-8")
 
 
-def test_numbers_and_ticks():
+def test_numbers_and_ticks() -> None:
     assert [short(v) for v in (0, 12000, 264.3, 5.634, 0.0021, 3_400_000)] == [
         "0",
         "12,000",

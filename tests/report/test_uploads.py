@@ -1,6 +1,7 @@
 """Uploads for users: compared by name, drawn against bytes, described in words."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +15,10 @@ from hansa.runs.compare import compare, variant
 from hansa.runs.inference import every_model, on_silos
 from hansa.runs.results import RunResults
 from hansa.runs.summary import Cost
+from tests.conftest import Build
 
 
-def test_uploads_are_variants_beside_methods(federation):
+def test_uploads_are_variants_beside_methods(federation: Build) -> None:
     base = federation(upload=[{"name": "calm", "by": "parameters"}, "int8"])
     assert not variant(base, "whole").upload.steps
     assert variant(base, "fedprox").upload == base.upload
@@ -31,7 +33,7 @@ def test_uploads_are_variants_beside_methods(federation):
         variant(base, "top-k+int9")
 
 
-def test_a_comparison_draws_quality_against_bytes(federation, tmp_path):
+def test_a_comparison_draws_quality_against_bytes(federation: Build, tmp_path: Path) -> None:
     settings = federation(tokenizer={"kind": "bytes"}, rounds=2, sizes={"north": 40, "south": 40})
     names = ["whole", "int8", "calm", "central"]
     outcomes = compare(settings, names, tmp_path / "out", 0, lambda name: NoCallbacks())
@@ -53,7 +55,7 @@ def test_a_comparison_draws_quality_against_bytes(federation, tmp_path):
     assert models["north"]["south"] != models["south"]["south"], "every model on every silo's data"
 
 
-def test_a_worse_metric_has_a_negative_sign():
+def test_a_worse_metric_has_a_negative_sign() -> None:
     scores = {"perplexity": 100.0, "bleu": 10.0}
     worse = Cost("worse", 1_000_000, 1, {"perplexity": 110.0, "bleu": 9.0})
     costs = [Cost("whole", 8_000_000, 1, scores), worse, Cost("nothing", 0, 0, {})]
@@ -66,7 +68,7 @@ def test_a_worse_metric_has_a_negative_sign():
     assert saved_bytes(0, 50, 2) == ""
 
 
-def test_charts_escape_names_and_accept_zeros():
+def test_charts_escape_names_and_accept_zeros() -> None:
     drawn = scatter("<b>", [("<i>", 1.0, 2.0), ("b", 1.0, 2.0)], "MB")
     assert "<b>" not in drawn
     assert "<i>" not in drawn
@@ -76,7 +78,7 @@ def test_charts_escape_names_and_accept_zeros():
     assert histogram("x", [("a", [0.0])]) == ""
 
 
-def test_the_disclosures_describe_the_upload(federation):
+def test_the_disclosures_describe_the_upload(federation: Build) -> None:
     text = " ".join(disclosures(federation(upload="calm+int8")))
     assert "'calm+int8'" in text
     assert "how far each tensor moved" in text

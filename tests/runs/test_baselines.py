@@ -1,32 +1,36 @@
-"""Baselines see as much as the federation they are compared with, and their schedules go by steps."""
+"""Baselines train on as many samples as the federation, and their schedules advance by steps."""
+
+from pathlib import Path
 
 import pytest
 
 from hansa.client.host import SiloHost
 from hansa.client.runtime import Runtime
 from hansa.client.sampling import draw
-from hansa.config.sections import Training
+from hansa.config.federation import Federation
+from hansa.config.sections import Samples, Training
 from hansa.core.messages import DataCard, Train
 from hansa.core.seeds import stream
 from hansa.core.tensors import NOTHING
 from hansa.runs.baselines import arrange
 from hansa.runs.run import run
+from tests.conftest import Build
 
 SIZES = {"north": 1000, "south": 200, "east": 50}
 
 
-def cards(settings):
+def cards(settings: Federation) -> dict[str, DataCard]:
     return {n: DataCard({"train": {n: size}}, settings.train.per_round(size)) for n, size in SIZES.items()}
 
 
-def seen(settings, size):
-    """Samples that a silo of so many trains on in the whole run."""
+def seen(settings: Federation, size: int) -> int:
+    """The samples that a silo with ``size`` samples trains on in the whole run."""
     return settings.rounds * settings.train.per_round(size)
 
 
 @pytest.mark.parametrize(("rounds", "every"), [(12, 5), (11, 4), (7, 7), (3, 10), (20, 1)])
 @pytest.mark.parametrize("kind", ["central", "per-silo"])
-def test_as_many_samples_as_the_federation(federation, kind, rounds, every):
+def test_as_many_samples_as_the_federation(federation: Build, kind: str, rounds: int, every: int) -> None:
     settings = federation(rounds=rounds, evaluate={"every": every}, train={"samples": {"floor": 100, "fraction": 0.3}})
     arranged = arrange(settings.model_copy(update={"kind": kind}), cards(settings))
     if kind == "central":
@@ -37,7 +41,7 @@ def test_as_many_samples_as_the_federation(federation, kind, rounds, every):
             assert seen(arranged, size) == pytest.approx(seen(settings, size), abs=arranged.rounds)
 
 
-def test_a_silo_that_is_asked_in_every_third_round_trains_alone_on_a_third(federation):
+def test_a_silo_in_every_third_round_trains_on_a_third_of_the_samples(federation: Build) -> None:
     settings = federation(
         kind="per-silo",
         rounds=30,
@@ -52,9 +56,10 @@ def test_a_silo_that_is_asked_in_every_third_round_trains_alone_on_a_third(feder
 
 
 @pytest.mark.parametrize("most", [None, 3])
-def test_samples_of_a_part_of_a_pass_come_once_per_pass(most):
+def test_samples_of_a_part_of_a_pass_come_once_per_pass(most: int | None) -> None:
     """Also where a cap cuts the rule short."""
-    training = Training(batch=10, max_batches=most, samples={"epochs": 1, "times": 0.5, "replace": False})
+    samples = Samples(epochs=1, times=0.5, replace=False)
+    training = Training(batch=10, max_batches=most, samples=samples)
     drawn = [draw(training, 120, stream(0, r), 0, r, "north") for r in range(1, 9)]
     assert all(len(some) == (30 if most else 60) for some in drawn)
     per_pass = 4 if most else 2
@@ -63,7 +68,7 @@ def test_samples_of_a_part_of_a_pass_come_once_per_pass(most):
         assert sorted(together) == list(range(120))
 
 
-def test_a_baseline_does_not_adapt_and_needs_no_rounds(federation):
+def test_a_baseline_does_not_adapt_and_needs_no_rounds(federation: Build) -> None:
     train = {"batch": 8, "max_batches": 4, "samples": {"floor": 16, "adapt": True}}
     for kind in ("per-silo", "chained"):
         settings = federation(kind=kind, rounds=0, train=train)
@@ -73,22 +78,28 @@ def test_a_baseline_does_not_adapt_and_needs_no_rounds(federation):
 
 
 @pytest.mark.parametrize("periods", [1, 4])
-def test_a_schedule_falls_to_nothing_however_often_one_looks(federation, tmp_path, periods):
+def test_a_schedule_falls_to_zero_for_any_evaluation_period(
+    federation: Build, tmp_path: Path, periods: int
+) -> None:
     baseline = {"lr": 1.0, "batch": 8, "schedule": "linear"}
     settings = federation(kind="central", rounds=4, evaluate={"every": 4 // periods}, baseline=baseline)
     arranged = arrange(settings, {n: DataCard({"train": {n: 80}}, 16) for n in settings.silos})
     run(settings, tmp_path / "run", workers=0)
     silo = SiloHost(Runtime(arranged, tmp_path / "run")).silo("all")
     steps = 4 * 3 * 16 // 8 // periods
-    rates = [silo._rate(Train(period + 1, NOTHING))(step) for period in range(periods) for step in range(steps)]
+    rates = list[float]()
+    for period in range(periods):
+        rate = silo._rate(Train(period + 1, NOTHING))
+        assert callable(rate)
+        rates += [rate(step) for step in range(steps)]
     assert len(rates) == 24
     assert rates == sorted(rates, reverse=True)
     assert rates[0] == pytest.approx(24 / 25)
     assert rates[-1] == pytest.approx(1 / 25)
 
 
-def test_a_federation_still_goes_by_rounds(federation, tmp_path):
-    settings = federation(rounds=3, train=Training(schedule={"kind": "linear"}).model_dump())
+def test_the_schedule_of_a_federation_advances_by_rounds(federation: Build, tmp_path: Path) -> None:
+    settings = federation(rounds=3, train={"schedule": {"kind": "linear"}})
     run(settings, tmp_path / "run", workers=0)
     silo = SiloHost(Runtime(settings, tmp_path / "run")).silo("north")
     assert [silo._rate(Train(r, NOTHING)) for r in (1, 2, 3)] == pytest.approx([0.75, 0.5, 0.25])

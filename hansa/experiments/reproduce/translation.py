@@ -160,8 +160,8 @@ class Study:
             self._start("generic", self._generic())
         if not size.brief:
             steps = size.single_steps
-            alone = federation(self.sources, size, self.vocabulary, 0, kind="per-silo", fresh=True, steps=steps)
-            self._start(SINGLE, alone, matrix=1.0)
+            single = federation(self.sources, size, self.vocabulary, 0, kind="per-silo", fresh=True, steps=steps)
+            self._start(SINGLE, single, matrix=1.0)
         if not model:
             self.generic = self._trained("generic")
 

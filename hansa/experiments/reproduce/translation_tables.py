@@ -292,11 +292,13 @@ def _paper(published: Sequence[float]) -> str:
     return f"{fmean(published):.2f}"
 
 
-def _but(found: Found, rival: str) -> str:
+def _exceptions(found: Found, baseline: str) -> str:
     """The metrics in which the server's model is worse than a baseline, in words."""
     names = {"bleu": "BLEU", "chrf": "chrF"}
-    behind = [n for m, n in names.items() if found.mean(SERVER, metric=m, like=rival) < found.mean(rival, metric=m)]
-    return f"; worse in {' and '.join(behind)}" if behind else ""
+    worse = [
+        n for m, n in names.items() if found.mean(SERVER, metric=m, like=baseline) < found.mean(baseline, metric=m)
+    ]
+    return f"; worse in {' and '.join(worse)}" if worse else ""
 
 
 def _clear(found: Found, better: str, worse: str, model: str) -> bool:
@@ -314,12 +316,12 @@ def against_baselines(found: Found) -> list[Claim]:
             ("", "as many steps as one client takes"),
             (", all work", "as many steps as all clients together"),
         ):
-            rival = name + work
+            run = name + work
             made.append(
                 Claim(
                     f"the server's model is better than {label_of[name]} with {label}, by cross-entropy",
-                    found.mean(SERVER, like=rival) < found.mean(rival),
-                    f"{_three(found, SERVER, rival)} against {_three(found, rival, rival)}{_but(found, rival)}",
+                    found.mean(SERVER, like=run) < found.mean(run),
+                    f"{_three(found, SERVER, run)} against {_three(found, run, run)}{_exceptions(found, run)}",
                     f"BLEU {_paper(FEDERATED)} against {_paper(TABLE_3[name])}" if not work else "not shown",
                 )
             )

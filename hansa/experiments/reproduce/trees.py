@@ -61,7 +61,7 @@ class Layout:
         """All data at one node."""
         return {"silos": {"all": {"sources": [self.sources[leaf] for leaf in self.leaves]}}}
 
-    def alone(self) -> dict[str, Any]:
+    def local(self) -> dict[str, Any]:
         """The leaves as silos."""
         return {"silos": {leaf: self.sources[leaf] for leaf in self.leaves}}
 

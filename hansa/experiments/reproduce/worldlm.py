@@ -24,7 +24,7 @@ from hansa.privacy.dp.prices import update_prices
 from hansa.report import html
 from hansa.runs.run import Outcome
 
-LOOK = 0.1  # the share of the test data that is used after every pass
+EVALUATED = 0.1  # the share of the test data that is used after every pass
 NODES = 7
 STAGES = 3  # root, regions, leaves: sequential steps of one pass over the tree, in units of one node's
 
@@ -61,7 +61,7 @@ POISONS: dict[str, dict[str, Any]] = {
     "×100": {"kind": "scale", "factor": 100},
 }
 SHOWN = ("WorldLM", "FL", "HierFAVG", "WorldLM, DP", "FL, DP", "WorldLM, wrong tree")  # in the report, and Figure 4
-TREE, FLAT, POOLED, ALONE, SWAPPED = "tree", "flat", "pooled", "alone", "swapped"
+TREE, FLAT, POOLED, LOCAL, SWAPPED = "tree", "flat", "pooled", "local", "swapped"
 
 
 def worldlm(server: Mapping[str, Any] = MOMENTUM, **method: Any) -> dict[str, Any]:
@@ -69,14 +69,14 @@ def worldlm(server: Mapping[str, Any] = MOMENTUM, **method: Any) -> dict[str, An
     return {"method": {"name": "worldlm", **method}, "server": server}
 
 
-def rival(name: str, server: Mapping[str, Any] = PLAIN, **method: Any) -> dict[str, Any]:
+def baseline(name: str, server: Mapping[str, Any] = PLAIN, **method: Any) -> dict[str, Any]:
     """The settings of another method."""
     return {"method": {"name": name, **method}, "server": server}
 
 
 # The best settings of WorldLM here: no momentum, similarity of movements, no residual back to its origin.
 OURS = worldlm(PLAIN, similarity="moved", back=False)
-ALL_ALONE = {"method": {"name": "alone"}}
+NO_EXCHANGE = {"method": {"name": "alone"}}
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Job:
 
     settings: Mapping[str, Any]
     layout: str = "languages"
-    stand: str = TREE
+    arrangement: str = TREE
     leaves: Mapping[str, Any] | None = None  # settings of single leaves
     stages: int = STAGES  # rounds for one pass, where nodes are not in a tree
     once: bool = False
@@ -96,19 +96,19 @@ def jobs_of() -> dict[str, Job]:
     found = {
         "WorldLM": Job(worldlm()),
         "WorldLM, ours": Job(OURS),
-        "HierFAVG": Job(rival("hierfavg")),
-        "FL": Job(rival("hierfavg", MOMENTUM), stand=FLAT),
-        "FedPer": Job(rival("fedper")),
-        "central": Job(rival("hierfavg"), stand=POOLED),
-        "central, as many tokens": Job(rival("hierfavg"), stand=POOLED, stages=NODES),
-        "no key layers": Job(rival("hierfavg", MOMENTUM)),
+        "HierFAVG": Job(baseline("hierfavg")),
+        "FL": Job(baseline("hierfavg", MOMENTUM), arrangement=FLAT),
+        "FedPer": Job(baseline("fedper")),
+        "central": Job(baseline("hierfavg"), arrangement=POOLED),
+        "central, as many tokens": Job(baseline("hierfavg"), arrangement=POOLED, stages=NODES),
+        "no key layers": Job(baseline("hierfavg", MOMENTUM)),
         "no residuals": Job(worldlm(residuals=0)),
         "server lr 1": Job(worldlm(PLAIN)),
-        "local, unbounded data": Job(ALL_ALONE, "everything", ALONE, once=True),
+        "local, unbounded data": Job(NO_EXCHANGE, "everything", LOCAL, once=True),
         "moved": Job(worldlm(similarity="moved"), once=True),
         "no way back": Job(worldlm(back=False), once=True),
         "server lr 1, moved": Job(worldlm(PLAIN, similarity="moved"), once=True),
-        "WorldLM, wrong tree": Job(worldlm(), stand=SWAPPED, once=True),
+        "WorldLM, wrong tree": Job(worldlm(), arrangement=SWAPPED, once=True),
     }
     return found | _private() | _layouts() | _attacks()
 
@@ -117,13 +117,13 @@ def _private() -> dict[str, Job]:
     def at(**settings: Any) -> dict[str, Any]:
         return {leaf: {"privacy": settings} for leaf in DP_LEAVES}
 
-    flat = rival("hierfavg", MOMENTUM)
+    flat = baseline("hierfavg", MOMENTUM)
     return {
         "WorldLM, DP": Job(worldlm(), leaves=at(**PRIVATE)),
-        "FL, DP": Job(flat, stand=FLAT, leaves=at(**PRIVATE)),
+        "FL, DP": Job(flat, arrangement=FLAT, leaves=at(**PRIVATE)),
         "no key layers, DP": Job(flat, leaves=at(**PRIVATE)),
         "WorldLM, DP shrunk": Job(worldlm(), leaves=at(**PRIVATE, shrink=True), once=True),
-        "WorldLM, DP to the letter": Job(worldlm(), leaves=at(noise_multiplier=PRIVATE["noise_multiplier"]), once=True),
+        "WorldLM, DP as published": Job(worldlm(), leaves=at(noise_multiplier=PRIVATE["noise_multiplier"]), once=True),
     }
 
 
@@ -131,9 +131,9 @@ def _layouts() -> dict[str, Job]:
     found = {}
     for layout in ("genres", "iid"):
         found[f"WorldLM, {layout}"] = Job(worldlm(), layout, once=True)
-        found[f"FL, {layout}"] = Job(rival("hierfavg", MOMENTUM), layout, FLAT, once=True)
-        found[f"central, {layout}"] = Job(rival("hierfavg"), layout, POOLED, once=True)
-    found["local, genres"] = Job(ALL_ALONE, "genres", ALONE, once=True)
+        found[f"FL, {layout}"] = Job(baseline("hierfavg", MOMENTUM), layout, FLAT, once=True)
+        found[f"central, {layout}"] = Job(baseline("hierfavg"), layout, POOLED, once=True)
+    found["local, genres"] = Job(NO_EXCHANGE, "genres", LOCAL, once=True)
     return found
 
 
@@ -145,7 +145,7 @@ def _attacks() -> dict[str, Job]:
     for kind, poison in POISONS.items():
         attack: dict[str, Any] = {"simulate": {"poison": {ATTACKER: poison}}}
         found[f"WorldLM, {kind}, filter"] = Job(worldlm(filter={}) | attack, once=kind == "flipped ×3")
-        found[f"HierFAVG, {kind}"] = Job(rival("hierfavg") | attack, once=kind == "flipped ×3")
+        found[f"HierFAVG, {kind}"] = Job(baseline("hierfavg") | attack, once=kind == "flipped ×3")
         if kind != "flipped ×3":
             found[f"WorldLM, {kind}"] = Job(worldlm() | attack, once=True)
     attack = {"simulate": {"poison": {ATTACKER: POISONS["×100"]}}}
@@ -157,13 +157,13 @@ def _attacks() -> dict[str, Job]:
 
 def federation(name: str, job: Job, layout: Layout, size: Size, path: str, seed: int) -> Federation:
     """The settings of one run; ``path``: the folder of the tokenizer and the model configuration."""
-    grown = job.stand in (TREE, SWAPPED)
-    stages = 1 if grown else job.stages  # a round of a tree has three stages
+    tree = job.arrangement in (TREE, SWAPPED)
+    stages = 1 if tree else job.stages  # a round of a tree has three stages
     rounds = size.rounds * stages
-    if grown:
-        nodes = (layout.swapped() if job.stand == SWAPPED else layout).tree(job.leaves or {})
+    if tree:
+        nodes = (layout.swapped() if job.arrangement == SWAPPED else layout).tree(job.leaves or {})
     else:
-        nodes = layout.flat(job.leaves or {}) if job.stand == FLAT else getattr(layout, job.stand)()
+        nodes = layout.flat(job.leaves or {}) if job.arrangement == FLAT else getattr(layout, job.arrangement)()
     return parse(
         {
             "name": "".join(c if c.isalnum() else "-" for c in f"{name} {seed}"),
@@ -181,7 +181,7 @@ def federation(name: str, job: Job, layout: Layout, size: Size, path: str, seed:
                 "keep_optimizer": True,
             },
             "aggregate": {"weights": "uniform"},
-            "evaluate": {"every": stages, "share": LOOK},
+            "evaluate": {"every": stages, "share": EVALUATED},
             "checkpoint": {"every": rounds},
             **nodes,
             **(job.settings or {}),

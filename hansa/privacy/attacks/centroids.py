@@ -1,4 +1,4 @@
-"""Attacks on the centroids that silos shared: how many tokens of the texts behind a centroid can be named.
+"""Attacks on the centroids that silos shared: how many tokens of the texts behind a centroid can be recovered.
 
 They work on knowledge in the release log of a run (client/release_log.py). The attacker knows what every member of the
 federation knows: the model, the centroid and the number of its positions. The texts behind a centroid are used for
@@ -45,7 +45,7 @@ Kind = Literal["embedding-inversion", "nearest-token"]
 WHERE: tuple[Where, ...] = ("any", "same")
 MAX_NUMBERS = 4_000_000  # in one batch of soft choices: memory stays below a few hundred megabytes
 CENTROIDS = ("centroids", "inputs")  # names of the tensors that are attacked: of FedKC, of FedMix
-MIN_CONTROL = 0.5  # a control that names a smaller share of the tokens shows nothing
+MIN_CONTROL = 0.5  # a control that recovers a smaller share of the tokens shows nothing
 
 
 @dataclass(frozen=True)
@@ -217,8 +217,8 @@ def _size(name: str, some: Sequence[AttackedCentroid]) -> dict[str, Any]:
 
 
 def _share(score: Score) -> float | None:
-    named, there = score.rare
-    return named / there if there else None
+    recovered, total = score.rare
+    return recovered / total if total else None
 
 
 def reading(found: dict[str, Any]) -> list[str]:
@@ -227,23 +227,23 @@ def reading(found: dict[str, Any]) -> list[str]:
     attack, control, known = first["attack"], first["no averaging"], first["most frequent tokens"]
     layers = f"{found['layers']}-layer{'s' if found['layers'] == 'all' else ''} centroids"
     lines = [
-        f"{found['kind']} names {attack:.1%} of the tokens behind {found['centroids']} {layers} at their position with "
-        f"its first guess; the most frequent tokens at the position name {known:.1%}, random tokens "
+        f"{found['kind']} recovers {attack:.1%} of the tokens behind {found['centroids']} {layers} at their position "
+        f"with its first guess; the most frequent tokens at the position give {known:.1%}, random tokens "
         f"{first['random tokens']:.1%}."
     ]
     rare = found["rare"]["attack"]
     if rare is not None:
         lines.append(
-            f"Of tokens that a silo has at most {MAX_RARE_COUNT} times it names {rare:.1%}; the most frequent tokens "
-            f"name {found['rare']['most frequent tokens']:.1%}."
+            f"Of tokens that a silo has at most {MAX_RARE_COUNT} times it recovers {rare:.1%}; the most frequent "
+            f"tokens give {found['rare']['most frequent tokens']:.1%}."
         )
     if control < MIN_CONTROL:
         lines.append(
-            f"On single texts, without averaging, it names only {control:.1%}: it is too weak to show that averaging "
-            "protects, and a stronger attack may exist."
+            f"On single texts, without averaging, it recovers only {control:.1%}: it is too weak to show that "
+            "averaging protects, and a stronger attack may exist."
         )
     elif attack > known + MARGIN or (rare or 0.0) > MARGIN + (found["rare"]["most frequent tokens"] or 0.0):
-        lines.append(f"These centroids leak tokens; from single texts, without averaging, it names {control:.1%}.")
+        lines.append(f"These centroids leak tokens; from single texts, without averaging, it recovers {control:.1%}.")
     else:
         lines.append(f"Averaging hides the tokens of single texts ({control:.1%}) from this attack.")
     return lines

@@ -1,6 +1,6 @@
-"""Gradient inversion: how many tokens can be read from one silo's update, without and with defences.
+"""Gradient inversion: how many tokens can be recovered from one silo's update, without and with defences.
 
-Two attacks read tokens from an update θ − θᵢ; neither needs an optimizer:
+Two attacks recover tokens from an update θ − θᵢ; neither needs an optimizer:
 
     rows    a token's row of the embedding table moves only if the token was in the texts (or, where the table is also
             the output layer, moves most then): rank tokens by the norm of their row
@@ -254,7 +254,7 @@ def reading(found: dict[str, Any]) -> list[str]:
     }
     lines = [
         f"From an update of {found['silo']} trained on one text, {best['none']:.1%} of its {first['tokens']} distinct "
-        f"tokens can be read; guessing the most frequent tokens names {first['frequent']:.1%}."
+        f"tokens can be recovered; guessing the most frequent tokens gives {first['frequent']:.1%}."
     ]
     if first["frequent"] > 1 - 2 * MARGIN:
         return [*lines, "The text has too few distinct tokens to compare defences: attack longer texts."]
@@ -264,7 +264,7 @@ def reading(found: dict[str, Any]) -> list[str]:
         lines.append(f"These defences do not prevent it: {'; '.join(weak)}.")
     if strong:
         lines.append(
-            f"With these defences the attacks name no more than the most frequent tokens: {'; '.join(strong)}."
+            f"With these defences the attacks recover no more than the most frequent tokens give: {'; '.join(strong)}."
         )
-    lines.append("Other attacks may read more: a defence that withstands these two is not proven to be safe.")
+    lines.append("Other attacks may recover more: a defence that withstands these two is not proven to be safe.")
     return lines

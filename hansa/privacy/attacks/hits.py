@@ -1,4 +1,4 @@
-"""Hits@N: how many tokens an attacker names within N guesses, and how many are named without looking at the release.
+"""Hits@N: how many tokens an attacker recovers within N guesses, and how many without the release.
 
 Hits@N is the share of positions where one of the first N candidates is true (Wang et al., 2022, Section 5.6):
 *at any position* if any text behind the centroid has the token anywhere, *at its position* if one has it at that
@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-MARGIN = 0.05  # an attack that names this share more than the most frequent tokens do has used the release
+MARGIN = 0.05  # an attack that recovers this share more than the most frequent tokens give has used the release
 MAX_GUESSES = 90  # per position
 MAX_RARE_COUNT = 5  # a token that a silo's texts contain at most this often is rare
 BINS = ((1, 1), (2, 5), (6, 10), (11, 20), (21, 50), (51, 10**9))  # members of a cluster
@@ -87,7 +87,7 @@ class Score:
 
     any: NDArray[np.int64]
     same: NDArray[np.int64]
-    rare: tuple[int, int] = (0, 0)  # how many rare tokens were named, of how many
+    rare: tuple[int, int] = (0, 0)  # how many rare tokens were recovered, of how many
 
     def curve(self, where: Where) -> list[float]:
         """Hits@1 … Hits@90."""
@@ -98,17 +98,17 @@ class Score:
 def score(truth: Truth, guesses: Callable[[int], Sequence[int]], frequencies: Frequencies) -> Score:
     """Return the score of an attack; ``guesses(position)``: its candidates for a position, best first.
 
-    A rare token at a position is *named* if it is among as many candidates as there are true tokens at that position.
+    A rare token at a position is *recovered* if it is among as many candidates as there are true tokens there.
     """
-    any_, same, named, rare = [], [], 0, 0
+    any_, same, recovered, rare = [], [], 0, 0
     for position, true in truth.at.items():
         candidates = list(guesses(position))[:MAX_GUESSES]
         any_.append(_first(candidates, truth.anywhere))
         same.append(_first(candidates, true))
         seldom = {token for token in true if frequencies.rare(token)}
         rare += len(seldom)
-        named += len(seldom & set(candidates[: len(true)]))
-    return Score(np.array(any_, np.int64), np.array(same, np.int64), (named, rare))
+        recovered += len(seldom & set(candidates[: len(true)]))
+    return Score(np.array(any_, np.int64), np.array(same, np.int64), (recovered, rare))
 
 
 def frequency_baseline(truth: Truth, frequencies: Frequencies) -> Score:

@@ -154,7 +154,7 @@ def _row(one: DefenceRuns, leaks: Sequence[dict[str, Any]], before: Sequence[dic
 
 
 def curve(rows: Sequence[dict[str, Any]], begins: tuple[str, ...]) -> list[tuple[float, float]]:
-    """(Share of tokens named, score) of every defence whose name begins with one of ``begins``."""
+    """(Share of tokens recovered, score) of every defence whose name begins with one of ``begins``."""
     return sorted((row["same"], row["score"]) for row in rows if row["defence"].startswith(begins))
 
 
@@ -163,12 +163,12 @@ def reading(found: dict[str, Any]) -> list[str]:
     bare, *defended = found["rows"]
     spread = "one run each: differences of a point or two may be chance" if found["seeds"] == 1 else "means over seeds"
     lines = [
-        f"Without a defence, {found['metric']} is {bare['score']:.4f} and inversion names {bare['same']:.1%} of "
+        f"Without a defence, {found['metric']} is {bare['score']:.4f} and inversion recovers {bare['same']:.1%} of "
         f"tokens at their position ({spread})."
     ]
     for row in defended:
         withheld = "" if row["shared"] else "; no centroid was shared"
         cost = f", ε = {row['epsilon']:,.3g}" if row["epsilon"] is not None else ""
         change = f"{found['metric']} {row['cost']:+.4f}"
-        lines.append(f"{row['defence']}: {change}, {row['same']:.1%} of tokens named{cost}{withheld}.")
+        lines.append(f"{row['defence']}: {change}, {row['same']:.1%} of tokens recovered{cost}{withheld}.")
     return lines

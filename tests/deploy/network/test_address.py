@@ -158,7 +158,7 @@ def test_an_incomplete_certificate_leaves_the_previous_one_in_use(federation, tm
         kit.client_tls()
 
 
-# ── an existing NATS server ──────────────────────────────────────────────────────────────────────────────
+# ── an existing NATS server ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 @contextmanager

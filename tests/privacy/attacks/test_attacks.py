@@ -3,6 +3,7 @@
 import json
 from itertools import islice
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 
 from hansa.cli.main import app
 from hansa.client.host import SiloHost
-from hansa.client.release_log import logged_releases
+from hansa.client.release_log import LoggedRelease, logged_releases
 from hansa.config import file as federation_file
 from hansa.config.federation import Federation
 from hansa.config.file import parse
@@ -60,7 +61,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(federated(folder / "data"), folder / "run", workers=0).folder
 
 
-def test_all_layers_centroids_leak_and_the_control_succeeds(logged):
+def test_all_layers_centroids_leak_and_the_control_succeeds(logged: Path) -> None:
     found = centroids.attack_knowledge(logged, "embedding-inversion", QUICK)
     curves = found["curves"]
     assert (found["layers"], found["centroids"]) == ("all", QUICK)
@@ -73,13 +74,13 @@ def test_all_layers_centroids_leak_and_the_control_succeeds(logged):
             assert curve[where] == sorted(curve[where])
 
 
-def test_the_nearest_token_reads_single_texts_without_an_optimiser(logged):
+def test_the_nearest_token_reads_single_texts_without_an_optimiser(logged: Path) -> None:
     found = centroids.attack_knowledge(logged, "nearest-token", QUICK)
     assert found["curves"]["no averaging"]["same"][0] == 1.0
     assert found["curves"]["attack"]["same"][0] > found["curves"]["random tokens"]["same"][0]
 
 
-def test_where_the_control_fails_too_the_findings_say_so(tmp_path):
+def test_where_the_control_fails_too_the_findings_say_so(tmp_path: Path) -> None:
     settings = federated(tmp_path / "data", method={"name": "fedkc", "layer": "last", "q": 2, "floor": 2})
     outcome = run(settings, tmp_path / "run", workers=0)
     found = centroids.attack_knowledge(outcome.folder, "nearest-token", 2)
@@ -88,24 +89,26 @@ def test_where_the_control_fails_too_the_findings_say_so(tmp_path):
     assert any("too weak to show that averaging protects" in line for line in found["reading"])
 
 
-def test_noise_in_place_of_centroids_gives_nothing_away(logged, tmp_path, monkeypatch):
+def test_noise_in_place_of_centroids_gives_nothing_away(
+    logged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Negative control: the attack reads the centroid, not the texts that score it."""
     genuine = centroids.attack_knowledge(logged, "nearest-token", QUICK)["curves"]["attack"]["same"][0]
-    load = centroids.Released.tensors.fget
+    load = vars(LoggedRelease)["tensors"].fget
 
-    def noise(released: centroids.Released) -> dict[str, torch.Tensor]:
+    def noise(released: LoggedRelease) -> dict[str, torch.Tensor]:
         generator = torch.Generator().manual_seed(0)
         return {name: torch.randn(t.shape, generator=generator) for name, t in load(released).items()}
 
-    monkeypatch.setattr(centroids.Released, "tensors", property(noise))
+    monkeypatch.setattr(LoggedRelease, "tensors", property(noise))
     found = centroids.attack_knowledge(logged, "nearest-token", QUICK)["curves"]["attack"]["same"][0]
     assert found < 0.5 * genuine
 
 
-def test_from_the_command_line_into_the_report(logged):
+def test_from_the_command_line_into_the_report(logged: Path) -> None:
     shown = runner.invoke(app, ["audit", "attack", "--kind", "nearest-token", "--centroids", "4", str(logged)])
     assert shown.exit_code == 0, shown.output
-    for part in ("at its position", "most frequent tokens", "random tokens", "no averaging", "rare tokens named"):
+    for part in ("at its position", "most frequent tokens", "random tokens", "no averaging", "rare tokens recovered"):
         assert part in shown.stdout
     kept = json.loads((logged / "audit" / "nearest-token.json").read_text(encoding="utf-8"))
     assert kept["centroids"] == 4
@@ -118,7 +121,7 @@ def test_from_the_command_line_into_the_report(logged):
     assert json.loads(again.stdout)["reading"] == kept["reading"]
 
 
-def test_both_texts_of_a_pair_are_attacked(tmp_path):
+def test_both_texts_of_a_pair_are_attacked(tmp_path: Path) -> None:
     """The control releases what the model computes of the pair; an attack without token types reads less."""
     files = {name: tmp_path / "data" / f"{name}.jsonl" for name in ("north", "south")}
     silos = {name: {"train": str(file), "second": "other"} for name, file in files.items()}
@@ -129,7 +132,7 @@ def test_both_texts_of_a_pair_are_attacked(tmp_path):
     runtime = open_run(run(settings, tmp_path / "run", workers=0).folder)
     resident = SiloHost(runtime).silo("north").resident
     model, held, words = runtime.learner.model.eval(), resident.examples("train"), len(runtime.vocabulary.special)
-    model.bert.embeddings.token_type_embeddings.weight.data.mul_(20)
+    cast(Any, model).bert.embeddings.token_type_embeddings.weight.data.mul_(20)
     assert token_types(runtime) == 2
     [[indices, batch]] = islice(resident.in_order(), 1)
     shown = representations.embed(model, batch.inputs)[0].detach()
@@ -148,14 +151,14 @@ def test_both_texts_of_a_pair_are_attacked(tmp_path):
     assert read(1) < 0.8
 
 
-def test_without_a_release_log_the_error_says_how_to_get_one(tmp_path):
+def test_without_a_release_log_the_error_says_how_to_get_one(tmp_path: Path) -> None:
     settings = federated(tmp_path / "data", release_log={"knowledge": False}, rounds=1, method="fedavg")
     outcome = run(settings, tmp_path / "run", workers=0)
     with pytest.raises(UserError, match=r"release log has no centroids.*release_log: \{knowledge: true\}"):
         centroids.attack_knowledge(outcome.folder, "embedding-inversion", QUICK)
 
 
-def test_unknown_names_are_refused_in_a_sentence(logged, tmp_path):
+def test_unknown_names_are_refused_in_a_sentence(logged: Path, tmp_path: Path) -> None:
     for arguments, sentence in (
         (["attack", "--kind", "nearest", str(logged)], "did you mean 'nearest-token'?"),
         (["attack", str(tmp_path)], "not a run directory"),
@@ -169,7 +172,7 @@ def test_unknown_names_are_refused_in_a_sentence(logged, tmp_path):
 # ── updates ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_one_texts_update_is_read_whole_and_defences_hide_what_they_can(logged):
+def test_one_texts_update_is_read_whole_and_defences_hide_what_they_can(logged: Path) -> None:
     before = sorted(p for p in logged.rglob("*") if p.is_file() and "audit" not in p.parts)
     found = gradient.attack_update(logged, "south")
     rows = {(row["defence"], row["amount"]): row for row in found["rows"]}
@@ -188,7 +191,7 @@ def test_one_texts_update_is_read_whole_and_defences_hide_what_they_can(logged):
     assert before == sorted(p for p in logged.rglob("*") if p.is_file() and "audit" not in p.parts)
 
 
-def test_gradient_inversion_needs_a_method_with_updates(tmp_path):
+def test_gradient_inversion_needs_a_method_with_updates(tmp_path: Path) -> None:
     outcome = run(federated(tmp_path / "data", method="alone", release_log={}), tmp_path / "run", workers=0)
     with pytest.raises(UserError, match="with method 'alone' no silo sends a plain update"):
         gradient.attack_update(outcome.folder, None)
@@ -197,7 +200,7 @@ def test_gradient_inversion_needs_a_method_with_updates(tmp_path):
 # ── defences ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_positions_that_fewer_texts_than_the_floor_reach_are_withheld(tmp_path):
+def test_positions_that_fewer_texts_than_the_floor_reach_are_withheld(tmp_path: Path) -> None:
     """Otherwise the end of a centroid would be the longest text alone."""
     settings = federated(tmp_path / "data", method={"name": "fedkc", "layer": "all", "q": 2, "floor": 5})
     rows = [json.loads(line) for line in (tmp_path / "data" / "north.jsonl").read_text().splitlines()]
@@ -214,7 +217,7 @@ def test_positions_that_fewer_texts_than_the_floor_reach_are_withheld(tmp_path):
             assert length == sum(count >= 5 for count in reached)
 
 
-def test_noise_on_centroids_hides_tokens_and_its_cost_is_in_the_ledger_and_the_report(tmp_path):
+def test_noise_on_centroids_hides_tokens_and_its_cost_is_in_the_ledger_and_the_report(tmp_path: Path) -> None:
     method = {"name": "fedkc", "layer": "all", "q": 4, "floor": 2, "noise": {"multiplier": 1.0}}
     settings = federated(tmp_path / "data", method=method)
     outcome = run(settings, tmp_path / "run", workers=0)
@@ -230,7 +233,7 @@ def test_noise_on_centroids_hides_tokens_and_its_cost_is_in_the_ledger_and_the_r
     assert "one training sample, replaced by another" in page
 
 
-def test_the_price_of_every_defence_in_one_table_and_one_curve(tmp_path, monkeypatch):
+def test_the_price_of_every_defence_in_one_table_and_one_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(price, "FLOORS", (1000,))
     monkeypatch.setattr(price, "NOISES", (1.0,))
     monkeypatch.setattr(price, "CENTROIDS", 2)
@@ -254,12 +257,12 @@ def test_the_price_of_every_defence_in_one_table_and_one_curve(tmp_path, monkeyp
     assert "Audit: Price" in (out / "report.html").read_text(encoding="utf-8")
 
 
-def test_only_what_exchanges_centroids_has_a_price(tmp_path):
+def test_only_what_exchanges_centroids_has_a_price(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="method 'fedavg' shares no centroids"):
         price.defences(federated(tmp_path / "data", method="fedavg", release_log={}))
 
 
-def test_a_policy_decides_about_centroids_and_their_price_before_training(tmp_path):
+def test_a_policy_decides_about_centroids_and_their_price_before_training(tmp_path: Path) -> None:
     def verdicts(rule: str, **settings: object) -> dict[str, bool]:
         (tmp_path / "policy.yaml").write_text(f"rules: {{all: {{federations: any, methods: any, {rule}}}}}")
         found = preview_policy(Policy.read(tmp_path / "policy.yaml"), federated(tmp_path / "data", **settings), "north")

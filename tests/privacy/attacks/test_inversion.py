@@ -1,5 +1,7 @@
 """Tokens are read back from what an embedding layer makes of them; from something else they are not."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -43,17 +45,17 @@ def read(layer: Layer, attack: str, targets: Tensor, mask: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("attack", ["nearest", "invert"])
-def test_single_texts_are_read_word_for_word(layer, attack):
+def test_single_texts_are_read_word_for_word(layer: Any, attack: Any) -> None:
     with torch.no_grad():
         targets = layer(layer.table[TEXTS], MASK)
     found = read(layer, attack, targets, MASK)
     for text, mask, candidates in zip(TEXTS, MASK, found, strict=True):
-        told = mask.bool() & ~BANNED[text]
-        assert candidates[told, 0].tolist() == text[told].tolist()
+        released = mask.bool() & ~BANNED[text]
+        assert candidates[released, 0].tolist() == text[released].tolist()
     assert not BANNED[found].any()
 
 
-def test_single_texts_are_read_from_one_pooled_vector_that_holds_them():
+def test_single_texts_are_read_from_one_pooled_vector_that_holds_them() -> None:
     """So where a real classifier's pooled vectors are not read, it is not for want of an attack on pooled vectors."""
     generator = torch.Generator().manual_seed(0)
     table, mixes = torch.randn(WORDS, 64, generator=generator), torch.randn(LENGTH, 64, 64, generator=generator) / 8
@@ -68,13 +70,13 @@ def test_single_texts_are_read_from_one_pooled_vector_that_holds_them():
 
 
 @pytest.mark.parametrize("attack", ["nearest", "invert"])
-def test_negative_control_of_vectors_that_no_word_gives(layer, attack):
+def test_negative_control_of_vectors_that_no_word_gives(layer: Any, attack: Any) -> None:
     targets = torch.randn(2, LENGTH, WIDTH, generator=torch.Generator().manual_seed(1)) * MASK.unsqueeze(-1)
     found = read(layer, attack, targets, MASK)
     assert (found[..., 0] == TEXTS)[MASK.bool()].float().mean() < 0.3
 
 
-def test_inversion_finds_all_words_of_a_mean_where_the_nearest_token_finds_some(layer):
+def test_inversion_finds_all_words_of_a_mean_where_the_nearest_token_finds_some(layer: Any) -> None:
     words = torch.arange(2, 8)
     with torch.no_grad():
         each = layer(layer.table[words].unsqueeze(1), torch.ones(6, 1, dtype=torch.long))
@@ -85,9 +87,10 @@ def test_inversion_finds_all_words_of_a_mean_where_the_nearest_token_finds_some(
     assert len(set(by_distance.tolist()) & set(words.tolist())) < 6
 
 
-def test_a_release_without_positions_is_compared_with_texts_of_one_token(layer):
+def test_a_release_without_positions_is_compared_with_texts_of_one_token(layer: Any) -> None:
     def pooled(embeddings: Tensor, mask: Tensor) -> Tensor:
-        return layer(embeddings, mask).mean(dim=1)
+        found: Tensor = layer(embeddings, mask).mean(dim=1)
+        return found
 
     target = pooled(layer.table[torch.tensor([[33]])], torch.ones(1, 1)).detach()
     found = nearest(pooled, layer.table, target, torch.ones(1, 3, dtype=torch.long), BANNED)
@@ -95,7 +98,7 @@ def test_a_release_without_positions_is_compared_with_texts_of_one_token(layer):
     assert found[0, :, 0].tolist() == [33, 33, 33]
 
 
-def test_the_model_is_left_as_it_was(layer):
+def test_the_model_is_left_as_it_was(layer: Any) -> None:
     with frozen(layer):
         assert not layer.places.requires_grad
     assert layer.places.requires_grad

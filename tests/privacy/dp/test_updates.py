@@ -1,6 +1,8 @@
 """Differential privacy of updates: the mechanism against its formula, its place in a run, its price."""
 
 import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ from hansa.privacy.dp.updates import UpdateMechanism, UpdateNorm
 from hansa.privacy.policy.disclosures import disclosures
 from hansa.runs.ledger import Ledger
 from hansa.runs.run import run
-from tests.conftest import same, weights
+from tests.conftest import Build, same, weights
 
 PRIVATE = {"noise_multiplier": 0.5, "noise_shared_by": 7}
 
@@ -36,7 +38,7 @@ def protect(
     return UpdateMechanism(settings).apply(update, last, seed, round, "a")
 
 
-def test_without_noise_a_short_update_passes_untouched():
+def test_without_noise_a_short_update_passes_untouched() -> None:
     update = drawn(100) * 1e-3
     before = update.clone()
     protect(update, Privacy(noise_multiplier=1e-30, clip=5.0))
@@ -44,7 +46,7 @@ def test_without_noise_a_short_update_passes_untouched():
 
 
 @given(st.floats(0.1, 10.0), st.floats(0.01, 100.0))
-def test_a_long_update_is_as_long_as_the_bound_and_keeps_its_direction(bound, length):
+def test_a_long_update_is_as_long_as_the_bound_and_keeps_its_direction(bound: Any, length: Any) -> None:
     update = drawn(50) * length
     before = update.clone()
     protect(update, Privacy(noise_multiplier=1e-30, clip=bound))
@@ -53,7 +55,7 @@ def test_a_long_update_is_as_long_as_the_bound_and_keeps_its_direction(bound, le
 
 
 @pytest.mark.parametrize("shared_by", [1, 7])
-def test_the_noise_has_the_stated_size_and_no_other(shared_by):
+def test_the_noise_has_the_stated_size_and_no_other(shared_by: Any) -> None:
     update = torch.zeros(200_000)
     protect(update, Privacy(noise_multiplier=0.5, clip=3.0, noise_shared_by=shared_by))
     stated = 0.5 * 3.0 / shared_by
@@ -62,7 +64,7 @@ def test_the_noise_has_the_stated_size_and_no_other(shared_by):
     assert abs(spread - stated * 1.02) > error, "a scale that is off by two hundredths would be seen"
 
 
-def test_the_price_is_of_the_noise_that_is_applied():
+def test_the_price_is_of_the_noise_that_is_applied() -> None:
     """The noise multiplier of the event is the measured deviation over the clipping norm."""
     mechanism = UpdateMechanism(Privacy(noise_multiplier=0.9, clip=3.0, noise_shared_by=2))
     update = torch.zeros(200_000)
@@ -73,7 +75,7 @@ def test_the_price_is_of_the_noise_that_is_applied():
     assert price(mechanism, 5).noise_multiplier == event.noise_multiplier
 
 
-def test_a_shrunk_update_is_the_same_one_times_a_public_factor_and_nearer_to_the_truth():
+def test_a_shrunk_update_is_the_same_one_times_a_public_factor_and_nearer_to_the_truth() -> None:
     truth = drawn(10_000) * (3.0 / drawn(10_000).norm())
     plain, shrunk = truth.clone(), truth.clone()
     protect(plain, Privacy(noise_multiplier=0.5, clip=3.0, noise_shared_by=7))
@@ -84,7 +86,7 @@ def test_a_shrunk_update_is_the_same_one_times_a_public_factor_and_nearer_to_the
     assert min(errors.values()) == errors[1 / 52], "twice or half as long would be further off"
 
 
-def test_the_bound_is_one_at_first_and_then_the_last_norm():
+def test_the_bound_is_one_at_first_and_then_the_last_norm() -> None:
     settings, update = Privacy(noise_multiplier=1e-30), drawn(50) * 10
     norm = float(update.norm())
     kept = protect(update, settings)
@@ -95,7 +97,7 @@ def test_the_bound_is_one_at_first_and_then_the_last_norm():
     assert float(longer.norm()) == pytest.approx(norm, rel=1e-4)
 
 
-def test_a_silo_keeps_the_norm_of_its_update_before_noise(federation, tmp_path):
+def test_a_silo_keeps_the_norm_of_its_update_before_noise(federation: Build, tmp_path: Path) -> None:
     """With the norm of the noisy update, the bound would grow from round to round."""
     outcome = run(private(federation(rounds=1), "east"), tmp_path / "run", workers=0)
     kept = StateFolder(outcome.folder / "silos" / "east" / "memory").recall(2).get(PRIVACY, UpdateNorm)
@@ -103,7 +105,7 @@ def test_a_silo_keeps_the_norm_of_its_update_before_noise(federation, tmp_path):
     assert 0 < kept.norm < 5.0, "the noise alone, at so many coordinates, is longer"
 
 
-def test_noise_repeats_with_the_seed_and_never_when_it_is_secret():
+def test_noise_repeats_with_the_seed_and_never_when_it_is_secret() -> None:
     def noise(secret: bool, round: int = 1) -> torch.Tensor:
         update = torch.zeros(8)
         protect(update, Privacy(secret=secret), round=round)
@@ -120,7 +122,7 @@ def private(settings: Federation, *names: str) -> Federation:
     """The same federation with privacy at some silos."""
     raw = settings.model_dump(mode="json", exclude_defaults=True)
 
-    def mark(silos: dict) -> None:
+    def mark(silos: dict[str, Any]) -> None:
         for name, node in silos.items():
             mark(node.get("silos", {}))
             if name in names:
@@ -130,7 +132,7 @@ def private(settings: Federation, *names: str) -> Federation:
     return parse(raw)
 
 
-def test_a_run_with_private_silos_repeats_and_states_its_price(federation, tmp_path):
+def test_a_run_with_private_silos_repeats_and_states_its_price(federation: Build, tmp_path: Path) -> None:
     plain = federation(rounds=2)
     one, two = (run(private(plain, "east"), tmp_path / name, workers=0) for name in ("one", "two"))
     bare = run(plain, tmp_path / "bare", workers=0)
@@ -145,7 +147,7 @@ def test_a_run_with_private_silos_repeats_and_states_its_price(federation, tmp_p
     assert "ε = " in (one.folder / "model" / "README.md").read_text(encoding="utf-8")
 
 
-def test_every_update_of_a_silo_in_a_tree_is_counted(federation):
+def test_every_update_of_a_silo_in_a_tree_is_counted(federation: Build) -> None:
     flat = federation(rounds=3)
     raw = flat.model_dump(mode="json", exclude_defaults=True)
     raw["silos"] = {"region": {"rounds": 4, "silos": raw["silos"]}}
@@ -161,14 +163,14 @@ def test_every_update_of_a_silo_in_a_tree_is_counted(federation):
     assert set(update_mechanisms(private(tree, "east"))) == {"east"}
 
 
-def test_the_disclosures_state_the_price_and_the_seed(federation):
+def test_the_disclosures_state_the_price_and_the_seed(federation: Build) -> None:
     lines = " ".join(disclosures(private(federation(), "east")))
     assert "The updates of 'east'" in lines
     assert "ε = " in lines
     assert "The noise of east is drawn from the federation's seed" in lines
 
 
-def test_privacy_stands_at_silos(federation):
+def test_privacy_stands_at_silos(federation: Build) -> None:
     raw = federation().model_dump(mode="json", exclude_defaults=True)
     raw["silos"] = {"region": {"silos": raw["silos"], "privacy": PRIVATE}}
     with pytest.raises(ConfigError, match="put it on the silos below"):

@@ -1,4 +1,4 @@
-"""Audit logs: whatever is changed, removed or moved is found, and a crash is told apart from it."""
+"""Audit logs: a changed, removed or moved entry is found, and the trace of a crash is not mistaken for one."""
 
 import json
 import multiprocessing
@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -25,13 +26,13 @@ def written(folder: Path, count: int = 6) -> Path:
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory) -> tuple[bytes, bytes]:
+def original(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
     file = written(tmp_path_factory.mktemp("log"))
     return file.read_bytes(), anchor_file(file).read_bytes()
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Path:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("changed") / "audit.jsonl"
 
 
@@ -41,7 +42,7 @@ def put(place: Path, log: bytes, anchor: bytes) -> Path:
     return place
 
 
-def test_an_untouched_log_is_sound_and_readable(tmp_path):
+def test_an_untouched_log_is_sound_and_readable(tmp_path: Path) -> None:
     found = verify(written(tmp_path))
     assert found.sound
     assert found.entries == 6
@@ -52,7 +53,7 @@ def test_an_untouched_log_is_sound_and_readable(tmp_path):
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
-def test_any_changed_byte_is_found(original, place, data):
+def test_any_changed_byte_is_found(original: tuple[bytes, bytes], place: Path, data: st.DataObject) -> None:
     log, anchor = original
     at = data.draw(st.integers(0, len(log) - 1))
     value = data.draw(st.integers(0, 255).filter(lambda b: b != log[at]))
@@ -63,7 +64,9 @@ def test_any_changed_byte_is_found(original, place, data):
 
 @settings(max_examples=50, deadline=None)
 @given(data=st.data())
-def test_any_removed_or_repeated_or_moved_line_is_found(original, place, data):
+def test_any_removed_or_repeated_or_moved_line_is_found(
+    original: tuple[bytes, bytes], place: Path, data: st.DataObject
+) -> None:
     log, anchor = original
     lines = log.splitlines(keepends=True)
     order = data.draw(
@@ -74,7 +77,7 @@ def test_any_removed_or_repeated_or_moved_line_is_found(original, place, data):
 
 @settings(max_examples=50, deadline=None)
 @given(data=st.data())
-def test_any_inserted_bytes_are_found(original, place, data):
+def test_any_inserted_bytes_are_found(original: tuple[bytes, bytes], place: Path, data: st.DataObject) -> None:
     log, anchor = original
     at = data.draw(st.integers(0, len(log) - 1))
     extra = data.draw(st.binary(min_size=1, max_size=20))
@@ -84,7 +87,7 @@ def test_any_inserted_bytes_are_found(original, place, data):
 
 @settings(max_examples=50, deadline=None)
 @given(cut=st.integers(1, 400))
-def test_a_tail_that_is_cut_off_is_caught_by_the_anchor(original, place, cut):
+def test_a_tail_that_is_cut_off_is_caught_by_the_anchor(original: tuple[bytes, bytes], place: Path, cut: Any) -> None:
     log, anchor = original
     found = verify(put(place, log[:-cut], anchor))
     assert not found.sound
@@ -93,7 +96,9 @@ def test_a_tail_that_is_cut_off_is_caught_by_the_anchor(original, place, cut):
 
 @settings(max_examples=50, deadline=None)
 @given(keep=st.integers(1, 150))
-def test_a_crash_while_writing_is_told_apart_and_mended(original, tmp_path_factory, keep):
+def test_a_crash_while_writing_is_recognised_and_repaired(
+    original: tuple[bytes, bytes], tmp_path_factory: pytest.TempPathFactory, keep: Any
+) -> None:
     """What a crash leaves: a part of the last line, and the anchor of the one before."""
     log, _ = original
     *before, last = log.splitlines(keepends=True)
@@ -111,7 +116,7 @@ def test_a_crash_while_writing_is_told_apart_and_mended(original, tmp_path_facto
     assert [e["event"] for e in entries(place)][-2:] == ["recovered", "request"]
 
 
-def test_a_log_ahead_of_its_anchor_goes_on(original, place):
+def test_a_log_ahead_of_its_anchor_goes_on(original: tuple[bytes, bytes], place: Path) -> None:
     """A crash between the line and the anchor."""
     log, _ = original
     line = log.splitlines()[4]
@@ -121,7 +126,7 @@ def test_a_log_ahead_of_its_anchor_goes_on(original, place):
     assert verify(place).sound
 
 
-def test_without_its_anchor_a_log_is_not_sound_and_not_continued(tmp_path):
+def test_without_its_anchor_a_log_is_not_sound_and_not_continued(tmp_path: Path) -> None:
     file = written(tmp_path)
     anchor_file(file).write_text("nonsense")
     assert "is damaged" in verify(file).damage
@@ -131,7 +136,7 @@ def test_without_its_anchor_a_log_is_not_sound_and_not_continued(tmp_path):
         AuditLog(file, "lyon").add("request")
 
 
-def test_a_cut_log_is_not_continued(tmp_path):
+def test_a_cut_log_is_not_continued(tmp_path: Path) -> None:
     file = written(tmp_path)
     lines = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(b"".join(lines[:-1]))
@@ -142,7 +147,7 @@ def test_a_cut_log_is_not_continued(tmp_path):
         AuditLog(file, "lyon").add("request")
 
 
-def test_a_log_made_anew_does_not_match_a_note_kept_elsewhere(tmp_path):
+def test_a_rewritten_log_does_not_match_an_entry_stored_elsewhere(tmp_path: Path) -> None:
     noted = verify(written(tmp_path, 3)).head
     (tmp_path / "new").mkdir()
     forged = written(tmp_path / "new", 4)
@@ -157,7 +162,7 @@ def many(file: str, count: int) -> None:
         log.add("request")
 
 
-def test_several_processes_write_one_chain(tmp_path):
+def test_several_processes_write_one_chain(tmp_path: Path) -> None:
     file = tmp_path / "audit.jsonl"
     context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=many, args=(str(file), 20)) for _ in range(2)]
@@ -170,7 +175,7 @@ def test_several_processes_write_one_chain(tmp_path):
     assert found.entries == 40
 
 
-def test_kill_9_at_any_moment_leaves_a_sound_log(tmp_path):
+def test_kill_9_at_any_moment_leaves_a_sound_log(tmp_path: Path) -> None:
     file = tmp_path / "audit.jsonl"
     code = f"from tests.privacy.policy.test_audit_log import many; many({str(file)!r}, 10**6)"
     for _ in range(2):
@@ -184,7 +189,7 @@ def test_kill_9_at_any_moment_leaves_a_sound_log(tmp_path):
     assert verify(file).entries > 20
 
 
-def test_the_command_line_verifies_and_shows(tmp_path):
+def test_the_command_line_verifies_and_shows(tmp_path: Path) -> None:
     from tests.privacy.commands import ok  # slow to import, and the processes above import this file
 
     folder = tmp_path / "run" / "silos" / "lyon"

@@ -1,13 +1,15 @@
 """A coordinator's audit log: every question and answer, once, and nothing changes by it."""
 
-from hansa.core.messages import DescribeData, Failure, Scores
+from pathlib import Path
+
+from hansa.core.messages import DescribeData, Failure, Reply, Scores
 from hansa.links.local import LocalLink
 from hansa.privacy.policy.audit_log import AuditLog, entries, verify
 from hansa.privacy.policy.audited_link import AuditedLink, AuditedNode
 from hansa.privacy.policy.guard import digest
 
 
-def test_what_a_region_tells_its_parent_is_written_down(tmp_path):
+def test_what_a_region_tells_its_parent_is_written_down(tmp_path: Path) -> None:
     log = AuditLog(tmp_path / "audit.jsonl", "west")
     reply = Scores({"a": {"n": 1.0}})
     assert AuditedNode(lambda request: reply, log, "coordinator")(DescribeData()) is reply
@@ -17,8 +19,8 @@ def test_what_a_region_tells_its_parent_is_written_down(tmp_path):
     assert noted[1]["digest"] == digest(reply)
 
 
-def test_questions_and_answers_are_written_down(tmp_path):
-    replies = {"north": Scores({"a": {"n": 1.0}}), "south": Failure("it is away")}
+def test_questions_and_answers_are_written_down(tmp_path: Path) -> None:
+    replies: dict[str, Reply] = {"north": Scores({"a": {"n": 1.0}}), "south": Failure("it is away")}
     link = LocalLink(lambda name: lambda request: replies[name])
     log = AuditLog(tmp_path / "audit.jsonl", "coordinator")
     asks = dict.fromkeys(replies, DescribeData())

@@ -2,10 +2,13 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import yaml
 
+from hansa.cli.main import app
 from hansa.config import file as federation_file
 from hansa.core.method import METHODS
 from hansa.core.settings import Section
@@ -14,7 +17,8 @@ from hansa.privacy.policy.disclosures import disclosures
 from hansa.privacy.policy.preview import preview_policy, refusals
 from hansa.privacy.policy.proposal import policy_template, propose_policy
 from hansa.privacy.policy.rules import Policy, Purpose
-from tests.privacy.commands import app, ok, runner
+from tests.conftest import Build
+from tests.privacy.commands import ok, runner
 from tests.privacy.policy.policies import allowed, outside_method, policy, with_policy
 
 CONTRIBUTION = (
@@ -22,7 +26,7 @@ CONTRIBUTION = (
 )
 
 
-def test_check_previews_the_decision(federation, tmp_path):
+def test_check_previews_the_decision(federation: Build, tmp_path: Path) -> None:
     settings = federation()
     fed, file = tmp_path / "fed.yaml", tmp_path / "policy.yaml"
     fed.write_text(federation_file.dump(settings))
@@ -38,7 +42,7 @@ def test_check_previews_the_decision(federation, tmp_path):
     assert "block.0" in decisions[2]["releases"]
 
 
-def test_the_policies_in_a_file_are_previewed(federation, tmp_path):
+def test_the_policies_in_a_file_are_previewed(federation: Build, tmp_path: Path) -> None:
     policy(tmp_path, release={"tensors": "any", "samples": True, "metrics": True, "word_pieces": 5})
     [refusal] = refusals(with_policy(federation(), tmp_path / "policy.yaml"))
     assert refusal == (
@@ -47,7 +51,7 @@ def test_the_policies_in_a_file_are_previewed(federation, tmp_path):
     )
 
 
-def test_a_proposal_is_narrow(federation):
+def test_a_proposal_is_narrow(federation: Build) -> None:
     settings = federation(tokenizer={"kind": "bytes"})
     [rule] = propose_policy(settings)["rules"].values()
     assert set(rule["release"]) == {"tensors", "samples", "metrics"}
@@ -64,7 +68,9 @@ def test_a_proposal_is_narrow(federation):
         ({}, "word_pieces"),
     ],
 )
-def test_a_proposal_allows_what_its_federation_asks_for_and_no_less_would_do(federation, tmp_path, changes, kind):
+def test_a_proposal_allows_what_its_federation_asks_for_and_no_less_would_do(
+    federation: Build, tmp_path: Path, changes: Any, kind: Any
+) -> None:
     settings = federation(**changes)
     (tmp_path / "policy.yaml").write_text(policy_template(settings))
     assert all(d.verdict.allowed for d in preview_policy(Policy.read(tmp_path / "policy.yaml"), settings))
@@ -75,7 +81,7 @@ def test_a_proposal_allows_what_its_federation_asks_for_and_no_less_would_do(fed
     assert {d.verdict.item.kind for d in refused} == {kind}
 
 
-def test_a_proposal_for_masked_updates_requires_masks(federation, tmp_path):
+def test_a_proposal_for_masked_updates_requires_masks(federation: Build, tmp_path: Path) -> None:
     """A coordinator that removes 'secure_aggregation' from its settings later gets no update without masks."""
     secure = federation(secure_aggregation=True, personal={"rounds": 1})
     (tmp_path / "policy.yaml").write_text(yaml.safe_dump(propose_policy(secure)))
@@ -92,7 +98,9 @@ def test_a_proposal_for_masked_updates_requires_masks(federation, tmp_path):
 
 
 @pytest.mark.parametrize("like_model", [True, False])
-def test_a_shared_state_of_an_outside_method_is_disclosed_and_previewed(federation, tmp_path, like_model):
+def test_a_shared_state_of_an_outside_method_is_disclosed_and_previewed(
+    federation: Build, tmp_path: Path, like_model: Any
+) -> None:
     with outside_method(like_model) as name:
         settings = federation(method=name)
         assert CONTRIBUTION in disclosures(settings)
@@ -113,11 +121,13 @@ class ShareNothing:
 
     shares_nothing = True
 
-    def shared(self, layout, parts):
+    def shared(self, layout: Any, parts: Any) -> Any:
         return ()
 
 
-def test_a_shared_state_is_previewed_also_where_no_tensor_of_the_model_leaves(federation, tmp_path):
+def test_a_shared_state_is_previewed_also_where_no_tensor_of_the_model_leaves(
+    federation: Build, tmp_path: Path
+) -> None:
     with outside_method(like_model=False, scope=ShareNothing()) as name:
         settings = federation(method=name)
         found = policy(tmp_path, release={"samples": True, "metrics": True})
@@ -133,10 +143,10 @@ class LossyUpload:
     selects, keeps_local, both_ways, lossy = False, False, False, True
 
 
-def test_a_compression_of_an_outside_method_is_disclosed(federation, monkeypatch):
+def test_a_compression_of_an_outside_method_is_disclosed(federation: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     class Outside(Section):
-        def build(self):
-            return replace(fedavg(), name="outside", upload=LossyUpload())
+        def build(self) -> Any:
+            return replace(fedavg(), name="outside", upload=cast(Any, LossyUpload()))
 
     monkeypatch.setitem(METHODS.entries, "outside", Outside)
     assert any(
@@ -145,7 +155,7 @@ def test_a_compression_of_an_outside_method_is_disclosed(federation, monkeypatch
 
 
 @pytest.mark.parametrize("secret", [False, True])
-def test_noise_from_the_seed_is_disclosed_for_the_exchange_too(federation, secret):
+def test_noise_from_the_seed_is_disclosed_for_the_exchange_too(federation: Build, secret: Any) -> None:
     method = {"name": "fedkc", "noise": {"multiplier": 1.0, "secret": secret}}
     text = " ".join(disclosures(federation(task="classify", method=method)))
     assert "Noise is added to the shared knowledge before it leaves: ε = " in text

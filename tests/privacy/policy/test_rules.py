@@ -1,6 +1,7 @@
 """Policies: what no rule allows does not leave, also where the policy is missing or invalid."""
 
-from typing import get_args
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -13,10 +14,11 @@ from hansa.config.nodes import Node
 from hansa.config.sections import Privacy
 from hansa.privacy.dp.prices import update_prices
 from hansa.privacy.policy.rules import RENAMED, Kind, Policy, Purpose, ReleaseItem
+from tests.conftest import Build
 from tests.privacy.policy.policies import ALL, HERE, allowed, policy
 
 
-def test_a_rule_allows_what_it_names_and_is_named(tmp_path):
+def test_a_rule_allows_what_it_names_and_is_named(tmp_path: Path) -> None:
     verdict = policy(tmp_path, release={"metrics": True}).judge(ReleaseItem("metrics"), HERE)
     assert verdict.allowed
     assert verdict.rule == "training"
@@ -34,19 +36,19 @@ def test_a_rule_allows_what_it_names_and_is_named(tmp_path):
         ({"require": {"secure_aggregation": True}}, "has no 'secure_aggregation' section"),
     ],
 )
-def test_what_a_rule_does_not_allow_stays_and_why(tmp_path, rule, reason):
+def test_what_a_rule_does_not_allow_stays_and_why(tmp_path: Path, rule: Any, reason: Any) -> None:
     verdict = policy(tmp_path, **rule).judge(ReleaseItem("metrics"), HERE)
     assert not verdict.allowed
     assert reason in verdict.reason
 
 
-def test_a_promised_epsilon_is_compared(tmp_path):
+def test_a_promised_epsilon_is_compared(tmp_path: Path) -> None:
     found = policy(tmp_path, require={"epsilon": 4})
     assert allowed(found, purpose=Purpose("small", "fedavg", 2, 4.0))
     assert not allowed(found, purpose=Purpose("small", "fedavg", 2, 4.5))
 
 
-def test_tensors_by_part_and_word_pieces_by_count(tmp_path):
+def test_tensors_by_part_and_word_pieces_by_count(tmp_path: Path) -> None:
     found = policy(tmp_path, release={"tensors": ["block", "head"], "word_pieces": 5})
     assert found.judge(ReleaseItem("tensors", frozenset({"block.0", "head"})), HERE).allowed
     refused = found.judge(ReleaseItem("tensors", frozenset({"block.0", "embeddings"})), HERE)
@@ -73,7 +75,7 @@ def test_tensors_by_part_and_word_pieces_by_count(tmp_path):
         ("within: policy.yaml\nrules: {a: {federations: any, methods: any, release: {metrics: true}}}", "circle"),
     ],
 )
-def test_a_missing_or_broken_policy_allows_nothing(tmp_path, text, reason):
+def test_a_missing_or_broken_policy_allows_nothing(tmp_path: Path, text: Any, reason: Any) -> None:
     found = policy(tmp_path, text) if text is not None else Policy.read(tmp_path / "policy.yaml")
     for kind in get_args(Kind):
         verdict = found.judge(ReleaseItem(kind, min_count=9), HERE)
@@ -83,7 +85,7 @@ def test_a_missing_or_broken_policy_allows_nothing(tmp_path, text, reason):
 
 @hypothesis_settings(max_examples=40, deadline=None)
 @given(cut=st.integers(0, 200))
-def test_a_policy_cut_anywhere_never_allows_more(tmp_path_factory, cut):
+def test_a_policy_cut_anywhere_never_allows_more(tmp_path_factory: pytest.TempPathFactory, cut: Any) -> None:
     folder = tmp_path_factory.mktemp("cut")
     rule = {"federations": ["small"], "methods": ["fedavg"], "release": {"metrics": True}, "require": {"cohort": 2}}
     whole = yaml.safe_dump({"rules": {"training": rule}}, sort_keys=False)
@@ -92,7 +94,7 @@ def test_a_policy_cut_anywhere_never_allows_more(tmp_path_factory, cut):
     assert not allowed(found, "tensors")
 
 
-def test_a_jurisdictions_policy_must_allow_it_too(tmp_path):
+def test_a_jurisdictions_policy_must_allow_it_too(tmp_path: Path) -> None:
     policy(tmp_path, name="jurisdiction.yaml", release={"metrics": True})
     loose = {"rules": {"a": {"federations": "any", "methods": "any", "release": ALL}}, "within": "jurisdiction.yaml"}
     found = policy(tmp_path, yaml.safe_dump(loose))
@@ -105,12 +107,12 @@ def test_a_jurisdictions_policy_must_allow_it_too(tmp_path):
     assert not allowed(Policy.read(tmp_path / "policy.yaml"))
 
 
-def test_the_short_form_of_a_silo_takes_a_policy_relative_to_the_file(tmp_path):
+def test_the_short_form_of_a_silo_takes_a_policy_relative_to_the_file(tmp_path: Path) -> None:
     (tmp_path / "fed.yaml").write_text("silos: {a: {train: a.jsonl, policy: a.yaml}, b: b.jsonl}")
     assert federation_file.read(tmp_path / "fed.yaml").silos["a"].policy == str(tmp_path / "a.yaml")
 
 
-def test_the_least_cohort_is_what_quorum_and_tree_allow(federation):
+def test_the_least_cohort_is_what_quorum_and_tree_allow(federation: Build) -> None:
     settings = federation(participation={"quorum": 0.5})
     assert Purpose.of(settings, "north").cohort == 2
     assert Purpose.of(federation(participation={"quorum": 1.0}), "north").cohort == 3
@@ -120,7 +122,7 @@ def test_the_least_cohort_is_what_quorum_and_tree_allow(federation):
     assert Purpose.of(tree, "west").cohort == 1
 
 
-def test_the_promised_epsilon_is_what_the_file_will_have_spent(federation):
+def test_the_promised_epsilon_is_what_the_file_will_have_spent(federation: Build) -> None:
     plain = federation(rounds=2)
     north = plain.silos["north"].model_copy(update={"privacy": Privacy(noise_multiplier=1.0)})
     protected = plain.model_copy(update={"silos": plain.silos | {"north": north}})
@@ -129,7 +131,7 @@ def test_the_promised_epsilon_is_what_the_file_will_have_spent(federation):
 
 
 @pytest.mark.parametrize("old", RENAMED)
-def test_an_old_name_of_a_kind_is_answered_with_the_new_one(tmp_path, old):
+def test_an_old_name_of_a_kind_is_answered_with_the_new_one(tmp_path: Path, old: Any) -> None:
     found = policy(tmp_path, release={"metrics": True, old: 5 if old == "pieces" else True})
     assert not allowed(found)
     assert f"rules.training.release: '{old}' is now called '{RENAMED[old]}'" in found.flaw

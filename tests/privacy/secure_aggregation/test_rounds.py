@@ -26,12 +26,12 @@ from hansa.privacy.secure_aggregation.protocol import Secrets, mask, mask_stream
 from hansa.privacy.secure_aggregation.server import MaskingServer
 from hansa.runs.run import run
 from hansa.runs.topology import round_settings
-from tests.conftest import same, weights
+from tests.conftest import Build, same, weights
 
 SECURE = {"secure_aggregation": True, "participation": {"quorum": 0.1}}
 
 
-def test_the_model_is_the_plain_one_but_for_rounding(federation, tmp_path):
+def test_the_model_is_the_plain_one_but_for_rounding(federation: Build, tmp_path: Path) -> None:
     plain = run(federation(rounds=2), tmp_path / "plain", workers=0).folder
     masked = run(federation(rounds=2, **SECURE), tmp_path / "masked", workers=0).folder
     pool = run(federation(rounds=2, **SECURE), tmp_path / "pool", workers=2).folder
@@ -70,7 +70,7 @@ def one_round(
 
 
 @pytest.mark.parametrize("kind", [AdvertiseKeys, ShareSecrets, Train, RevealShares])
-def test_silos_may_drop_out_in_every_phase(federation, tmp_path, kind):
+def test_silos_may_drop_out_in_every_phase(federation: Build, tmp_path: Path, kind: Any) -> None:
     sizes = {"north": 40, "south": 30, "east": 20, "north-2": 30, "south-2": 40}
     settings = federation(rounds=1, sizes=sizes, secure_aggregation={"threshold": 0.5}, participation={"quorum": 0.1})
     folder = run(settings.model_copy(update={"secure_aggregation": None}), tmp_path / "r", workers=0).folder
@@ -83,7 +83,7 @@ def test_silos_may_drop_out_in_every_phase(federation, tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", [AdvertiseKeys, ShareSecrets, Train, RevealShares])
-def test_one_below_the_threshold_nothing_is_unmasked(federation, tmp_path, kind):
+def test_one_below_the_threshold_nothing_is_unmasked(federation: Build, tmp_path: Path, kind: Any) -> None:
     settings = federation(rounds=1, **SECURE)
     folder = run(settings.model_copy(update={"secure_aggregation": None}), tmp_path / "r", workers=0).folder
     record, state, link = one_round(settings, folder, {"east"}, kind)
@@ -119,7 +119,7 @@ LIES: dict[str, tuple[type, Callable[[Any], Any]]] = {
 
 
 @pytest.mark.parametrize("reason", LIES)
-def test_one_silo_that_lies_is_left_out_and_the_sum_is_right(federation, tmp_path, reason):
+def test_one_silo_that_lies_is_left_out_and_the_sum_is_right(federation: Build, tmp_path: Path, reason: Any) -> None:
     sizes = {"north": 40, "south": 30, "east": 20, "north-2": 30, "south-2": 40}
     settings = federation(rounds=1, sizes=sizes, secure_aggregation=True, participation={"quorum": 0.1})
     folder = run(settings.model_copy(update={"secure_aggregation": None}), tmp_path / "r", workers=0).folder
@@ -135,7 +135,7 @@ def test_one_silo_that_lies_is_left_out_and_the_sum_is_right(federation, tmp_pat
 @pytest.mark.parametrize(
     "shares", [{"south": ("zz", "1")}, {"south": ("1",)}, {"south": ("0", "1"), "x": ("1", "1")}, {}]
 )
-def test_invalid_shares_reveal_nothing_and_do_no_harm(federation, tmp_path, shares):
+def test_invalid_shares_reveal_nothing_and_do_no_harm(federation: Build, tmp_path: Path, shares: Any) -> None:
     sizes = {"north": 40, "south": 30, "east": 20, "north-2": 30, "south-2": 40}
     settings = federation(rounds=1, sizes=sizes, secure_aggregation=True, participation={"quorum": 0.1})
     folder = run(settings.model_copy(update={"secure_aggregation": None}), tmp_path / "r", workers=0).folder
@@ -149,7 +149,7 @@ def test_invalid_shares_reveal_nothing_and_do_no_harm(federation, tmp_path, shar
     torch.testing.assert_close(state.model.flat, expected.model.flat, atol=1e-6, rtol=0)
 
 
-def test_masks_do_not_cancel_among_silos_with_different_rosters(tmp_path):
+def test_masks_do_not_cancel_among_silos_with_different_rosters(tmp_path: Path) -> None:
     """A server that shows silos different rosters learns nothing: their masks are derived from the roster."""
     assert mask_label("fed", 1, {"a": ("1",), "b": ("2",)}, 2) == mask_label("fed", 1, {"b": ("2",), "a": ("1",)}, 2)
     labels = {
@@ -164,7 +164,7 @@ def test_masks_do_not_cancel_among_silos_with_different_rosters(tmp_path):
     roster = {name: secret.keys for name, secret in mine.items()}
     values = np.array([5, 7], np.uint32)
 
-    def total(*shown):
+    def total(*shown: str) -> Any:
         words = [mask(n, mine[n], roster, values, label) for n, label in zip("ab", shown, strict=True)]
         own = [mask_stream(bytes.fromhex(secret.own), 2) for secret in mine.values()]
         return sum(words[1:], words[0]) - own[0] - own[1]
@@ -173,7 +173,7 @@ def test_masks_do_not_cancel_among_silos_with_different_rosters(tmp_path):
     assert total("one", "two").tolist() != [10, 14]
 
 
-def test_values_beyond_the_bound_are_clipped_and_nothing_overflows(federation, tmp_path):
+def test_values_beyond_the_bound_are_clipped_and_nothing_overflows(federation: Build, tmp_path: Path) -> None:
     settings = federation(rounds=1, secure_aggregation={"bound": 1e-6}, participation={"quorum": 0.1})
     folder = run(settings, tmp_path / "r", workers=0).folder
     start = Runtime(settings, folder).start
@@ -181,38 +181,46 @@ def test_values_beyond_the_bound_are_clipped_and_nothing_overflows(federation, t
     assert 0 < moved <= 1.1e-6
 
 
-def test_a_round_that_must_stay_masked_ends_the_run_with_the_reason(federation, tmp_path, monkeypatch):
+def test_a_round_that_must_stay_masked_ends_the_run_with_the_reason(
+    federation: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(MaskingClient, "_reveal", lambda *_: Failure("it has dropped out"))
     with pytest.raises(RunFailed, match="the sum cannot be unmasked, because 0 silos revealed their share"):
         run(federation(rounds=1, **SECURE), tmp_path / "r", workers=0)
 
 
-def test_a_silo_reveals_shares_for_one_list_only(tmp_path):
+def test_a_silo_reveals_shares_for_one_list_only(tmp_path: Path) -> None:
     clients = {name: MaskingClient(name, "fed", tmp_path / name, 10) for name in "abcd"}
-    replies = {name: client.answer(AdvertiseKeys(1, "0" * 64)) for name, client in clients.items()}
+
+    def ask(name: str, request: AdvertiseKeys | ShareSecrets | RevealShares) -> Any:
+        return clients[name].answer(request)
+
+    replies = {name: ask(name, AdvertiseKeys(1, "0" * 64)) for name in clients}
     roster = {name: Announcement.from_reply(reply).words for name, reply in replies.items()}
-    sealed = {name: client.answer(ShareSecrets(1, roster, 2)).sealed for name, client in clients.items()}
+    sealed = {name: ask(name, ShareSecrets(1, roster, 2)).sealed for name in clients}
     inbox = {sender: sealed[sender]["a"] for sender in "bcd"}
-    assert "has sent no update" in clients["a"].answer(RevealShares(1, inbox, tuple("abcd"))).reason
+    assert "has sent no update" in ask("a", RevealShares(1, inbox, tuple("abcd"))).reason
     file = tmp_path / "a" / SECRETS_FILE
     progress = RoundProgress.load(file)
     assert progress is not None
     replace(progress, masked_with=roster).save(file)
-    assert set(clients["a"].answer(RevealShares(1, inbox, tuple("abc"))).shares) == set("bcd")
-    assert set(clients["a"].answer(RevealShares(1, inbox, tuple("abc"))).shares) == set("bcd"), "asked again, the same"
-    assert "both lists" in clients["a"].answer(RevealShares(1, inbox, tuple("abd"))).reason
-    assert "no secrets for round 2" in clients["a"].answer(ShareSecrets(2, roster, 2)).reason
+    assert set(ask("a", RevealShares(1, inbox, tuple("abc"))).shares) == set("bcd")
+    assert set(ask("a", RevealShares(1, inbox, tuple("abc"))).shares) == set("bcd"), "asked again, the same"
+    assert "both lists" in ask("a", RevealShares(1, inbox, tuple("abd"))).reason
+    assert "no secrets for round 2" in ask("a", ShareSecrets(2, roster, 2)).reason
     assert file.stat().st_mode & 0o077 == 0, "other users may not read it"
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"round": 1}', '{"round": 1, "secrets": {"seal": "a"}}'])
-def test_a_silo_refuses_to_go_on_with_a_damaged_file(tmp_path, damage):
+def test_a_silo_refuses_to_go_on_with_a_damaged_file(tmp_path: Path, damage: Any) -> None:
     client = MaskingClient("a", "fed", tmp_path, 10)
     client.answer(AdvertiseKeys(1, "0" * 64))
     saved = json.loads((tmp_path / SECRETS_FILE).read_text())
     assert set(saved["secrets"]) == {"seal", "mask", "own"}
     (tmp_path / SECRETS_FILE).write_text(damage)
-    assert "is damaged" in client.answer(ShareSecrets(1, {}, 2)).reason
+    reply = client.answer(ShareSecrets(1, {}, 2))
+    assert isinstance(reply, Failure)
+    assert "is damaged" in reply.reason
 
 
 @pytest.mark.parametrize(
@@ -225,12 +233,12 @@ def test_a_silo_refuses_to_go_on_with_a_damaged_file(tmp_path, damage):
         ({"participation": {"count": 2}}, "a cohort of at least 3"),
     ],
 )
-def test_incompatible_settings_are_refused(federation, tmp_path, change, says):
+def test_incompatible_settings_are_refused(federation: Build, tmp_path: Path, change: Any, says: Any) -> None:
     with pytest.raises(ConfigError, match=says):
         run(federation(rounds=1, **({"secure_aggregation": True} | change)), tmp_path / "r", workers=0)
 
 
-def test_an_update_that_is_not_finite_is_not_hidden_under_a_mask(federation, tmp_path):
+def test_an_update_that_is_not_finite_is_not_hidden_under_a_mask(federation: Build, tmp_path: Path) -> None:
     """The sum would not be finite, and the server could not see which silo caused it."""
     poison = {"poison": {"east": {"kind": "scale", "factor": 1e39}}}
     sizes = {"north": 40, "south": 30, "east": 20, "north-2": 30}

@@ -1,0 +1,38 @@
+"""The NATS link: what identifies a request."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hansa.core.messages import StepWindow, SubtreePart, Train, no_tensors
+from hansa.core.tensors import Layout, Tensors
+from hansa.deploy.kit import COORDINATOR, Kit
+from hansa.deploy.server_session import server_session
+from tests.deploy.conftest import make_kits
+
+MODEL = Tensors(Layout(("w",), ((2,),)), torch.tensor([1.0, 2.0]))
+REQUEST = Train(3, MODEL, durable=1, subtree=SubtreePart("root", no_tensors(), time_limit=20.0))
+
+
+@pytest.fixture
+def link(federation, tmp_path):
+    kits = make_kits(federation(), tmp_path / "kits")
+    with server_session(Kit(kits / COORDINATOR), tmp_path / "server", None, lambda text: None) as link:
+        yield link
+
+
+def test_a_request_repeated_after_a_restart_has_the_same_id(link):
+    """The newest checkpoint and the time that is left differ after a restart; nothing else may."""
+    id = link._request_id("north", REQUEST, {})
+    repeated = replace(REQUEST, durable=2, subtree=SubtreePart("root", no_tensors(), time_limit=7.5))
+    assert link._request_id("north", repeated, {}) == id
+    others = [
+        replace(REQUEST, round=4),
+        replace(REQUEST, schedule=StepWindow(0, 9)),
+        replace(REQUEST, subtree=SubtreePart("west", no_tensors())),
+        replace(REQUEST, subtree=None),
+    ]
+    ids = {link._request_id("north", other, {}) for other in others}
+    assert len(ids | {id, link._request_id("south", REQUEST, {})}) == 6
+    assert link._request_id("north", REQUEST, {"model": ("0" * 32, 8)}) != id
