@@ -31,7 +31,7 @@ NO_COUNTS: dict[str, Any] = {"minimum": 0, "silos": {}}  # no silo sent word-pie
 
 
 def lower_is_better(task: Task, metric: str) -> bool:
-    """Whether smaller values of a task's metric are better."""
+    """Whether lower values of a metric are better; the task declares it."""
     return better(task, metric) == "low"
 
 

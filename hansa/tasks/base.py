@@ -88,7 +88,6 @@ class Task(Protocol):
 
     auto: ClassVar[str]
     lower_metrics: ClassVar[frozenset[str]]
-    lower_is_better: ClassVar[bool]  # of the headline metric
     needs_labels: ClassVar[bool]
 
     @property

@@ -29,7 +29,6 @@ class CausalLM:
     auto: ClassVar[str] = "AutoModelForCausalLM"
     headline: ClassVar[str] = "perplexity"
     lower_metrics: ClassVar[frozenset[str]] = frozenset({"perplexity", "bits_per_byte", "loss"})
-    lower_is_better: ClassVar[bool] = True
     needs_labels: ClassVar[bool] = False
 
     def encode(self, rows: list[Row], source: Source, vocabulary: Vocabulary) -> Iterable[Encoded]:

@@ -61,7 +61,6 @@ class Classify:
     headline: str = "accuracy"
     auto: ClassVar[str] = "AutoModelForSequenceClassification"
     lower_metrics: ClassVar[frozenset[str]] = frozenset({"loss"})
-    lower_is_better: ClassVar[bool] = False
     needs_labels: ClassVar[bool] = True
 
     def labels_in(self, row: Row, source: Source) -> Iterator[str]:

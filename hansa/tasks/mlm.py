@@ -33,7 +33,6 @@ class MaskedLM:
     auto: ClassVar[str] = "AutoModelForMaskedLM"
     headline: ClassVar[str] = "perplexity"
     lower_metrics: ClassVar[frozenset[str]] = frozenset({"perplexity", "loss"})
-    lower_is_better: ClassVar[bool] = True
     needs_labels: ClassVar[bool] = False
 
     def encode(self, rows: list[Row], source: Source, vocabulary: Vocabulary) -> Iterable[Encoded]:

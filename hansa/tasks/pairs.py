@@ -35,7 +35,6 @@ class Pairs:
     headline: str = "accuracy"
     auto: ClassVar[str] = Classify.auto
     lower_metrics: ClassVar[frozenset[str]] = Classify.lower_metrics
-    lower_is_better: ClassVar[bool] = False
     needs_labels: ClassVar[bool] = True
     takes: ClassVar[int] = 2  # number of texts for one prediction
 

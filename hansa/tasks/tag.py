@@ -36,7 +36,6 @@ class Tag:
     auto: ClassVar[str] = "AutoModelForTokenClassification"
     headline: ClassVar[str] = "strict_f1"
     lower_metrics: ClassVar[frozenset[str]] = frozenset({"loss"})
-    lower_is_better: ClassVar[bool] = False
     needs_labels: ClassVar[bool] = True
 
     def labels_in(self, row: Row, source: Source) -> Iterator[str]:

@@ -45,7 +45,6 @@ class Translate:
     auto: ClassVar[str] = "AutoModelForSeq2SeqLM"
     headline: ClassVar[str] = "perplexity"
     lower_metrics: ClassVar[frozenset[str]] = frozenset({"perplexity", "loss"})
-    lower_is_better: ClassVar[bool] = True
     needs_labels: ClassVar[bool] = False
 
     def texts_in(self, row: Row, source: Source) -> list[str]:

@@ -23,7 +23,7 @@ def _root():
     root.handlers[:] = before[1]
 
 
-def said(capsys) -> list[str]:
+def logged(capsys) -> list[str]:
     return capsys.readouterr().err.splitlines()
 
 
@@ -31,13 +31,13 @@ def said(capsys) -> list[str]:
 def test_json_logs_are_one_object_per_line_and_never_quote_an_exception(capsys):
     configure(LogLevel.info, LogFormat.json)
     log = logging.getLogger("hansa.silo")
-    log.debug("not told")
+    log.debug("not logged")
     log.info("round %d\nis done", 3, extra={"round": 3})
     try:
         raise ValueError("a patient's name")
     except ValueError:
         log.exception("it failed")
-    first, second = map(json.loads, said(capsys))
+    first, second = map(json.loads, logged(capsys))
     assert (first["level"], first["by"], first["text"], first["round"]) == ("info", "hansa.silo", "round 3 is done", 3)
     assert second["text"] == "it failed (ValueError)"
     assert "patient" not in json.dumps(second)
@@ -46,10 +46,10 @@ def test_json_logs_are_one_object_per_line_and_never_quote_an_exception(capsys):
 @pytest.mark.usefixtures("_root")
 def test_text_logs_keep_to_their_level(capsys):
     configure(LogLevel.warning, LogFormat.text)
-    logging.getLogger("hansa.silo").info("not told")
-    logging.getLogger("hansa.silo").warning("told")
-    [line] = said(capsys)
-    assert line.endswith("warning hansa.silo: told")
+    logging.getLogger("hansa.silo").info("not logged")
+    logging.getLogger("hansa.silo").warning("logged")
+    [line] = logged(capsys)
+    assert line.endswith("warning hansa.silo: logged")
 
 
 def test_a_resumed_coordinator_does_not_import_transformers():

@@ -5,7 +5,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -25,7 +24,7 @@ from hansa.links.local import LocalLink
 from hansa.links.tree import TreeLink
 from hansa.methods.worldlm import WorldLM
 
-Vector = NDArray[np.floating[Any]]
+Vector = NDArray[Any]
 
 PARTS = {"emb": "embeddings", "h0": "block.0", "h1.w": "block.1", "h1.b": "block.1", "h2": "block.2"}
 LAYOUT = Layout(tuple(PARTS), ((3,), (4,), (2, 2), (3,), (5,)))

@@ -78,9 +78,7 @@ def test_a_baseline_does_not_adapt_and_needs_no_rounds(federation: Build) -> Non
 
 
 @pytest.mark.parametrize("periods", [1, 4])
-def test_a_schedule_falls_to_zero_for_any_evaluation_period(
-    federation: Build, tmp_path: Path, periods: int
-) -> None:
+def test_a_schedule_falls_to_zero_for_any_evaluation_period(federation: Build, tmp_path: Path, periods: int) -> None:
     baseline = {"lr": 1.0, "batch": 8, "schedule": "linear"}
     settings = federation(kind="central", rounds=4, evaluate={"every": 4 // periods}, baseline=baseline)
     arranged = arrange(settings, {n: DataCard({"train": {n: 80}}, 16) for n in settings.silos})

@@ -18,10 +18,10 @@ def test_the_results_of_a_run_are_those_of_its_outcome_and_ledger(federation: Bu
     found = RunResults.read(outcome.folder, "mine")
     assert (found.name, found.federation, found.final) == ("mine", settings, outcome.metrics)
     assert {name: card.samples() for name, card in found.cards.items()} == found.samples, "one language per silo"
-    assert [len(curve) for curve in found.curves.values()] == [3, 3]
+    assert [len(curve) for curve in found.curves.values()] == [4, 4], "before the first round, and after each"
     samples = [at for at, _ in found.curves["north"]]
     assert samples == sorted(samples)
-    assert (found.phases.rounds, len(found.times), len(found.traffic)) == (3, 3, 2)
+    assert (found.phases.rounds, len(found.times), len(found.traffic)) == (3, 4, 2)
     ledger = Ledger(outcome.folder)
     [(sent, received)] = ledger.select("select sum(sent), sum(received) from traffic")
     ledger.close()
@@ -37,7 +37,7 @@ def test_scores_can_be_read_by_metric_and_split(federation: Build, tmp_path: Pat
     losses = read_scores(folder, "loss")
     assert {score.metric for score in losses} == {"loss"}
     assert {score.metric for score in read_scores(folder)} > {"loss", "perplexity"}
-    assert [(s.round, s.share) for s in losses if s.group == "north"] == [(1, 0.5), (2, 0.5), (2, 1.0)]
+    assert [(s.round, s.share) for s in losses if s.group == "north"] == [(0, 0.5), (1, 0.5), (2, 0.5), (2, 1.0)]
     final = RunResults.read(folder).final
     assert {s.group: s.value for s in losses if s.share == 1.0} == {g: m["loss"] for g, m in final.items()}
     assert read_scores(folder, split="valid") == []
