@@ -98,8 +98,8 @@ def attack(
     """Try to reconstruct text from what the silos of a run released. Needs the silos' data, to score the result."""
     if kind not in KINDS:
         raise UserError(f"--kind {kind} is not known; {did_you_mean(kind, KINDS)}")
-    from hansa.privacy.attacks import centroids as leak
-    from hansa.privacy.attacks import gradient
+    from hansa.attacks import centroids as leak
+    from hansa.attacks import gradient
     from hansa.report import html
     from hansa.report.progress import Progress
     from hansa.runs.results import save_audit
@@ -141,7 +141,7 @@ def price(
     folder = out or Path("runs") / f"{settings.name}-price"
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; choose another --out")
-    from hansa.privacy.attacks.price import price_defences
+    from hansa.attacks.price import price_defences
     from hansa.report.progress import Progress
 
     found = price_defences(settings, seeds, folder, workers, lambda name: Progress(errors, name))

@@ -3,7 +3,7 @@
     LoRA: W ← W + (α/r)·B·A, A random, B zero at the start; W stays as it came (Hu et al., 2022, Section 4.1), by PEFT.
 
 The head is everything outside `base_model`. Every linear layer of every block gets an adapter. The update of trained
-embeddings reveals which tokens a silo used (`hansa.privacy.attacks`); frozen embeddings do not.
+embeddings reveals which tokens a silo used (`hansa.attacks`); frozen embeddings do not.
 """
 
 from copy import deepcopy

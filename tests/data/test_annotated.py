@@ -1,6 +1,8 @@
 """Annotated rows in every format, their samples and metrics, and how invalid rows are reported."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,32 +31,32 @@ LABELS = ("O", "B-Sign", "I-Sign", "B-Disease", "I-Disease")
 EXPECTED = [("No", "O"), ("fever", "B-Sign"), (",", "O"), ("but", "O"), ("pneumonia", "B-Disease"), (".", "O")]
 
 
-def read(path, **fields):
+def read(path: Any, **fields: Any) -> Any:
     return list(rows(Source(train=str(path), **fields), "train", WHOLE, Problems()))
 
 
-def entity(start, end, kind, assertion="present"):
+def entity(start: Any, end: Any, kind: Any, assertion: str = "present") -> Any:
     return {"span": [start, end], "type": kind, "assertion": assertion}
 
 
-def as_tokens(path):
+def as_tokens(path: Any) -> Any:
     words, tags = zip(*EXPECTED, strict=True)
     path.write_text(json.dumps({"tokens": words, "tags": tags}))
     return path
 
 
-def as_conll(path):
+def as_conll(path: Any) -> Any:
     path.write_text("-DOCSTART- O\n\n" + "\n".join(f"{w} X {t}" for w, t in EXPECTED) + "\n\n")
     return path
 
 
-def as_spans(path):
+def as_spans(path: Any) -> Any:
     spans = [{"start": 3, "end": 8, "label": "Sign"}, {"start": 14, "end": 23, "label": "Disease"}]
     path.write_text(json.dumps({"text": TEXT, "spans": spans}))
     return path
 
 
-def as_brat(path):
+def as_brat(path: Any) -> Any:
     path.with_suffix(".txt").write_text(TEXT)
     path.with_suffix(".ann").write_text(
         "T1\tSign 3 8\tfever\nT2\tDisease 14 23\tpneumonia\nA1\tAssertion T1 absent\nA2\tAssertion T2 present\n"
@@ -66,19 +68,19 @@ def as_brat(path):
 @pytest.mark.parametrize(
     ("write", "name"), [(as_tokens, "a.jsonl"), (as_conll, "a.conll"), (as_spans, "b.jsonl"), (as_brat, "doc.txt")]
 )
-def test_every_format_gives_the_same_words_and_tags(write, name, tmp_path):
+def test_every_format_gives_the_same_words_and_tags(write: Any, name: Any, tmp_path: Path) -> None:
     [row] = read(write(tmp_path / name))
     assert list(zip(*words_and_tags(row), strict=True)) == EXPECTED
 
 
-def test_brat_gives_assertions_and_relations(tmp_path):
+def test_brat_gives_assertions_and_relations(tmp_path: Path) -> None:
     [row] = read(as_brat(tmp_path / "doc.txt"))
     assert [e["assertion"] for e in row["entities"]] == ["absent", "present"]
     found = {(h.type, t.type): kind for h, t, kind in pairs(row, "label")}
     assert found == {("Disease", "Sign"): "causes", ("Sign", "Disease"): "NONE"}
 
 
-def test_a_brat_document_with_an_unreadable_line_is_left_out(tmp_path):
+def test_a_brat_document_with_an_unreadable_line_is_left_out(tmp_path: Path) -> None:
     """Without the line the annotation would be wrong: here, the fever would lose its assertion 'absent'."""
     good, bad = as_brat(tmp_path / "good.txt"), as_brat(tmp_path / "invalid.txt").with_suffix(".ann")
     bad.write_text(bad.read_text().replace("A1\tAssertion T1 absent", "A1\tAssertion"))
@@ -105,7 +107,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_an_invalid_row_is_reported_with_its_place(name, tmp_path):
+def test_an_invalid_row_is_reported_with_its_place(name: Any, tmp_path: Path) -> None:
     row, reason = BAD[name]
     good = {"text": TEXT, "entities": [entity(3, 8, "Sign")]}
     file = tmp_path / "a.jsonl"
@@ -116,7 +118,7 @@ def test_an_invalid_row_is_reported_with_its_place(name, tmp_path):
     assert bad.place == f"{file}:2"
     assert reason in bad.reason
 
-    def load(allowed):
+    def load(allowed: Any) -> Any:
         data = WHOLE.model_copy(update={"max_bad_rows": allowed})
         encode = lambda some, s: Tag().encode(some, s, vocabulary)  # noqa: E731
         return examples.load([Source(train=str(file))], "train", data, ["x"], encode, "f")
@@ -126,7 +128,7 @@ def test_an_invalid_row_is_reported_with_its_place(name, tmp_path):
         load(0.01)
 
 
-def test_long_sentences_are_split_between_words_and_outside_entities():
+def test_long_sentences_are_split_between_words_and_outside_entities() -> None:
     vocabulary = Vocabulary(byte_tokenizer(), 18, LABELS)
     words = ["aa", "bb", "cccc", "dddd", "ee", "ff", "gg"]
     tags = ["O", "O", "B-Sign", "I-Sign", "O", "O", "O"]
@@ -143,7 +145,7 @@ TAG = st.sampled_from(["O", "B-X", "I-X", "B-Y", "I-Y"])
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(TAG, TAG), min_size=1, max_size=12))
-def test_strict_f1_equals_seqeval(both):
+def test_strict_f1_equals_seqeval(both: Any) -> None:
     from seqeval.metrics import f1_score
 
     true, guessed = map(list, zip(*both, strict=True))
@@ -159,7 +161,7 @@ ONE = st.sampled_from(["O", "B-X", "I-X"])
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(ONE, ONE), min_size=1, max_size=12))
-def test_type_f1_equals_nervaluate(both):
+def test_type_f1_equals_nervaluate(both: Any) -> None:
     """With one entity type; with several, nervaluate also pairs spans of different types."""
     from nervaluate import Evaluator
 
@@ -177,7 +179,7 @@ def test_an_entity_is_matched_with_the_closest_one() -> None:
     assert Tag().metrics(sums)["type_f1"] == pytest.approx(0.5)
 
 
-def test_an_overlap_counts_for_type_and_not_for_strict():
+def test_an_overlap_counts_for_type_and_not_for_strict() -> None:
     sums: dict[str, float] = {"words": 1.0, "nll": 0.0}
     count([(0, 3, "X")], [(0, 2, "X")], sums)
     count([(0, 2, "X")], [(0, 2, "Y")], sums)
@@ -186,7 +188,7 @@ def test_an_overlap_counts_for_type_and_not_for_strict():
     assert metrics["type_f1"] == pytest.approx(0.5)
 
 
-def test_macro_and_weighted_f1_by_hand():
+def test_macro_and_weighted_f1_by_hand() -> None:
     sums: dict[str, float] = {"words": 1.0, "nll": 0.0}
     count([(0, 1, "X"), (1, 2, "X"), (2, 3, "X"), (3, 4, "Y")], [(0, 1, "X"), (1, 2, "X"), (5, 6, "Y")], sums)
     metrics = Tag().metrics(sums)
@@ -196,7 +198,7 @@ def test_macro_and_weighted_f1_by_hand():
     assert metrics["strict_f1"] == pytest.approx(2 * 2 / (3 + 4))
 
 
-def test_truncation_keeps_marked_mentions():
+def test_truncation_keeps_marked_mentions() -> None:
     vocabulary = Vocabulary(byte_tokenizer(), 40, ("absent", "present"))
     text = "x " * 60 + "no fever at all" + " y" * 60
     row = Row({"text": text, "start": 123, "end": 128, "label": "absent"})
@@ -205,7 +207,7 @@ def test_truncation_keeps_marked_mentions():
     assert "@ fever @" in vocabulary.tokenizer.decode(sample.ids)
 
 
-def test_pairs_have_a_relation_or_none():
+def test_pairs_have_a_relation_or_none() -> None:
     row = Row({"text": "abc def ghi", "entities": [entity(0, 3, "A"), entity(4, 7, "B"), entity(8, 11, "C")]})
     row["relations"] = [{"head": 2, "tail": 0, "type": "of"}]
     found = {(h.type, t.type): kind for h, t, kind in pairs(row, "label")}
@@ -228,19 +230,19 @@ def test_pairs_have_a_relation_or_none():
         ({"head": 0, "tail": 1, "type": None}, "no field 'type'"),
     ],
 )
-def test_a_relation_needs_two_ends_and_a_type(relation, reason):
+def test_a_relation_needs_two_ends_and_a_type(relation: Any, reason: Any) -> None:
     row = Row({"text": "abc def", "entities": [entity(0, 3, "A"), entity(4, 7, "B")], "relations": [relation]})
     with pytest.raises(BadRow, match=reason):
         list(pairs(row, "label"))
 
 
-def test_an_assertion_that_is_null_is_missing():
+def test_an_assertion_that_is_null_is_missing() -> None:
     row = Row({"text": "abc", "entities": [entity(0, 3, "A") | {"assertion": None}]})
     with pytest.raises(BadRow, match="has no 'assertion'"):
         list(mentions(row, "label"))
 
 
-def test_the_negative_class_is_named_in_the_settings():
+def test_the_negative_class_is_named_in_the_settings() -> None:
     task = TASKS.build(Named.model_validate({"name": "relation", "labels": ["of"], "negative": "nothing"}))
     row = Row({"text": "abc def", "entities": [entity(0, 3, "A"), entity(4, 7, "B")]})
     row["relations"] = [{"head": 0, "tail": 1, "type": "of"}]
@@ -250,7 +252,7 @@ def test_the_negative_class_is_named_in_the_settings():
     assert [task.labels[sample.label] for sample in found] == ["of", "nothing"]
 
 
-def test_f1_of_relations_ignores_the_negative_class():
+def test_f1_of_relations_ignores_the_negative_class() -> None:
     sums = {
         "samples": 10.0,
         "correct": 9.0,
@@ -264,7 +266,7 @@ def test_f1_of_relations_ignores_the_negative_class():
     assert Classify((), marked_pairs).metrics(sums)["micro_f1"] == pytest.approx(0.9)
 
 
-def test_tagging_loss_equals_transformers():
+def test_tagging_loss_equals_transformers() -> None:
     import torch
 
     vocabulary = Vocabulary(byte_tokenizer(), 40, LABELS)
@@ -289,7 +291,7 @@ def test_tagging_loss_equals_transformers():
     assert all(set(e) == {"text", "type", "span"} for e in Tag().predict(model, vocabulary, TEXT))
 
 
-def test_reasons_never_quote_the_row(tmp_path):
+def test_reasons_never_quote_the_row(tmp_path: Path) -> None:
     """Reasons leave the silo."""
     secret = "Maria Rossi"
     bad = [
@@ -316,15 +318,15 @@ def test_reasons_never_quote_the_row(tmp_path):
     assert secret not in problems.first[0]
 
 
-def rows_of(folder, problems):
+def rows_of(folder: Any, problems: Any) -> Any:
     return rows(Source(train=str(folder)), "train", WHOLE, problems)
 
 
-def test_changed_brat_annotation_is_read_again(tmp_path):
+def test_changed_brat_annotation_is_read_again(tmp_path: Path) -> None:
     file = as_brat(tmp_path / "doc.txt")
     vocabulary = Vocabulary(byte_tokenizer(), 40, LABELS)
 
-    def tags():
+    def tags() -> Any:
         encode = lambda some, s: Tag().encode(some, s, vocabulary)  # noqa: E731
         data = WHOLE.model_copy(update={"max_bad_rows": 1.0})
         return examples.load([Source(train=str(file))], "train", data, ["x"], encode, "f").tags.tolist()
@@ -338,7 +340,7 @@ def test_changed_brat_annotation_is_read_again(tmp_path):
 FAR = "aa " + "x " * 40 + "bb"
 
 
-def test_pairs_too_far_apart_are_counted_as_annotated_or_derived(tmp_path):
+def test_pairs_too_far_apart_are_counted_as_annotated_or_derived(tmp_path: Path) -> None:
     document = {"text": FAR, "entities": [entity(0, 2, "A"), entity(83, 85, "B")]}
     document["relations"] = [{"head": 0, "tail": 1, "type": "of"}]
     labelled = {"text": FAR, "h_start": 0, "h_end": 2, "t_start": 83, "t_end": 85, "label": "NONE"}
@@ -357,14 +359,14 @@ def test_pairs_too_far_apart_are_counted_as_annotated_or_derived(tmp_path):
     )
 
 
-def test_an_entity_longer_than_a_sample_is_reported():
+def test_an_entity_longer_than_a_sample_is_reported() -> None:
     vocabulary = Vocabulary(byte_tokenizer(), 18, LABELS)
     row = Row({"tokens": ["fever", "pneumonia", "pleurisy"], "tags": ["O", "B-Disease", "I-Disease"], "text": ""})
     [only] = Tag().encode([row], Source(train="x"), vocabulary)
     assert "an entity does not fit into a sample of 18 tokens" in only.reason
 
 
-def test_another_name_for_the_text_field(tmp_path):
+def test_another_name_for_the_text_field(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text(json.dumps({"note": TEXT, "entities": [entity(3, 8, "Sign")]}))
     source = Source(train=str(file), text="note")
@@ -373,7 +375,7 @@ def test_another_name_for_the_text_field(tmp_path):
     assert LABELS.index("B-Sign") in sample.tags
 
 
-def test_rows_of_another_language_and_of_another_encoding_are_reported(tmp_path):
+def test_rows_of_another_language_and_of_another_encoding_are_reported(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text('{"text": "fever", "lang": "en"}\n{"text": "fièvre", "lang": "fr"}\n')
     problems = Problems()

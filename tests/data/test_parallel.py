@@ -2,6 +2,8 @@
 
 import gzip
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,13 +44,13 @@ msgstr[1] "Dateien öffnen"
 """
 
 
-def read(source, problems=None):
+def read(source: Any, problems: Any = None) -> Any:
     problems = problems or Problems()
     found = [(row[source.text], row[source.target]) for row in rows(source, "train", WHOLE, problems)]
     return found, problems
 
 
-def test_every_format_gives_the_same_pairs(tmp_path):
+def test_every_format_gives_the_same_pairs(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"src": s, "tgt": t}) + "\n" for s, t in PAIRS))
     with gzip.open(tmp_path / "a.de.gz", "wt", encoding="utf-8") as stream:
         stream.writelines(s + "\n" for s, _ in PAIRS)
@@ -67,7 +69,7 @@ def test_every_format_gives_the_same_pairs(tmp_path):
         assert problems.bad == 0
 
 
-def test_a_catalogue_is_read_in_both_directions(tmp_path):
+def test_a_catalogue_is_read_in_both_directions(tmp_path: Path) -> None:
     file = tmp_path / "de.po"
     file.write_text(CATALOGUE)
     found, problems = read(Source(train=str(file), **LANGUAGES))
@@ -79,7 +81,7 @@ def test_a_catalogue_is_read_in_both_directions(tmp_path):
     assert wrong.first == [f"{file}:1: the catalogue's language is 'de', but the silo translates fr to en"]
 
 
-def test_files_of_unequal_length_are_rejected_with_both_counts(tmp_path):
+def test_files_of_unequal_length_are_rejected_with_both_counts(tmp_path: Path) -> None:
     (tmp_path / "a.de").write_text("eins\nzwei\ndrei\n")
     (tmp_path / "a.en").write_text("one\ntwo\n")
     for left, right, counts in (("a.de", "a.en", ("3", "2")), ("a.en", "a.de", ("2", "3"))):
@@ -88,7 +90,7 @@ def test_files_of_unequal_length_are_rejected_with_both_counts(tmp_path):
             read(source)
 
 
-def test_empty_texts_and_missing_languages_are_counted_with_their_place(tmp_path):
+def test_empty_texts_and_missing_languages_are_counted_with_their_place(tmp_path: Path) -> None:
     (tmp_path / "a.de").write_text("eins\n\ndrei\n")
     (tmp_path / "a.en").write_text("one\ntwo\nthree\n")
     found, problems = read(Source(train=str(tmp_path / "a.de"), aligned=str(tmp_path / "a.en")))
@@ -102,14 +104,14 @@ def test_empty_texts_and_missing_languages_are_counted_with_their_place(tmp_path
     assert "not valid XML" in problems.first[0]
 
 
-def test_rows_with_another_language_code_are_counted(tmp_path):
+def test_rows_with_another_language_code_are_counted(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text(json.dumps({"text": "Bonjour", "target": "Hello", "src_lang": "de", "tgt_lang": "fr"}) + "\n")
     _, problems = read(Source(train=str(file), **LANGUAGES))
     assert problems.first == [f"{file}:1: its 'tgt_lang' is fr, but the silo's target language is en"]
 
 
-def test_an_aligned_split_needs_both_files(tmp_path):
+def test_an_aligned_split_needs_both_files(tmp_path: Path) -> None:
     silo = {"train": "a.de", "valid": "b.de", "aligned": "a.en"}
     with pytest.raises(
         ConfigError, match=r"'valid' is given for one language only: name both 'valid' and 'aligned\.valid'"
@@ -117,7 +119,7 @@ def test_an_aligned_split_needs_both_files(tmp_path):
         parse({"silos": {"a": silo}})
 
 
-def test_scores_of_translation_are_grouped_by_silo_and_others_by_language():
+def test_scores_of_translation_are_grouped_by_silo_and_others_by_language() -> None:
     assert Source(train="x", language="de").group("lyon") == "de"
     assert Source(train="x", **LANGUAGES).group("news") == "news"
     assert Source(train="x", domain="php", **LANGUAGES).group("news") == "php"

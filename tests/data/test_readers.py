@@ -4,7 +4,7 @@ import gzip
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import numpy as np
 import pytest
@@ -23,19 +23,19 @@ WHOLE = Data(valid=0.0, test=0.0)
 TEXTS = ["one fever", "two coughs", "drei Tage", "четыре дня"]
 
 
-def read(path, **source):
+def read(path: Any, **source: Any) -> Any:
     problems = Problems()
     return list(rows(Source(train=str(path), **source), "train", WHOLE, problems)), problems
 
 
-def write_parquet(path):
+def write_parquet(path: Any) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     pq.write_table(pa.table({"text": TEXTS}), path)
 
 
-def write_arrow(path):
+def write_arrow(path: Any) -> None:
     import pyarrow as pa
 
     table = pa.table({"text": TEXTS})
@@ -56,7 +56,7 @@ WRITERS = {
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_every_format_gives_the_same_rows(tmp_path, name):
+def test_every_format_gives_the_same_rows(tmp_path: Path, name: Any) -> None:
     WRITERS[name](tmp_path / name)
     found, problems = read(tmp_path / name)
     assert [row["text"] for row in found] == TEXTS
@@ -64,7 +64,7 @@ def test_every_format_gives_the_same_rows(tmp_path, name):
     assert [row["text"] for row in read(tmp_path)[0]] == TEXTS, "a folder reads like its files"
 
 
-def test_unreadable_rows_are_counted_with_their_place(tmp_path):
+def test_unreadable_rows_are_counted_with_their_place(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_bytes(b'{"text": "good"}\n{"text": \n{"txt": "x"}\n["list"]\n{"text": ""}\n{"text": "\xff"}\n')
     found, problems = read(file)
@@ -78,7 +78,7 @@ def test_unreadable_rows_are_counted_with_their_place(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "txt", "csv"])
-def test_damage_and_invalid_utf8_are_reported_in_every_text_format(tmp_path, suffix):
+def test_damage_and_invalid_utf8_are_reported_in_every_text_format(tmp_path: Path, suffix: Any) -> None:
     cut, foreign, latin = (tmp_path / f"{name}.{suffix}{gz}" for name, gz in (("a", ".gz"), ("b", ".gz"), ("c", "")))
     cut.write_bytes(gzip.compress(b"text\n" * (suffix == "csv") + LINES.encode())[:-12])
     foreign.write_bytes(b"no gzip")
@@ -88,7 +88,7 @@ def test_damage_and_invalid_utf8_are_reported_in_every_text_format(tmp_path, suf
         assert reason in problems.first[-1], file
 
 
-def test_unreadable_files_and_folders_are_rejected(tmp_path):
+def test_unreadable_files_and_folders_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file"):
         read(tmp_path / "no.jsonl")
     (tmp_path / "x.docx").touch()
@@ -102,14 +102,14 @@ def test_unreadable_files_and_folders_are_rejected(tmp_path):
         read(tmp_path / "bad.parquet")
 
 
-def test_where_and_limit(tmp_path):
+def test_where_and_limit(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text("".join(json.dumps({"text": f"t{i}", "lang": "fr" if i % 2 else "it"}) + "\n" for i in range(10)))
     assert len(read(file, where={"lang": "fr"})[0]) == 5
     assert len(read(file, limit=3)[0]) == 3
 
 
-def test_splits_are_disjoint_and_complete(tmp_path):
+def test_splits_are_disjoint_and_complete(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text("".join(json.dumps({"text": f"text {i}"}) + "\n" for i in range(2000)))
     data = Data(valid=0.1, test=0.2)
@@ -123,16 +123,16 @@ def test_splits_are_disjoint_and_complete(tmp_path):
     assert len(parts["valid"]) == pytest.approx(200, abs=50)
 
 
-def test_samples_are_tokenised_again_only_if_the_content_changes(tmp_path):
+def test_samples_are_tokenised_again_only_if_the_content_changes(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text(LINES, encoding="utf-8")
     calls = []
 
-    def encode(some, source):
+    def encode(some: Any, source: Any) -> Any:
         calls.append(len(some))
         return [Encoded([len(row["text"])]) for row in some]
 
-    def load(fingerprint="x"):
+    def load(fingerprint: str = "x") -> Any:
         return examples.load([Source(train=str(file))], "train", WHOLE, ["fr"], encode, fingerprint)
 
     first, again = load(), load()
@@ -144,7 +144,7 @@ def test_samples_are_tokenised_again_only_if_the_content_changes(tmp_path):
     assert calls == [4, 8, 8]
 
 
-def test_several_sources_keep_their_groups(tmp_path):
+def test_several_sources_keep_their_groups(tmp_path: Path) -> None:
     for name in ("fr", "it"):
         (tmp_path / f"{name}.txt").write_text("a\nbb\n")
     sources = [Source(train=str(tmp_path / f"{n}.txt")) for n in ("fr", "it", "fr")]
@@ -249,7 +249,7 @@ def test_samples_are_cached_for_each_reader(tmp_path: Path) -> None:
     assert load() == 2
 
 
-def test_describe(tmp_path):
+def test_describe(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text(
         '{"text": "a fever", "label": "x", "lang": "en"}\n{"text": "жар", "label": "y", "lang": "ru"}\nbad\n'

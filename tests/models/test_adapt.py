@@ -1,5 +1,8 @@
 """Which tensors are trained and sent: all, the head only, LoRA adapters."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 import transformers
@@ -11,35 +14,35 @@ from hansa.models.settings import Model
 from hansa.runs.inference import load
 from hansa.runs.ledger import Ledger
 from hansa.runs.run import run
-from tests.conftest import same, weights
+from tests.conftest import Build, same, weights
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
 CLASSIFY = {"task": "classify"}
 
 
-def encoder(seed=0):
+def encoder(seed: int = 0) -> Any:
     torch.manual_seed(seed)
     return transformers.AutoModelForSequenceClassification.from_config(transformers.BertConfig(vocab_size=50, **TINY))
 
 
-def logits(model):
+def logits(model: Any) -> Any:
     with torch.inference_mode():
         return model.eval()(input_ids=torch.arange(12).view(2, 6)).logits
 
 
-def test_frozen_trains_the_head_only():
+def test_frozen_trains_the_head_only() -> None:
     names = Learner(adapt(encoder(), Model(preset="tiny", adapt="frozen"), 0)).layout.names
     assert set(names) == {"classifier.weight", "classifier.bias"}
 
 
-def test_frozen_embeddings_trains_everything_else():
+def test_frozen_embeddings_trains_everything_else() -> None:
     model = encoder()
     names = Learner(adapt(model, Model(preset="tiny", adapt="frozen-embeddings"), 0)).layout.names
     assert set(names) == {name for name, _ in model.named_parameters() if ".embeddings." not in name}
     assert "bert.encoder.layer.0.attention.self.query.weight" in names
 
 
-def test_adapters_do_not_change_the_initial_model_and_only_they_are_sent():
+def test_adapters_do_not_change_the_initial_model_and_only_they_are_sent() -> None:
     model = encoder()
     before = logits(model)
     learner = Learner(adapt(model, Model(preset="tiny", adapt="lora", rank=2), 0))
@@ -49,15 +52,15 @@ def test_adapters_do_not_change_the_initial_model_and_only_they_are_sent():
     assert 0 < learner.layout.size < full / 5
 
 
-def test_adapters_depend_only_on_the_seed():
-    def start(seed):
+def test_adapters_depend_only_on_the_seed() -> None:
+    def start(seed: Any) -> Any:
         return Learner(adapt(encoder(), Model(preset="tiny", adapt="lora"), seed)).flat
 
     assert torch.equal(start(1), start(1))
     assert not torch.equal(start(1), start(2))
 
 
-def test_a_merged_model_has_the_same_outputs():
+def test_a_merged_model_has_the_same_outputs() -> None:
     model = adapt(encoder(), Model(preset="tiny", adapt="lora"), 0)
     learner = Learner(model)
     learner.flat.add_(torch.randn(learner.flat.shape, generator=torch.Generator().manual_seed(1)), alpha=0.1)
@@ -68,12 +71,12 @@ def test_a_merged_model_has_the_same_outputs():
 
 
 @pytest.mark.parametrize("kind", ["frozen-embeddings", "frozen", "lora"])
-def test_a_run_sends_only_trained_tensors_and_saves_a_plain_model(kind, federation, tmp_path):
+def test_a_run_sends_only_trained_tensors_and_saves_a_plain_model(kind: Any, federation: Build, tmp_path: Path) -> None:
     settings = federation(**CLASSIFY, rounds=2, model={"preset": "tiny", "adapt": kind}, train={"lr": 0.5, "batch": 8})
     whole = federation(**CLASSIFY, rounds=2, train={"lr": 0.5, "batch": 8})
     small, large = (run(s, tmp_path / n, workers=0).folder for s, n in ((settings, "a"), (whole, "b")))
 
-    def sent(folder):
+    def sent(folder: Any) -> Any:
         ledger = Ledger(folder)
         try:
             return ledger.select("select max(received) from traffic")[0][0]
@@ -92,7 +95,7 @@ def test_a_run_sends_only_trained_tensors_and_saves_a_plain_model(kind, federati
     assert same(weights(small / "model"), weights(pooled / "model"))
 
 
-def test_fresh_uses_the_architecture_and_not_the_weights(federation, tmp_path):
+def test_fresh_uses_the_architecture_and_not_the_weights(federation: Build, tmp_path: Path) -> None:
     first = run(federation(rounds=1), tmp_path / "first", workers=0).folder / "model"
     again = run(
         federation(rounds=0, model={"path": str(first), "fresh": True}, tokenizer={}), tmp_path / "again", workers=0
@@ -102,7 +105,7 @@ def test_fresh_uses_the_architecture_and_not_the_weights(federation, tmp_path):
     assert not same(a, b)
 
 
-def test_missing_peft_is_named_with_its_installation(monkeypatch):
+def test_missing_peft_is_named_with_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "peft", None)

@@ -1,29 +1,33 @@
 """Model folders from outside: their tokenizers, and sizes that do not fit together."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import transformers
 
 from hansa.core.errors import ConfigError, DataError, UserError
 from hansa.models.tokenizer import byte_tokenizer
 from hansa.runs.run import run
+from tests.conftest import Build
 from tests.tasks.test_tasks import DECODERS, TINY
 
 
-def save(folder, config, auto="AutoModelForMaskedLM", tokenizer=None):
+def save(folder: Any, config: Any, auto: str = "AutoModelForMaskedLM", tokenizer: Any = None) -> Any:
     tokenizer = tokenizer or byte_tokenizer()
     getattr(transformers, auto).from_config(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return {"path": str(folder)}
 
 
-def test_a_model_folder_is_used_with_its_own_tokenizer(federation, tmp_path):
+def test_a_model_folder_is_used_with_its_own_tokenizer(federation: Build, tmp_path: Path) -> None:
     config = transformers.RobertaConfig(vocab_size=264, max_position_embeddings=40, pad_token_id=0, **TINY)
     settings = federation(model=save(tmp_path / "m", config), rounds=1, tokenizer={})
     outcome = run(settings, tmp_path / "run", workers=0)
     assert transformers.AutoModelForMaskedLM.from_pretrained(outcome.folder / "model").config.model_type == "roberta"
 
 
-def test_frozen_tensors_are_not_sent(tmp_path):
+def test_frozen_tensors_are_not_sent(tmp_path: Path) -> None:
     """The flat vector has trainable tensors only; a frozen table is neither sent nor changed."""
     from hansa.core.learner import Learner
 
@@ -45,20 +49,22 @@ def test_frozen_tensors_are_not_sent(tmp_path):
         ({"tokenizer": {"kind": "model"}, "data": {"max_length": 64}}, ConfigError, "has 32 positions"),
     ],
 )
-def test_sizes_that_do_not_fit_are_rejected(federation, tmp_path, change, error, reason):
+def test_sizes_that_do_not_fit_are_rejected(
+    federation: Build, tmp_path: Path, change: Any, error: Any, reason: Any
+) -> None:
     config = transformers.BertConfig(vocab_size=264, max_position_embeddings=32, **TINY)
     with pytest.raises(error, match=reason):
         run(federation(model=save(tmp_path / "m", config), **change), tmp_path / "run", workers=0)
 
 
-def test_a_folder_without_a_model_is_named(federation, tmp_path):
+def test_a_folder_without_a_model_is_named(federation: Build, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     settings = federation(model={"path": str(tmp_path / "empty")}, tokenizer={"kind": "bytes"})
     with pytest.raises(ConfigError, match="is not a Hugging Face model folder"):
         run(settings, tmp_path / "run", workers=0)
 
 
-def test_masked_modelling_needs_a_mask_token(federation, tmp_path):
+def test_masked_modelling_needs_a_mask_token(federation: Build, tmp_path: Path) -> None:
     tokenizer = byte_tokenizer()
     tokenizer.mask_token = None
     model = save(tmp_path / "m", DECODERS["llama"](264), "AutoModelForCausalLM", tokenizer)
@@ -71,7 +77,7 @@ def test_masked_modelling_needs_a_mask_token(federation, tmp_path):
     assert outcome.metrics["north"]["perplexity"] > 1
 
 
-def test_classification_needs_two_labels(federation, tmp_path):
+def test_classification_needs_two_labels(federation: Build, tmp_path: Path) -> None:
     settings = federation(task="classify", sizes={"north": 30})
     file = tmp_path / "data" / "north.jsonl"
     file.write_text(file.read_text().replace('"high"', '"low"'))

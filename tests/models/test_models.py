@@ -1,5 +1,7 @@
 """Model parts, presets, and tokenizers built from counts."""
 
+from typing import Any
+
 import pytest
 import transformers
 from hypothesis import given
@@ -14,7 +16,7 @@ TEXTS = ["Chronic kidney disease, stage 3", "慢性腎臓病のある患者", "�
 
 
 @pytest.mark.parametrize("name", [*ENCODERS, *DECODERS])
-def test_every_parameter_has_a_part_and_blocks_are_counted(name):
+def test_every_parameter_has_a_part_and_blocks_are_counted(name: Any) -> None:
     if name in ENCODERS:
         model = transformers.AutoModelForMaskedLM.from_config(ENCODERS[name](300))
     else:
@@ -32,7 +34,7 @@ def test_every_parameter_has_a_part_and_blocks_are_counted(name):
 
 
 @pytest.mark.parametrize("family", ["t5", "bart", "marian"])
-def test_encoder_and_decoder_parts_are_found(family):
+def test_encoder_and_decoder_parts_are_found(family: Any) -> None:
     config = {
         "t5": transformers.T5Config(vocab_size=300, d_model=32, d_ff=48, num_layers=2, num_heads=2, d_kv=16),
         "bart": transformers.BartConfig(
@@ -53,20 +55,20 @@ def test_encoder_and_decoder_parts_are_found(family):
     assert not encoder & decoder
 
 
-def test_the_head_of_a_classifier_is_found():
+def test_the_head_of_a_classifier_is_found() -> None:
     model = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=300, **TINY))
     assert {n for n, p in parts(model).items() if p == "head"} == {"classifier.weight", "classifier.bias"}
 
 
 @pytest.mark.parametrize("auto", ["AutoModelForMaskedLM", "AutoModelForCausalLM", "AutoModelForSeq2SeqLM"])
 @pytest.mark.parametrize("size", ["tiny", "small"])
-def test_presets_build_without_download(auto, size):
+def test_presets_build_without_download(auto: Any, size: Any) -> None:
     model = preset(size, auto, byte_tokenizer(), 32)
     assert 100_000 < sum(p.numel() for p in model.parameters()) < 20_000_000
 
 
 @given(st.lists(st.text(max_size=40), max_size=5))
-def test_a_federated_vocabulary_is_lossless(extra):
+def test_a_federated_vocabulary_is_lossless(extra: Any) -> None:
     tokenizer = train_vocabulary(count_pieces(TEXTS * 5, 5)[0], 420)
     import unicodedata
 
@@ -79,7 +81,7 @@ def test_a_federated_vocabulary_is_lossless(extra):
         assert back == normal.removeprefix(" ") or back == normal
 
 
-def test_rare_words_are_withheld():
+def test_rare_words_are_withheld() -> None:
     texts = ["fever and cough"] * 5 + ["Mrs Antonella Quattrocchi has fever"]
     released, withheld = count_pieces(texts, 5)
     assert "▁fever" in released
@@ -87,14 +89,14 @@ def test_rare_words_are_withheld():
     assert withheld == 4
 
 
-def test_a_vocabulary_depends_only_on_counts():
+def test_a_vocabulary_depends_only_on_counts() -> None:
     counts = count_pieces(TEXTS * 5, 1)[0]
     one = train_vocabulary(counts, 400).get_vocab()
     two = train_vocabulary(dict(reversed(counts.items())), 400).get_vocab()
     assert one == two
 
 
-def test_word_starts():
+def test_word_starts() -> None:
     tokenizer = train_vocabulary({"▁fever": 9, "cough": 9}, 300)
     starts = starts_word(tokenizer)
     assert starts[tokenizer.get_vocab()["▁fever"]]

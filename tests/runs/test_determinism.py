@@ -1,6 +1,7 @@
 """Laws of whole runs: what must not matter does not."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,10 +17,10 @@ from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import Ledger
 from hansa.runs.run import Run, run
 from hansa.runs.start import begin, describe
-from tests.conftest import same, weights
+from tests.conftest import Build, same, weights
 
 
-def run_over(federation, folder: Path, link_of) -> dict[str, torch.Tensor]:
+def run_over(federation: Build, folder: Path, link_of: Any) -> dict[str, torch.Tensor]:
     """A whole run over a given link."""
     directory, callbacks = RunDirectory.create(federation, folder, False), NoCallbacks()
     ledger = Ledger(folder)
@@ -32,14 +33,14 @@ def run_over(federation, folder: Path, link_of) -> dict[str, torch.Tensor]:
     return weights(folder / "model")
 
 
-def test_over_the_wire_is_the_same_as_direct(federation, tmp_path):
+def test_over_the_wire_is_the_same_as_direct(federation: Build, tmp_path: Path) -> None:
     settings = federation()
     direct = run_over(settings, tmp_path / "direct", lambda host: LocalLink(lambda n: host.silo(n).answer))
     wired = run_over(settings, tmp_path / "wired", lambda host: LocalLink(lambda n: host.silo(n).answer, True))
     assert same(direct, wired)
 
 
-def test_any_number_of_workers_gives_the_same_bits(federation, tmp_path):
+def test_any_number_of_workers_gives_the_same_bits(federation: Build, tmp_path: Path) -> None:
     settings = federation(participation={"count": 2}, server={"optimizer": "adam", "lr": 0.01})
     results = []
     for workers in (0, 1, 2):
@@ -49,19 +50,19 @@ def test_any_number_of_workers_gives_the_same_bits(federation, tmp_path):
     assert same(results[0], results[2])
 
 
-def test_another_seed_gives_another_run(federation, tmp_path):
+def test_another_seed_gives_another_run(federation: Build, tmp_path: Path) -> None:
     models = [weights(run(federation(seed=seed), tmp_path / str(seed), workers=0).folder / "model") for seed in (0, 1)]
     assert not same(*models)
 
 
-def test_the_order_of_silos_does_not_matter(federation, tmp_path):
+def test_the_order_of_silos_does_not_matter(federation: Build, tmp_path: Path) -> None:
     settings = federation(sizes={"north": 60, "south": 60, "east": 60})
     turned = settings.model_copy(update={"silos": dict(reversed(settings.silos.items()))})
     models = [weights(run(s, tmp_path / str(i), workers=0).folder / "model") for i, s in enumerate((settings, turned))]
     assert same(*models)
 
 
-def test_a_tree_with_one_edge_round_is_flat_fedavg(federation, tmp_path):
+def test_a_tree_with_one_edge_round_is_flat_fedavg(federation: Build, tmp_path: Path) -> None:
     flat = federation(sizes={"north": 60, "south": 50, "east": 40, "north-2": 30})
     region = lambda *names: Node(silos={n: flat.silos[n] for n in names})  # noqa: E731
     tree = flat.model_copy(update={"silos": {"west": region("north", "south"), "far": region("east", "north-2")}})
@@ -74,7 +75,7 @@ def test_a_tree_with_one_edge_round_is_flat_fedavg(federation, tmp_path):
     assert any((a[name] - c[name]).abs().max() > 1e-3 for name in a), "more edge rounds are another algorithm"
 
 
-def test_splitting_a_silo_in_two_changes_nothing_with_one_full_step(tmp_path):
+def test_splitting_a_silo_in_two_changes_nothing_with_one_full_step(tmp_path: Path) -> None:
     """Under FedAvg with one step on all of its data, a silo equals its two halves: gradients of means are means."""
     from tests.conftest import WORDS, write_words
 
@@ -101,7 +102,7 @@ def test_splitting_a_silo_in_two_changes_nothing_with_one_full_step(tmp_path):
         torch.testing.assert_close(models[0][tensor], models[1][tensor], rtol=1e-4, atol=1e-6)
 
 
-def test_central_training_is_a_federation_of_one(federation, tmp_path):
+def test_central_training_is_a_federation_of_one(federation: Build, tmp_path: Path) -> None:
     """The pooled baseline sees every language, and learns."""
     settings = federation(kind="central", rounds=8, baseline={"optimizer": "adamw", "lr": 3e-3, "keep_optimizer": True})
     outcome = run(settings, tmp_path / "central", workers=0)
@@ -111,7 +112,7 @@ def test_central_training_is_a_federation_of_one(federation, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["federated", "per-silo"])
-def test_partial_runs_resume_to_the_same_bits(federation, tmp_path, kind):
+def test_partial_runs_resume_to_the_same_bits(federation: Build, tmp_path: Path, kind: Any) -> None:
     """Stop after some rounds by raising in the watcher, resume, and end where the uninterrupted run ends."""
     settings = federation(
         kind=kind,
@@ -123,7 +124,7 @@ def test_partial_runs_resume_to_the_same_bits(federation, tmp_path, kind):
     whole = run(settings, tmp_path / "whole", workers=0).folder
 
     class Stop(NoCallbacks):
-        def round(self, record, seconds):
+        def round(self, record: Any, seconds: Any) -> None:
             if record.round == 3:
                 raise KeyboardInterrupt
 
@@ -137,7 +138,7 @@ def test_partial_runs_resume_to_the_same_bits(federation, tmp_path, kind):
     )
 
 
-def test_the_pool_runs_a_thousand_small_requests_without_growing(federation, tmp_path):
+def test_the_pool_runs_a_thousand_small_requests_without_growing(federation: Build, tmp_path: Path) -> None:
     """Blocks of shared memory are reused, whatever the number of rounds."""
     settings = federation()
     directory, callbacks = RunDirectory.create(settings, tmp_path / "run", False), NoCallbacks()

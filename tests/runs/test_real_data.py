@@ -16,7 +16,7 @@ def source(file: str, language: str, **more: object) -> dict[str, object]:
     return {"train": str(DATA / file), "where": {"lang": language}, "language": language, **more}
 
 
-def test_a_tree_of_languages_learns(tmp_path):
+def test_a_tree_of_languages_learns(tmp_path: Path) -> None:
     file = "mlm_text/dev.jsonl.gz"
     west = {"silos": {code: source(file, code, limit=150) for code in ("fr", "it")}}
     east = {"silos": {code: source(file, code, limit=150) for code in ("bg", "uk")}}
@@ -38,7 +38,7 @@ def test_a_tree_of_languages_learns(tmp_path):
         assert figures["perplexity"] < 0.6 * base.metrics[language]["perplexity"]
 
 
-def test_news_in_three_languages_is_classified(tmp_path):
+def test_news_in_three_languages_is_classified(tmp_path: Path) -> None:
     file = "masakhanews/dev.jsonl.gz"
     silos = {code: source(file, code, text="headline", limit=150) for code in ("eng", "fra", "swa")}
     settings = parse(

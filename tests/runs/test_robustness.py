@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,17 +21,17 @@ from hansa.runs.callbacks import NoCallbacks
 from hansa.runs.ledger import Ledger
 from hansa.runs.run import run
 from tests.cli.test_cli import ok
-from tests.conftest import weights
+from tests.conftest import Build, weights
 
 LAYOUT = Layout(("w",), ((2,),))
 
 
-def update(values, loss: float = 1.0, samples: int = 5) -> Update:
+def update(values: Any, loss: float = 1.0, samples: int = 5) -> Update:
     return Update(Tensors(LAYOUT, torch.tensor(values)), samples, 5, 1, loss, 0.1)
 
 
 @pytest.mark.parametrize("unit", [1e-300, 1e-60, 1.0, 1e60, 1e300])
-def test_only_ratios_of_weights_count_whatever_their_size(unit):
+def test_only_ratios_of_weights_count_whatever_their_size(unit: Any) -> None:
     mean = WeightedMean(LAYOUT)
     mean.add(Tensors(LAYOUT, torch.tensor([1.0, 0.0])), unit)
     mean.add(Tensors(LAYOUT, torch.tensor([0.0, 1.0])), 3 * unit)
@@ -38,7 +39,7 @@ def test_only_ratios_of_weights_count_whatever_their_size(unit):
 
 
 @pytest.mark.parametrize(("first", "second"), [(1e-40, 1e40), (1e40, 1e-40)])
-def test_of_weights_far_apart_the_larger_counts(first, second):
+def test_of_weights_far_apart_the_larger_counts(first: Any, second: Any) -> None:
     mean = WeightedMean(LAYOUT)
     mean.add(Tensors(LAYOUT, torch.tensor([1.0, 0.0])), first)
     mean.add(Tensors(LAYOUT, torch.tensor([0.0, 1.0])), second)
@@ -46,41 +47,41 @@ def test_of_weights_far_apart_the_larger_counts(first, second):
 
 
 @pytest.mark.parametrize("temperature", [-50.0, 15.0, 50.0])
-def test_a_softmax_over_losses_moves_the_model_at_every_temperature(temperature):
+def test_a_softmax_over_losses_moves_the_model_at_every_temperature(temperature: Any) -> None:
     weighting, updates = ByLoss(temperature), [update([1.0, 0.0], 8.0), update([0.0, 1.0], 9.0)]
     combined = Mean().combine(LAYOUT, ((u, weighting.weight(u)) for u in updates))
     assert combined.flat.sum() == pytest.approx(1.0)
 
 
-def test_a_temperature_beyond_all_measure_is_refused(federation):
+def test_a_temperature_beyond_all_measure_is_refused(federation: Build) -> None:
     with pytest.raises(ConfigError, match="a single silo would count"):
         federation(aggregate={"weights": {"by": "loss", "temperature": -1000}})
 
 
 @pytest.mark.parametrize("loss", [1e30, float("nan"), float("inf")])
-def test_a_loss_that_nobody_has_costs_its_silo_the_round(loss):
+def test_a_loss_that_nobody_has_costs_its_silo_the_round(loss: Any) -> None:
     assert problem(update([1.0, 1.0]), LAYOUT) == ""
     assert "its training loss is" in problem(update([1.0, 1.0], loss), LAYOUT)
 
 
-def test_a_step_that_is_not_finite_is_not_taken():
+def test_a_step_that_is_not_finite_is_not_taken() -> None:
     record = Record(3, ["a"])
     assert not_finite(record, Tensors(LAYOUT, torch.tensor([1.0, 2.0]))) == ""
     assert "not finite" in not_finite(record, Tensors(LAYOUT, torch.tensor([1.0, float("nan")])))
 
 
-def test_shared_values_beyond_the_limit_are_not_passed_on():
+def test_shared_values_beyond_the_limit_are_not_passed_on() -> None:
     shared = Knowledge(Tensors(Layout(("centroids",), ((1, 2),)), torch.tensor([0.5, 1e25])), (20,))
     assert "which embedded texts do not have" in knowledge_problem(shared, None, None)
     good = replace(shared, tensors=Tensors(shared.tensors.layout, torch.tensor([0.5, 3.0])))
     assert knowledge_problem(good, None, None) == ""
 
 
-def test_data_that_changed_while_a_run_stood_still_is_refused(federation, tmp_path):
+def test_data_that_changed_while_a_run_stood_still_is_refused(federation: Build, tmp_path: Path) -> None:
     settings = federation(rounds=3)
 
     class Stop(NoCallbacks):
-        def round(self, record, seconds):
+        def round(self, record: Any, seconds: Any) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -94,7 +95,7 @@ def test_data_that_changed_while_a_run_stood_still_is_refused(federation, tmp_pa
     run(settings, tmp_path / "run", resume=True, workers=0)
 
 
-def test_a_mistake_found_late_leaves_nothing_in_the_way(federation, tmp_path):
+def test_a_mistake_found_late_leaves_nothing_in_the_way(federation: Build, tmp_path: Path) -> None:
     settings = federation(task="classify")
     source = Path(settings.silos["north"].sources[0].train)
     rows = [json.loads(line) for line in source.read_text().splitlines()]
@@ -105,7 +106,7 @@ def test_a_mistake_found_late_leaves_nothing_in_the_way(federation, tmp_path):
     assert weights(run(settings, tmp_path / "run", workers=0).folder / "model")
 
 
-def test_text_does_not_pass_for_labels(federation, tmp_path):
+def test_text_does_not_pass_for_labels(federation: Build, tmp_path: Path) -> None:
     settings = federation(task="classify")
     source = Path(settings.silos["north"].sources[0].train)
     rows = [
@@ -118,7 +119,7 @@ def test_text_does_not_pass_for_labels(federation, tmp_path):
     assert "secret" not in str(error.value)
 
 
-def test_every_reason_is_told_with_how_often_and_where():
+def test_every_reason_is_told_with_how_often_and_where() -> None:
     problems = Problems(lines=10)
     for line, reason in ((4, "it has 38 tokens"), (5, "it is empty"), (9, "it has 99 tokens")):
         problems.note(f"file:{line}", reason)
@@ -128,18 +129,18 @@ def test_every_reason_is_told_with_how_often_and_where():
     )
 
 
-def test_a_plug_in_that_cannot_be_run_is_one_sentence_with_its_place(federation, tmp_path):
+def test_a_plug_in_that_cannot_be_run_is_one_sentence_with_its_place(federation: Build, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def broken(:\n")
     with pytest.raises(ConfigError, match=r"mine.py cannot be run: SyntaxError.*\(mine.py:1\)"):
         run(federation(plugins=[str(tmp_path / "mine.py")]), tmp_path / "run", workers=0)
 
 
-def test_how_many_take_part_is_said_once(federation):
+def test_how_many_take_part_is_said_once(federation: Build) -> None:
     with pytest.raises(ConfigError, match="both say how many take part; keep one"):
         federation(participation={"count": 2, "share": 0.1})
 
 
-def test_bytes_are_counted_on_every_edge_of_a_tree(federation, tmp_path):
+def test_bytes_are_counted_on_every_edge_of_a_tree(federation: Build, tmp_path: Path) -> None:
     flat = federation(rounds=1)
     silos = dict(flat.silos)
     tree = flat.model_dump(mode="json")["silos"]
@@ -152,14 +153,14 @@ def test_bytes_are_counted_on_every_edge_of_a_tree(federation, tmp_path):
     assert max(received.values()) < 1.1 * min(received.values())
 
 
-def test_nothing_to_score_is_said(federation, tmp_path):
+def test_nothing_to_score_is_said(federation: Build, tmp_path: Path) -> None:
     folder = run(federation(rounds=1), tmp_path / "run", workers=0).folder
     (tmp_path / "empty.jsonl").write_text("")
     with pytest.raises(UserError, match="nothing in it that could be scored"):
         ok("evaluate", str(folder), "--data", str(tmp_path / "empty.jsonl"))
 
 
-def test_items_of_a_list_are_lines_of_their_own():
+def test_items_of_a_list_are_lines_of_their_own() -> None:
     criteria = "\n".join(
         f"* Age above {age} years and able to give informed consent to the study in writing and orally"
         for age in (18, 65)
@@ -172,7 +173,7 @@ def test_items_of_a_list_are_lines_of_their_own():
     ]
 
 
-def test_an_upload_that_lets_nothing_through_is_noted(federation, tmp_path):
+def test_an_upload_that_lets_nothing_through_is_noted(federation: Build, tmp_path: Path) -> None:
     ledger = Ledger(
         run(federation(rounds=2, upload={"name": "calm", "keep": 1e-6}), tmp_path / "run", workers=0).folder
     )

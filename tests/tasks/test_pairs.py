@@ -1,6 +1,8 @@
 """Classification of text pairs."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,13 +27,13 @@ VOCABULARY = Vocabulary(byte_tokenizer(), 24, ("0", "1"), 2)
 TASK = Pairs(Classify(negative="0"))
 
 
-def row(**fields):
+def row(**fields: Any) -> Any:
     found = Row(fields)
     found.place = "file:1"
     return found
 
 
-def test_a_sample_has_both_texts_with_token_types():
+def test_a_sample_has_both_texts_with_token_types() -> None:
     [sample] = TASK.encode([row(a="no", b="yes", label=1)], SOURCE, VOCABULARY)
     alone = [VOCABULARY.tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("no", "yes")]
     start, end = VOCABULARY.tokenizer.cls_token_id, VOCABULARY.tokenizer.sep_token_id
@@ -40,7 +42,7 @@ def test_a_sample_has_both_texts_with_token_types():
     assert sample.label == 1
 
 
-def test_the_longer_text_is_truncated_first():
+def test_the_longer_text_is_truncated_first() -> None:
     [sample] = TASK.encode([row(a="x" * 50, b="yes", label=0)], SOURCE, VOCABULARY)
     assert len(sample.ids) == 24
     assert sum(sample.tags) == 4, "the short text is complete"
@@ -49,13 +51,13 @@ def test_the_longer_text_is_truncated_first():
 @pytest.mark.parametrize(
     ("fields", "reason"), [({"b": " "}, "field 'b'"), ({}, "field 'b'"), ({"b": "x", "label": 7}, "not one of 0, 1")]
 )
-def test_invalid_pairs_are_reported(fields, reason):
+def test_invalid_pairs_are_reported(fields: Any, reason: Any) -> None:
     [problem] = TASK.encode([row(**{"a": "x", "label": 1} | fields)], SOURCE, VOCABULARY)
     assert reason in problem.reason
     assert problem.place == "file:1"
 
 
-def test_f1_ignores_the_negative_class():
+def test_f1_ignores_the_negative_class() -> None:
     sums = {"samples": 10.0, "correct": 6.0, "nll": 5.0}
     sums |= {"hit:1": 2.0, "guessed:1": 4.0, "true:1": 4.0, "hit:0": 4.0, "guessed:0": 6.0, "true:0": 6.0}
     metrics = TASK.metrics(sums)
@@ -64,7 +66,7 @@ def test_f1_ignores_the_negative_class():
 
 
 @pytest.fixture
-def pairs(tmp_path):
+def pairs(tmp_path: Path) -> Any:
     """Pairs whose label depends on both texts."""
     rng = stream(0, "pairs")
     words = ["fever", "cough", "ache", "lung"]
@@ -92,7 +94,7 @@ def pairs(tmp_path):
     )
 
 
-def test_a_run_scores_each_language_and_predicts_for_two_texts(pairs, tmp_path):
+def test_a_run_scores_each_language_and_predicts_for_two_texts(pairs: Any, tmp_path: Path) -> None:
     outcome = run(pairs, tmp_path / "run", workers=0)
     assert set(outcome.metrics) == {"en", "de"}
     assert {"accuracy", "micro_f1"} <= set(outcome.metrics["en"])
@@ -103,7 +105,7 @@ def test_a_run_scores_each_language_and_predicts_for_two_texts(pairs, tmp_path):
         CliRunner().invoke(app, ["predict", str(outcome.folder), "fever"], catch_exceptions=False)
 
 
-def test_a_pair_without_second_text_is_counted_and_the_run_continues(pairs, tmp_path):
+def test_a_pair_without_second_text_is_counted_and_the_run_continues(pairs: Any, tmp_path: Path) -> None:
     file = tmp_path / "en.jsonl"
     file.write_text(file.read_text() + json.dumps({"a": "fever 7", "label": 1}) + "\n")
     with pytest.raises(DataError, match=r"1 of 61 lines cannot be used.*field 'b'"):
@@ -115,7 +117,7 @@ def test_a_pair_without_second_text_is_counted_and_the_run_continues(pairs, tmp_
     assert any("field 'b' (the second text" in text for (text,) in noted)
 
 
-def test_models_without_token_types_get_none():
+def test_models_without_token_types_get_none() -> None:
     import numpy as np
 
     from hansa.data.examples import Examples
@@ -128,7 +130,7 @@ def test_models_without_token_types_get_none():
     assert torch.equal(typed.inputs["token_type_ids"], torch.tensor([[0, 0, 0, 1, 1]]))
 
 
-def test_the_template_passes_the_preview(tmp_path):
+def test_the_template_passes_the_preview(tmp_path: Path) -> None:
     federation = read(new("pairs", tmp_path / "pairs"))
     assert len(federation.silos) == 12
     from hansa.preview.preview import preview

@@ -1,6 +1,7 @@
 """Tasks: losses compared with transformers, metrics compared with their definitions."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ DECODERS = {
 }
 
 
-def examples(task, vocabulary, rows) -> Examples:
+def examples(task: Any, vocabulary: Any, rows: Any) -> Examples:
     encoded = list(task.encode(rows, Source(train="x"), vocabulary))
     ids = [np.asarray(sample.ids, np.int32) for sample in encoded]
     return Examples(
@@ -56,7 +57,7 @@ ROWS = [{"text": t} for t in ("a cough", "fever and chills at night", "no pain",
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_masked_loss_equals_transformers_for_every_encoder(name, vocabulary):
+def test_masked_loss_equals_transformers_for_every_encoder(name: Any, vocabulary: Any) -> None:
     torch.manual_seed(0)
     model = transformers.AutoModelForMaskedLM.from_config(ENCODERS[name](vocabulary.size)).eval()
     task = MaskedLM()
@@ -76,7 +77,7 @@ def test_masked_loss_equals_transformers_for_every_encoder(name, vocabulary):
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_causal_loss_equals_transformers_for_every_decoder(name, vocabulary):
+def test_causal_loss_equals_transformers_for_every_decoder(name: Any, vocabulary: Any) -> None:
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(DECODERS[name](vocabulary.size)).eval()
     task = CausalLM()
@@ -88,7 +89,7 @@ def test_causal_loss_equals_transformers_for_every_decoder(name, vocabulary):
 
 @pytest.mark.parametrize("text", ["лёгкие чисты, жара нет " * 9, "a  cough,\n and 咳嗽 😷 " * 9])
 @pytest.mark.parametrize("tokenizer", [byte_tokenizer(), train_vocabulary({"▁cough": 9, "▁жара": 9, "▁and": 9}, 300)])
-def test_bytes_are_counted_in_the_text_for_every_vocabulary(text, tokenizer):
+def test_bytes_are_counted_in_the_text_for_every_vocabulary(text: Any, tokenizer: Any) -> None:
     vocabulary = Vocabulary(tokenizer, 40)
     task = CausalLM()
     held = examples(task, vocabulary, [{"text": text}, {"text": "no pain"}])
@@ -99,7 +100,7 @@ def test_bytes_are_counted_in_the_text_for_every_vocabulary(text, tokenizer):
     assert batch.bytes == held.tags.sum() - first
 
 
-def test_bits_per_byte_of_a_uniform_model(vocabulary):
+def test_bits_per_byte_of_a_uniform_model(vocabulary: Any) -> None:
     """Uniform over V tokens: log₂V bits for every token, including end tokens that stand for no byte."""
     task = CausalLM()
     tokens, text = 1000.0, 900.0
@@ -108,7 +109,7 @@ def test_bits_per_byte_of_a_uniform_model(vocabulary):
     assert "bits_per_byte" not in MaskedLM().metrics(sums)
 
 
-def test_masks_have_the_published_fractions(vocabulary):
+def test_masks_have_the_published_fractions(vocabulary: Any) -> None:
     task = MaskedLM()
     held = examples(task, vocabulary, [{"text": "fever and cough and pain"}] * 3000)
     batch = task.batch(held, np.arange(3000), stream(0, "x"), vocabulary)
@@ -120,7 +121,7 @@ def test_masks_have_the_published_fractions(vocabulary):
     assert not vocabulary.special[batch.targets.numpy()].any(), "special tokens are never predicted"
 
 
-def test_masks_depend_on_the_seed(vocabulary):
+def test_masks_depend_on_the_seed(vocabulary: Any) -> None:
     task = MaskedLM()
     held = examples(task, vocabulary, ROWS)
     one, two, other = (task.batch(held, np.arange(4), stream(s, "x"), vocabulary) for s in (0, 0, 1))
@@ -128,7 +129,7 @@ def test_masks_depend_on_the_seed(vocabulary):
     assert not torch.equal(one.inputs["input_ids"], other.inputs["input_ids"])
 
 
-def test_whole_words_are_masked_together():
+def test_whole_words_are_masked_together() -> None:
     tokenizer = train_vocabulary({"▁fe": 9, "ver": 9, "▁cough": 9}, 300)
     vocabulary = Vocabulary(tokenizer, 40)
     task = MaskedLM(mask=0.3, whole_word=True)
@@ -152,14 +153,14 @@ def test_every_task_declares_the_direction_of_its_metrics(name: str) -> None:
     assert better(task, "perplexity") == ("low" if language_model else "high")
 
 
-def test_token_metrics():
+def test_token_metrics() -> None:
     found = MaskedLM().metrics({"nll": 2.0 * math.log(5.0), "tokens": 2.0, "correct": 1.0})
     assert found["perplexity"] == pytest.approx(5.0)
     assert found["accuracy"] == 0.5
     assert MaskedLM().metrics({}) == {}
 
 
-def test_macro_f1_is_the_mean_of_per_class_f1():
+def test_macro_f1_is_the_mean_of_per_class_f1() -> None:
     sums = {"samples": 4.0, "correct": 2.0, "nll": 1.0}
     sums |= {
         "hit:0": 1.0,
@@ -174,7 +175,7 @@ def test_macro_f1_is_the_mean_of_per_class_f1():
     assert Classify().metrics(sums)["macro_f1"] == pytest.approx(expected)
 
 
-def test_predictions_of_every_task(vocabulary):
+def test_predictions_of_every_task(vocabulary: Any) -> None:
     torch.manual_seed(0)
     encoder, decoder = ENCODERS["bert"](vocabulary.size), DECODERS["llama"](vocabulary.size)
     masked = transformers.AutoModelForMaskedLM.from_config(encoder).eval()

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,12 +46,12 @@ MODELS = {
 PAIRS = [("ein Haus", "a house"), ("zwei alte Häuser am See", "two old houses by the lake"), ("ja", "yes")]
 
 
-def build(name, vocabulary):
+def build(name: Any, vocabulary: Any) -> Any:
     torch.manual_seed(0)
     return transformers.AutoModelForSeq2SeqLM.from_config(MODELS[name](vocabulary.size)).eval()
 
 
-def rows(pairs=PAIRS):
+def rows(pairs: Any = PAIRS) -> Any:
     found = []
     for number, (left, right) in enumerate(pairs, 1):
         row = Row({"text": left, "target": right})
@@ -59,7 +60,7 @@ def rows(pairs=PAIRS):
     return found
 
 
-def examples(task, vocabulary, pairs=PAIRS) -> Examples:
+def examples(task: Any, vocabulary: Any, pairs: Any = PAIRS) -> Examples:
     encoded = [e for e in task.encode(rows(pairs), Source(train="x"), vocabulary) if isinstance(e, Encoded)]
     ids = [np.asarray(sample.ids, np.int32) for sample in encoded]
     labels = np.asarray([sample.label for sample in encoded], np.int32)
@@ -79,7 +80,7 @@ def vocabulary() -> Vocabulary:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_loss_equals_transformers_for_every_encoder_decoder(name, vocabulary):
+def test_the_loss_equals_transformers_for_every_encoder_decoder(name: Any, vocabulary: Any) -> None:
     model, task = build(name, vocabulary), Translate(smoothing=0.0)
     batch = task.batch(examples(task, vocabulary), np.arange(3), stream(0, "x"), vocabulary)
     labels, begin = batch.inputs["labels"], decoder_start(model)
@@ -94,7 +95,7 @@ def test_the_loss_equals_transformers_for_every_encoder_decoder(name, vocabulary
         torch.testing.assert_close(task.loss(model, batch), model(**inputs).loss, rtol=1e-4, atol=1e-5)
 
 
-def test_label_smoothing_follows_its_formula_and_does_not_change_scores(vocabulary):
+def test_label_smoothing_follows_its_formula_and_does_not_change_scores(vocabulary: Any) -> None:
     model, plain, smooth = build("marian", vocabulary), Translate(smoothing=0.0), Translate(smoothing=0.2)
     batch = plain.batch(examples(plain, vocabulary), np.arange(3), stream(0, "x"), vocabulary)
     inputs = {key: batch.inputs[key] for key in ("input_ids", "attention_mask", "labels")}
@@ -109,7 +110,7 @@ def test_label_smoothing_follows_its_formula_and_does_not_change_scores(vocabula
 # ── bad pairs ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_unusable_pairs_are_reported_with_place_and_reason(vocabulary):
+def test_unusable_pairs_are_reported_with_place_and_reason(vocabulary: Any) -> None:
     bad = rows([("ja", ""), ("nein", "no"), ("x" * 200, "long")])
     missing = Row({"text": "ohne"})
     missing.place = "a.jsonl:4"
@@ -125,7 +126,7 @@ def test_unusable_pairs_are_reported_with_place_and_reason(vocabulary):
     assert kept.label == len("nein") + 2
 
 
-def test_a_wrong_language_is_detected(vocabulary):
+def test_a_wrong_language_is_detected(vocabulary: Any) -> None:
     task, source = Translate(detect=True), Source(train="x", language="de", target_language="en")
     french = "Le patient présente une douleur intense dans la poitrine depuis trois jours déjà"
     german = "Der Patient klagt seit drei Tagen über starke Schmerzen in der Brust und Atemnot"
@@ -140,7 +141,7 @@ SENTENCES = st.lists(st.sampled_from(["the", "cat", "sat", "on", "a", "mat", "do
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(SENTENCES, SENTENCES.filter(bool)), min_size=1, max_size=12), st.integers(1, 4))
-def test_sums_over_silos_give_the_corpus_score(pairs, silos):
+def test_sums_over_silos_give_the_corpus_score(pairs: Any, silos: Any) -> None:
     total: dict[str, float] = {}
     for silo in range(silos):
         own = pairs[silo::silos]
@@ -151,7 +152,7 @@ def test_sums_over_silos_give_the_corpus_score(pairs, silos):
     assert bleu.metrics(total)["chrf"] == pytest.approx(CHRF().corpus_score(written, references).score)
 
 
-def test_means_of_silos_are_not_the_corpus_score():
+def test_means_of_silos_are_not_the_corpus_score() -> None:
     """The negative control: the corpus BLEU is not the mean of its parts."""
     parts = [
         bleu.sums(["the cat sat on the mat"], ["the cat sat on the mat"]),
@@ -162,7 +163,7 @@ def test_means_of_silos_are_not_the_corpus_score():
     assert abs(bleu.metrics(total)["bleu"] - mean) > 1
 
 
-def test_signatures_are_those_of_sacrebleu():
+def test_signatures_are_those_of_sacrebleu() -> None:
     first, second = bleu.signatures()
     assert first.startswith("BLEU nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.")
     assert second.startswith("chrF nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:2.")
@@ -173,7 +174,7 @@ def test_signatures_are_those_of_sacrebleu():
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_batches_give_the_same_translations_as_single_sources(vocabulary, beams):
+def test_batches_give_the_same_translations_as_single_sources(vocabulary: Any, beams: Any) -> None:
     model, task = build("marian", vocabulary), Translate()
     held = examples(task, vocabulary)
     together = translations(model, held, np.array([2, 0, 1]), vocabulary, beams, size=2)
@@ -202,7 +203,7 @@ def write_pairs(file: Path, count: int, language: str = "en") -> str:
     return str(file)
 
 
-def federation(folder: Path, **changes):
+def federation(folder: Path, **changes: Any) -> Any:
     languages = {"text": "src", "target": "tgt", "language": "de", "target_language": "en"}
     silos = {
         "menus": {"train": write_pairs(folder / "menus.jsonl", 60)} | languages,
@@ -222,12 +223,12 @@ def federation(folder: Path, **changes):
 
 
 @pytest.fixture(scope="module")
-def outcome(tmp_path_factory):
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("translation")
     return run(federation(folder), folder / "run", workers=0)
 
 
-def test_a_run_reports_bleu_and_chrf_by_domain(outcome):
+def test_a_run_reports_bleu_and_chrf_by_domain(outcome: Any) -> None:
     assert set(outcome.metrics) == {"menus", "talks"}
     for metrics in outcome.metrics.values():
         assert {"perplexity", "bleu", "chrf", "loss"} <= set(metrics)
@@ -240,7 +241,7 @@ def test_a_run_reports_bleu_and_chrf_by_domain(outcome):
     ledger.close()
 
 
-def test_validation_generates_every_decode_rounds(tmp_path):
+def test_validation_generates_every_decode_rounds(tmp_path: Path) -> None:
     changed = federation(tmp_path, evaluate={"every": 1, "share": 1.0, "decode": 2})
     folder = run(changed, tmp_path / "run", workers=0).folder
     ledger = Ledger(folder)
@@ -249,7 +250,7 @@ def test_validation_generates_every_decode_rounds(tmp_path):
     assert looks == [0, 2]
 
 
-def test_the_vocabulary_has_both_languages_and_position_tables_are_not_sent(outcome):
+def test_the_vocabulary_has_both_languages_and_position_tables_are_not_sent(outcome: Any) -> None:
     runtime = Runtime(federation(outcome.folder.parent), outcome.folder)
     assert len(runtime.vocabulary.tokenizer("Katze", add_special_tokens=False)["input_ids"]) < 5
     assert len(runtime.vocabulary.tokenizer("sleeps", add_special_tokens=False)["input_ids"]) < 6
@@ -259,7 +260,7 @@ def test_the_vocabulary_has_both_languages_and_position_tables_are_not_sent(outc
     assert not set(fixed) & set(runtime.learner.layout.names)
 
 
-def test_a_finished_run_predicts_and_is_evaluated(outcome):
+def test_a_finished_run_predicts_and_is_evaluated(outcome: Any) -> None:
     runtime, model = load(outcome.folder)
     [answer] = runtime.task.predict(model, runtime.vocabulary, "rot blau")
     assert isinstance(answer["translation"], str)
@@ -269,7 +270,7 @@ def test_a_finished_run_predicts_and_is_evaluated(outcome):
     assert {"bleu", "chrf"} <= set(found["menus"])
 
 
-def test_one_model_for_two_target_languages(tmp_path):
+def test_one_model_for_two_target_languages(tmp_path: Path) -> None:
     sides = {"text": "src", "target": "tgt", "language": "de"}
     silos = {
         "en": {"train": write_pairs(tmp_path / "en.jsonl", 40), "target_language": "en"} | sides,
@@ -290,7 +291,7 @@ def test_one_model_for_two_target_languages(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["bart, forced", "t5"])
-def test_a_model_folder_is_used_with_its_own_tokenizer(tmp_path, name):
+def test_a_model_folder_is_used_with_its_own_tokenizer(tmp_path: Path, name: Any) -> None:
     words = byte_tokenizer()
     transformers.AutoModelForSeq2SeqLM.from_config(MODELS[name](len(words))).save_pretrained(tmp_path / "model")
     words.save_pretrained(tmp_path / "model")
@@ -303,7 +304,7 @@ def test_a_model_folder_is_used_with_its_own_tokenizer(tmp_path, name):
     assert "translation" in runtime.task.predict(model, runtime.vocabulary, "rot")[0]
 
 
-def test_the_template_passes_the_preview_and_runs(tmp_path, monkeypatch):
+def test_the_template_passes_the_preview_and_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(phrases, "SIZES", dict.fromkeys(phrases.SIZES, 30))
     file = templates.new("translation", tmp_path / "new")
     assert [silo.name for silo in preview(read(file)).silos] == ["news", "subtitles", "talks", "manual", "menus"]
@@ -312,25 +313,25 @@ def test_the_template_passes_the_preview_and_runs(tmp_path, monkeypatch):
     assert "bleu" in outcome.metrics["news"]
 
 
-def test_generated_pairs_are_reproducible_and_complete():
+def test_generated_pairs_are_reproducible_and_complete() -> None:
     for domain in phrases.DOMAINS:
         [first, *_] = again = list(phrases.pairs(domain, 5, seed=3))
         assert again == list(phrases.pairs(domain, 5, seed=3))
         assert "{" not in first["src"] + first["tgt"]
 
 
-def test_too_many_bad_pairs_fail_the_run_with_count_and_place(tmp_path):
+def test_too_many_bad_pairs_fail_the_run_with_count_and_place(tmp_path: Path) -> None:
     settings = federation(tmp_path, tokenizer={"kind": "bytes"}, data={"max_length": 8, "valid": 0.1, "test": 0.1})
     with pytest.raises(HansaError, match=r"of 60 lines cannot be used, first .*menus\.jsonl:\d+: its source or target"):
         run(settings, tmp_path / "run", workers=0)
 
 
-def test_pairs_cannot_be_deidentified_while_reading(tmp_path):
+def test_pairs_cannot_be_deidentified_while_reading(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="a sample of task 'translate' has two"):
         run(federation(tmp_path, data={"deidentify": "rules"}), tmp_path / "run", workers=0)
 
 
-def test_steps_are_divided_between_the_rounds(tmp_path):
+def test_steps_are_divided_between_the_rounds(tmp_path: Path) -> None:
     spread = federation(tmp_path)
     assert spread.train.samples.amount(1000) == 8 // 2 * 8
     assert federation(tmp_path, rounds=4).train.samples.amount(1000) == 16, "the total does not change"
@@ -338,7 +339,7 @@ def test_steps_are_divided_between_the_rounds(tmp_path):
         federation(tmp_path, rounds=3)
 
 
-def test_a_trained_vocabulary_is_lossless():
+def test_a_trained_vocabulary_is_lossless() -> None:
     words = train_vocabulary({"▁Häuser": 9, "▁am": 5}, 330)
     ids = words("Häuser am See", add_special_tokens=False)["input_ids"]
     assert words.decode(ids, skip_special_tokens=True) == "Häuser am See"

@@ -36,9 +36,9 @@ from hansa.experiments.reproduce.fedkc_runs import (
 )
 from hansa.experiments.reproduce.jobs import Jobs
 from hansa.experiments.reproduce.published_fedkc import ACTIVE_GAIN, AVERAGES, HITS_90
-from hansa.privacy.attacks import centroids as leak
-from hansa.privacy.attacks import price
-from hansa.privacy.attacks.centroids import MIN_CONTROL
+from hansa.attacks import centroids as leak
+from hansa.attacks import price
+from hansa.attacks.centroids import MIN_CONTROL
 from hansa.report import audit, html
 from hansa.runs.results import RunResults, save_audit
 

@@ -3,6 +3,8 @@
 import json
 import re
 import stat
+from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -38,7 +40,7 @@ class Needy:
 """
 
 
-def test_another_finder_is_loaded_by_name(tmp_path):
+def test_another_finder_is_loaded_by_name(tmp_path: Path) -> None:
     file = tmp_path / "finders.py"
     file.write_text(FINDERS)
     engine = load(f"{file}:Engine")
@@ -60,7 +62,7 @@ def test_another_finder_is_loaded_by_name(tmp_path):
             load(spec)
 
 
-def test_a_finder_that_fails_is_named_with_the_language(tmp_path):
+def test_a_finder_that_fails_is_named_with_the_language(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text(
         "class Bad:\n    def find(self, text, language):\n        raise ValueError('no model')"
     )
@@ -68,7 +70,7 @@ def test_a_finder_that_fails_is_named_with_the_language(tmp_path):
         load(f"{tmp_path}/bad.py:Bad").find("Ugo", "it")
 
 
-def test_fields_that_are_copied_unchanged_are_named(tmp_path):
+def test_fields_that_are_copied_unchanged_are_named(tmp_path: Path) -> None:
     file = tmp_path / "it.jsonl"
     file.write_text(
         json.dumps({"text": "Il paziente sta bene.", "lang": "it", "patient": "Mario Rossi", "age": 5}) + "\n"
@@ -78,18 +80,18 @@ def test_fields_that_are_copied_unchanged_are_named(tmp_path):
     assert "unread: the fields patient" in run(file, "--out", tmp_path / "out").stdout.replace("\n", " ")
 
 
-def test_scores_on_tokens_use_the_text_joined_from_them(tmp_path):
+def test_scores_on_tokens_use_the_text_joined_from_them(tmp_path: Path) -> None:
     row = {"text": "Visto dal   dott. Rossi", "tokens": ["Visto", "dal", "dott.", "Rossi"], "lang": "it"}
     (tmp_path / "it.jsonl").write_text(json.dumps(row | {"tags": ["O", "O", "O", "B-NAME"]}) + "\n")
     scores = json.loads(run(tmp_path / "it.jsonl", "--measure", "--format", "json").stdout)
     assert scores["languages"]["it"]["overall"]["recall"] == 1.0
 
 
-def run(*arguments):
+def run(*arguments: Any) -> Any:
     return CliRunner().invoke(command, ["deidentify", *map(str, arguments)])
 
 
-def test_the_command_writes_files_and_never_prints_its_key(tmp_path):
+def test_the_command_writes_files_and_never_prints_its_key(tmp_path: Path) -> None:
     file, out = tmp_path / "it.jsonl", tmp_path / "out"
     notes = list(generator.notes("it", 10))
     file.write_text("".join(json.dumps(n) + "\n" for n in notes) + "{broken\n", encoding="utf-8")
@@ -113,7 +115,7 @@ def test_the_command_writes_files_and_never_prints_its_key(tmp_path):
     assert not (tmp_path / "third" / KEY_NAME).exists()
 
 
-def test_the_command_rejects_invalid_arguments(tmp_path):
+def test_the_command_rejects_invalid_arguments(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text('{"text": "Sig. Ugo Foschi"}\n')
     for arguments, message in (
@@ -132,7 +134,7 @@ def test_the_command_rejects_invalid_arguments(tmp_path):
     assert not (tmp_path / "o" / "a.jsonl.part").exists()
 
 
-def test_scores_on_annotated_files(tmp_path):
+def test_scores_on_annotated_files(tmp_path: Path) -> None:
     spans, tags, columns = (tmp_path / name for name in ("a.jsonl", "b.jsonl", "c.conll"))
     good = {"text": "Sig. Ugo Foschi, 04/03/2020", "lang": "it"}
     personal = [{"span": [0, 15], "type": "NAME"}, {"span": [17, 27], "type": "DATE"}]
@@ -155,7 +157,7 @@ def test_scores_on_annotated_files(tmp_path):
 # ── while a silo reads its data ────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_rows_are_deidentified_while_they_are_read(tmp_path):
+def test_rows_are_deidentified_while_they_are_read(tmp_path: Path) -> None:
     notes = list(generator.notes("it", 30, seed=5))
     file = tmp_path / "it.jsonl"
     file.write_text("".join(json.dumps(n, ensure_ascii=False) + "\n" for n in notes), encoding="utf-8")
@@ -174,7 +176,7 @@ def test_rows_are_deidentified_while_they_are_read(tmp_path):
     assert [r["text"] for r in untouched] == [n["text"] for n in notes]
 
 
-def test_tokenised_rows_are_reported_and_left_out(tmp_path):
+def test_tokenised_rows_are_reported_and_left_out(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text(json.dumps({"tokens": ["Mr", "Smith"], "tags": ["O", "O"], "lang": "en"}))
     problems = Problems()

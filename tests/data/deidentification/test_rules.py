@@ -1,8 +1,9 @@
 """De-identification rules: which personal details are found, which text is left alone, and how this is scored."""
-# ruff: noqa: RUF001 (texts in nine scripts and languages)
 
+# ruff: noqa: RUF001 (texts in nine scripts and languages)
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -18,7 +19,7 @@ LANGUAGES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 TEXTS = yaml.safe_load((Path(__file__).parent.parent / "deidentify_texts.yaml").read_text(encoding="utf-8"))
 
 
-def held_out(code, note, number):
+def held_out(code: Any, note: Any, number: Any) -> Any:
     """The note with every personal detail replaced by one that the generator does not use."""
     rng = stream(5, "held out", code, number)
     months = generator.language(code).formats["months"]
@@ -37,7 +38,7 @@ def held_out(code, note, number):
     return {"text": text + note["text"][position:], "personal": personal}
 
 
-def unmarked(marked):
+def unmarked(marked: Any) -> Any:
     text, personal = "", []
     for piece in re.split("(‹[^›]*›)", marked):
         if piece.startswith("‹"):
@@ -48,7 +49,7 @@ def unmarked(marked):
 
 
 @pytest.mark.parametrize("code", LANGUAGES)
-def test_sentences_written_by_hand(code):
+def test_sentences_written_by_hand(code: Any) -> None:
     for marked in TEXTS["sentences"][code]:
         text, personal = unmarked(marked)
         found = RULES.find(text, code)
@@ -63,13 +64,13 @@ def test_sentences_written_by_hand(code):
 
 
 @pytest.mark.parametrize("code", LANGUAGES)
-def test_clinical_content_is_left_alone(code):
+def test_clinical_content_is_left_alone(code: Any) -> None:
     text = TEXTS["clinical"][code]
     assert [text[f.start : f.end] for f in RULES.find(text, code)] == []
 
 
 @pytest.mark.parametrize("code", generator.LANGUAGES)
-def test_recall_and_precision_on_the_generators_gold(code):
+def test_recall_and_precision_on_the_generators_gold(code: Any) -> None:
     found = measure(generator.notes(code, 150, seed=21), RULES, code)
     assert found["overall"]["recall"] >= 0.98
     assert found["overall"]["character_recall"] >= 0.98
@@ -78,7 +79,7 @@ def test_recall_and_precision_on_the_generators_gold(code):
 
 
 @pytest.mark.parametrize("code", generator.LANGUAGES)
-def test_recall_on_names_and_formats_that_the_generator_does_not_use(code):
+def test_recall_on_names_and_formats_that_the_generator_does_not_use(code: Any) -> None:
     rows = [held_out(code, note, i) for i, note in enumerate(generator.notes(code, 100, seed=22))]
     found = measure(rows, RULES, code)["overall"]
     assert found["recall"] >= 0.95
@@ -86,7 +87,7 @@ def test_recall_on_names_and_formats_that_the_generator_does_not_use(code):
 
 
 @pytest.mark.parametrize("code", generator.LANGUAGES)
-def test_the_rules_contain_no_names_of_people_or_places(code):
+def test_the_rules_contain_no_names_of_people_or_places(code: Any) -> None:
     said = generator.language(code)
     known = {*said.people["female"], *said.people["male"], *said.people["family"], *said.places["cities"]}
     listed = set(re.findall(r"[\w'’׳״-]+", (FOLDER / f"{code}.yaml").read_text(encoding="utf-8")))
@@ -97,16 +98,16 @@ def test_the_rules_contain_no_names_of_people_or_places(code):
 
 
 class Nothing:
-    def find(self, text, language):
+    def find(self, text: Any, language: Any) -> Any:
         return []
 
 
 class Everything:
-    def find(self, text, language):
+    def find(self, text: Any, language: Any) -> Any:
         return [Finding(0, len(text), "NAME")]
 
 
-def test_scores_of_a_finder_that_finds_nothing_or_everything():
+def test_scores_of_a_finder_that_finds_nothing_or_everything() -> None:
     rows = list(generator.notes("it", 20))
     nothing, everything = measure(rows, Nothing(), "it")["overall"], measure(rows, Everything(), "it")["overall"]
     assert nothing["recall"] == nothing["character_recall"] == 0
@@ -116,9 +117,9 @@ def test_scores_of_a_finder_that_finds_nothing_or_everything():
     assert everything["exact_recall"] == 0
 
 
-def test_measure_counts_by_hand():
+def test_measure_counts_by_hand() -> None:
     class Half:
-        def find(self, text, language):
+        def find(self, text: Any, language: Any) -> Any:
             return [Finding(0, 4, "NAME"), Finding(6, 8, "DATE"), Finding(9, 10, "ID")]
 
     row = {"text": "abcdefghij", "personal": [{"span": [0, 4], "type": "NAME"}, {"span": [5, 9], "type": "DATE"}]}
@@ -132,7 +133,7 @@ def test_measure_counts_by_hand():
     assert found["types"]["ID"]["recall"] is None
 
 
-def test_a_language_without_rules_is_refused_by_name():
+def test_a_language_without_rules_is_refused_by_name() -> None:
     with pytest.raises(UserError, match="language 'xx' has no rules"):
         RULES.find("text", "xx")
     assert vocabulary("pt-BR") is not None

@@ -1,10 +1,11 @@
 """Surrogates and tags: consistency, secrecy, dates, and offsets of annotations."""
-# ruff: noqa: RUF001 (texts in nine scripts and languages)
 
+# ruff: noqa: RUF001 (texts in nine scripts and languages)
 import json
 import re
 from datetime import date, timedelta
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -23,7 +24,7 @@ NOTE = (
 )
 
 
-def test_surrogates_are_consistent_keyed_and_of_the_same_kind():
+def test_surrogates_are_consistent_keyed_and_of_the_same_kind() -> None:
     new, found = deidentify(NOTE, "it", RULES, "one key", "surrogates")
     again, _ = deidentify(NOTE, "it", RULES, "one key", "surrogates")
     other, _ = deidentify(NOTE, "it", RULES, "another", "surrogates")
@@ -46,7 +47,7 @@ def test_surrogates_are_consistent_keyed_and_of_the_same_kind():
     assert m[4].replace(" ", "-") in elsewhere, "the same number in another notation"
 
 
-def test_tags_name_the_type():
+def test_tags_name_the_type() -> None:
     new, _ = deidentify("Il Sig. Ugo Foschi, nato il 4 marzo 1951.", "it", RULES, "k", "tags")
     assert new == "Il [NAME], nato il [DATE]."
     with pytest.raises(UserError, match="did you mean 'tags'"):
@@ -54,7 +55,7 @@ def test_tags_name_the_type():
 
 
 @pytest.mark.parametrize("code", generator.LANGUAGES)
-def test_no_personal_detail_survives_in_any_language(code):
+def test_no_personal_detail_survives_in_any_language(code: Any) -> None:
     for note in generator.notes(code, 40, seed=4):
         new, found = deidentify(note["text"], code, RULES, "k", "surrogates")
         assert "[DATE]" not in new
@@ -79,14 +80,14 @@ WRITTEN = {
 DAYS = st.dates(date(1930, 1, 1), date(2049, 12, 31))
 
 
-def in_words(code, day):
+def in_words(code: Any, day: Any) -> Any:
     month = generator.language(code).formats["months"][day.month - 1]
     return WRITTEN[code].replace("%d", str(day.day)).replace("%B", month).replace("%Y", str(day.year))
 
 
 @settings(max_examples=60, deadline=None)
 @given(DAYS, DAYS, st.sampled_from(sorted(WRITTEN)), st.text(min_size=1, max_size=20))
-def test_dates_move_together_in_every_notation(first, second, code, key):
+def test_dates_move_together_in_every_notation(first: Any, second: Any, code: Any, key: Any) -> None:
     notations = [
         f"{first:%d/%m/%Y}", f"{second:%d/%m/%Y}", f"{first:%Y-%m-%d}", f"{first:%d.%m.%Y}", in_words(code, first),
     ]  # fmt: skip
@@ -115,7 +116,7 @@ def test_dates_move_together_in_every_notation(first, second, code, key):
         ("it", "31/02/2020", r"\d\d/\d\d/20\d\d"),
     ],
 )
-def test_a_moved_date_keeps_its_notation(code, said, shape):
+def test_a_moved_date_keeps_its_notation(code: Any, said: Any, shape: Any) -> None:
     for key in "abcdefgh":
         new, found = deidentify(said, code, RULES, key, "surrogates")
         assert len(found) == 1
@@ -123,8 +124,8 @@ def test_a_moved_date_keeps_its_notation(code, said, shape):
         assert new != said
 
 
-def test_dates_of_one_patient_are_moved_by_the_same_time():
-    def moved(text):
+def test_dates_of_one_patient_are_moved_by_the_same_time() -> None:
+    def moved(text: Any) -> Any:
         return deidentify(text, "it", RULES, "k", "surrogates")[0][-10:]
 
     assert moved("Sig. Ugo Foschi, 01/02/2020") == moved("La visita del Sig. Foschi è il 01/02/2020")
@@ -134,7 +135,7 @@ def test_dates_of_one_patient_are_moved_by_the_same_time():
 
 @settings(max_examples=120, deadline=None)
 @given(st.text(alphabet="Sig. Dott.raADé12/-:+@,;() \n\u00a0׳دר״№ул", max_size=80), st.sampled_from(LANGUAGES))
-def test_any_text_gives_disjoint_spans_in_order_and_can_be_replaced(text, code):
+def test_any_text_gives_disjoint_spans_in_order_and_can_be_replaced(text: Any, code: Any) -> None:
     found = RULES.find(text, code)
     assert all(0 <= f.start < f.end <= len(text) for f in found)
     assert all(a.end <= b.start for a, b in pairwise(found))
@@ -147,14 +148,14 @@ def test_any_text_gives_disjoint_spans_in_order_and_can_be_replaced(text, code):
     replace(text, found, code, "k")
 
 
-def test_overlapping_findings_are_merged():
+def test_overlapping_findings_are_merged() -> None:
     found = [Finding(3, 9, "NAME"), Finding(6, 14, "ID"), Finding(20, 22, "DATE")]
     assert replace("0123456789012345678901234", found, "it", "k", "tags") == "012[ID]456789[DATE]234"
     with pytest.raises(DataError, match="spans 3–99"):
         replace("short", [Finding(3, 99, "NAME")], "it", "k")
 
 
-def test_offsets_are_adjusted_to_the_new_text():
+def test_offsets_are_adjusted_to_the_new_text() -> None:
     text = "Il Sig. Ugo Foschi ha febbre dal 4 marzo 2020 e tosse."
     at = {word: [text.index(word), text.index(word) + len(word)] for word in ("febbre", "tosse", "Sig. Ugo Foschi")}
     fever, cough, name = at.values()
@@ -182,7 +183,7 @@ def test_offsets_are_adjusted_to_the_new_text():
 
 
 @pytest.mark.parametrize("code", generator.LANGUAGES)
-def test_entities_of_generated_notes_keep_their_words(code):
+def test_entities_of_generated_notes_keep_their_words(code: Any) -> None:
     for note in generator.notes(code, 20, seed=8):
         new, _ = rewrite(note, "text", code, RULES, "k", "surrogates")
         for old, moved in zip(note["entities"], new["entities"], strict=True):

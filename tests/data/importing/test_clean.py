@@ -1,5 +1,7 @@
 """Cleaning of text."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,12 +21,12 @@ from tests.data.importing.texts import ONE
         ("x \ud800 y", "x y"),
     ],
 )
-def test_cleaning(raw, cleaned):
+def test_cleaning(raw: Any, cleaned: Any) -> None:
     assert clean(raw, "text", citations=False) == cleaned
     assert "[" not in raw or "[" in clean("[1] " + raw, "text", citations=True)
 
 
-def test_headings_and_items_are_not_joined_but_wrapped_lines_are():
+def test_headings_and_items_are_not_joined_but_wrapped_lines_are() -> None:
     text = (
         f"ANAMNESI\n{ONE[:45]}\n{ONE[45:]}\nAllergie\nNessuna nota\n---\nPagina 3 di 10\nhttps://x.org/a\n© 2020 Casa\n"
     )
@@ -33,7 +35,7 @@ def test_headings_and_items_are_not_joined_but_wrapped_lines_are():
 
 
 @given(st.text(max_size=300))
-def test_cleaning_takes_any_text_and_leaves_no_control_characters(text):
+def test_cleaning_takes_any_text_and_leaves_no_control_characters(text: Any) -> None:
     for kind in ("text", "pdf"):
         found = clean(text, kind, citations=False)
         found.encode()

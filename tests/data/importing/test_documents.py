@@ -3,6 +3,8 @@
 import gzip
 import json
 import tracemalloc
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,7 @@ from hansa.data.importing.tally import Tally
 from tests.data.importing.texts import ONE, THREE, TWO, again, italian, reasons, run, texts
 
 
-def study(older):
+def study(older: Any) -> Any:
     modules = {
         "identificationModule": {"briefTitle": "Studio"},
         "descriptionModule": {"briefSummary": ONE, "detailedDescription": TWO},
@@ -67,7 +69,7 @@ KINDS = {
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("name", KINDS)
-def test_every_kind_gives_the_same_sentences(tmp_path, name, packed):
+def test_every_kind_gives_the_same_sentences(tmp_path: Path, name: Any, packed: Any) -> None:
     content = KINDS[name] if isinstance(KINDS[name], bytes) else KINDS[name].encode()
     source = {f"{name}.gz": gzip.compress(content)} if packed else {name: content}
     report, splits = run(tmp_path, source)
@@ -77,13 +79,13 @@ def test_every_kind_gives_the_same_sentences(tmp_path, name, packed):
 
 
 @pytest.mark.parametrize(("what", "documents_read"), [("files", 1), ("blocks", 2), ("lines", 3)])
-def test_what_a_document_is_in_plain_text(tmp_path, what, documents_read):
+def test_what_a_document_is_in_plain_text(tmp_path: Path, what: Any, documents_read: Any) -> None:
     report, splits = run(tmp_path, {"a.txt": f"{ONE}\n{TWO}\n\n{THREE}\n"}, documents=what)
     assert report["documents"]["read"] == report["documents"]["kept"] == documents_read
     assert sorted(texts(splits)) == sorted([ONE, TWO, THREE])
 
 
-def test_bad_files_are_reported_and_the_rest_is_imported(tmp_path):
+def test_bad_files_are_reported_and_the_rest_is_imported(tmp_path: Path) -> None:
     whole = gzip.compress("\n".join(italian(400, seed=9)).encode())
     report, splits = run(
         tmp_path,
@@ -115,7 +117,7 @@ def test_bad_files_are_reported_and_the_rest_is_imported(tmp_path):
     assert len(texts(splits)) > 500, "text before the damage is kept"
 
 
-def test_dangling_and_cyclic_links_are_reported(tmp_path):
+def test_dangling_and_cyclic_links_are_reported(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.txt").write_text(ONE)
     (tmp_path / "in/back").symlink_to(tmp_path / "in")
@@ -125,12 +127,12 @@ def test_dangling_and_cyclic_links_are_reported(tmp_path):
     assert len(reasons(report)["a link to a folder, or not a readable file"]["places"]) == 2
 
 
-def test_articles_after_a_malformed_one_are_read(tmp_path):
+def test_articles_after_a_malformed_one_are_read(tmp_path: Path) -> None:
     _, splits = run(tmp_path, {"a.xml": PUBMED.replace("</Abstract></Article>", "</Article>")})
     assert THREE in texts(splits)
 
 
-def test_entities_of_xml_are_neither_expanded_nor_fetched(tmp_path):
+def test_entities_of_xml_are_neither_expanded_nor_fetched(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("Segreto che non deve uscire da questo file.")
     body = f"<article><body><p>{ONE}</p><p>&e9;</p><p>&s;</p></body></article>"
     outside = f'<!DOCTYPE article [<!ENTITY s SYSTEM "file://{tmp_path}/secret"><!ENTITY e9 "Espansione del testo.">]>'
@@ -141,7 +143,7 @@ def test_entities_of_xml_are_neither_expanded_nor_fetched(tmp_path):
     assert "b.xml" in reasons(report)["not well-formed XML"]["places"][0]
 
 
-def test_mixed_encodings_in_one_file_are_read_line_by_line(tmp_path):
+def test_mixed_encodings_in_one_file_are_read_line_by_line(tmp_path: Path) -> None:
     lines = [TWO.encode(), "Però la tosse è già più lieve di ieri mattina.".encode("cp1252"), ONE.encode()]
     report, splits = run(tmp_path, {"a.txt": b"\n".join(lines)})
     assert sorted(texts(splits)) == sorted([TWO, ONE, "Però la tosse è già più lieve di ieri mattina."])
@@ -149,14 +151,14 @@ def test_mixed_encodings_in_one_file_are_read_line_by_line(tmp_path):
     assert place.endswith("a.txt:2 (cp1252)")
 
 
-def test_the_code_page_follows_the_language(tmp_path):
+def test_the_code_page_follows_the_language(tmp_path: Path) -> None:
     said = "Пациентка жалуется на боль в груди в течение трёх дней."
     report, splits = run(tmp_path, {"a.txt": said.encode("cp1251")}, "ru")
     assert texts(splits) == [said]
     assert "use --documents blocks or lines" in report["notes"][0], "one document is in one split"
 
 
-def test_a_very_long_line_is_read_in_blocks(tmp_path):
+def test_a_very_long_line_is_read_in_blocks(tmp_path: Path) -> None:
     notes = " ".join(italian(200))
     path = tmp_path / "a.txt"
     with path.open("w", encoding="utf-8") as stream:
@@ -176,7 +178,7 @@ def test_a_very_long_line_is_read_in_blocks(tmp_path):
     assert max(len(part.text) for part in parts) < 600_000 < len(notes * 20)
 
 
-def test_a_character_is_never_split(tmp_path):
+def test_a_character_is_never_split(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("日本語" * 200_000, encoding="utf-8")
     tally = Tally()

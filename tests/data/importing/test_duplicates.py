@@ -1,6 +1,8 @@
 """Duplicates and splits: no sentence twice, no sentence in two splits, also if the tables are full."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from hansa.data.importing.sentences import splitter
 from tests.data.importing.texts import again, italian, reasons, run, texts
 
 
-def test_no_sentence_is_in_two_splits_or_repeated(tmp_path):
+def test_no_sentence_is_in_two_splits_or_repeated(tmp_path: Path) -> None:
     notes = italian(600)
     mixed = "".join(json.dumps({"text": t if n % 9 else t.upper()}) + "\n" for n, t in enumerate(notes))
     report, splits = run(tmp_path, {"a.jsonl": mixed}, valid=0.2, test=0.3)
@@ -26,13 +28,13 @@ def test_no_sentence_is_in_two_splits_or_repeated(tmp_path):
     assert report["splits"]["valid"]["documents"] == pytest.approx(120, abs=40)
 
 
-def test_the_split_of_a_document_depends_on_its_content_alone(tmp_path):
+def test_the_split_of_a_document_depends_on_its_content_alone(tmp_path: Path) -> None:
     notes = italian(80)
     _, splits = run(tmp_path, {f"{n:03}.txt": text for n, text in enumerate(notes)}, test=0.4)
     (tmp_path / "other").mkdir()
     _, turned = run(tmp_path / "other", {f"{n:03}.txt": text for n, text in enumerate(reversed(notes))}, test=0.4)
 
-    def split_of(found):
+    def split_of(found: Any) -> Any:
         return {row["doc"]: side for side, rows in found.items() for row in rows}
 
     first, second = split_of(splits), split_of(turned)
@@ -40,7 +42,7 @@ def test_the_split_of_a_document_depends_on_its_content_alone(tmp_path):
     assert all(second[doc] == side for doc, side in first.items() if doc in second)
 
 
-def test_near_duplicates_are_dropped_and_other_documents_are_kept(tmp_path):
+def test_near_duplicates_are_dropped_and_other_documents_are_kept(tmp_path: Path) -> None:
     long = " ".join(italian(6))
     changed = long.replace(long.split()[20], "sostituito", 1)
     report, _ = run(tmp_path, {"a.txt": long, "b.txt": changed, "c.txt": " ".join(italian(6, seed=8))})
@@ -51,7 +53,7 @@ def test_near_duplicates_are_dropped_and_other_documents_are_kept(tmp_path):
 
 @given(st.integers(0, 60), st.integers(0, 1000))
 @settings(max_examples=30, deadline=None)
-def test_near_duplicates_by_the_true_jaccard_similarity(changed, seed):
+def test_near_duplicates_by_the_true_jaccard_similarity(changed: Any, seed: Any) -> None:
     rng = np.random.default_rng(seed)
     words = [f"w{n}" for n in rng.integers(0, 10**9, 120)]
     other = [f"v{n}" if n < changed else word for n, word in enumerate(words)]
@@ -68,7 +70,7 @@ def test_near_duplicates_by_the_true_jaccard_similarity(changed, seed):
 
 
 @given(st.lists(st.lists(st.integers(1, 300), max_size=40), max_size=8))
-def test_the_table_of_fingerprints_is_a_set(batches):
+def test_the_table_of_fingerprints_is_a_set(batches: Any) -> None:
     table, seen = Fingerprints(0.003), set()  # 393 slots: small enough for collisions
     for batch in batches:
         prints = np.array([n * 0x9E3779B97F4A7C15 % 2**64 for n in batch], np.uint64)
@@ -79,7 +81,7 @@ def test_the_table_of_fingerprints_is_a_set(batches):
     assert not table.full
 
 
-def test_a_full_table_is_reported_and_the_splits_stay_disjoint(tmp_path, monkeypatch):
+def test_a_full_table_is_reported_and_the_splits_stay_disjoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from hansa.data.importing import writing
 
     monkeypatch.setattr(writing, "Fingerprints", lambda megabytes: Fingerprints(0.01))

@@ -4,6 +4,8 @@ import gzip
 import json
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,7 @@ from hansa.data.importing.sentences import WINDOW, other_language, splitter
 from tests.data.importing.texts import ONE, TWO, again, italian, reasons, run, texts
 
 
-def test_a_document_in_another_language_is_dropped_by_default(tmp_path):
+def test_a_document_in_another_language_is_dropped_by_default(tmp_path: Path) -> None:
     english = "The patient was admitted to hospital with chest pain and shortness of breath."
     report, splits = run(tmp_path, {"a.txt": f"{ONE} {TWO}", "b.txt": english})
     assert english not in texts(splits)
@@ -26,21 +28,21 @@ def test_a_document_in_another_language_is_dropped_by_default(tmp_path):
 
 
 @pytest.mark.parametrize("language", generator.LANGUAGES)
-def test_no_document_is_wrongly_detected_as_another_language(language):
+def test_no_document_is_wrongly_detected_as_another_language(language: Any) -> None:
     notes = [note["text"] for note in generator.notes(language, 60, seed=4)]
     assert [other_language(text, language) for text in notes] == [""] * 60
     other = "de" if language != "de" else "fr"
     assert all(other_language(text, other) for text in notes)
 
 
-def test_a_language_without_splitter_rules_uses_general_rules(tmp_path):
+def test_a_language_without_splitter_rules_uses_general_rules(tmp_path: Path) -> None:
     report, splits = run(tmp_path, {"a.txt": f"{ONE} {TWO}"}, "xx")
     assert sorted(texts(splits)) == sorted([ONE, TWO])
     assert "no rules for 'xx'" in report["notes"][0]
     assert "no document was checked" in report["notes"][1]
 
 
-def test_every_dropped_document_is_counted(tmp_path):
+def test_every_dropped_document_is_counted(tmp_path: Path) -> None:
     content = {f"{n}.txt": text for n, text in enumerate([*italian(60), *italian(10), "12345 678 90. 1.", "ok.", ""])}
     report, splits = run(tmp_path, content)
     lost = sum(one["count"] for one in report["dropped"]["documents"])
@@ -51,7 +53,7 @@ def test_every_dropped_document_is_counted(tmp_path):
     assert reasons(report)["near-duplicate of an earlier document"]["count"] == 10
 
 
-def test_unsuitable_sentences_are_counted_by_reason(tmp_path):
+def test_unsuitable_sentences_are_counted_by_reason(tmp_path: Path) -> None:
     many = "parola " * 200
     report, splits = run(tmp_path, {"a.txt": f"Sì.\n\n{ONE}\n\n+39 011 555 1234 / 22-10-2020 (12.5).\n\n{many}fine.\n"})
     assert texts(splits) == [ONE]
@@ -60,7 +62,7 @@ def test_unsuitable_sentences_are_counted_by_reason(tmp_path):
 
 
 @pytest.mark.parametrize("language", ["it", "en", "ru"])
-def test_windows_do_not_change_the_sentences_of_a_long_paragraph(language):
+def test_windows_do_not_change_the_sentences_of_a_long_paragraph(language: Any) -> None:
     from sentencex import segment
 
     text = " ".join(note["text"] for note in generator.notes(language, 40, seed=2))
@@ -68,7 +70,7 @@ def test_windows_do_not_change_the_sentences_of_a_long_paragraph(language):
     assert splitter(language)(text) == [sentence.strip() for sentence in segment(language, text)]
 
 
-def test_any_number_of_workers_gives_the_same_files(tmp_path, monkeypatch):
+def test_any_number_of_workers_gives_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = {f"{n}.jsonl": "".join(json.dumps({"text": t}) + "\n" for t in italian(400, seed=n)) for n in range(2)}
     monkeypatch.setattr("hansa.data.importing.BATCH", 20_000)
     one, _ = run(tmp_path, content)
@@ -78,7 +80,7 @@ def test_any_number_of_workers_gives_the_same_files(tmp_path, monkeypatch):
     assert {k: v for k, v in one.items() if "second" not in k} == {k: v for k, v in two.items() if "second" not in k}
 
 
-def test_gzipped_output_has_the_same_lines(tmp_path):
+def test_gzipped_output_has_the_same_lines(tmp_path: Path) -> None:
     run(tmp_path, {"a.txt": f"{ONE} {TWO}"})
     import_text([tmp_path / "in"], tmp_path / "packed", Settings("it", memory=2, gzip=True))
     for side in ("train", "valid", "test"):
@@ -87,13 +89,13 @@ def test_gzipped_output_has_the_same_lines(tmp_path):
 
 
 @pytest.mark.parametrize("existed", [False, True])
-def test_an_interrupted_import_leaves_nothing(tmp_path, existed):
+def test_an_interrupted_import_leaves_nothing(tmp_path: Path, existed: Any) -> None:
     (tmp_path / "a.txt").write_text(ONE)
     out = tmp_path / "out"
     if existed:
         out.mkdir()
 
-    def interrupt(done, total):
+    def interrupt(done: Any, total: Any) -> None:
         assert list(out.iterdir()), "drafts were being written"
         raise KeyboardInterrupt
 
@@ -103,7 +105,7 @@ def test_an_interrupted_import_leaves_nothing(tmp_path, existed):
     assert not existed or not list(out.iterdir())
 
 
-def test_progress_ends_at_the_size_of_the_input(tmp_path):
+def test_progress_ends_at_the_size_of_the_input(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text("\n".join(italian(700, seed=ord(name))))
     steps = []
@@ -115,7 +117,7 @@ def test_progress_ends_at_the_size_of_the_input(tmp_path):
     assert [done for done, _ in steps] == sorted(done for done, _ in steps)
 
 
-def test_invalid_settings_are_rejected_before_anything_is_written(tmp_path):
+def test_invalid_settings_are_rejected_before_anything_is_written(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(ONE)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
@@ -142,7 +144,7 @@ def test_invalid_settings_are_rejected_before_anything_is_written(tmp_path):
     assert not out.exists()
 
 
-def test_a_missing_package_is_named(tmp_path, monkeypatch):
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sentencex", None)
     with pytest.raises(
         UserError, match=r"'sentencex', which is not installed; install it with: pip install 'hansa\[prep"
@@ -151,7 +153,7 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
-def test_personal_details_are_replaced_before_anything_else(tmp_path):
+def test_personal_details_are_replaced_before_anything_else(tmp_path: Path) -> None:
     said = "Contattare la sig.ra Giulia Ferraro al numero 079 3978799 oppure a giulia.ferraro12@example.com."
     report, splits = run(tmp_path, {"a.txt": said}, deidentify="rules", key="secret", style="tags")
     assert report["personal_details_replaced"] >= 1
@@ -160,7 +162,7 @@ def test_personal_details_are_replaced_before_anything_else(tmp_path):
     assert any("3978799" in text for text in texts(plain))
 
 
-def test_the_command_prints_a_report_and_one_line_errors(tmp_path):
+def test_the_command_prints_a_report_and_one_line_errors(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(f"{ONE} {TWO}")
     command = [sys.executable, "-m", "hansa", "data", "import", str(tmp_path / "a.txt"), "--language", "it"]
     command += ["--out", str(tmp_path / "out"), "--memory", "2", "--format", "json"]

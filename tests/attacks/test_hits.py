@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from hansa.privacy.attacks.hits import (
+from hansa.attacks.hits import (
     MAX_GUESSES,
     Frequencies,
     Truth,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hansa.privacy.attacks.inversion import frozen, invert, nearest
+from hansa.attacks.inversion import frozen, invert, nearest
 
 WORDS, WIDTH, LENGTH = 60, 24, 5
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from hansa.core.seeds import derive
-from hansa.privacy.attacks.hits import MAX_GUESSES
+from hansa.attacks.hits import MAX_GUESSES
 
 Encode = Callable[[Tensor, Tensor], Tensor]
 """(token embeddings: texts × positions × width, mask: texts × positions) → what would be released of each text:

@@ -24,7 +24,7 @@ from hansa.client.runtime import Runtime
 from hansa.core.errors import UserError
 from hansa.core.seeds import stream
 from hansa.core.tensors import Tensors
-from hansa.privacy.attacks.hits import (
+from hansa.attacks.hits import (
     MARGIN,
     MAX_RARE_COUNT,
     Frequencies,
@@ -37,8 +37,8 @@ from hansa.privacy.attacks.hits import (
     score,
     size_bin,
 )
-from hansa.privacy.attacks.inversion import frozen, invert, nearest
-from hansa.privacy.attacks.victim import VictimModel, table_rows, token_types
+from hansa.attacks.inversion import frozen, invert, nearest
+from hansa.attacks.victim import VictimModel, table_rows, token_types
 from hansa.runs.inference import open_run
 
 Kind = Literal["embedding-inversion", "nearest-token"]

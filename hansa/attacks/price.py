@@ -18,7 +18,7 @@ from hansa.config.plugins import load_plugins
 from hansa.core.errors import UserError
 from hansa.core.method import METHODS
 from hansa.core.settings import Named
-from hansa.privacy.attacks import centroids as leak
+from hansa.attacks import centroids as leak
 from hansa.privacy.dp.prices import exchange_price
 from hansa.report import html
 from hansa.runs.callbacks import RunCallbacks

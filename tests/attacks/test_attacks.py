@@ -17,9 +17,9 @@ from hansa.config.federation import Federation
 from hansa.config.file import parse
 from hansa.core import representations
 from hansa.core.errors import UserError
-from hansa.privacy.attacks import centroids, gradient, price
-from hansa.privacy.attacks.inversion import nearest
-from hansa.privacy.attacks.victim import VictimModel, table_rows, token_types
+from hansa.attacks import centroids, gradient, price
+from hansa.attacks.inversion import nearest
+from hansa.attacks.victim import VictimModel, table_rows, token_types
 from hansa.privacy.dp.prices import exchange_price
 from hansa.privacy.policy.preview import preview_policy
 from hansa.privacy.policy.rules import Policy

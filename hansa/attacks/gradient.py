@@ -38,8 +38,8 @@ from hansa.core.errors import RunFailed, UserError, did_you_mean
 from hansa.core.messages import Failure, Train
 from hansa.core.model_parts import block_lists
 from hansa.core.tensors import Tensors
-from hansa.privacy.attacks.hits import MARGIN, Frequencies
-from hansa.privacy.attacks.victim import embedding_table, token_types
+from hansa.attacks.hits import MARGIN, Frequencies
+from hansa.attacks.victim import embedding_table, token_types
 from hansa.privacy.dp.accounting import epsilon
 from hansa.privacy.dp.updates import UpdateMechanism
 from hansa.runs.inference import open_run
