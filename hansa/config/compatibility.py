@@ -14,10 +14,10 @@ from hansa.core.method import Method
 from hansa.core.participation import cohort_size
 
 DECLARATIONS = {
-    "participation": ("synchronous", "buffer", "on_trees"),
+    "participation": ("synchronous", "buffer", "on_trees", "state"),
     "scope": ("shares_nothing",),
     "objective": ("needs_text_vectors", "state"),
-    "exchange": ("description", "release", "needs_text_vectors"),
+    "exchange": ("description", "release", "min_samples", "needs_text_vectors"),
     "upload": ("selects", "keeps_local", "both_ways", "lossy"),
     "weighting": ("known_before_training", "replaceable"),
     "aggregator": ("linear", "per_tensor", "min_cohort", "replaceable"),
@@ -155,6 +155,11 @@ def _exchange(federation: Federation, method: Method) -> None:
 
 
 def _shared_state(federation: Federation, method: Method) -> None:
+    if method.upload.selects:
+        raise ConfigError(
+            f"upload: method '{method.name}' shares a state with the server that follows from whole updates, and "
+            "'upload' leaves tensors out: leave the choice of tensors out (quantisation works)"
+        )
     if is_tree(federation):
         raise ConfigError(
             f"method '{method.name}' shares a state between the server and its silos: the silos must stand directly "

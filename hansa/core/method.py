@@ -54,6 +54,10 @@ class Exchange(Protocol):
         """The privacy mechanism on what is shared; None: it is shared as it is."""
 
     @property
+    def min_samples(self) -> int:
+        """The least number of samples behind each row that is shared."""
+
+    @property
     def needs_text_vectors(self) -> bool:
         """Whether it looks at one vector for a whole text, which only classifiers have."""
 

@@ -109,6 +109,10 @@ class ParticipationRule(Protocol):
     def on_trees(self) -> bool:
         """Whether the root of a tree may use it."""
 
+    @property
+    def state(self) -> type | None:
+        """The dataclass that the server keeps for it between rounds, in ``slots["participation"]``; None: nothing."""
+
     def plan(self, context: PlanContext, state: ServerState) -> Plan:
         """Choose who works; advance ``state.clock`` and the slot's own state.
 
@@ -126,6 +130,7 @@ class Synchronous:
     synchronous: ClassVar[bool] = True
     buffer: ClassVar[int] = 0
     on_trees: ClassVar[bool] = True
+    state: ClassVar[None] = None
 
     def plan(self, context: PlanContext, state: ServerState) -> Plan:
         """Draw the cohort; all of it starts from the round's model."""
@@ -179,6 +184,7 @@ class BufferedRegions:
     power: float = 0.5
     synchronous: ClassVar[bool] = False
     on_trees: ClassVar[bool] = True
+    state: ClassVar[type[BufferState]] = BufferState
 
     def plan(self, context: PlanContext, state: ServerState) -> Plan:
         """Take the children that are done first, by the virtual clock."""

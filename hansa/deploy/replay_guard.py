@@ -10,7 +10,7 @@ from hansa.deploy.network.envelope import Envelope, EnvelopeError
 
 
 class ReplayGuard:
-    """The newest run and sequence number that were accepted, in ``file``. ``log`` receives a warning if it is damaged."""
+    """The newest run and sequence number that were accepted, in ``file``; ``log`` is called if it is damaged."""
 
     def __init__(self, file: Path, log: Callable[[str], None] = lambda text: None) -> None:
         self._file = file

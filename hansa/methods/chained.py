@@ -27,6 +27,7 @@ class RoundRobin:
     synchronous: ClassVar[bool] = False
     buffer: ClassVar[int] = 0
     on_trees: ClassVar[bool] = False
+    state: ClassVar[None] = None
 
     def plan(self, context: PlanContext, state: ServerState) -> Plan:
         number, settings = context.number, context.settings

@@ -33,6 +33,7 @@ class Buffered:
     buffer: int
     synchronous: ClassVar[bool] = False
     on_trees: ClassVar[bool] = False
+    state: ClassVar[type[BufferState]] = BufferState
 
     def plan(self, context: PlanContext, state: ServerState) -> Plan:
         before: BufferState = state.slots.get(PARTICIPATION) or BufferState()

@@ -63,6 +63,10 @@ class ClusterPairs:
     needs_text_vectors: ClassVar[bool] = True
 
     @property
+    def min_samples(self) -> int:
+        return self.floor
+
+    @property
     def release(self) -> Mechanism | None:
         return self.noise
 

@@ -47,6 +47,10 @@ class Means:
     release: ClassVar[None] = None
 
     @property
+    def min_samples(self) -> int:
+        return self.size
+
+    @property
     def description(self) -> str:
         return (
             f"for at most {self.count} groups of {self.size} samples the mean of their embedded tokens, position by "

@@ -180,11 +180,12 @@ def _warnings(seen: Preview) -> list[str]:
     small = [s.name for s in silos if s.samples < federation.train.batch]
     if small and federation.train.samples.epochs is not None:
         found.append(f"these silos have fewer samples than one batch of {federation.train.batch}: {', '.join(small)}")
-    floor = getattr(build_method(federation).exchange, "floor", 0)
+    exchange = build_method(federation).exchange
+    floor = exchange.min_samples if exchange is not None else 0
     silent = [s.name for s in silos if s.samples < floor]
     if silent and federation.kind == "federated":
         found.append(
-            f"these silos have fewer samples than method.floor {floor} and share no knowledge: {', '.join(silent)}"
+            f"these silos have fewer samples than {floor}, the least that the method shares a row of, and share no knowledge: {', '.join(silent)}"
         )
     inner = [name for name, node in walk(federation.silos) if node.silos]
     if federation.kind == "central" and inner:

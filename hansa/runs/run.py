@@ -21,7 +21,6 @@ from hansa.core.errors import RunFailed, UserError
 from hansa.core.hierarchy import LayerState
 from hansa.core.link import Link
 from hansa.core.messages import DataCard, NodeId, Update
-from hansa.core.participation import BufferState
 from hansa.core.round import Record
 from hansa.core.state import DOWNLINK, HIERARCHY, PARTICIPATION, ServerState
 from hansa.links.local import LocalLink
@@ -198,7 +197,9 @@ class Run:
         start = self.root.tree.start if self.root.tree is not None else runtime.start.only(runtime.shared.names)
         fresh = self.root.begin(start.copy())
         kinds = {slot: type(state) for slot, state in fresh.slots.items()}
-        kinds |= {PARTICIPATION: BufferState, HIERARCHY: LayerState, DOWNLINK: DownlinkState}
+        kinds |= {HIERARCHY: LayerState, DOWNLINK: DownlinkState}
+        if (rule := runtime.method.participation.state) is not None:
+            kinds[PARTICIPATION] = rule
         return self.directory.newest(kinds) or fresh
 
     def _checkpoint(self, state: ServerState) -> None:

@@ -18,7 +18,7 @@ from tests.faults.processes import read_only
 runner = CliRunner()
 
 
-def call(*arguments: str) -> subprocess.CompletedProcess:
+def call(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "hansa", *arguments], capture_output=True, text=True, timeout=120)
 
 
@@ -154,7 +154,7 @@ def test_other_tasks_run_and_predict(federation: Build, tmp_path: Path, task: An
 def test_check_warns_where_one_language_dominates(file: Any, tmp_path: Path) -> None:
     """The rule that the Medical paper's first version gave up, max(100, 1e-4·N), and the one it kept, in proportion."""
     sizes = {"en": 10_000, "fr": 36, "he": 3}  # as in Table 1
-    raw = {"silos": {}, "train": {"samples": {"floor": 1, "fraction": 0.01}}}
+    raw: dict[str, Any] = {"silos": {}, "train": {"samples": {"floor": 1, "fraction": 0.01}}}
     for name, count in sizes.items():
         path = tmp_path / f"{name}.jsonl"
         path.write_text("".join(json.dumps({"text": f"{name} {i}"}) + "\n" for i in range(count)))
@@ -224,7 +224,7 @@ def test_check_warns_of_texts_in_another_language(tmp_path: Path) -> None:
         "de": "Der Patient klagt seit gestern über starke Schmerzen in der Brust und über Atemnot.",
         "es": "El paciente refiere desde ayer un fuerte dolor en el pecho y dificultad para respirar.",
     }
-    raw = {"silos": {}, "data": {"valid": 0, "test": 0}}
+    raw: dict[str, Any] = {"silos": {}, "data": {"valid": 0, "test": 0}}
     for name, text in texts.items():
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": text}) + "\n" + json.dumps({"text": text}))
         raw["silos"][name] = {"train": str(tmp_path / f"{name}.jsonl"), "language": "de"}

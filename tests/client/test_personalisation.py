@@ -45,7 +45,7 @@ def test_adaptive_mixing_is_apfl_written_out() -> None:
     training = Training(optimizer="sgd", lr=lr)
     mixing = Mixing(learner, torch.tensor(shared, dtype=torch.float32), training, alpha, alpha_lr)
     work = Work(learner, learner.state.copy(), 1, {})
-    train(work, Pull(), PlainObjective(), training, batches(targets), 1.0, mixing)
+    train(work, Pull(), PlainObjective(), training, batches(targets), 1.0, mixing)  # type: ignore[arg-type]
     for target in targets:
         gradient = alpha * own + (1 - alpha) * shared - np.array(target)
         slope = gradient @ (own - shared)
@@ -59,7 +59,8 @@ def test_alpha_stays_between_zero_and_one() -> None:
     learner = Learner(Point([5.0, 5.0]))
     mixing = Mixing(learner, torch.zeros(2), Training(lr=0.01), 0.5, 100.0)
     work = Work(learner, learner.state.copy(), 1, {})
-    train(work, Pull(), PlainObjective(), Training(lr=0.01), batches([[0.0, 0.0]]), 1.0, mixing)
+    training = Training(lr=0.01)
+    train(work, Pull(), PlainObjective(), training, batches([[0.0, 0.0]]), 1.0, mixing)  # type: ignore[arg-type]
     assert mixing.alpha == 0.0
 
 

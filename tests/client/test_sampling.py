@@ -13,7 +13,7 @@ from hansa.core.seeds import stream
 @given(st.integers(1, 400), st.integers(1, 90), st.integers(0, 1000))
 def test_without_replacement_every_sample_is_drawn_once_per_pass(size: Any, floor: Any, seed: Any) -> None:
     training = Training(samples=Samples(floor=floor, replace=False))
-    taken = []
+    taken: list[int] = []
     round = 0
     while len(taken) < 2 * size:
         round += 1

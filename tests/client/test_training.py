@@ -37,7 +37,8 @@ def test_parts_add_up_to_the_batch(cuts: Any) -> None:
 
 def test_a_part_without_a_target_teaches_nothing_and_spoils_nothing() -> None:
     texts, labels = texts_of(4)
-    full, empty = batch_of(texts, labels), replace(batch_of(texts[:1], labels[:1]), targets=torch.zeros(0, dtype=int))
+    full, one = batch_of(texts, labels), batch_of(texts[:1], labels[:1])
+    empty = replace(one, targets=torch.zeros(0, dtype=torch.long))
     learner = classifier()
     done = train(work_of(learner), Classify(), PlainObjective(), Training(lr=0.5), iter([[full, empty]]), 1.0)
     alone = classifier()

@@ -11,6 +11,7 @@ from hansa.config.nodes import Node
 from hansa.config.sections import Privacy
 from hansa.core.errors import ConfigError
 from hansa.core.participation import Participation
+from hansa.core.settings import Named
 from tests.conftest import Build
 
 NEARBY = {"rounds": 2, "nearby": 1}
@@ -45,7 +46,7 @@ def test_krum_counts_those_who_meet_in_a_region(federation: Build) -> None:
     settings = federation(sizes=MANY)
     large, small = (dict(list(settings.silos.items())[:n]) for n in (5, 2))
     for below, fits in ((large, True), (small, False)):
-        region = Node(silos=below, method={"name": "krum"})
+        region = Node(silos=below, method=Named(name="krum"))
         tree = settings.model_copy(update={"silos": {"region": region}})
         if fits:
             build_method(tree, region)

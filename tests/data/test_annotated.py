@@ -1,6 +1,7 @@
 """Annotated rows in every format, their samples and metrics, and how invalid rows are reported."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hansa.core.errors import DataError
 from hansa.core.seeds import stream
 from hansa.core.settings import Named
 from hansa.data import examples
-from hansa.data.examples import Unusable
+from hansa.data.examples import Encoded, Unusable
 from hansa.data.formats.annotated import BadRow, bio_spans, mark, mentions, pairs, words_and_tags
 from hansa.data.rows import Problems, Row
 from hansa.data.settings import Data
@@ -33,6 +34,15 @@ EXPECTED = [("No", "O"), ("fever", "B-Sign"), (",", "O"), ("but", "O"), ("pneumo
 
 def read(path: Any, **fields: Any) -> Any:
     return list(rows(Source(train=str(path), **fields), "train", WHOLE, Problems()))
+
+
+def usable(found: Iterable[Encoded | Unusable]) -> list[Encoded]:
+    """The samples, none of which may be unusable."""
+    samples = []
+    for one in found:
+        assert isinstance(one, Encoded), one
+        samples.append(one)
+    return samples
 
 
 def entity(start: Any, end: Any, kind: Any, assertion: str = "present") -> Any:
@@ -132,7 +142,7 @@ def test_long_sentences_are_split_between_words_and_outside_entities() -> None:
     vocabulary = Vocabulary(byte_tokenizer(), 18, LABELS)
     words = ["aa", "bb", "cccc", "dddd", "ee", "ff", "gg"]
     tags = ["O", "O", "B-Sign", "I-Sign", "O", "O", "O"]
-    found = list(Tag().encode([Row({"tokens": words, "tags": tags, "text": ""})], Source(train="x"), vocabulary))
+    found = usable(Tag().encode([Row({"tokens": words, "tags": tags, "text": ""})], Source(train="x"), vocabulary))
     assert len(found) > 1
     assert all(len(s.ids) <= 18 and len(s.ids) == len(s.tags) for s in found)
     marked = [[LABELS[t] for t in s.tags if t != NO_TAG] for s in found]
@@ -202,7 +212,7 @@ def test_truncation_keeps_marked_mentions() -> None:
     vocabulary = Vocabulary(byte_tokenizer(), 40, ("absent", "present"))
     text = "x " * 60 + "no fever at all" + " y" * 60
     row = Row({"text": text, "start": 123, "end": 128, "label": "absent"})
-    [sample] = Classify((), marked_mentions).encode([row], Source(train="x"), vocabulary)
+    [sample] = usable(Classify((), marked_mentions).encode([row], Source(train="x"), vocabulary))
     assert len(sample.ids) <= 40
     assert "@ fever @" in vocabulary.tokenizer.decode(sample.ids)
 
@@ -244,11 +254,12 @@ def test_an_assertion_that_is_null_is_missing() -> None:
 
 def test_the_negative_class_is_named_in_the_settings() -> None:
     task = TASKS.build(Named.model_validate({"name": "relation", "labels": ["of"], "negative": "nothing"}))
+    assert isinstance(task, Classify)
     row = Row({"text": "abc def", "entities": [entity(0, 3, "A"), entity(4, 7, "B")]})
     row["relations"] = [{"head": 0, "tail": 1, "type": "of"}]
     assert task.labels == ("of", "nothing"), "it is added to the labels"
     vocabulary = Vocabulary(byte_tokenizer(), 40, task.labels)
-    found = list(task.encode([row], Source(train="x"), vocabulary))
+    found = usable(task.encode([row], Source(train="x"), vocabulary))
     assert [task.labels[sample.label] for sample in found] == ["of", "nothing"]
 
 
@@ -277,7 +288,7 @@ def test_tagging_loss_equals_transformers() -> None:
     torch.manual_seed(0)
     model = transformers.AutoModelForTokenClassification.from_config(config).eval()
     row = Row({"tokens": [w for w, _ in EXPECTED], "tags": [t for _, t in EXPECTED], "text": TEXT})
-    [sample] = Tag().encode([row], Source(train="x"), vocabulary)
+    [sample] = usable(Tag().encode([row], Source(train="x"), vocabulary))
     held = examples.Examples(
         np.asarray(sample.ids, np.int32), np.array([0, len(sample.ids)]), np.array([-1], np.int32),
         np.zeros(1, np.int32), ("all",), np.asarray(sample.tags, np.int32),
@@ -294,7 +305,7 @@ def test_tagging_loss_equals_transformers() -> None:
 def test_reasons_never_quote_the_row(tmp_path: Path) -> None:
     """Reasons leave the silo."""
     secret = "Maria Rossi"
-    bad = [
+    bad: list[dict[str, Any]] = [
         {"tokens": [secret], "tags": [secret]},
         {"tokens": [secret], "tags": [f"B-{secret}"]},
         {"text": secret, "entities": [{"span": [secret, 3], "type": "Sign"}]},
@@ -363,6 +374,7 @@ def test_an_entity_longer_than_a_sample_is_reported() -> None:
     vocabulary = Vocabulary(byte_tokenizer(), 18, LABELS)
     row = Row({"tokens": ["fever", "pneumonia", "pleurisy"], "tags": ["O", "B-Disease", "I-Disease"], "text": ""})
     [only] = Tag().encode([row], Source(train="x"), vocabulary)
+    assert isinstance(only, Unusable)
     assert "an entity does not fit into a sample of 18 tokens" in only.reason
 
 
@@ -371,7 +383,7 @@ def test_another_name_for_the_text_field(tmp_path: Path) -> None:
     file.write_text(json.dumps({"note": TEXT, "entities": [entity(3, 8, "Sign")]}))
     source = Source(train=str(file), text="note")
     vocabulary = Vocabulary(byte_tokenizer(), 40, LABELS)
-    [sample] = Tag().encode(list(rows(source, "train", WHOLE, Problems())), source, vocabulary)
+    [sample] = usable(Tag().encode(list(rows(source, "train", WHOLE, Problems())), source, vocabulary))
     assert LABELS.index("B-Sign") in sample.tags
 
 

@@ -116,4 +116,5 @@ def test_central_training_uses_as_many_samples_as_the_active_silos(federation: B
     cards = {name: DataCard({"train": {name: 100}}, 100) for name in ("north", "south", "east")}
     whole = arrange(federation(kind="central"), cards).train.samples.floor
     part = arrange(federation(kind="central", participation={"count": 1}), cards).train.samples.floor
+    assert part is not None
     assert part * 3 == whole

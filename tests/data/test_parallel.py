@@ -16,7 +16,7 @@ from hansa.data.splits import rows
 
 PAIRS = [("Guten Tag", "Good day"), ("Datei öffnen", "Open file"), ('Er sagte "ja"', 'He said "yes"')]
 WHOLE = Data(valid=0.0, test=0.0)
-LANGUAGES = {"language": "de", "target_language": "en"}
+LANGUAGES: dict[str, Any] = {"language": "de", "target_language": "en"}
 
 TMX = """<?xml version="1.0" encoding="UTF-8"?>
 <tmx version="1.4"><header/><body>
@@ -44,6 +44,10 @@ msgstr[1] "Dateien öffnen"
 """
 
 
+def aligned(file: Path, translations: Path) -> Source:
+    return Source.model_validate({"train": str(file), "aligned": str(translations)})
+
+
 def read(source: Any, problems: Any = None) -> Any:
     problems = problems or Problems()
     found = [(row[source.text], row[source.target]) for row in rows(source, "train", WHOLE, problems)]
@@ -59,8 +63,8 @@ def test_every_format_gives_the_same_pairs(tmp_path: Path) -> None:
     (tmp_path / "a.tmx").write_text(TMX.format("\n".join(UNIT.format(s, t) for s, t in PAIRS)))
     sources = {
         "jsonl": Source(train=str(tmp_path / "a.jsonl"), text="src", target="tgt"),
-        "aligned": Source(train=str(tmp_path / "a.de.gz"), aligned=str(tmp_path / "a.en")),
-        "tsv": Source(train=str(tmp_path / "plain.tsv"), text=1, target=2),
+        "aligned": aligned(tmp_path / "a.de.gz", tmp_path / "a.en"),
+        "tsv": Source.model_validate({"train": str(tmp_path / "plain.tsv"), "text": 1, "target": 2}),
         "tmx": Source(train=str(tmp_path / "a.tmx"), **LANGUAGES),
     }
     for name, source in sources.items():
@@ -85,7 +89,7 @@ def test_files_of_unequal_length_are_rejected_with_both_counts(tmp_path: Path) -
     (tmp_path / "a.de").write_text("eins\nzwei\ndrei\n")
     (tmp_path / "a.en").write_text("one\ntwo\n")
     for left, right, counts in (("a.de", "a.en", ("3", "2")), ("a.en", "a.de", ("2", "3"))):
-        source = Source(train=str(tmp_path / left), aligned=str(tmp_path / right))
+        source = aligned(tmp_path / left, tmp_path / right)
         with pytest.raises(DataError, match=f"has {counts[0]} lines, but .* has {counts[1]}: line n of the one"):
             read(source)
 
@@ -93,7 +97,7 @@ def test_files_of_unequal_length_are_rejected_with_both_counts(tmp_path: Path) -
 def test_empty_texts_and_missing_languages_are_counted_with_their_place(tmp_path: Path) -> None:
     (tmp_path / "a.de").write_text("eins\n\ndrei\n")
     (tmp_path / "a.en").write_text("one\ntwo\nthree\n")
-    found, problems = read(Source(train=str(tmp_path / "a.de"), aligned=str(tmp_path / "a.en")))
+    found, problems = read(aligned(tmp_path / "a.de", tmp_path / "a.en"))
     assert len(found) == 2
     assert problems.first == [f"{tmp_path / 'a.de'}:2: field 'text' is empty or not text"]
     (tmp_path / "a.tmx").write_text(TMX.format(UNIT.format("Guten Tag", "Good day")))

@@ -2,9 +2,12 @@
 
 import pickle
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from time import monotonic, time
+from typing import Any
 
 import pytest
 
@@ -26,7 +29,7 @@ HUGE = ("0" * 32, 10 << 30)
 
 
 @contextmanager
-def alive(agent):
+def alive(agent: Any) -> Iterator[Any]:
     thread = threading.Thread(target=agent.run, daemon=True)
     thread.start()
     try:
@@ -38,7 +41,7 @@ def alive(agent):
 
 
 @pytest.fixture(scope="module")
-def module_federation(tmp_path_factory):
+def module_federation(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A federation that is made once for this file."""
     from tests.conftest import WORDS, write_words
 
@@ -52,12 +55,12 @@ def module_federation(tmp_path_factory):
 class Stage:
     """A coordinator that can send any envelope to the agent of north."""
 
-    def __init__(self, settings, folder, link):
+    def __init__(self, settings: Any, folder: Any, link: Any) -> None:
         self.link, self.home = link, folder / "north"
         self.settings = link._blobs.offer(memoryview(shared_settings(settings).model_dump_json().encode()), ["north"])
         self._numbers = iter(range(1, 10_000))
 
-    def ask(self, body, **changes):
+    def ask(self, body: Any, **changes: Any) -> Any:
         journal = self.link._journal
         envelope = Envelope(
             sender=COORDINATOR,
@@ -81,12 +84,12 @@ class Stage:
         self.link._close_request("north")
         return answer.reply
 
-    def refusals(self):
+    def refusals(self) -> Any:
         return [e["reason"] for e in entries(self.home / "audit.jsonl") if e["event"] == "refusal"]
 
 
 @pytest.fixture(scope="module")
-def stage(module_federation, tmp_path_factory):
+def stage(module_federation: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder = tmp_path_factory.mktemp("stage")
     kits = make_kits(module_federation, folder / "kits")
     kit = Kit(kits / "north")
@@ -98,7 +101,7 @@ def stage(module_federation, tmp_path_factory):
         yield Stage(module_federation, folder, link)
 
 
-def text_of(message) -> bytes:
+def text_of(message: Any) -> bytes:
     return wire.split(message)[0].encode()
 
 
@@ -128,7 +131,7 @@ INVALID = {
 
 
 @pytest.mark.parametrize("what", INVALID)
-def test_an_invalid_request_is_answered_with_the_reason(stage, what):
+def test_an_invalid_request_is_answered_with_the_reason(stage: Any, what: Any) -> None:
     body, changes, reason = INVALID[what]
     reply = stage.ask(body, **changes)
     assert isinstance(reply, Failure)
@@ -139,7 +142,7 @@ def test_an_invalid_request_is_answered_with_the_reason(stage, what):
     assert verify(stage.home / "audit.jsonl").sound
 
 
-def test_failures_are_not_stored(module_federation, tmp_path):
+def test_failures_are_not_stored(module_federation: Any, tmp_path: Path) -> None:
     """After the operator has repaired the policy, the silo answers the same request."""
     kits = make_kits(module_federation, tmp_path / "kits")
     kit = Kit(kits / "north")
@@ -163,7 +166,7 @@ def test_failures_are_not_stored(module_federation, tmp_path):
 @pytest.mark.parametrize(
     "damage", ["", "{", "[]", '{"run": 3}', '{"run": "x", "run_started": "y", "sequence": 1}', "\x00" * 50]
 )
-def test_a_damaged_state_file_is_reported(module_federation, tmp_path, damage):
+def test_a_damaged_state_file_is_reported(module_federation: Any, tmp_path: Path, damage: Any) -> None:
     kits = make_kits(module_federation, tmp_path / "kits")
     (tmp_path / "north").mkdir()
     (tmp_path / "north" / "state.json").write_text(damage)
@@ -172,7 +175,9 @@ def test_a_damaged_state_file_is_reported(module_federation, tmp_path, damage):
     assert any("is damaged" in line for line in lines)
 
 
-def test_a_full_disk_rejects_an_envelope_until_there_is_space(module_federation, tmp_path, monkeypatch):
+def test_a_full_disk_rejects_an_envelope_until_there_is_space(
+    module_federation: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The broker still stores the envelope, which is accepted when there is space again."""
     from hansa.deploy.network.envelope import sign_envelope
 
@@ -193,11 +198,11 @@ def test_a_full_disk_rejects_an_envelope_until_there_is_space(module_federation,
     assert agent._newest == envelope
 
 
-def _disk_full(*_):
+def _disk_full(*_: Any) -> None:
     raise OSError(28, "No space left on device")
 
 
-def test_the_number_of_reasons_is_bounded(module_federation, tmp_path):
+def test_the_number_of_reasons_is_bounded(module_federation: Any, tmp_path: Path) -> None:
     kits = make_kits(module_federation, tmp_path / "kits")
     lines: list[str] = []
     agent = Agent(Kit(kits / "north"), tmp_path / "north", None, lines.append)

@@ -1,9 +1,12 @@
 """Certificates that are unknown, foreign, expired or revoked, at a real broker and blob server: refused and counted."""
 
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from time import monotonic, sleep
+from typing import Any
 
 import pytest
 
@@ -22,16 +25,17 @@ from hansa.deploy.network.link import DUPLICATE_REPLY, REPLY_TOO_LATE, PendingRe
 from hansa.deploy.network.retry import GaveUp, Retry
 from hansa.deploy.server_session import server_session
 from hansa.runs.ledger import Ledger
+from tests.conftest import Build
 from tests.deploy.conftest import Log, joined, make_kits
 
 
 @pytest.fixture
-def kits(federation, tmp_path):
+def kits(federation: Build, tmp_path: Path) -> Any:
     return make_kits(federation(), tmp_path / "kits")
 
 
 @pytest.fixture
-def link(kits, tmp_path):
+def link(kits: Any, tmp_path: Path) -> Iterator[Any]:
     """A coordinator that has sent no request yet."""
     with server_session(Kit(kits / COORDINATOR), tmp_path / "server", None, lambda text: None) as link:
         yield link
@@ -55,7 +59,7 @@ def fetch_blob(kit: Kit, seconds: float = 3.0) -> None:
         blobs.close()
 
 
-def refusals(folder) -> dict:
+def refusals(folder: Any) -> dict:
     journal = Journal(folder / "server" / "journal.sqlite")
     try:
         return journal.refusals()
@@ -75,33 +79,33 @@ def assert_refused(kit: Kit) -> None:
         fetch_blob(kit)
 
 
-def test_a_certificate_of_another_authority_is_refused(link, kits, federation, tmp_path):
+def test_a_certificate_of_another_authority_is_refused(link: Any, kits: Any, federation: Build, tmp_path: Path) -> None:
     foreign = make_kits(federation(), tmp_path / "foreign")
     for file in ("cert.pem", "key.pem"):
         (kits / "north" / file).write_bytes((foreign / "north" / file).read_bytes())
     assert_refused(Kit(kits / "north"))
 
 
-def test_an_expired_certificate_is_refused(link, kits):
+def test_an_expired_certificate_is_refused(link: Any, kits: Any) -> None:
     kit = Kit(kits / "north")
     authority.Authority(kits / "authority").certify(kit.folder, kit.key.public_key(), kit.info, 1, days=-0.02)
     assert_refused(kit)
 
 
-def test_an_unlisted_generation_is_refused(link, kits):
+def test_an_unlisted_generation_is_refused(link: Any, kits: Any) -> None:
     kit = Kit(kits / "north")
     authority.Authority(kits / "authority").certify(kit.folder, kit.key.public_key(), kit.info, 9, days=30)
     assert_refused(kit)
 
 
-def test_a_certificate_of_an_unknown_node_is_refused(link, kits):
+def test_a_certificate_of_an_unknown_node_is_refused(link: Any, kits: Any) -> None:
     card = Kit(kits / "north").info.model_copy(update={"node": "unknown"})
     kit = Kit(kits / "north")
     authority.Authority(kits / "authority").certify(kit.folder, kit.key.public_key(), card, 1, days=30)
     assert_refused(kit)
 
 
-def test_a_revoked_member_is_disconnected_at_once(link, kits):
+def test_a_revoked_member_is_disconnected_at_once(link: Any, kits: Any) -> None:
     north, south = connect(Kit(kits / "north")), connect(Kit(kits / "south"))
     question = Kit(kits / "north").parent_subjects.latest(Kit(kits / "north").parent_subjects.request("north"))
     assert north.request(question).status == 404, "no request is stored"
@@ -122,7 +126,7 @@ def test_a_revoked_member_is_disconnected_at_once(link, kits):
     south.close()
 
 
-def test_a_silo_publishes_and_subscribes_only_to_its_own_subjects(link, kits):
+def test_a_silo_publishes_and_subscribes_only_to_its_own_subjects(link: Any, kits: Any) -> None:
     kit = Kit(kits / "north")
     subjects, north = kit.parent_subjects, connect(kit)
     south = connect(Kit(kits / "south"))
@@ -154,7 +158,7 @@ def test_a_silo_publishes_and_subscribes_only_to_its_own_subjects(link, kits):
         connection.close()
 
 
-def test_a_message_that_is_too_large_ends_only_the_connection_of_its_sender(link, kits):
+def test_a_message_that_is_too_large_ends_only_the_connection_of_its_sender(link: Any, kits: Any) -> None:
     kit = Kit(kits / "north")
     north = connect(kit)
     with pytest.raises((ConnectionLost, JetStreamError)):
@@ -166,7 +170,7 @@ def test_a_message_that_is_too_large_ends_only_the_connection_of_its_sender(link
 
 
 @contextmanager
-def run_agent(kit, home, service):
+def run_agent(kit: Any, home: Any, service: Any) -> Iterator[Any]:
     agent = Agent(kit, home, service, lambda text: None)
     thread = threading.Thread(target=agent.run, daemon=True)
     thread.start()
@@ -181,10 +185,10 @@ def run_agent(kit, home, service):
 class InvalidUpdates(SiloService):
     """Answers training with invalid updates, different ones in every round."""
 
-    def open_run(self, folder, settings):
+    def open_run(self, folder: Any, settings: Any) -> Any:
         honest = super().open_run(folder, settings)
 
-        def answer(request):
+        def answer(request: pytest.FixtureRequest) -> Any:
             reply = honest(request)
             if not isinstance(request, Train):
                 return reply
@@ -197,7 +201,7 @@ class InvalidUpdates(SiloService):
         return answer
 
 
-def test_a_silo_with_invalid_updates_is_left_out_of_the_round(federation, tmp_path):
+def test_a_silo_with_invalid_updates_is_left_out_of_the_round(federation: Build, tmp_path: Path) -> None:
     settings, log = federation(rounds=3, evaluate={"every": 9, "share": 1.0}), Log()
     kits = make_kits(settings, tmp_path / "kits")
     honest = settings.model_copy(update={"silos": {n: s for n, s in settings.silos.items() if n != "east"}})
@@ -215,7 +219,7 @@ def test_a_silo_with_invalid_updates_is_left_out_of_the_round(federation, tmp_pa
     assert ("east", "a DescribeData is not a reply") in refusals(tmp_path / "run")
 
 
-def test_forged_duplicate_and_late_replies_are_rejected(link, kits, tmp_path):
+def test_forged_duplicate_and_late_replies_are_rejected(link: Any, kits: Any, tmp_path: Path) -> None:
     """South sends a reply in the name of north, random bytes, a reply to another request; then its reply, twice."""
     kit = Kit(kits / "south")
     subjects, south = kit.parent_subjects, connect(kit)

@@ -3,7 +3,9 @@
 import threading
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import pytest
 import torch
@@ -29,6 +31,7 @@ from hansa.deploy.join import SiloService
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.network.link import NatsLink
 from hansa.runs.ledger import Ledger
+from tests.conftest import Build
 from tests.deploy.conftest import joined, make_kits, over_the_network
 from tests.deploy.test_authentication import run_agent
 
@@ -39,21 +42,21 @@ NO_EVALUATION = {"evaluate": {"every": 9, "share": 1.0}}
 class ByzantineService(SiloService):
     """Answers requests of some types with ``replies``, called with the request and the honest answer."""
 
-    def __init__(self, kit, sources, replies):
+    def __init__(self, kit: Any, sources: Any, replies: Any) -> None:
         super().__init__(kit, sources, ())
         self.replies = replies
 
-    def open_run(self, folder, settings):
+    def open_run(self, folder: Any, settings: Any) -> Any:
         honest = super().open_run(folder, settings)
 
-        def answer(request):
+        def answer(request: pytest.FixtureRequest) -> Any:
             reply = self.replies.get(type(request))
             return honest(request) if reply is None else reply(request, honest)
 
         return answer
 
 
-def run_with(settings, tmp_path, log, byzantine):
+def run_with(settings: Any, tmp_path: Path, log: Any, byzantine: Any) -> Any:
     """Run a federation; ``byzantine``: silo → its replies by type of request, or a function that makes them."""
     kits = make_kits(settings, tmp_path / "kits")
     honest = settings.model_copy(update={"silos": {n: s for n, s in settings.silos.items() if n not in byzantine}})
@@ -68,11 +71,11 @@ def run_with(settings, tmp_path, log, byzantine):
         return serve(settings, Kit(kits / COORDINATOR), tmp_path / "run", None, log)
 
 
-def run_with_east(settings, tmp_path, log, replies):
+def run_with_east(settings: Any, tmp_path: Path, log: Any, replies: Any) -> Any:
     return run_with(settings, tmp_path, log, {"east": replies})
 
 
-def events(folder, kind):
+def events(folder: Any, kind: Any) -> Any:
     ledger = Ledger(folder)
     try:
         return ledger.select("select round, node, text from events where kind=? order by round", kind)
@@ -94,7 +97,7 @@ ENROLMENT = {
 }
 
 
-def test_silos_with_invalid_enrolment_replies_are_left_out(federation, tmp_path, log):
+def test_silos_with_invalid_enrolment_replies_are_left_out(federation: Build, tmp_path: Path, log: Any) -> None:
     """Seven of nine silos are invalid. Those with an invalid vocabulary but valid data still train."""
     settings = federation(
         rounds=1,
@@ -113,7 +116,9 @@ def test_silos_with_invalid_enrolment_replies_are_left_out(federation, tmp_path,
     assert trained == {"north", "east", "south-2", "south-3"}
 
 
-def test_a_silo_with_unreadable_data_is_left_out_if_the_quorum_allows(federation, tmp_path, log):
+def test_a_silo_with_unreadable_data_is_left_out_if_the_quorum_allows(
+    federation: Build, tmp_path: Path, log: Any
+) -> None:
     for name, quorum in (("enough", 0.6), ("all", 1.0)):
         settings = federation(rounds=1, participation={"quorum": quorum}, **NO_EVALUATION)
         (tmp_path / "data" / "east.jsonl").write_text("this is not JSON\n" * 40)
@@ -130,8 +135,8 @@ def test_a_silo_with_unreadable_data_is_left_out_if_the_quorum_allows(federation
         assert any("40 of 40 lines cannot be used" in line for line in log.lines), "for the silo's own operator"
 
 
-def test_invalid_scores_and_an_unexpected_mask_are_rejected(federation, tmp_path, log):
-    def masked(request, honest):
+def test_invalid_scores_and_an_unexpected_mask_are_rejected(federation: Build, tmp_path: Path, log: Any) -> None:
+    def masked(request: pytest.FixtureRequest, honest: Any) -> Any:
         """Masked updates are not checked for NaN, so this update would enter the model if the mask were accepted."""
         update = honest(request)
         update.gradient.flat.fill_(float("nan"))
@@ -147,8 +152,8 @@ def test_invalid_scores_and_an_unexpected_mask_are_rejected(federation, tmp_path
     assert "east" not in outcome.metrics
 
 
-def test_an_update_without_a_mask_is_rejected(federation, tmp_path, log):
-    def bare(request, honest):
+def test_an_update_without_a_mask_is_rejected(federation: Build, tmp_path: Path, log: Any) -> None:
+    def bare(request: pytest.FixtureRequest, honest: Any) -> Any:
         return replace(honest(request), masked=None)
 
     settings = federation(rounds=1, sizes=FOUR, secure_aggregation=True, **NO_EVALUATION)
@@ -159,8 +164,8 @@ def test_an_update_without_a_mask_is_rejected(federation, tmp_path, log):
     assert all(torch.isfinite(torch.tensor(list(m.values()))).all() for m in outcome.metrics.values())
 
 
-def test_a_silo_that_announces_another_model_is_not_on_the_roster(federation, tmp_path, log):
-    def other(request, honest):
+def test_a_silo_that_announces_another_model_is_not_on_the_roster(federation: Build, tmp_path: Path, log: Any) -> None:
+    def other(request: pytest.FixtureRequest, honest: Any) -> Any:
         return honest(replace(request, model="0" * 64))
 
     settings = federation(rounds=1, sizes=FOUR, secure_aggregation=True, **NO_EVALUATION)
@@ -169,10 +174,10 @@ def test_a_silo_that_announces_another_model_is_not_on_the_roster(federation, tm
     assert (node, reason) == ("east", "it announced another model than the one of this round")
 
 
-def test_an_invalid_signature_excludes_only_its_silo(federation, tmp_path, log):
+def test_an_invalid_signature_excludes_only_its_silo(federation: Build, tmp_path: Path, log: Any) -> None:
     """The other silos would refuse a roster with it, so the coordinator leaves it out."""
 
-    def borrowed(request, honest):
+    def borrowed(request: pytest.FixtureRequest, honest: Any) -> Any:
         return replace(honest(request), signature="00" * 64)
 
     settings = federation(rounds=1, sizes=FOUR, secure_aggregation=True, **NO_EVALUATION)
@@ -182,16 +187,16 @@ def test_an_invalid_signature_excludes_only_its_silo(federation, tmp_path, log):
     assert "is not signed by it" in reason
 
 
-def other_model(request):
+def other_model(request: pytest.FixtureRequest) -> Any:
     """Pasquini et al. (2022): if the updates of all other silos are zero, the sum is the update of east."""
     return replace(request, model=replace(request.model, flat=request.model.flat + 1e-3))
 
 
-def two_silos(request):
+def two_silos(request: pytest.FixtureRequest) -> Any:
     return replace(request, roster={n: request.roster[n] for n in ("east", "north")})
 
 
-def masked_with_two(request):
+def masked_with_two(request: pytest.FixtureRequest) -> Any:
     return replace(request, masking=MaskingPart({n: request.masking.roster[n] for n in ("east", "north")}))
 
 
@@ -205,12 +210,14 @@ DEVIATIONS = [
 ]
 
 
-def test_a_silo_refuses_requests_that_differ_from_those_of_the_others(federation, tmp_path, log, monkeypatch):
+def test_a_silo_refuses_requests_that_differ_from_those_of_the_others(
+    federation: Build, tmp_path: Path, log: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Cases 8 and 9, over real sockets: east refuses with the reason. The last round is honest."""
     settings = federation(rounds=len(DEVIATIONS), sizes=FOUR, secure_aggregation=True, **NO_EVALUATION)
     honest = NatsLink.ask
 
-    def deviating(node, request):
+    def deviating(node: Any, request: pytest.FixtureRequest) -> Any:
         kind, change, _ = DEVIATIONS[getattr(request, "round", 1) - 1]
         return change(request) if node == "east" and isinstance(request, kind) else request
 
@@ -226,12 +233,12 @@ def test_a_silo_refuses_requests_that_differ_from_those_of_the_others(federation
         assert DEVIATIONS[round - 1][2] in why
 
 
-def test_a_silo_revoked_during_a_round_is_dropped_at_once(federation, tmp_path, log):
+def test_a_silo_revoked_during_a_round_is_dropped_at_once(federation: Build, tmp_path: Path, log: Any) -> None:
     """East never answers and there is no deadline: the round would take a week."""
     over = threading.Event()
 
-    def replies(kits):
-        def silent(request, honest):
+    def replies(kits: Any) -> Any:
+        def silent(request: pytest.FixtureRequest, honest: Any) -> Any:
             threading.Timer(0.2, authority.revoke, (kits, "east")).start()
             over.wait(600)
             return Failure("too late")

@@ -3,7 +3,9 @@
 import json
 import logging
 import threading
+from pathlib import Path
 from time import time
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,7 @@ from hansa.deploy.policy_enforcer import PolicyEnforcer
 from hansa.report import html
 from hansa.runs.ledger import Ledger
 from tests.cli.test_cli import ok
+from tests.conftest import Build
 from tests.deploy.conftest import make_kits
 
 ONCE = ["quartzibelle", "zanzowit", "borkelmund"]  # in a text, in a line that cannot be read, in an error
@@ -26,20 +29,20 @@ OFTEN = "schnupfenfieber"  # sent as word pieces of the vocabulary: the positive
 
 
 @pytest.fixture
-def wire(monkeypatch):
+def wire(monkeypatch: pytest.MonkeyPatch) -> Any:
     """All bytes that are sent over TLS: envelopes, and the parts of requests and replies."""
     sent: list[bytes] = []
     send, upload, offer = Connection._send, BlobClient.upload, BlobServer.offer
 
-    def sending(self, data):
+    def sending(self: Any, data: Any) -> Any:
         sent.append(bytes(data))
         return send(self, data)
 
-    def uploading(self, view, *rest):
+    def uploading(self: Any, view: Any, *rest: Any) -> Any:
         sent.append(bytes(view))
         return upload(self, view, *rest)
 
-    def offering(self, view, *rest):
+    def offering(self: Any, view: Any, *rest: Any) -> Any:
         sent.append(bytes(view))
         return offer(self, view, *rest)
 
@@ -49,7 +52,9 @@ def wire(monkeypatch):
     return sent
 
 
-def test_canaries_stay_in_their_silo(federation, tmp_path, log, wire, caplog):
+def test_canaries_stay_in_their_silo(
+    federation: Build, tmp_path: Path, log: Any, wire: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
     settings = federation(rounds=1, data={"max_length": 16, "max_bad_rows": 0.5})
     file = tmp_path / "data" / "north.jsonl"
@@ -99,15 +104,15 @@ def test_canaries_stay_in_their_silo(federation, tmp_path, log, wire, caplog):
     assert any(place.startswith("wire") for place in seen), "the control: released words are found"
 
 
-def failing(open_run):
+def failing(open_run: Any) -> Any:
     """Training fails with an error whose message quotes a text."""
     from hansa.client.silo import Silo
 
     class FailingSilo(Silo):
-        def train(self, *_):
+        def train(self, *_: Any) -> None:
             raise ValueError(f"cannot digest the text '{ONCE[2]}'")
 
-    def opened(folder, settings):
+    def opened(folder: Any, settings: Any) -> Any:
         answer = open_run(folder, settings)
         answer.answer.__self__.__class__ = FailingSilo
         return answer

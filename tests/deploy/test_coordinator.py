@@ -3,6 +3,7 @@
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,12 +12,14 @@ from hansa.deploy.broker import Broker
 from hansa.deploy.coordinator import serve
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.runs.run import run
-from tests.conftest import same, weights
+from tests.conftest import Build, same, weights
 from tests.deploy.conftest import joined, make_kits, over_the_network, regions
 
 
 @pytest.mark.parametrize("secure_aggregation", [False, True])
-def test_three_silos_over_mutual_tls_give_the_bits_of_a_run(federation, tmp_path, log, secure_aggregation):
+def test_three_silos_over_mutual_tls_give_the_bits_of_a_run(
+    federation: Build, tmp_path: Path, log: Any, secure_aggregation: Any
+) -> None:
     settings = federation(server={"optimizer": "adam", "lr": 0.01}, secure_aggregation=secure_aggregation)
     here = run(settings, tmp_path / "here", workers=0)
     there = over_the_network(settings, tmp_path / "there", log)
@@ -24,7 +27,7 @@ def test_three_silos_over_mutual_tls_give_the_bits_of_a_run(federation, tmp_path
     assert here.metrics == there.metrics
 
 
-def test_a_tree_over_sockets_gives_the_bits_of_a_run(federation, tmp_path, log):
+def test_a_tree_over_sockets_gives_the_bits_of_a_run(federation: Build, tmp_path: Path, log: Any) -> None:
     flat = federation(sizes={"north": 60, "south": 50, "east": 40, "north-2": 30}, rounds=2)
     region = lambda rounds, *names: Node(silos={n: flat.silos[n] for n in names}, rounds=rounds)  # noqa: E731
     silos = {"west": region(2, "north", "south"), "far": region(1, "east", "north-2")}
@@ -34,7 +37,7 @@ def test_a_tree_over_sockets_gives_the_bits_of_a_run(federation, tmp_path, log):
     assert same(weights(here.folder / "model"), weights(there.folder / "model"))
 
 
-def test_worldlm_over_sockets_gives_the_bits_of_a_run(federation, tmp_path, log):
+def test_worldlm_over_sockets_gives_the_bits_of_a_run(federation: Build, tmp_path: Path, log: Any) -> None:
     """A root, two regions, one of them with its own data, four silos; residuals and attention go over the network."""
     flat = federation(
         sizes={"north": 60, "south": 50, "east": 40, "north-2": 30, "south-2": 20},
@@ -53,7 +56,7 @@ def test_worldlm_over_sockets_gives_the_bits_of_a_run(federation, tmp_path, log)
     assert here.own == there.own
 
 
-def test_a_run_with_an_existing_nats_server(federation, tmp_path, log):
+def test_a_run_with_an_existing_nats_server(federation: Build, tmp_path: Path, log: Any) -> None:
     """The server has the users of the kit's authorization.conf, and does not end with the run."""
     settings = federation(rounds=1)
     kits = make_kits(settings, tmp_path / "kits")
@@ -69,7 +72,7 @@ def test_a_run_with_an_existing_nats_server(federation, tmp_path, log):
         broker.close()
 
 
-def test_the_deadlines_of_a_region_end_before_its_parents(federation, tmp_path, log):
+def test_the_deadlines_of_a_region_end_before_its_parents(federation: Build, tmp_path: Path, log: Any) -> None:
     """Two rounds of the region share the time of one round of its parent: half for the first, then what is left."""
     flat = federation(rounds=1, participation={"deadline": 3600.0}, evaluate={"every": 9, "share": 1.0})
     west = Node(silos={n: flat.silos[n] for n in ("north", "south")}, rounds=2)
@@ -93,7 +96,7 @@ def test_the_deadlines_of_a_region_end_before_its_parents(federation, tmp_path, 
     assert deadlines["north"][1] < deadlines["north"][2] <= 0.9 * 3600
 
 
-def test_old_uploads_and_replies_are_deleted(federation, tmp_path, log):
+def test_old_uploads_and_replies_are_deleted(federation: Build, tmp_path: Path, log: Any) -> None:
     """After a run only the uploads and the stored replies of the last round are left."""
     settings = federation(rounds=4, evaluate={"every": 1, "share": 1.0})
     outcome = over_the_network(settings, tmp_path, log)

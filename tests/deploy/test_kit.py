@@ -3,6 +3,8 @@
 import json
 import os
 import stat
+from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -16,10 +18,11 @@ from hansa.deploy.agent import Agent
 from hansa.deploy.kit import COORDINATOR, VERSION, Kit
 from hansa.deploy.nats_config import authorization
 from hansa.deploy.network.subjects import Subjects, token
+from tests.conftest import Build
 from tests.deploy.conftest import make_kits
 
 
-def test_every_node_of_a_tree_gets_a_kit_of_its_own(federation, tmp_path):
+def test_every_node_of_a_tree_gets_a_kit_of_its_own(federation: Build, tmp_path: Path) -> None:
     flat = federation()
     region = Node(silos={n: flat.silos[n] for n in ("north", "south")}, rounds=2)
     tree = flat.model_copy(update={"silos": {"west": region, "east": flat.silos["east"]}})
@@ -36,7 +39,7 @@ def test_every_node_of_a_tree_gets_a_kit_of_its_own(federation, tmp_path):
     assert len(set(keys.values())) == len(keys), "every kit lists the key of every member"
 
 
-def test_a_child_may_use_only_its_own_subjects(federation, tmp_path):
+def test_a_child_may_use_only_its_own_subjects(federation: Build, tmp_path: Path) -> None:
     kits = make_kits(federation(), tmp_path / "kits")
     rules = json.loads(authorization(Kit(kits / COORDINATOR)).removeprefix("authorization "))
     [north] = [user["permissions"] for user in rules["users"] if user["user"].startswith("north.")]
@@ -45,7 +48,7 @@ def test_a_child_may_use_only_its_own_subjects(federation, tmp_path):
     assert not any("south" in words for words in (*north["publish"]["allow"], *north["subscribe"]["allow"]))
 
 
-def test_names_become_distinct_tokens_of_subjects():
+def test_names_become_distinct_tokens_of_subjects() -> None:
     names = ["north", "São Paulo", "S-o Paulo", "a b", "a-b", "a.b", "東京", "大阪"]
     words = [token(name) for name in names]
     assert len(set(words)) == len(names)
@@ -53,7 +56,7 @@ def test_names_become_distinct_tokens_of_subjects():
     assert "*" not in Subjects("f", "p").request("*")
 
 
-def test_renewal_keeps_the_key_and_revocation_ends_it(federation, tmp_path):
+def test_renewal_keeps_the_key_and_revocation_ends_it(federation: Build, tmp_path: Path) -> None:
     kits = make_kits(federation(), tmp_path / "kits")
     key = Kit(kits / "north").members()["north"].key
     assert authority.renew(kits, "north", 30) == 2
@@ -68,7 +71,7 @@ def test_renewal_keeps_the_key_and_revocation_ends_it(federation, tmp_path):
     assert Kit(kits / COORDINATOR).members()["north"].key != key, "a revoked key does not come back"
 
 
-def test_certificates_name_the_member_and_are_signed_by_the_authority(federation, tmp_path):
+def test_certificates_name_the_member_and_are_signed_by_the_authority(federation: Build, tmp_path: Path) -> None:
     kits = make_kits(federation(), tmp_path / "kits")
     certificate = x509.load_pem_x509_certificate((kits / "north" / "cert.pem").read_bytes())
     certificate.verify_directly_issued_by(authority.Authority(kits / "authority").certificate)
@@ -86,7 +89,9 @@ def test_certificates_name_the_member_and_are_signed_by_the_authority(federation
         ({"taken": True}, "is not empty"),
     ],
 )
-def test_invalid_options_of_kit_create_are_refused(federation, tmp_path, change, sentence):
+def test_invalid_options_of_kit_create_are_refused(
+    federation: Build, tmp_path: Path, change: Any, sentence: Any
+) -> None:
     settings = federation()
     if "name" in change:
         settings = settings.model_copy(update={"silos": {change["name"]: settings.silos["north"]}})
@@ -97,7 +102,7 @@ def test_invalid_options_of_kit_create_are_refused(federation, tmp_path, change,
         authority.create(settings, tmp_path / "kits", change.get("addresses", {}), 30)
 
 
-def test_a_folder_that_is_not_a_kit_is_refused(federation, tmp_path):
+def test_a_folder_that_is_not_a_kit_is_refused(federation: Build, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a startup kit"):
         Kit(tmp_path)
     kits = make_kits(federation(), tmp_path / "kits")
@@ -107,7 +112,7 @@ def test_a_folder_that_is_not_a_kit_is_refused(federation, tmp_path):
         Kit(kits / "north")
 
 
-def test_a_list_of_members_must_be_signed_by_the_authority(federation, tmp_path):
+def test_a_list_of_members_must_be_signed_by_the_authority(federation: Build, tmp_path: Path) -> None:
     """A name, a key or a generation that the authority did not sign is refused."""
     kits, foreign = make_kits(federation(), tmp_path / "kits"), make_kits(federation(), tmp_path / "foreign")
     file = kits / "north" / "members.json"
@@ -128,7 +133,9 @@ def test_a_list_of_members_must_be_signed_by_the_authority(federation, tmp_path)
     assert set(Kit(kits / "north").members()) == {COORDINATOR, *federation().silos}
 
 
-def test_a_damaged_list_of_members_leaves_the_previous_one_in_use(federation, tmp_path, caplog):
+def test_a_damaged_list_of_members_leaves_the_previous_one_in_use(
+    federation: Build, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     kits = make_kits(federation(), tmp_path / "kits")
     kit, file = Kit(kits / "north"), kits / "north" / "members.json"
     before, whole = kit.members(), file.read_bytes()
@@ -146,14 +153,16 @@ def test_a_damaged_list_of_members_leaves_the_previous_one_in_use(federation, tm
 
 
 @pytest.mark.parametrize("damage", [b"", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n", b"\xff"])
-def test_a_damaged_key_is_reported(federation, tmp_path, damage):
+def test_a_damaged_key_is_reported(federation: Build, tmp_path: Path, damage: Any) -> None:
     kits = make_kits(federation(), tmp_path / "kits")
     (kits / "north" / "key.pem").write_bytes(damage)
     with pytest.raises(UserError, match=r"key.pem cannot be used \(.*; ask for a new kit"):
         Agent(Kit(kits / "north"), tmp_path / "home", None, lambda text: None)
 
 
-def test_kit_create_on_the_command_line(federation, tmp_path, monkeypatch, capsys):
+def test_kit_create_on_the_command_line(
+    federation: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "fed.yaml").write_text(dump(federation()), encoding="utf-8")
     command = [
         "hansa",

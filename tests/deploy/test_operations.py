@@ -4,6 +4,8 @@ import json
 import logging
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -15,7 +17,7 @@ from hansa.deploy.health import HealthServer
 
 
 @pytest.fixture
-def _root():
+def _root() -> Iterator[Any]:
     root = logging.getLogger()
     before = root.level, list(root.handlers)
     yield
@@ -23,12 +25,12 @@ def _root():
     root.handlers[:] = before[1]
 
 
-def logged(capsys) -> list[str]:
+def logged(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return capsys.readouterr().err.splitlines()
 
 
 @pytest.mark.usefixtures("_root")
-def test_json_logs_are_one_object_per_line_and_never_quote_an_exception(capsys):
+def test_json_logs_are_one_object_per_line_and_never_quote_an_exception(capsys: pytest.CaptureFixture[str]) -> None:
     configure(LogLevel.info, LogFormat.json)
     log = logging.getLogger("hansa.silo")
     log.debug("not logged")
@@ -44,7 +46,7 @@ def test_json_logs_are_one_object_per_line_and_never_quote_an_exception(capsys):
 
 
 @pytest.mark.usefixtures("_root")
-def test_text_logs_keep_to_their_level(capsys):
+def test_text_logs_keep_to_their_level(capsys: pytest.CaptureFixture[str]) -> None:
     configure(LogLevel.warning, LogFormat.text)
     logging.getLogger("hansa.silo").info("not logged")
     logging.getLogger("hansa.silo").warning("logged")
@@ -52,7 +54,7 @@ def test_text_logs_keep_to_their_level(capsys):
     assert line.endswith("warning hansa.silo: logged")
 
 
-def test_a_resumed_coordinator_does_not_import_transformers():
+def test_a_resumed_coordinator_does_not_import_transformers() -> None:
     """The import would take longer than the rest of the restart."""
     look = "import sys, hansa.deploy.coordinator, hansa.report.html; sys.exit('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", look]).returncode == 0
@@ -67,7 +69,7 @@ def get(port: int, path: str) -> tuple[int, dict]:
             return error.code, json.loads(error.read())
 
 
-def test_probes_of_liveness_and_readiness():
+def test_probes_of_liveness_and_readiness() -> None:
     reason = ["no connection"]
     health = HealthServer("0", lambda: reason[0])
     try:

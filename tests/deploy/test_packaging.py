@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -53,12 +54,12 @@ def container(documents: list[dict]) -> dict:
 
 
 @pytest.fixture
-def federation_text(tmp_path) -> str:
+def federation_text(tmp_path: Path) -> str:
     (tmp_path / "fed.yaml").write_text("name: clinics\nsilos: {a: a.jsonl}\n")
     return f"coordinator.federation={tmp_path / 'fed.yaml'}"
 
 
-def test_the_chart_of_a_coordinator(federation_text):
+def test_the_chart_of_a_coordinator(federation_text: Any) -> None:
     documents = render("--set", "role=coordinator", "--set-file", federation_text)
     parse_command(container(documents)["args"])
     found = kinds(documents)
@@ -68,7 +69,7 @@ def test_the_chart_of_a_coordinator(federation_text):
     assert pod(documents)["spec"]["restartPolicy"] == "OnFailure", "the job ends with the run"
 
 
-def test_the_chart_of_a_coordinator_with_an_existing_nats(federation_text):
+def test_the_chart_of_a_coordinator_with_an_existing_nats(federation_text: Any) -> None:
     nats = "nats.url=tls://nats.example:4222"
     documents = render("--set", "role=coordinator", "--set", nats, "--set-file", federation_text)
     assert "--nats=tls://nats.example:4222" in container(documents)["args"]
@@ -77,7 +78,7 @@ def test_the_chart_of_a_coordinator_with_an_existing_nats(federation_text):
     assert [port["name"] for port in container(documents)["ports"]] == ["health", "blobs"]
 
 
-def test_the_chart_of_a_silo(tmp_path):
+def test_the_chart_of_a_silo(tmp_path: Path) -> None:
     (tmp_path / "policy.yaml").write_text("rules: {}\n")
     documents = render("--set-file", f"silo.policy={tmp_path / 'policy.yaml'}")
     parse_command(container(documents)["args"])
@@ -99,7 +100,7 @@ def test_the_chart_of_a_silo(tmp_path):
         (["--set", "role=coordinator"], "federation is empty"),
     ],
 )
-def test_the_chart_refuses_invalid_values(arguments, reason):
+def test_the_chart_refuses_invalid_values(arguments: Any, reason: Any) -> None:
     done = subprocess.run([HELM, "template", "x", str(PACKAGING / "helm"), *arguments], capture_output=True, text=True)
     assert done.returncode != 0
     assert reason in done.stderr
@@ -109,7 +110,7 @@ UNITS = ["hansa-coordinator", "hansa-region", "hansa-silo"]
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_the_units_start_existing_commands(unit):
+def test_the_units_start_existing_commands(unit: Any) -> None:
     text = (PACKAGING / "systemd" / f"{unit}.service").read_text().replace("\\\n", " ")
     [line] = re.findall(r"^ExecStart=(.*)$", text, re.M)
     program, *words = shlex.split(line)
@@ -117,13 +118,13 @@ def test_the_units_start_existing_commands(unit):
     parse_command(words)
 
 
-def test_the_unit_takes_a_stopped_coordinator_for_success():
+def test_the_unit_takes_a_stopped_coordinator_for_success() -> None:
     text = (PACKAGING / "systemd" / "hansa-coordinator.service").read_text()
     assert f"SuccessExitStatus={TERMINATED}\n" in text
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
-def test_systemd_accepts_the_units(tmp_path):
+def test_systemd_accepts_the_units(tmp_path: Path) -> None:
     """With another program, because the path in the units does not exist on this machine."""
     for unit in UNITS:
         text = (PACKAGING / "systemd" / f"{unit}.service").read_text()
@@ -134,7 +135,7 @@ def test_systemd_accepts_the_units(tmp_path):
     assert (done.returncode, messages) == (0, []), done.stderr
 
 
-def test_the_image_copies_existing_files_and_installs_existing_extras():
+def test_the_image_copies_existing_files_and_installs_existing_extras() -> None:
     text = (PACKAGING / "Containerfile").read_text()
     for names in re.findall(r"^COPY (.*) \./\S*$", text, re.M):
         assert all((ROOT / name).exists() for name in names.split())

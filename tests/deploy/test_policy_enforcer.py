@@ -1,6 +1,8 @@
 """A silo's policy over the network: it refuses what no rule allows, and logs what is released."""
 
 import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,10 +15,11 @@ from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.policy_enforcer import PolicyEnforcer
 from hansa.privacy.policy.audit_log import entries, verify
 from hansa.privacy.policy.proposal import POLICY_FILE
+from tests.conftest import Build
 from tests.deploy.conftest import make_kits
 
 
-def run_with_policies(settings, kits, folder, log):
+def run_with_policies(settings: Any, kits: Any, folder: Any, log: Any) -> Any:
     agents = {}
     for name, node in settings.silos.items():
         kit = Kit(kits / name)
@@ -34,7 +37,7 @@ def run_with_policies(settings, kits, folder, log):
             thread.join(timeout=300)
 
 
-def test_releases_under_the_policy_of_the_kit_are_logged(federation, tmp_path, log):
+def test_releases_under_the_policy_of_the_kit_are_logged(federation: Build, tmp_path: Path, log: Any) -> None:
     settings = federation(rounds=1)
     kits = make_kits(settings, tmp_path / "kits")
     run_with_policies(settings, kits, tmp_path, log)
@@ -44,7 +47,9 @@ def test_releases_under_the_policy_of_the_kit_are_logged(federation, tmp_path, l
     assert ("Update", COORDINATOR) in released
 
 
-def test_a_silo_without_a_policy_releases_nothing_and_both_sides_get_the_reason(federation, tmp_path, log, caplog):
+def test_a_silo_without_a_policy_releases_nothing_and_both_sides_get_the_reason(
+    federation: Build, tmp_path: Path, log: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     settings = federation(rounds=1, participation={"quorum": 1.0})
     kits = make_kits(settings, tmp_path / "kits")
     (kits / "north" / POLICY_FILE).unlink()
@@ -54,7 +59,7 @@ def test_a_silo_without_a_policy_releases_nothing_and_both_sides_get_the_reason(
     assert {e["event"] for e in entries(tmp_path / "north" / "audit.jsonl")} == {"request", "refusal"}
 
 
-def test_the_policy_of_a_kit_is_for_its_federation_only(federation, tmp_path):
+def test_the_policy_of_a_kit_is_for_its_federation_only(federation: Build, tmp_path: Path) -> None:
     """The name of the federation in the kit counts, not the one in the coordinator's settings."""
     kits = make_kits(federation(), tmp_path / "kits")
     [rule] = yaml.safe_load((kits / "north" / POLICY_FILE).read_text())["rules"].values()
@@ -67,7 +72,7 @@ def test_the_policy_of_a_kit_is_for_its_federation_only(federation, tmp_path):
     assert guard.purpose.federation == "small"
 
 
-def test_an_agent_does_not_start_with_a_damaged_audit_log(federation, tmp_path):
+def test_an_agent_does_not_start_with_a_damaged_audit_log(federation: Build, tmp_path: Path) -> None:
     kits = make_kits(federation(), tmp_path / "kits")
     enforcer = PolicyEnforcer.load(Kit(kits / "north"), None, tmp_path / "home")
     enforcer.log.add("request")

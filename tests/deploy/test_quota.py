@@ -1,5 +1,8 @@
 """Announced sizes are checked against the model, the memory of the machine or the container, and the disk."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from hansa.deploy import quota
@@ -8,7 +11,7 @@ from hansa.deploy.network.blob_protocol import InvalidRequest
 GB = 1 << 30
 
 
-def machine(root, available, **files):
+def machine(root: Any, available: Any, **files: Any) -> Any:
     """Write the files in which Linux reports memory."""
     for name, text in {"proc/meminfo": f"MemTotal: 9 kB\nMemAvailable:  {available // 1024} kB\n", **files}.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -16,7 +19,7 @@ def machine(root, available, **files):
     return root
 
 
-def test_without_a_container_the_memory_of_the_machine_counts(tmp_path):
+def test_without_a_container_the_memory_of_the_machine_counts(tmp_path: Path) -> None:
     assert quota.free_memory(machine(tmp_path, 4 * GB)) == 4 * GB
     assert quota.free_memory() > 0, "the real machine"
 
@@ -54,11 +57,11 @@ def test_without_a_container_the_memory_of_the_machine_counts(tmp_path):
     ],
     ids=["unlimited", "cgroups v2", "limit of a parent group", "cgroups v1"],
 )
-def test_in_a_container_its_limit_counts(tmp_path, files, free):
+def test_in_a_container_its_limit_counts(tmp_path: Path, files: Any, free: Any) -> None:
     assert quota.free_memory(machine(tmp_path, 4 * GB, **files)) == free
 
 
-def test_a_request_may_have_the_size_of_eight_models_and_an_allowance(monkeypatch):
+def test_a_request_may_have_the_size_of_eight_models_and_an_allowance(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quota, "free_memory", lambda: 8 * GB)
     model = 100 << 20
     quota.check_request(8 * model + quota.ALLOWANCE, model)
@@ -72,7 +75,7 @@ def test_a_request_may_have_the_size_of_eight_models_and_an_allowance(monkeypatc
     quota.check_request(int(6.1 * GB), GB, allocated=GB), "allocated buffers are not counted"
 
 
-def test_a_request_must_fit_on_the_disk(tmp_path):
+def test_a_request_must_fit_on_the_disk(tmp_path: Path) -> None:
     quota.check_disk(1000, tmp_path / "not" / "there" / "yet")
     with pytest.raises(InvalidRequest, match="of the disk are free"):
         quota.check_disk(1 << 60, tmp_path / "not" / "there" / "yet")

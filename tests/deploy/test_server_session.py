@@ -3,7 +3,9 @@
 import shutil
 import socket
 from contextlib import closing
+from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,7 @@ from hansa.deploy.network.session import Session
 from hansa.deploy.server_session import server_session
 from hansa.runs.ledger import Ledger
 from tests.cli.test_cli import ok
+from tests.conftest import Build
 from tests.deploy.conftest import Log, free_ports, joined, make_kits
 from tests.deploy.network.test_address import running, silo, wait_until
 
@@ -26,7 +29,7 @@ def no_log(text: str) -> None:
     pass
 
 
-def test_the_coordinator_does_not_connect_to_its_public_name(federation, tmp_path):
+def test_the_coordinator_does_not_connect_to_its_public_name(federation: Build, tmp_path: Path) -> None:
     settings, [port, blob_port] = federation(), free_ports(2)
     kits = tmp_path / "kits"
     authority.create(settings, kits, {COORDINATOR: f"hansa.example.invalid:{port}+{blob_port}"}, 30)
@@ -34,7 +37,7 @@ def test_the_coordinator_does_not_connect_to_its_public_name(federation, tmp_pat
         assert link.size == 3
 
 
-def test_a_port_in_use_is_reported_at_once(federation, tmp_path):
+def test_a_port_in_use_is_reported_at_once(federation: Build, tmp_path: Path) -> None:
     kits = make_kits(federation(), tmp_path / "kits")
     place = Kit(kits / COORDINATOR).endpoint
     with closing(socket.create_server(("127.0.0.1", place.port))):
@@ -44,7 +47,7 @@ def test_a_port_in_use_is_reported_at_once(federation, tmp_path):
         assert monotonic() - began < 20
 
 
-def test_only_one_agent_may_use_a_home(federation, tmp_path):
+def test_only_one_agent_may_use_a_home(federation: Build, tmp_path: Path) -> None:
     settings = federation()
     kits = make_kits(settings, tmp_path / "kits")
     with (
@@ -54,7 +57,7 @@ def test_only_one_agent_may_use_a_home(federation, tmp_path):
         ok("join", str(kits / "north"), "--data", settings.silos["north"].sources[0].train)
 
 
-def test_silos_reject_requests_of_a_revoked_coordinator(federation, tmp_path, log):
+def test_silos_reject_requests_of_a_revoked_coordinator(federation: Build, tmp_path: Path, log: Any) -> None:
     settings = federation(rounds=1, participation={"deadline": 6})
     kits = make_kits(settings, tmp_path / "kits")
     stolen = shutil.copytree(kits / COORDINATOR, tmp_path / "stolen")
@@ -72,12 +75,14 @@ def test_silos_reject_requests_of_a_revoked_coordinator(federation, tmp_path, lo
 
 
 class StopAfter(Log):
-    def round(self, record, seconds):
+    def round(self, record: Any, seconds: Any) -> None:
         raise KeyboardInterrupt
 
 
 @pytest.mark.slow_fault
-def test_a_restarted_coordinator_waits_for_a_missing_silo_only_until_the_deadline(federation, tmp_path, log):
+def test_a_restarted_coordinator_waits_for_a_missing_silo_only_until_the_deadline(
+    federation: Build, tmp_path: Path, log: Any
+) -> None:
     settings = federation(rounds=3, participation={"deadline": 20, "quorum": 0.5})
     kits = make_kits(settings, tmp_path / "kits")
     homes = tmp_path / "silos"
@@ -94,7 +99,7 @@ def test_a_restarted_coordinator_waits_for_a_missing_silo_only_until_the_deadlin
     assert {round for round, _ in lost} >= {2, 3}
 
 
-def test_a_wait_without_a_broker_ends_at_its_deadline():
+def test_a_wait_without_a_broker_ends_at_its_deadline() -> None:
     [unused] = free_ports(1)
     session = Session(("127.0.0.1", unused), None, "inbox", [], no_log)
     began = monotonic()
@@ -103,7 +108,7 @@ def test_a_wait_without_a_broker_ends_at_its_deadline():
 
 
 @pytest.mark.parametrize("words", [b"", b"a b xyz", b"\xff\xfe 1 1", b"a 1 -5"])
-def test_a_malformed_message_of_the_broker_closes_the_connection(words):
+def test_a_malformed_message_of_the_broker_closes_the_connection(words: Any) -> None:
     connection = Connection.__new__(Connection)
     connection.max_payload = 100
     with pytest.raises(ConnectionLost):
@@ -111,7 +116,7 @@ def test_a_malformed_message_of_the_broker_closes_the_connection(words):
 
 
 @pytest.mark.parametrize("payload", [b"3", b"[]", b"not JSON", b'{"error": 3}', b'{"error": {"err_code": "x"}}'])
-def test_a_malformed_response_of_jetstream_closes_the_connection(payload):
+def test_a_malformed_response_of_jetstream_closes_the_connection(payload: Any) -> None:
     with pytest.raises(ConnectionLost):
         Connection.checked(Message("", "", payload))
     with pytest.raises(JetStreamError):

@@ -6,6 +6,8 @@ Cases 5 to 9 of tests/faults, between organisations.
 import json
 from dataclasses import astuple, replace
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,6 +44,7 @@ from hansa.privacy.secure_aggregation.announcement import (
 )
 from hansa.privacy.secure_aggregation.client import MaskingClient
 from hansa.privacy.secure_aggregation.protocol import Refused, Secrets
+from tests.conftest import Build
 from tests.deploy.conftest import make_kits
 
 SIZES = {"north": 60, "south": 50, "east": 40, "north-2": 30}
@@ -55,46 +58,46 @@ WEIGH, BOUND = BySamples(), 1.0
 class Stage:
     """Four silos with kits, and a server that can change their announcements."""
 
-    def __init__(self, federation, folder):
+    def __init__(self, federation: Build, folder: Any) -> None:
         self.kits, self.folder = make_kits(federation(sizes=SIZES), folder / "kits"), folder
 
-    def signer(self, name, run=RUN, settings=b"{}", start="words"):
+    def signer(self, name: Any, run: Any = RUN, settings: Any = b"{}", start: str = "words") -> Any:
         home = self.folder / name / run
         (home / "start").mkdir(parents=True, exist_ok=True)
         (home / "start" / "tokenizer.json").write_text(start)
         return KitSigner(Kit(self.kits / name), home, settings)
 
-    def client(self, name, **given):
+    def client(self, name: Any, **given: Any) -> Any:
         """The client as after a restart of its process: its state is on its disk."""
         signer = self.signer(name, **given)
         return MaskingClient(name, "small", signer.folder, SIZES[name], signer)
 
-    def advertise(self, round=1, model=MODEL):
+    def advertise(self, round: int = 1, model: Any = MODEL) -> Any:
         replies = {name: self.client(name).answer(AdvertiseKeys(round, model_digest(model))) for name in SIZES}
         assert all(isinstance(reply, AdvertisedKeys) for reply in replies.values()), replies
         return {name: tuple(map(str, astuple(reply))) for name, reply in replies.items()}
 
-    def share_secrets(self, roster, threshold=2, round=1):
+    def share_secrets(self, roster: Any, threshold: int = 2, round: int = 1) -> Any:
         replies = {name: self.client(name).answer(ShareSecrets(round, roster, threshold)) for name in roster}
         assert all(isinstance(reply, SecretShares) for reply in replies.values()), replies
         return {name: reply.sealed for name, reply in replies.items()}
 
-    def train(self, name, request, values=(0.1, -0.2, 0.3, -0.4)):
+    def train(self, name: Any, request: pytest.FixtureRequest, values: Any = (0.1, -0.2, 0.3, -0.4)) -> Any:
         client = self.client(name)
         client.check(request)
         return client.mask(request, Tensors(LAYOUT, torch.tensor(values)), WEIGH, BOUND)[0]
 
-    def reveal(self, name, sealed, answered, round=1):
+    def reveal(self, name: Any, sealed: Any, answered: Any, round: int = 1) -> Any:
         inbox = {sender: shares[name] for sender, shares in sealed.items() if sender != name}
         return self.client(name).answer(RevealShares(round, inbox, tuple(answered)))
 
 
 @pytest.fixture
-def stage(federation, tmp_path):
+def stage(federation: Build, tmp_path: Path) -> Any:
     return Stage(federation, tmp_path)
 
 
-def test_an_honest_server_gets_the_mean(stage):
+def test_an_honest_server_gets_the_mean(stage: Any) -> None:
     """The control of the tests below: silos are restarted after every step, and one drops out."""
     roster = stage.advertise()
     sealed = stage.share_secrets(roster)
@@ -122,7 +125,7 @@ def test_an_honest_server_gets_the_mean(stage):
 # ── forged rosters ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def signed(stage, name, signed_by=None, **changes):
+def signed(stage: Any, name: Any, signed_by: Any = None, **changes: Any) -> Any:
     """An announcement of ``name`` that is signed with the key of ``signed_by``."""
     given = {key: changes.pop(key) for key in ("run", "settings", "start") if key in changes}
     round = changes.pop("round", 1)
@@ -132,80 +135,80 @@ def signed(stage, name, signed_by=None, **changes):
     return replace(announcement, signature=signer.kit.key.sign(statement).hex()).words
 
 
-def invented(stage, roster):
+def invented(stage: Any, roster: Any) -> Any:
     """A silo that does not exist, in place of one that is missing."""
     return {**two(stage, roster), "east": roster["east"], "west": signed(stage, "south")}
 
 
-def own_keys(stage, roster):
+def own_keys(stage: Any, roster: Any) -> Any:
     """Keys of the server for a silo that exists, signed with a key of the server."""
     announcement = Announcement(Secrets.fresh().keys, 50, model_digest(MODEL))
     forged = Ed25519PrivateKey.generate().sign(stage.signer("south")._statement(1, "south", announcement)).hex()
     return {**roster, "south": replace(announcement, signature=forged).words}
 
 
-def unsigned(stage, roster):
+def unsigned(stage: Any, roster: Any) -> Any:
     return {**roster, "south": (*roster["south"][:4], "")}
 
 
-def borrowed(stage, roster):
+def borrowed(stage: Any, roster: Any) -> Any:
     """An announcement that another silo has signed."""
     return {**roster, "south": signed(stage, "south", signed_by="east")}
 
 
-def coordinators(stage, roster):
+def coordinators(stage: Any, roster: Any) -> Any:
     """The coordinator is a member, but not a silo."""
     return {**two(stage, roster), "east": roster["east"], "coordinator": signed(stage, "south")}
 
 
-def another_round(stage, roster):
+def another_round(stage: Any, roster: Any) -> Any:
     """Secrets of an earlier round may be known: keys of silos that dropped out were reconstructed."""
     return {**roster, "south": signed(stage, "south", round=7)}
 
 
-def another_run(stage, roster):
+def another_run(stage: Any, roster: Any) -> Any:
     return {**roster, "south": signed(stage, "south", run="fedcba9876543210")}
 
 
-def other_settings(stage, roster):
+def other_settings(stage: Any, roster: Any) -> Any:
     """South received a learning rate of 0, so that its update would be zero."""
     return {**roster, "south": signed(stage, "south", settings=b'{"train": {"lr": 0}}')}
 
 
-def other_start(stage, roster):
+def other_start(stage: Any, roster: Any) -> Any:
     return {**roster, "south": signed(stage, "south", start="other words")}
 
 
-def more_samples(stage, roster):
+def more_samples(stage: Any, roster: Any) -> Any:
     """A silo with more samples than it signed would outweigh the others."""
     return {**roster, "south": (*roster["south"][:2], "1000000", *roster["south"][3:])}
 
 
-def other_model(stage, roster):
+def other_model(stage: Any, roster: Any) -> Any:
     """Case 8: another model was announced to south (Pasquini et al., 2022)."""
     return {**roster, "south": signed(stage, "south", model=model_digest(OTHER))}
 
 
-def revoked(stage, roster):
+def revoked(stage: Any, roster: Any) -> Any:
     authority.revoke(stage.kits, "south")
     return roster
 
 
-def two(stage, roster):
+def two(stage: Any, roster: Any) -> Any:
     return {name: roster[name] for name in ("north", "south")}
 
 
-def without_me(stage, roster):
+def without_me(stage: Any, roster: Any) -> Any:
     return {name: words for name, words in roster.items() if name != "north"}
 
 
-def one_key_twice(stage, roster):
+def one_key_twice(stage: Any, roster: Any) -> Any:
     """The same keys for two silos."""
     keys = Announcement.parse(roster["east"]).keys
     return {**roster, "south": signed(stage, "south", keys=keys)}
 
 
-def malformed_key(stage, roster):
+def malformed_key(stage: Any, roster: Any) -> Any:
     return {**roster, "south": ("zz", *roster["south"][1:])}
 
 
@@ -230,7 +233,7 @@ FORGERIES = {
 
 
 @pytest.mark.parametrize("forgery", FORGERIES, ids=lambda forgery: forgery.__name__)
-def test_a_forged_roster_is_refused_and_the_original_is_accepted(stage, forgery):
+def test_a_forged_roster_is_refused_and_the_original_is_accepted(stage: Any, forgery: Any) -> None:
     roster = stage.advertise()
     refused = stage.client("north").answer(ShareSecrets(1, forgery(stage, roster), 2))
     assert isinstance(refused, Failure)
@@ -244,7 +247,7 @@ def test_a_forged_roster_is_refused_and_the_original_is_accepted(stage, forgery)
 # ── repeated requests ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_repeated_request_for_keys_gets_the_same_keys_or_a_refusal(stage):
+def test_a_repeated_request_for_keys_gets_the_same_keys_or_a_refusal(stage: Any) -> None:
     first, again = stage.advertise(), stage.advertise()
     assert first == again
     refused = stage.client("north").answer(AdvertiseKeys(1, model_digest(OTHER)))
@@ -255,7 +258,7 @@ def test_a_repeated_request_for_keys_gets_the_same_keys_or_a_refusal(stage):
     assert "does not go back" in stage.client("north").answer(AdvertiseKeys(1, model_digest(MODEL))).reason
 
 
-def test_secrets_are_shared_with_one_roster(stage):
+def test_secrets_are_shared_with_one_roster(stage: Any) -> None:
     roster = stage.advertise()
     stage.share_secrets(roster)
     fewer = {name: words for name, words in roster.items() if name != "north-2"}
@@ -264,14 +267,14 @@ def test_secrets_are_shared_with_one_roster(stage):
 
 
 @pytest.mark.parametrize("threshold", [0, 1])
-def test_a_threshold_of_half_of_the_other_silos_is_refused(stage, threshold):
+def test_a_threshold_of_half_of_the_other_silos_is_refused(stage: Any, threshold: Any) -> None:
     """Two lists of silos that answered, each shown to one half, would reconstruct both secrets of a silo."""
     roster = stage.advertise()
     refused = stage.client("north").answer(ShareSecrets(1, roster, threshold))
     assert "no more than half" in refused.reason
 
 
-def test_a_second_update_under_the_same_masks_is_refused(stage):
+def test_a_second_update_under_the_same_masks_is_refused(stage: Any) -> None:
     """The difference of both would be the difference of two updates: of another model or weight, or of one silo."""
     roster = stage.advertise()
     stage.share_secrets(roster)
@@ -292,7 +295,7 @@ def test_a_second_update_under_the_same_masks_is_refused(stage):
     stage.train("north", Train(2, MODEL, masking=MaskingPart(roster)))
 
 
-def test_a_model_that_was_not_announced_is_refused(stage):
+def test_a_model_that_was_not_announced_is_refused(stage: Any) -> None:
     roster = stage.advertise()
     stage.share_secrets(roster)
     with pytest.raises(Refused, match="not the one that was announced to the silos"):
@@ -308,7 +311,7 @@ def test_a_model_that_was_not_announced_is_refused(stage):
     stage.train("north", Train(1, MODEL, masking=MaskingPart(roster)))
 
 
-def test_shares_are_revealed_for_one_list_of_silos_that_answered(stage):
+def test_shares_are_revealed_for_one_list_of_silos_that_answered(stage: Any) -> None:
     roster = stage.advertise()
     sealed = stage.share_secrets(roster)
     assert "has sent no update" in stage.reveal("north", sealed, SIZES).reason
@@ -322,7 +325,7 @@ def test_shares_are_revealed_for_one_list_of_silos_that_answered(stage):
     assert "both lists together" in stage.reveal("north", sealed, ["north", "south", "east"]).reason
 
 
-def test_no_server_gets_both_secrets_of_a_silo(stage):
+def test_no_server_gets_both_secrets_of_a_silo(stage: Any) -> None:
     """Case 7: the server tells half of the silos that north answered, the other half that it did not."""
     roster = stage.advertise()
     sealed = stage.share_secrets(roster)
@@ -343,14 +346,14 @@ def test_no_server_gets_both_secrets_of_a_silo(stage):
     assert f"{protocol.reconstruct_secret(keys):064x}" != stored["mask"]
 
 
-def test_a_damaged_file_of_secrets_ends_the_round(stage):
+def test_a_damaged_file_of_secrets_ends_the_round(stage: Any) -> None:
     stage.advertise()
     file = stage.client("north").home / SECRETS_FILE
     file.write_text(file.read_text()[:50])
     assert "is damaged" in stage.client("north").answer(AdvertiseKeys(1, model_digest(MODEL))).reason
 
 
-def test_statements_that_differ_have_different_bytes(stage):
+def test_statements_that_differ_have_different_bytes(stage: Any) -> None:
     signer, announcement = stage.signer("north"), Announcement(Secrets.fresh().keys, 5, "0" * 64)
     statements = [
         signer._statement(1, "north", announcement),
@@ -363,7 +366,7 @@ def test_statements_that_differ_have_different_bytes(stage):
     assert all(one != other for one, other in pairwise(sorted(statements)))
 
 
-def test_a_coordinator_refuses_a_threshold_of_half(federation, tmp_path, log):
+def test_a_coordinator_refuses_a_threshold_of_half(federation: Build, tmp_path: Path, log: Any) -> None:
     settings = federation(secure_aggregation={"threshold": 0.5}, sizes=SIZES)
     kits = make_kits(settings, tmp_path / "kits")
     with pytest.raises(ConfigError, match=r"secure_aggregation.threshold is 0.5: .* set it above 0.5"):

@@ -2,7 +2,9 @@
 
 import json
 from importlib.metadata import version
+from pathlib import Path
 from time import time
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,7 @@ from hansa.deploy.lock_file import lock_folder
 from hansa.deploy.network.journal import Journal
 from hansa.deploy.status import HEARTBEAT, parse_heartbeat, read_status
 from tests.cli.test_cli import ok
+from tests.conftest import Build
 from tests.deploy.conftest import over_the_network
 
 
@@ -18,7 +21,7 @@ def heartbeat(**more: object) -> bytes:
     return json.dumps({"phase": "working", "version": "0.2.0", "at": 100.0} | more).encode()
 
 
-def test_malformed_heartbeats_are_dropped():
+def test_malformed_heartbeats_are_dropped() -> None:
     assert parse_heartbeat(heartbeat(), 98.0) == {
         "phase": "working",
         "version": "0.2.0",
@@ -38,7 +41,7 @@ def test_malformed_heartbeats_are_dropped():
         assert parse_heartbeat(malformed, 98.0) is None
 
 
-def test_the_status_shows_connected_nodes_and_awaited_replies(tmp_path):
+def test_the_status_shows_connected_nodes_and_awaited_replies(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "server" / "journal.sqlite")
     (tmp_path / "server" / "lock").touch()
     journal.set_fact("children", ["north", "south", "east"])
@@ -65,7 +68,7 @@ def test_the_status_shows_connected_nodes_and_awaited_replies(tmp_path):
     journal.close()
 
 
-def test_the_status_lists_refusals_and_other_versions(tmp_path):
+def test_the_status_lists_refusals_and_other_versions(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "server" / "journal.sqlite")
     (tmp_path / "server" / "lock").touch()
     journal.set_fact("children", ["north", "south"])
@@ -86,12 +89,12 @@ def test_the_status_lists_refusals_and_other_versions(tmp_path):
     assert {one["node"]: one["times"] for one in result["refused"]} == {"203.0.113.7": 3, "south": 1}
 
 
-def test_a_folder_that_is_not_a_run_is_refused(tmp_path):
+def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no server/journal\.sqlite"):
         ok("status", str(tmp_path))
 
 
-def test_a_run_over_the_network_leaves_a_status_and_a_log(federation, tmp_path, log):
+def test_a_run_over_the_network_leaves_a_status_and_a_log(federation: Build, tmp_path: Path, log: Any) -> None:
     folder = over_the_network(federation(rounds=1), tmp_path, log).folder
     assert {node.node: node.version != "" for node in read_status(folder, time())} == dict.fromkeys(
         ("north", "south", "east"), True

@@ -2,12 +2,13 @@
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
 from hansa.deploy.kit import COORDINATOR
 from hansa.runs.run import run
-from tests.conftest import same, weights
+from tests.conftest import Build, same, weights
 from tests.faults.processes import GATED, WAIT_SECONDS, Deployment
 
 pytestmark = pytest.mark.slow_fault
@@ -27,7 +28,7 @@ def one_line(deployment: Deployment) -> str:
     return " ".join(deployment.log(COORDINATOR).split())
 
 
-def test_processes_stopped_in_the_middle_of_a_round_resume(federation, tmp_path):
+def test_processes_stopped_in_the_middle_of_a_round_resume(federation: Build, tmp_path: Path) -> None:
     """North is stopped in the middle of training, and trains again after its restart."""
     (tmp_path / "gated.py").write_text(GATED)
     marks = tmp_path / "marks"

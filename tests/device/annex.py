@@ -6,6 +6,7 @@ from pathlib import Path
 from subprocess import run
 
 import torch
+from torch.utils.backend_registration import rename_privateuse1_backend
 
 ROOT = Path(torch.__file__).parent
 
@@ -23,8 +24,8 @@ def build(target: Path) -> None:
 
 def register(library: Path) -> None:
     """For this process, for good: do it in one of its own."""
-    torch.utils.rename_privateuse1_backend("annex")
-    torch.ops.load_library(str(library))
+    rename_privateuse1_backend("annex")
+    torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
     module = types.ModuleType("torch.annex")
     vars(module).update(
         is_available=lambda: True,
@@ -33,5 +34,5 @@ def register(library: Path) -> None:
         _is_in_bad_fork=lambda: False,
         manual_seed_all=lambda seed: None,
     )
-    torch._register_device_module("annex", module)
+    torch._register_device_module("annex", module)  # type: ignore[no-untyped-call]
     sys.modules["torch.annex"] = module

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import time
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from hansa.deploy.network.connection import Connection
 from hansa.deploy.network.envelope import open_envelope, sign_envelope
 from hansa.privacy.policy.audit_log import entries, verify
 from hansa.privacy.policy.proposal import POLICY_FILE
-from tests.conftest import weights
+from tests.conftest import Build, weights
 from tests.deploy.test_authentication import assert_refused, refusals
 from tests.faults.processes import Deployment, read_only
 from tests.faults.test_network_faults import Gate, assert_uninterrupted, contributions_of, lost
@@ -32,7 +33,9 @@ pytestmark = pytest.mark.slow_fault
 MAX_MEMORY = 3 << 30  # bytes: three times what a coordinator of a small model needs with all its libraries
 
 
-def test_silos_that_send_pickles_invalid_updates_and_ten_gigabytes(federation, tmp_path, monkeypatch):
+def test_silos_that_send_pickles_invalid_updates_and_ten_gigabytes(
+    federation: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sizes = {"north": 40, "south": 30, "east": 20, "north-2": 30, "south-2": 40}
     settings = federation(rounds=2, sizes=sizes, evaluate={"every": 9, "share": 1.0})
     monkeypatch.setenv("HANSA_BOMB", str(tmp_path / "bomb"))
@@ -129,7 +132,7 @@ def flood(deployment: Deployment) -> None:
         incomplete.sendall(b"\x16")  # the first byte of a TLS handshake
 
 
-def test_unauthenticated_peers_replays_and_floods_during_training(gated, tmp_path):
+def test_unauthenticated_peers_replays_and_floods_during_training(gated: Any, tmp_path: Path) -> None:
     """Cases 2, 3, 23: all are refused and logged once; the bits are those of an undisturbed run."""
     settings, gate = gated(rounds=2), Gate(tmp_path / "marks", "north")
     with Deployment(settings, tmp_path / "deployment") as deployment:
@@ -154,7 +157,9 @@ def test_unauthenticated_peers_replays_and_floods_during_training(gated, tmp_pat
 # ── too few silos in a sum ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_silos_refuse_rosters_that_are_too_short_or_change(federation, tmp_path, monkeypatch):
+def test_silos_refuse_rosters_that_are_too_short_or_change(
+    federation: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Case 9: rosters of one and of two silos, and the same round with one silo less.
 
     The policy of one silo requires a larger cohort than there is; the other silos go on.
@@ -172,7 +177,7 @@ def test_silos_refuse_rosters_that_are_too_short_or_change(federation, tmp_path,
         deployment.start_all(behaviours={COORDINATOR: "curious_server"})
         deployment.finished()
         reasons = {(round, node): text for round, node, text in lost(deployment)}
-        assert "requires a cohort of 6, and a round may count with 3" in reasons[0, "south-2"], (
+        assert "requires a cohort of 6, and a round may consist of 3" in reasons[0, "south-2"], (
             "the silo does not take part"
         )
         assert "the roster has 1 silos; secure aggregation needs at least 3" in reasons[1, "east"]
@@ -197,7 +202,7 @@ def hansa(*words: object) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 
-def test_faulty_silos_are_left_out_and_their_data_is_not_released(federation, tmp_path):
+def test_faulty_silos_are_left_out_and_their_data_is_not_released(federation: Build, tmp_path: Path) -> None:
     """Cases 13, 14, 16, 25: an invalid policy, a full disk, unreadable data, and a canary in the data."""
     sizes = {"north": 40, "south": 30, "east": 20, "north-2": 30, "south-2": 40}
     settings = federation(rounds=2, sizes=sizes, participation={"quorum": 0.4})
@@ -237,7 +242,7 @@ def test_faulty_silos_are_left_out_and_their_data_is_not_released(federation, tm
     assert "line 2" in again.stderr
 
 
-def test_a_silo_with_a_read_only_disk_is_left_out_until_it_is_writable(gated, tmp_path):
+def test_a_silo_with_a_read_only_disk_is_left_out_until_it_is_writable(gated: Any, tmp_path: Path) -> None:
     """Case 25: nothing is released that the audit log cannot record; the other silos go on, and later the silo."""
     settings = gated(rounds=2, participation={"quorum": 0.6}, evaluate={"every": 9})
     south, north = (Gate(tmp_path / "marks", name) for name in ("south", "north"))

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from hansa.core.settings import Named
 from hansa.runs.callbacks import NoCallbacks
 from hansa.runs.directory import RunDirectory
 from hansa.runs.run import run
-from tests.conftest import same, weights
+from tests.conftest import Build, same, weights
 from tests.faults.processes import read_only
 from tests.faults.test_pool import wait_for
 
@@ -27,11 +28,11 @@ def start(file: Path, out: Path, *more: str) -> subprocess.Popen:
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def flat(settings):
+def flat(settings: Any) -> Any:
     return settings
 
 
-def tree(settings):
+def tree(settings: Any) -> Any:
     """The same silos with a region, where every node has data and a model of its own."""
     silos = settings.silos
     west = Node(mixture=True, silos={name: silos[name] for name in ("north", "south")})
@@ -41,7 +42,7 @@ def tree(settings):
 
 @pytest.mark.slow_fault
 @pytest.mark.parametrize("shape", [flat, tree])
-def test_killed_and_resumed_runs_end_in_the_same_bits(federation, tmp_path, shape):
+def test_killed_and_resumed_runs_end_in_the_same_bits(federation: Build, tmp_path: Path, shape: Any) -> None:
     settings = shape(federation(rounds=40, server={"optimizer": "adam", "lr": 0.01}, checkpoint={"every": 3}))
     file = tmp_path / "fed.yaml"
     file.write_text(federation_file.dump(settings))
@@ -61,7 +62,7 @@ def test_killed_and_resumed_runs_end_in_the_same_bits(federation, tmp_path, shap
         assert same(weights(own), weights(tmp_path / "cut" / own.relative_to(whole)))
 
 
-def test_ctrl_c_stops_cleanly_and_names_the_option_to_resume(federation, tmp_path):
+def test_ctrl_c_stops_cleanly_and_names_the_option_to_resume(federation: Build, tmp_path: Path) -> None:
     file = tmp_path / "fed.yaml"
     file.write_text(federation_file.dump(federation(rounds=100000)))
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background processes ignore it
@@ -75,13 +76,13 @@ def test_ctrl_c_stops_cleanly_and_names_the_option_to_resume(federation, tmp_pat
     assert "Traceback" not in text
 
 
-def test_a_full_disk_leaves_the_previous_checkpoint(federation, tmp_path):
+def test_a_full_disk_leaves_the_previous_checkpoint(federation: Build, tmp_path: Path) -> None:
     """From round 3 on the operating system limits files to 100 kB."""
     settings = federation(rounds=4)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     class Full(NoCallbacks):
-        def round(self, record, seconds):
+        def round(self, record: Any, seconds: Any) -> None:
             if record.round == 2:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
 
@@ -98,13 +99,13 @@ def test_a_full_disk_leaves_the_previous_checkpoint(federation, tmp_path):
     assert same(weights(resumed / "model"), weights(run(settings, tmp_path / "whole", workers=0).folder / "model"))
 
 
-def test_a_read_only_disk_leaves_the_previous_checkpoint(federation, tmp_path):
+def test_a_read_only_disk_leaves_the_previous_checkpoint(federation: Build, tmp_path: Path) -> None:
     """Before the checkpoint of round 3, the folder of checkpoints becomes read-only."""
     settings, kept = federation(rounds=4), tmp_path / "run" / "checkpoints"
     with ExitStack() as stack:
 
         class ReadOnly(NoCallbacks):
-            def round(self, record, seconds):
+            def round(self, record: Any, seconds: Any) -> None:
                 if record.round == 2:
                     stack.enter_context(read_only(kept))
 
@@ -115,7 +116,9 @@ def test_a_read_only_disk_leaves_the_previous_checkpoint(federation, tmp_path):
     assert same(weights(resumed / "model"), weights(run(settings, tmp_path / "whole", workers=0).folder / "model"))
 
 
-def test_a_run_directory_is_never_overwritten(federation, tmp_path, monkeypatch):
+def test_a_run_directory_is_never_overwritten(
+    federation: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     settings = federation(rounds=1)
     run(settings, tmp_path / "run", workers=0)
@@ -129,7 +132,7 @@ def test_a_run_directory_is_never_overwritten(federation, tmp_path, monkeypatch)
     assert [str(n) for n in names] == ["runs/small", "runs/small-2"]
 
 
-def test_resuming_a_finished_run_changes_nothing(federation, tmp_path):
+def test_resuming_a_finished_run_changes_nothing(federation: Build, tmp_path: Path) -> None:
     settings = federation(rounds=2)
     before = weights(run(settings, tmp_path / "run", workers=0).folder / "model")
     after = weights(run(settings, tmp_path / "run", resume=True, workers=0).folder / "model")

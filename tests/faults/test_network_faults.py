@@ -10,6 +10,7 @@ import subprocess
 import threading
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,7 +45,7 @@ class Gate:
         self._hold.unlink(missing_ok=True)
 
 
-def assert_uninterrupted(settings, deployment: Deployment, tmp_path: Path) -> None:
+def assert_uninterrupted(settings: Any, deployment: Deployment, tmp_path: Path) -> None:
     """The bits are those of an undisturbed run, and every silo contributed once to every round."""
     whole = run(settings, tmp_path / "whole", workers=0).folder
     assert same(weights(whole / "model"), weights(deployment.run / "model"))
@@ -60,7 +61,7 @@ def contributions_of(deployment: Deployment) -> list[tuple[int, str]]:
         ledger.close()
 
 
-def test_the_coordinator_is_killed_three_times(gated, tmp_path):
+def test_the_coordinator_is_killed_three_times(gated: Any, tmp_path: Path) -> None:
     """Before the first round; after one silo has answered and while another trains; while a checkpoint is written.
 
     Nothing is computed or counted twice.
@@ -93,7 +94,7 @@ def test_the_coordinator_is_killed_three_times(gated, tmp_path):
 
 
 @pytest.mark.parametrize("secure_aggregation", [False, True])
-def test_a_silo_and_the_broker_are_killed_during_training(gated, tmp_path, secure_aggregation):
+def test_a_silo_and_the_broker_are_killed_during_training(gated: Any, tmp_path: Path, secure_aggregation: Any) -> None:
     """Also under secure aggregation: a silo's secrets and its progress are on its disk."""
     settings = gated(secure_aggregation=secure_aggregation)
     south, east = Gate(tmp_path / "marks", "south"), Gate(tmp_path / "marks", "east")
@@ -115,7 +116,7 @@ def test_a_silo_and_the_broker_are_killed_during_training(gated, tmp_path, secur
 
 
 @pytest.mark.parametrize("method", ["fedavg", "worldlm"])
-def test_a_region_is_killed_while_its_silos_train(gated, tmp_path, method):
+def test_a_region_is_killed_while_its_silos_train(gated: Any, tmp_path: Path, method: Any) -> None:
     """Seven processes and three brokers."""
     flat = gated(sizes={"north": 60, "south": 50, "east": 40, "north-2": 30}, rounds=2)
     region = lambda rounds, *names: Node(silos={n: flat.silos[n] for n in names}, rounds=rounds)  # noqa: E731
@@ -133,7 +134,7 @@ def test_a_region_is_killed_while_its_silos_train(gated, tmp_path, method):
         assert_uninterrupted(tree, deployment, tmp_path)
 
 
-def test_a_late_reply_does_not_count(gated, tmp_path):
+def test_a_late_reply_does_not_count(gated: Any, tmp_path: Path) -> None:
     """South misses the deadline of the first round. On a busy machine other silos may miss it, too."""
     settings = gated(rounds=2, participation={"deadline": 15.0, "quorum": 0.1}, evaluate={"every": 9, "share": 1.0})
     gate = Gate(tmp_path / "marks", "south")
@@ -165,7 +166,7 @@ def lost(deployment: Deployment) -> list[tuple]:
 # ── partitions ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_silo_is_partitioned_during_a_round(gated, tmp_path):
+def test_a_silo_is_partitioned_during_a_round(gated: Any, tmp_path: Path) -> None:
     """No packets pass for a while, and no connection is closed; then the network works again."""
     settings, gate = gated(rounds=2), Gate(tmp_path / "marks", "north")
     with (
@@ -186,7 +187,7 @@ def test_a_silo_is_partitioned_during_a_round(gated, tmp_path):
         assert_uninterrupted(settings, deployment, tmp_path)
 
 
-def test_a_proxy_that_breaks_connections(gated, tmp_path):
+def test_a_proxy_that_breaks_connections(gated: Any, tmp_path: Path) -> None:
     """North connects through a proxy that closes every connection after some bytes."""
     settings = gated(rounds=3)
     with Proxy() as network, network.deployment(settings, tmp_path / "deployment") as deployment:
@@ -220,7 +221,7 @@ class Namespace:
     def __exit__(self, *_: object) -> None:
         self._ip("netns", "del", self.namespace)
 
-    def deployment(self, settings, folder: Path) -> Deployment:
+    def deployment(self, settings: Any, folder: Path) -> Deployment:
         first, second = free_ports(2)
         return Deployment(settings, folder, {COORDINATOR: f"10.213.7.1:{first}+{second}"})
 
@@ -254,7 +255,7 @@ class Proxy:
         for server in self._servers:
             server.close()
 
-    def deployment(self, settings, folder: Path) -> Deployment:
+    def deployment(self, settings: Any, folder: Path) -> Deployment:
         deployment = Deployment(settings, folder)
         file = deployment.kits / "north" / "kit.json"
         info = json.loads(file.read_text())

@@ -3,13 +3,14 @@
 import signal
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import pytest
 
 from hansa.core.errors import RunFailed
 from hansa.runs.ledger import Ledger
 from hansa.runs.run import run
-from tests.conftest import same, weights
+from tests.conftest import Build, same, weights
 
 # A plugin with a task that fails on request; it also tests that plugins can add tasks.
 PLUGIN = """
@@ -56,8 +57,8 @@ class Settings(Section):
 
 
 @pytest.fixture
-def faulty(federation, tmp_path):
-    def build(fault: str, times: int, **settings):
+def faulty(federation: Build, tmp_path: Path) -> Any:
+    def build(fault: str, times: int, **settings: Any) -> Any:
         (tmp_path / "faulty.py").write_text(PLUGIN)
         (tmp_path / "marks").mkdir()
         task = {"name": "faulty", "marks": str(tmp_path / "marks"), "fault": fault, "times": times}
@@ -74,7 +75,7 @@ def events(folder: Path) -> list[tuple]:
         ledger.close()
 
 
-def test_a_worker_that_dies_once_is_replaced(faulty, federation, tmp_path):
+def test_a_worker_that_dies_once_is_replaced(faulty: Any, federation: Build, tmp_path: Path) -> None:
     died = run(faulty("die", 1), tmp_path / "died", workers=2)
     plain = run(federation(rounds=2, evaluate={"every": 9}), tmp_path / "plain", workers=2)
     assert (tmp_path / "marks" / "mark-0").exists()
@@ -82,21 +83,21 @@ def test_a_worker_that_dies_once_is_replaced(faulty, federation, tmp_path):
     assert same(weights(died.folder / "model"), weights(plain.folder / "model"))
 
 
-def test_a_silo_whose_worker_dies_twice_is_left_out_with_a_reason(faulty, tmp_path):
+def test_a_silo_whose_worker_dies_twice_is_left_out_with_a_reason(faulty: Any, tmp_path: Path) -> None:
     outcome = run(faulty("die", 2), tmp_path / "run", workers=2)
     [(round, node, _, text)] = events(outcome.folder)
     assert (round, node) == (1, "south")
     assert "its worker died (exit code -9), twice" in text
 
 
-def test_a_silo_that_raises_twice_is_left_out_and_comes_back(faulty, tmp_path):
+def test_a_silo_that_raises_twice_is_left_out_and_comes_back(faulty: Any, tmp_path: Path) -> None:
     outcome = run(faulty("raise", 2), tmp_path / "run", workers=0)
     [(round, node, _, text)] = events(outcome.folder)
     assert (round, node) == (1, "south")
     assert text == "it failed twice: RuntimeError: the disk of this silo is gone (faulty.py:29)"
 
 
-def test_a_silo_that_never_answers_is_awaited_until_the_deadline(faulty, tmp_path):
+def test_a_silo_that_never_answers_is_awaited_until_the_deadline(faulty: Any, tmp_path: Path) -> None:
     """On a busy machine other silos may miss the deadline, too."""
     began = monotonic()
     settings = faulty("hang", 1, participation={"deadline": 6.0, "quorum": 0.01})
@@ -106,13 +107,13 @@ def test_a_silo_that_never_answers_is_awaited_until_the_deadline(faulty, tmp_pat
     assert all("deadline" in text for _, _, _, text in events(outcome.folder))
 
 
-def test_below_the_quorum_the_run_fails_with_the_reason(faulty, tmp_path):
+def test_below_the_quorum_the_run_fails_with_the_reason(faulty: Any, tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match=r"round 1: 2 of 3 answered, 3 needed \(south: it failed twice: RuntimeError"):
         run(faulty("raise", 2, participation={"quorum": 1.0}), tmp_path / "run", workers=0)
     assert (tmp_path / "run" / "checkpoints" / "round-0").exists(), "the checkpoint is kept"
 
 
-def test_workers_end_with_their_parent(federation, tmp_path):
+def test_workers_end_with_their_parent(federation: Build, tmp_path: Path) -> None:
     """After the main process is killed, its workers end."""
     import subprocess
     import sys

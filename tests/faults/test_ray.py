@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 from time import monotonic
 
 import pytest
@@ -17,17 +18,17 @@ from hansa.runs.ledger import Ledger
 from hansa.runs.run import Run, run
 from hansa.runs.start import begin, describe
 from tests.cli.test_cli import ok
-from tests.conftest import same, weights
+from tests.conftest import Build, same, weights
 
 
-def test_an_unknown_link_is_reported(federation, tmp_path):
+def test_an_unknown_link_is_reported(federation: Build, tmp_path: Path) -> None:
     (tmp_path / "fed.yaml").write_text(federation_file.dump(federation()))
     with pytest.raises(UserError, match="--link rya is not known; did you mean 'ray'"):
         ok("run", str(tmp_path / "fed.yaml"), "--link", "rya")
 
 
 @pytest.mark.slow_fault
-def test_a_run_over_ray_gives_the_same_bits_and_survives_its_workers(federation, tmp_path):
+def test_a_run_over_ray_gives_the_same_bits_and_survives_its_workers(federation: Build, tmp_path: Path) -> None:
     settings = federation(rounds=2)
     here = run(settings, tmp_path / "here", workers=0).folder
     directory = RunDirectory.create(settings, tmp_path / "there", resume=False)

@@ -1,7 +1,9 @@
 """Invalid updates and messages: rejected with a reason; the round goes on."""
 
 import pickle
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -41,15 +43,15 @@ class FixedLink:
 
     size, remote = 1, False
 
-    def __init__(self, replies):
+    def __init__(self, replies: Any) -> None:
         self.replies = replies
 
-    def ask(self, asks, until):
+    def ask(self, asks: Any, until: Any) -> Iterator[Any]:
         for node in asks:
             yield Answer(node, self.replies[node])
 
 
-def one_round(replies, quorum=0.5):
+def one_round(replies: Any, quorum: float = 0.5) -> Any:
     settings = parse({"silos": dict.fromkeys(replies, "x"), "participation": {"quorum": quorum}})
     state = ServerState(Tensors(LAYOUT, torch.tensor([5.0, 5.0])))
     children = {name: Child(10, 10) for name in replies}
@@ -58,26 +60,26 @@ def one_round(replies, quorum=0.5):
 
 
 @pytest.mark.parametrize("reason", BAD)
-def test_an_invalid_update_is_left_out_with_a_reason(reason):
+def test_an_invalid_update_is_left_out_with_a_reason(reason: Any) -> None:
     record, state = one_round({"good": GOOD, "bad": BAD[reason]})
     assert reason.strip() in record.failures["bad"]
     assert list(record.updates) == ["good"]
     assert state.model.flat.tolist() == [4.0, 6.0], "only the valid update moved the model"
 
 
-def test_too_few_valid_updates_change_nothing():
+def test_too_few_valid_updates_change_nothing() -> None:
     record, state = one_round({"a": GOOD, "b": BAD["gone"], "c": BAD["not finite"]}, quorum=0.6)
     assert "1 of 3 answered, 2 needed" in record.failed
     assert state.model.flat.tolist() == [5.0, 5.0]
     assert state.round == 0
 
 
-def test_a_valid_update_has_no_problem():
+def test_a_valid_update_has_no_problem() -> None:
     assert problem(GOOD, LAYOUT) == ""
 
 
 class Bomb:
-    def __reduce__(self):
+    def __reduce__(self) -> Any:
         return (pytest.fail, ("a payload was executed",))
 
 
@@ -114,12 +116,12 @@ def train(round: str, layout: str, model: torch.Tensor) -> bytes:
         safetensors('{"type": "Train", "body": {"round": 1, "durable": 0}, "vectors": []}', model=torch.zeros(2)),
     ],
 )
-def test_invalid_messages_are_rejected_and_no_code_runs(data):
+def test_invalid_messages_are_rejected_and_no_code_runs(data: Any) -> None:
     with pytest.raises(wire.BadMessage):
         wire.decode(data)
 
 
-def test_a_truncated_message_is_rejected():
+def test_a_truncated_message_is_rejected() -> None:
     whole = wire.encode(Train(1, Tensors(LAYOUT, torch.tensor([1.0, 2.0]))))
     for length in range(0, len(whole) - 1, 7):
         with pytest.raises(wire.BadMessage):

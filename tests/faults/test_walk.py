@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic, sleep
+from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -126,7 +127,7 @@ def walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Walk]:
 
 
 @pytest.mark.slow_fault
-def test_two_hospitals_and_a_coordinator(walk):
+def test_two_hospitals_and_a_coordinator(walk: Any) -> None:
     walk.through(section("## Create the kits", "## Add a region"))
     assert probe(walk.health, "/healthz") == {"alive": True}
     assert "ready" in probe(walk.health, "/readyz")
@@ -139,14 +140,14 @@ def test_two_hospitals_and_a_coordinator(walk):
 
 
 @pytest.mark.slow_fault
-def test_a_region(walk):
+def test_a_region(walk: Any) -> None:
     walk.through(section("## Add a region", "## Use a proxy"))
     assert (walk.folder / "coordinator" / "runs" / "south" / "model" / "config.json").is_file()
     walk.stop()
 
 
 @pytest.mark.slow_fault
-def test_a_proxy_and_an_existing_nats_server(walk):
+def test_a_proxy_and_an_existing_nats_server(walk: Any) -> None:
     with Tunnel() as tunnel:
         walk.addresses["proxy.example.org:3128"] = f"127.0.0.1:{tunnel.port}"
         walk.through(section("## Use a proxy", "## Operation"))

@@ -15,7 +15,7 @@ from hansa.runs.run import run
 from tests.conftest import Build
 
 FILE = Path(__file__).parent / "curves.json"
-CASES = {
+CASES: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "fedprox-adam": {"method": {"name": "fedprox", "mu": 0.1}, "server": {"optimizer": "adam", "lr": 0.01}},
     "median-partial": {"method": "median", "participation": {"count": 2}},

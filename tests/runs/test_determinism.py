@@ -9,6 +9,7 @@ import torch
 from hansa.client.host import SiloHost
 from hansa.client.runtime import Runtime
 from hansa.config import file as federation_file
+from hansa.config.federation import Federation
 from hansa.config.nodes import Node
 from hansa.links.local import LocalLink
 from hansa.links.pool import PoolLink
@@ -20,7 +21,7 @@ from hansa.runs.start import begin, describe
 from tests.conftest import Build, same, weights
 
 
-def run_over(federation: Build, folder: Path, link_of: Any) -> dict[str, torch.Tensor]:
+def run_over(federation: Federation, folder: Path, link_of: Any) -> dict[str, torch.Tensor]:
     """A whole run over a given link."""
     directory, callbacks = RunDirectory.create(federation, folder, False), NoCallbacks()
     ledger = Ledger(folder)
@@ -64,7 +65,10 @@ def test_the_order_of_silos_does_not_matter(federation: Build, tmp_path: Path) -
 
 def test_a_tree_with_one_edge_round_is_flat_fedavg(federation: Build, tmp_path: Path) -> None:
     flat = federation(sizes={"north": 60, "south": 50, "east": 40, "north-2": 30})
-    region = lambda *names: Node(silos={n: flat.silos[n] for n in names})  # noqa: E731
+
+    def region(*names: str) -> Node:
+        return Node(silos={name: flat.silos[name] for name in names})
+
     tree = flat.model_copy(update={"silos": {"west": region("north", "south"), "far": region("east", "north-2")}})
     a = weights(run(flat, tmp_path / "flat", workers=0).folder / "model")
     b = weights(run(tree, tmp_path / "tree", workers=2).folder / "model")

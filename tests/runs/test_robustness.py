@@ -71,10 +71,11 @@ def test_a_step_that_is_not_finite_is_not_taken() -> None:
 
 
 def test_shared_values_beyond_the_limit_are_not_passed_on() -> None:
+    unasked: Any = None  # without sizes, the method's own check is not made
     shared = Knowledge(Tensors(Layout(("centroids",), ((1, 2),)), torch.tensor([0.5, 1e25])), (20,))
-    assert "which embedded texts do not have" in knowledge_problem(shared, None, None)
+    assert "which embedded texts do not have" in knowledge_problem(shared, unasked, None)
     good = replace(shared, tensors=Tensors(shared.tensors.layout, torch.tensor([0.5, 3.0])))
-    assert knowledge_problem(good, None, None) == ""
+    assert knowledge_problem(good, unasked, None) == ""
 
 
 def test_data_that_changed_while_a_run_stood_still_is_refused(federation: Build, tmp_path: Path) -> None:

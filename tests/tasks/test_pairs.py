@@ -12,6 +12,7 @@ from hansa.cli.main import app
 from hansa.config.file import parse, read
 from hansa.core.errors import DataError, UserError
 from hansa.core.seeds import stream
+from hansa.data.examples import Encoded, Unusable
 from hansa.data.rows import Row
 from hansa.data.source import Source
 from hansa.models.tokenizer import byte_tokenizer
@@ -35,6 +36,7 @@ def row(**fields: Any) -> Any:
 
 def test_a_sample_has_both_texts_with_token_types() -> None:
     [sample] = TASK.encode([row(a="no", b="yes", label=1)], SOURCE, VOCABULARY)
+    assert isinstance(sample, Encoded)
     alone = [VOCABULARY.tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("no", "yes")]
     start, end = VOCABULARY.tokenizer.cls_token_id, VOCABULARY.tokenizer.sep_token_id
     assert sample.ids == [start, *alone[0], end, *alone[1], end]
@@ -44,6 +46,7 @@ def test_a_sample_has_both_texts_with_token_types() -> None:
 
 def test_the_longer_text_is_truncated_first() -> None:
     [sample] = TASK.encode([row(a="x" * 50, b="yes", label=0)], SOURCE, VOCABULARY)
+    assert isinstance(sample, Encoded)
     assert len(sample.ids) == 24
     assert sum(sample.tags) == 4, "the short text is complete"
 
@@ -53,6 +56,7 @@ def test_the_longer_text_is_truncated_first() -> None:
 )
 def test_invalid_pairs_are_reported(fields: Any, reason: Any) -> None:
     [problem] = TASK.encode([row(**{"a": "x", "label": 1} | fields)], SOURCE, VOCABULARY)
+    assert isinstance(problem, Unusable)
     assert reason in problem.reason
     assert problem.place == "file:1"
 

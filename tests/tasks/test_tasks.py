@@ -67,7 +67,7 @@ def test_masked_loss_equals_transformers_for_every_encoder(name: Any, vocabulary
     labels.view(-1)[batch.rows] = batch.targets
     theirs = model(**batch.inputs, labels=labels).loss
     torch.testing.assert_close(task.loss(model, batch), theirs, rtol=1e-4, atol=1e-5)
-    task.loss(model, batch).backward()
+    task.loss(model, batch).backward()  # type: ignore[no-untyped-call]
     ours = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
     model(**batch.inputs, labels=labels).loss.backward()
@@ -113,6 +113,7 @@ def test_masks_have_the_published_fractions(vocabulary: Any) -> None:
     task = MaskedLM()
     held = examples(task, vocabulary, [{"text": "fever and cough and pain"}] * 3000)
     batch = task.batch(held, np.arange(3000), stream(0, "x"), vocabulary)
+    assert batch.rows is not None
     shown, mask = batch.inputs["input_ids"].view(-1)[batch.rows], vocabulary.mask
     open_tokens = int((~torch.from_numpy(vocabulary.special)[torch.from_numpy(held.ids.astype(np.int64))]).sum())
     assert len(batch.rows) / open_tokens == pytest.approx(0.15, abs=0.01)

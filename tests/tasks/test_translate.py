@@ -10,7 +10,8 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
 
 from hansa import templates
 from hansa.client.host import SiloHost
@@ -131,6 +132,7 @@ def test_a_wrong_language_is_detected(vocabulary: Any) -> None:
     french = "Le patient présente une douleur intense dans la poitrine depuis trois jours déjà"
     german = "Der Patient klagt seit drei Tagen über starke Schmerzen in der Brust und Atemnot"
     [seen] = task.encode(rows([(german, french)]), source, Vocabulary(byte_tokenizer(), 200))
+    assert isinstance(seen, Unusable)
     assert seen.reason.startswith("a text that should be in 'en' appears to be in another language (fr")
 
 

@@ -48,7 +48,7 @@ PAGES = ["La paziente lamenta dolore tora-\ncico da tre giorni. Non riferisce fe
 PAGES += ["perdita di peso negli ultimi mesi.", THREE]
 PDF = "\f".join(f"Ospedale Civile  Referto\n{page}\n\n{number}\n" for number, page in enumerate(PAGES, 1))
 ROWS = "".join(json.dumps({"id": "1", "title": "t", "text": text}) + "\n" for text in (ONE, TWO, THREE))
-KINDS = {
+KINDS: dict[str, str | bytes] = {
     "a.txt": f"{ONE} {TWO}\n\n{THREE}\n",
     "wrapped.txt": f"{ONE} {TWO} {THREE}".replace("dolore ", "dolore\n").replace("perdita ", "perdita\n"),
     "a.jsonl": ROWS,
@@ -69,8 +69,9 @@ KINDS = {
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("name", KINDS)
-def test_every_kind_gives_the_same_sentences(tmp_path: Path, name: Any, packed: Any) -> None:
-    content = KINDS[name] if isinstance(KINDS[name], bytes) else KINDS[name].encode()
+def test_every_kind_gives_the_same_sentences(tmp_path: Path, name: str, packed: bool) -> None:
+    kind = KINDS[name]
+    content = kind if isinstance(kind, bytes) else kind.encode()
     source = {f"{name}.gz": gzip.compress(content)} if packed else {name: content}
     report, splits = run(tmp_path, source)
     assert sorted(texts(splits)) == sorted([ONE, TWO, THREE])

@@ -4,9 +4,11 @@ import json
 import socket
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 from time import monotonic, sleep
+from typing import Any
 
 import pytest
 
@@ -21,7 +23,7 @@ from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.network.address import Proxy, open_connection
 from hansa.runs.run import run
 from tests.cli.test_cli import ok
-from tests.conftest import same, weights
+from tests.conftest import Build, same, weights
 from tests.deploy.conftest import free_ports, joined, make_kits, regions
 from tests.deploy.tunnel import Tunnel
 
@@ -29,7 +31,7 @@ WAIT_SECONDS = 300.0  # for a loaded machine
 
 
 @contextmanager
-def running(agent: Agent):
+def running(agent: Agent) -> Iterator[Any]:
     thread = threading.Thread(target=agent.run, daemon=True)
     thread.start()
     try:
@@ -47,12 +49,14 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
         sleep(0.02)
 
 
-def silo(settings, kits, home, name: str, log, proxy: Proxy | None = None) -> Agent:
+def silo(settings: Any, kits: Any, home: Any, name: str, log: Any, proxy: Proxy | None = None) -> Agent:
     kit = Kit(kits / name)
     return Agent(kit, home / name, SiloService(kit, settings.silos[name].sources, settings.plugins), log, proxy)
 
 
-def test_all_connections_go_through_the_proxy_and_the_bits_are_the_same(federation, tmp_path, log):
+def test_all_connections_go_through_the_proxy_and_the_bits_are_the_same(
+    federation: Build, tmp_path: Path, log: Any
+) -> None:
     settings = federation(rounds=1)
     kits = make_kits(settings, tmp_path / "kits")
     endpoint = Kit(kits / COORDINATOR).endpoint
@@ -68,7 +72,7 @@ def test_all_connections_go_through_the_proxy_and_the_bits_are_the_same(federati
     assert "secret" not in "".join(log.lines)
 
 
-def test_failures_of_a_proxy_are_reported(tmp_path):
+def test_failures_of_a_proxy_are_reported(tmp_path: Path) -> None:
     [unused] = free_ports(1)
     with Tunnel("name:secret") as tunnel:
         with pytest.raises(OSError, match="refused the connection: 407 Proxy Authentication Required"):
@@ -90,7 +94,7 @@ def test_failures_of_a_proxy_are_reported(tmp_path):
 
 
 @pytest.mark.parametrize("url", ["proxy:3128", "https://proxy:3128", "http://proxy", "http://proxy:x", "http://:3128"])
-def test_the_url_of_a_proxy_is_checked(url):
+def test_the_url_of_a_proxy_is_checked(url: Any) -> None:
     with pytest.raises(UserError, match="write it as http://HOST:PORT"):
         Proxy.parse(url)
     with pytest.raises(UserError) as refused:
@@ -99,7 +103,7 @@ def test_the_url_of_a_proxy_is_checked(url):
     assert "secret" not in repr(Proxy.parse("http://name:secret@proxy:3128"))
 
 
-def test_a_stopped_agent_finishes_the_reply_that_it_sends(federation, tmp_path, log):
+def test_a_stopped_agent_finishes_the_reply_that_it_sends(federation: Build, tmp_path: Path, log: Any) -> None:
     """The proxy stops forwarding while a reply is sent; the agent is stopped; then the proxy forwards again."""
     settings = federation(rounds=1, evaluate={"every": 9, "share": 1.0})
     kits = make_kits(settings, tmp_path / "kits")
@@ -132,7 +136,7 @@ def test_a_stopped_agent_finishes_the_reply_that_it_sends(federation, tmp_path, 
     assert same(weights(here.folder / "model"), weights(tmp_path / "run" / "model"))
 
 
-def test_a_renewed_kit_is_used_without_a_restart(federation, tmp_path, log):
+def test_a_renewed_kit_is_used_without_a_restart(federation: Build, tmp_path: Path, log: Any) -> None:
     """A revoked agent is disconnected; with the renewed kit, which has another key, the same agent works again."""
     settings = federation(rounds=1)
     kits = make_kits(settings, tmp_path / "kits")
@@ -146,7 +150,7 @@ def test_a_renewed_kit_is_used_without_a_restart(federation, tmp_path, log):
     assert same(weights(here.folder / "model"), weights(again.folder / "model"))
 
 
-def test_an_incomplete_certificate_leaves_the_previous_one_in_use(federation, tmp_path):
+def test_an_incomplete_certificate_leaves_the_previous_one_in_use(federation: Build, tmp_path: Path) -> None:
     kits = make_kits(federation(), tmp_path / "kits")
     kit = Kit(kits / "north")
     tls, key = kit.client_tls(), kit.key
@@ -162,7 +166,7 @@ def test_an_incomplete_certificate_leaves_the_previous_one_in_use(federation, tm
 
 
 @contextmanager
-def existing_broker(folder, port: int):
+def existing_broker(folder: Any, port: int) -> Iterator[Any]:
     """Start a NATS server in its folder, as its operator does."""
     with (folder / "nats.log").open("wb") as log:
         process = subprocess.Popen([binary(), "-c", "nats.conf"], cwd=folder, stdout=log, stderr=log)
@@ -182,7 +186,7 @@ def _listens(port: int) -> bool:
 
 
 @pytest.mark.parametrize("tree", [False, True])
-def test_a_run_with_an_existing_nats_server(federation, tmp_path, log, tree):
+def test_a_run_with_an_existing_nats_server(federation: Build, tmp_path: Path, log: Any, tree: Any) -> None:
     """One server for the coordinator and its regions, with the configuration that came with the kits."""
     settings = federation(rounds=1)
     if tree:
@@ -205,7 +209,7 @@ def test_a_run_with_an_existing_nats_server(federation, tmp_path, log, tree):
     assert same(weights(here.folder / "model"), weights(outcome.folder / "model"))
 
 
-def test_the_configuration_of_an_existing_nats_server(federation, tmp_path):
+def test_the_configuration_of_an_existing_nats_server(federation: Build, tmp_path: Path) -> None:
     settings = federation()
     (tmp_path / "fed.yaml").write_text(json.dumps(settings.model_dump(mode="json")))
     out = ("--out", str(tmp_path / "kits"))

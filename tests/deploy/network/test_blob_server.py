@@ -5,7 +5,10 @@ import os
 import resource
 import socket
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,34 +17,35 @@ from hansa.deploy.network.blob_client import BlobClient
 from hansa.deploy.network.blob_protocol import CHUNK_BYTES, RequestRefused, digest, read_line, write_line
 from hansa.deploy.network.blob_server import BlobServer
 from hansa.deploy.network.retry import Retry
+from tests.conftest import Build
 from tests.deploy.conftest import free_ports, make_kits
 
 REQUEST = "0" * 32
 
 
 @pytest.fixture
-def kits(federation, tmp_path):
+def kits(federation: Build, tmp_path: Path) -> Any:
     return make_kits(federation(), tmp_path / "kits")
 
 
 class Stage:
     """A blob server, and clients of silos."""
 
-    def __init__(self, kits, folder):
+    def __init__(self, kits: Any, folder: Any) -> None:
         self.kits, self.refusals = kits, []
         kit = Kit(kits / COORDINATOR)
         self.address = ("localhost", free_ports(1)[0])
         refused = lambda node, reason: self.refusals.append((node, reason))  # noqa: E731
         self.blobs = BlobServer(folder / "blobs", self.address, kit.server_tls(), kit.identify, refused)
 
-    def client(self, name, seconds=120.0):
+    def client(self, name: Any, seconds: float = 120.0) -> Any:
         from time import monotonic
 
         until = monotonic() + seconds
         return BlobClient(self.address, Kit(self.kits / name).client_tls(), lambda: Retry(print, lambda: False, until))
 
     @contextmanager
-    def plain(self, name):
+    def plain(self, name: Any) -> Iterator[Any]:
         """A TLS connection on which any bytes can be sent."""
         connection = socket.create_connection(self.address, timeout=120)
         with Kit(self.kits / name).client_tls().wrap_socket(connection, server_hostname="localhost") as secured:
@@ -49,13 +53,13 @@ class Stage:
 
 
 @pytest.fixture
-def stage(kits, tmp_path):
+def stage(kits: Any, tmp_path: Path) -> Iterator[Any]:
     stage = Stage(kits, tmp_path)
     yield stage
     stage.blobs.close()
 
 
-def test_offered_blobs_are_fetched_and_uploads_are_stored(stage):
+def test_offered_blobs_are_fetched_and_uploads_are_stored(stage: Any) -> None:
     data = os.urandom(3 * CHUNK_BYTES + 17)
     ref = stage.blobs.offer(memoryview(data), ["north"])
     target = memoryview(bytearray(len(data)))
@@ -71,7 +75,7 @@ def test_offered_blobs_are_fetched_and_uploads_are_stored(stage):
     north.close()
 
 
-def test_an_interrupted_transfer_continues_where_it_stopped(stage):
+def test_an_interrupted_transfer_continues_where_it_stopped(stage: Any) -> None:
     data = memoryview(os.urandom(4 * CHUNK_BYTES))
     name = digest(data)
     stage.blobs.allow_upload("north", REQUEST, len(data))
@@ -112,7 +116,7 @@ def test_an_interrupted_transfer_continues_where_it_stopped(stage):
         ({"run": "rm"}, "malformed request"),
     ],
 )
-def test_invalid_requests_are_refused_and_counted(stage, line, reason):
+def test_invalid_requests_are_refused_and_counted(stage: Any, line: Any, reason: Any) -> None:
     name, _ = stage.blobs.offer(memoryview(b"for south alone"), ["south"])
     stage.blobs.allow_upload("north", REQUEST, 1000)
     before = sorted(stage.blobs.folder.rglob("*"))
@@ -124,7 +128,7 @@ def test_invalid_requests_are_refused_and_counted(stage, line, reason):
     assert sorted(stage.blobs.folder.rglob("*")) == before, "nothing was written"
 
 
-def test_the_quota_is_for_all_parts_together(stage):
+def test_the_quota_is_for_all_parts_together(stage: Any) -> None:
     stage.blobs.allow_upload("north", REQUEST, 100)
     north = stage.client("north")
     north.upload(memoryview(b"x" * 60), REQUEST)
@@ -133,7 +137,7 @@ def test_the_quota_is_for_all_parts_together(stage):
     north.close()
 
 
-def test_an_upload_with_another_digest_is_not_kept(stage):
+def test_an_upload_with_another_digest_is_not_kept(stage: Any) -> None:
     stage.blobs.allow_upload("north", REQUEST, 1000)
     for _ in range(2):
         with stage.plain("north") as connection:
@@ -144,7 +148,7 @@ def test_an_upload_with_another_digest_is_not_kept(stage):
     assert stage.blobs.find("north", (digest(b"honest"), 6)) is None
 
 
-def test_an_endless_line_and_a_slow_writer_do_not_block_others(stage):
+def test_an_endless_line_and_a_slow_writer_do_not_block_others(stage: Any) -> None:
     data = memoryview(os.urandom(CHUNK_BYTES))
     stage.blobs.allow_upload("north", REQUEST, 10 * CHUNK_BYTES)
     stage.blobs.allow_upload("south", REQUEST, 10 * CHUNK_BYTES)
@@ -162,7 +166,7 @@ def test_an_endless_line_and_a_slow_writer_do_not_block_others(stage):
         south.close()
 
 
-def test_the_number_of_connections_of_a_member_is_bounded(stage):
+def test_the_number_of_connections_of_a_member_is_bounded(stage: Any) -> None:
     from contextlib import ExitStack
 
     with ExitStack() as stack:
@@ -177,7 +181,7 @@ def test_the_number_of_connections_of_a_member_is_bounded(stage):
     assert ("north", "it opened too many connections to the blob server") in stage.refusals
 
 
-def test_an_upload_waits_while_the_disk_is_full(stage):
+def test_an_upload_waits_while_the_disk_is_full(stage: Any) -> None:
     """While the operating system limits files to 64 kB, the upload waits; afterwards it arrives."""
     data = memoryview(os.urandom(4 * CHUNK_BYTES))
     stage.blobs.allow_upload("north", REQUEST, len(data))
@@ -199,7 +203,7 @@ def test_an_upload_waits_while_the_disk_is_full(stage):
     north.close()
 
 
-def test_a_line_that_is_not_an_object_ends_the_connection(stage):
+def test_a_line_that_is_not_an_object_ends_the_connection(stage: Any) -> None:
     with stage.plain("north") as connection:
         connection.sendall(json.dumps([1, 2]).encode() + b"\n")
         assert connection.recv(1) == b""

@@ -3,7 +3,9 @@
 import json
 import logging
 from dataclasses import asdict, replace
+from pathlib import Path
 from time import time
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -22,6 +24,7 @@ from hansa.deploy.network.blob_protocol import RequestRefused
 from hansa.deploy.network.envelope import MAX_BYTES, PROTOCOL, Envelope, EnvelopeError, open_envelope, sign_envelope
 from hansa.deploy.replay_guard import ReplayGuard
 from hansa.models.settings import Model
+from tests.conftest import Build
 from tests.deploy.conftest import make_kits
 
 KEY = Ed25519PrivateKey.generate()
@@ -39,7 +42,7 @@ def raw(**changes: object) -> bytes:
     return KEY.sign(body) + body
 
 
-def test_an_envelope_survives_signing_and_opening():
+def test_an_envelope_survives_signing_and_opening() -> None:
     assert opened(sign_envelope(GOOD, KEY)) == GOOD
 
 
@@ -77,7 +80,7 @@ def test_an_envelope_survives_signing_and_opening():
     ],
     ids=range(28),  # signatures differ between processes, and names of tests must not
 )
-def test_invalid_envelopes_are_rejected(data, reason):
+def test_invalid_envelopes_are_rejected(data: Any, reason: Any) -> None:
     with pytest.raises(EnvelopeError, match=reason):
         opened(data)
 
@@ -86,13 +89,13 @@ def test_invalid_envelopes_are_rejected(data, reason):
 @pytest.mark.parametrize(
     "name", ["", "..", "../../x", "/etc", "a/b", "a" * 15, "A" * 16, "a" * 31 + "\n", "\x00" * 16, "é" * 32]
 )
-def test_a_run_or_a_request_that_is_a_path_is_rejected(field, name):
+def test_a_run_or_a_request_that_is_a_path_is_rejected(field: Any, name: Any) -> None:
     """They become names of folders that a silo writes and deletes."""
     with pytest.raises(EnvelopeError, match=f"'{field}' is not a valid name"):
         opened(raw(**{field: name}))
 
 
-def test_an_agent_changes_no_files_for_an_envelope_with_paths(federation, tmp_path):
+def test_an_agent_changes_no_files_for_an_envelope_with_paths(federation: Build, tmp_path: Path) -> None:
     """The coordinator, with its own key, names a folder of the silo outside of the run."""
     kits = make_kits(federation(), tmp_path / "kits")
     precious = tmp_path / "homes" / "precious"
@@ -110,7 +113,7 @@ def test_an_agent_changes_no_files_for_an_envelope_with_paths(federation, tmp_pa
 
 
 @pytest.mark.parametrize("formatter", [Lines(), Objects()])
-def test_control_characters_are_removed_from_logs(formatter):
+def test_control_characters_are_removed_from_logs(formatter: Any) -> None:
     odd = "a\x1b[2J\x07b\r\nc\u202ed\x9be"
     line = formatter.format(logging.makeLogRecord({"msg": odd, "levelname": "INFO", "name": "hansa"}))
     shown = json.loads(line)["text"] if isinstance(formatter, Objects) else line
@@ -119,7 +122,7 @@ def test_control_characters_are_removed_from_logs(formatter):
 
 
 @given(st.integers(0, 10_000), st.integers(1, 255))
-def test_an_envelope_with_one_changed_byte_is_rejected(place, change):
+def test_an_envelope_with_one_changed_byte_is_rejected(place: Any, change: Any) -> None:
     data = bytearray(sign_envelope(GOOD, KEY))
     data[place % len(data)] ^= change
     with pytest.raises(EnvelopeError):
@@ -129,7 +132,7 @@ def test_an_envelope_with_one_changed_byte_is_rejected(place, change):
 @given(
     st.lists(st.tuples(st.sampled_from([(RUN, 5.0), ("2" * 16, 6.0), ("0" * 16, 4.0)]), st.integers(0, 5)), max_size=30)
 )
-def test_accepted_positions_only_rise(tmp_path_factory, positions):
+def test_accepted_positions_only_rise(tmp_path_factory: pytest.TempPathFactory, positions: Any) -> None:
     """Replayed, re-ordered and duplicate envelopes, with a restart before each."""
     file = tmp_path_factory.mktemp("known") / "state.json"
     accepted = []
@@ -142,7 +145,7 @@ def test_accepted_positions_only_rise(tmp_path_factory, positions):
     assert accepted == sorted(accepted)
 
 
-def test_a_bundle_is_unpacked_as_it_was_packed(tmp_path):
+def test_a_bundle_is_unpacked_as_it_was_packed(tmp_path: Path) -> None:
     (tmp_path / "start").mkdir()
     (tmp_path / "start" / "config.json").write_text("{}")
     (tmp_path / "start" / "model.safetensors").write_bytes(bytes(range(256)))
@@ -159,14 +162,14 @@ CODE = ["modeling.py", "setup.cfg", "pytorch_model.bin", "weights.pkl", "x.so", 
 
 
 @pytest.mark.parametrize("name", ODD_NAMES + CODE)
-def test_bundles_with_paths_or_code_are_refused(tmp_path, name):
+def test_bundles_with_paths_or_code_are_refused(tmp_path: Path, name: Any) -> None:
     bundle = json.dumps([[name, 1]]).encode() + b"\nx"
     with pytest.raises(RequestRefused, match="file named"):
         unpack(memoryview(bundle), tmp_path / "there")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_settings_that_name_code_are_refused_and_code_is_not_packed(tmp_path):
+def test_settings_that_name_code_are_refused_and_code_is_not_packed(tmp_path: Path) -> None:
     text = b'{"auto_map": {"AutoModel": "modeling.Evil"}}'
     with pytest.raises(RequestRefused, match="names code to load"):
         unpack(memoryview(json.dumps([["config.json", len(text)]]).encode() + b"\n" + text), tmp_path / "there")
@@ -187,7 +190,9 @@ def test_settings_that_name_code_are_refused_and_code_is_not_packed(tmp_path):
         ({"model": Model(path="/home/others/model")}, "only that member may name them"),
     ],
 )
-def test_settings_that_name_files_or_programs_of_a_silo_are_refused(federation, change, reason):
+def test_settings_that_name_files_or_programs_of_a_silo_are_refused(
+    federation: Build, change: Any, reason: Any
+) -> None:
     received = federation()
     if "deidentify" in change:
         received = received.model_copy(update={"data": received.data.model_copy(update=change)})
@@ -204,7 +209,7 @@ def test_settings_that_name_files_or_programs_of_a_silo_are_refused(federation, 
         own_settings(received.model_dump_json().encode(), "north", (), ())
 
 
-def test_a_silo_uses_its_own_paths_and_plugins(federation):
+def test_a_silo_uses_its_own_paths_and_plugins(federation: Build) -> None:
     received = federation()
     own = (Source(train="/here/notes.jsonl"),)
     taken = own_settings(received.model_dump_json().encode(), "north", own, ("mine.py",))
@@ -214,6 +219,6 @@ def test_a_silo_uses_its_own_paths_and_plugins(federation):
 
 
 @pytest.mark.parametrize("bundle", [b"", b"[]", b"{}\n", b'[["a", 5]]\nxx', b'[["a", -1]]\n', b'[["a"]]\n', b"\xff\n"])
-def test_malformed_bundles_are_refused(tmp_path, bundle):
+def test_malformed_bundles_are_refused(tmp_path: Path, bundle: Any) -> None:
     with pytest.raises(RequestRefused, match="not a bundle"):
         unpack(memoryview(bundle), tmp_path / "there")

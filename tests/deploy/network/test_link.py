@@ -1,6 +1,9 @@
 """The NATS link: what identifies a request."""
 
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +12,7 @@ from hansa.core.messages import StepWindow, SubtreePart, Train, no_tensors
 from hansa.core.tensors import Layout, Tensors
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.server_session import server_session
+from tests.conftest import Build
 from tests.deploy.conftest import make_kits
 
 MODEL = Tensors(Layout(("w",), ((2,),)), torch.tensor([1.0, 2.0]))
@@ -16,13 +20,13 @@ REQUEST = Train(3, MODEL, durable=1, subtree=SubtreePart("root", no_tensors(), t
 
 
 @pytest.fixture
-def link(federation, tmp_path):
+def link(federation: Build, tmp_path: Path) -> Iterator[Any]:
     kits = make_kits(federation(), tmp_path / "kits")
     with server_session(Kit(kits / COORDINATOR), tmp_path / "server", None, lambda text: None) as link:
         yield link
 
 
-def test_a_request_repeated_after_a_restart_has_the_same_id(link):
+def test_a_request_repeated_after_a_restart_has_the_same_id(link: Any) -> None:
     """The newest checkpoint and the time that is left differ after a restart; nothing else may."""
     id = link._request_id("north", REQUEST, {})
     repeated = replace(REQUEST, durable=2, subtree=SubtreePart("root", no_tensors(), time_limit=7.5))
