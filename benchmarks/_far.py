@@ -1,4 +1,4 @@
-"""A coordinator and silos that only echo, for measuring the network alone: real kits, broker, depot and agents."""
+"""A coordinator and silos that only echo, for measuring the network alone: real kits, broker, blob server and agents."""
 
 import socket
 import threading
@@ -84,7 +84,7 @@ def federation(folder: Path, silos: int, processes: int) -> Iterator[tuple[NatsL
         pipes.append(ours)
         workers.append(worker)
     try:
-        with server_session(Kit(folder / "kits" / COORDINATOR), folder / "seat", None, lambda text: None) as link:
+        with server_session(Kit(folder / "kits" / COORDINATOR), folder / "server", None, lambda text: None) as link:
             link.share_settings(b"{}")
             yield link, pipes
     finally:

@@ -22,7 +22,7 @@ SETTLED = 5  # rounds after which nothing may grow
 def look(folder: Path) -> dict[str, float]:
     """What the coordinator holds: memory, open files, files on disk and their bytes."""
     process = psutil.Process()
-    files = [f for f in (folder / "seat").rglob("*") if f.is_file()]
+    files = [f for f in (folder / "server").rglob("*") if f.is_file()]
     return {
         "memory": float(process.memory_full_info().uss),
         "open": float(process.num_fds()),

@@ -1,3 +1,5 @@
+"""`python -m hansa`: the command line."""
+
 from hansa.cli.main import main
 
 if __name__ == "__main__":

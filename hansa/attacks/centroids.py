@@ -18,12 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hansa.client.host import SiloHost
-from hansa.client.release_log import LoggedRelease, logged_releases
-from hansa.client.runtime import Runtime
-from hansa.core.errors import UserError
-from hansa.core.seeds import stream
-from hansa.core.tensors import Tensors
 from hansa.attacks.hits import (
     MARGIN,
     MAX_RARE_COUNT,
@@ -39,6 +33,12 @@ from hansa.attacks.hits import (
 )
 from hansa.attacks.inversion import frozen, invert, nearest
 from hansa.attacks.victim import VictimModel, table_rows, token_types
+from hansa.client.host import SiloHost
+from hansa.client.release_log import LoggedRelease, logged_releases
+from hansa.client.runtime import Runtime
+from hansa.core.errors import UserError
+from hansa.core.seeds import stream
+from hansa.core.tensors import Tensors
 from hansa.runs.inference import open_run
 
 Kind = Literal["embedding-inversion", "nearest-token"]

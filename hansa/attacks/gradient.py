@@ -26,6 +26,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from hansa.attacks.hits import MARGIN, Frequencies
+from hansa.attacks.victim import embedding_table, token_types
 from hansa.client.host import SiloHost
 from hansa.client.release_log import logged_releases
 from hansa.client.resident import ResidentSilo
@@ -38,8 +40,6 @@ from hansa.core.errors import RunFailed, UserError, did_you_mean
 from hansa.core.messages import Failure, Train
 from hansa.core.model_parts import block_lists
 from hansa.core.tensors import Tensors
-from hansa.attacks.hits import MARGIN, Frequencies
-from hansa.attacks.victim import embedding_table, token_types
 from hansa.privacy.dp.accounting import epsilon
 from hansa.privacy.dp.updates import UpdateMechanism
 from hansa.runs.inference import open_run

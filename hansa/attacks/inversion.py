@@ -22,8 +22,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from hansa.core.seeds import derive
 from hansa.attacks.hits import MAX_GUESSES
+from hansa.core.seeds import derive
 
 Encode = Callable[[Tensor, Tensor], Tensor]
 """(token embeddings: texts × positions × width, mask: texts × positions) → what would be released of each text:

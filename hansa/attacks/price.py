@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from hansa.attacks import centroids as leak
 from hansa.client.release_log import logged_releases
 from hansa.config.checks import check
 from hansa.config.federation import Federation
@@ -18,7 +19,6 @@ from hansa.config.plugins import load_plugins
 from hansa.core.errors import UserError
 from hansa.core.method import METHODS
 from hansa.core.settings import Named
-from hansa.attacks import centroids as leak
 from hansa.privacy.dp.prices import exchange_price
 from hansa.report import html
 from hansa.runs.callbacks import RunCallbacks

@@ -11,7 +11,7 @@ from multiprocessing.forkserver import ensure_running, set_forkserver_preload
 
 def preload() -> None:
     """Start it, in the background, unless it is running."""
-    set_forkserver_preload(["hansa.core.link.worker", "hansa.models.preloaded"])
+    set_forkserver_preload(["hansa.links.worker", "hansa.models.preloaded"])
     if threading.current_thread() is not threading.main_thread():
         ensure_running()
         return

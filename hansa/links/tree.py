@@ -10,8 +10,10 @@ from hansa.links.local import attempt
 
 
 class TreeLink:
-    """Reaches silos through ``silos`` and calls the answer functions of ``inner`` nodes in threads, since they only
-    wait."""
+    """Reaches silos through another link, and inner nodes through their answer functions.
+
+    Inner nodes answer in threads, since they only wait for their own children.
+    """
 
     def __init__(self, silos: Link, inner: Mapping[NodeId, Callable[[Request], Reply]]) -> None:
         self._silos, self._inner = silos, inner

@@ -185,7 +185,8 @@ def _warnings(seen: Preview) -> list[str]:
     silent = [s.name for s in silos if s.samples < floor]
     if silent and federation.kind == "federated":
         found.append(
-            f"these silos have fewer samples than {floor}, the least that the method shares a row of, and share no knowledge: {', '.join(silent)}"
+            f"these silos have fewer than {floor} samples, the least behind what the method shares, and share no "
+            f"knowledge: {', '.join(silent)}"
         )
     inner = [name for name, node in walk(federation.silos) if node.silos]
     if federation.kind == "central" and inner:

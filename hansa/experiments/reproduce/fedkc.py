@@ -12,6 +12,9 @@ from statistics import fmean, stdev
 from time import perf_counter
 from typing import Any
 
+from hansa.attacks import centroids as leak
+from hansa.attacks import price
+from hansa.attacks.centroids import MIN_CONTROL
 from hansa.experiments.reproduce import Claim, Options, Reproduction, Say, Table, multilingual
 from hansa.experiments.reproduce.encoder import model_of
 from hansa.experiments.reproduce.fedkc_runs import (
@@ -36,9 +39,6 @@ from hansa.experiments.reproduce.fedkc_runs import (
 )
 from hansa.experiments.reproduce.jobs import Jobs
 from hansa.experiments.reproduce.published_fedkc import ACTIVE_GAIN, AVERAGES, HITS_90
-from hansa.attacks import centroids as leak
-from hansa.attacks import price
-from hansa.attacks.centroids import MIN_CONTROL
 from hansa.report import audit, html
 from hansa.runs.results import RunResults, save_audit
 
