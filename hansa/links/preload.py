@@ -8,10 +8,12 @@ import signal
 import threading
 from multiprocessing.forkserver import ensure_running, set_forkserver_preload
 
+MODULES = ("hansa.links.worker", "hansa.models.preloaded")
+
 
 def preload() -> None:
     """Start it, in the background, unless it is running."""
-    set_forkserver_preload(["hansa.links.worker", "hansa.models.preloaded"])
+    set_forkserver_preload(list(MODULES))
     if threading.current_thread() is not threading.main_thread():
         ensure_running()
         return
