@@ -1,4 +1,4 @@
-"""A coordinator and silos that only echo, for measuring the network alone: real kits, broker, blob server and agents."""
+"""A coordinator and silos that only echo, for measuring the network alone: real kits, broker, blobs and agents."""
 
 import socket
 import threading

@@ -103,7 +103,9 @@ def test_paths_named_in_docstrings_exist() -> None:
         text = file.read_text(encoding="utf-8")
         for path in re.findall(r"\b((?:hansa|tests|benchmarks|docs|examples)/[\w/-]+\.(?:py|md))\b", text):
             assert (ROOT / path).exists(), f"{file}: {path}"
-        for name in re.findall(r"\b((?:core|client|config|methods|privacy|runs|deploy|data|models)/[\w/]+\.py)\b", text):
+        for name in re.findall(
+            r"\b((?:core|client|config|methods|privacy|runs|deploy|data|models)/[\w/]+\.py)\b", text
+        ):
             assert (PACKAGE / name).exists(), f"{file}: {name}"
 
 

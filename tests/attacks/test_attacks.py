@@ -9,6 +9,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from hansa.attacks import centroids, gradient, price
+from hansa.attacks.inversion import nearest
+from hansa.attacks.victim import VictimModel, table_rows, token_types
 from hansa.cli.main import app
 from hansa.client.host import SiloHost
 from hansa.client.release_log import LoggedRelease, logged_releases
@@ -17,9 +20,6 @@ from hansa.config.federation import Federation
 from hansa.config.file import parse
 from hansa.core import representations
 from hansa.core.errors import UserError
-from hansa.attacks import centroids, gradient, price
-from hansa.attacks.inversion import nearest
-from hansa.attacks.victim import VictimModel, table_rows, token_types
 from hansa.privacy.dp.prices import exchange_price
 from hansa.privacy.policy.preview import preview_policy
 from hansa.privacy.policy.rules import Policy

@@ -162,8 +162,8 @@ def test_check_warns_where_one_language_dominates(file: Any, tmp_path: Path) -> 
     federation = tmp_path / "skewed.yaml"
     federation.write_text(json.dumps(raw))
     found = ok("check", str(federation), "--set", "data={valid: 0, test: 0}")
-    assert "warning: en is 98% of what a round trains on" in found
-    assert "warning: en is 100% of the aggregate" in found
+    assert "warning: en has 98% of the training samples of a round" in found
+    assert "warning: en has 100% of the aggregate weight" in found
     gentle = ok(
         "check", str(federation), "--set", "data={valid: 0, test: 0}", "--set", "train.samples.floor=100",
         "--set", "aggregate.weights=uniform",

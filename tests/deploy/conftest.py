@@ -18,6 +18,7 @@ from hansa.deploy.coordinator import serve
 from hansa.deploy.join import SiloService
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.region import serve_region
+from hansa.deploy.request_reader import Answer
 from hansa.runs.callbacks import NoCallbacks
 from hansa.runs.run import Outcome
 
@@ -44,6 +45,16 @@ def make_kits(federation: Federation, folder: Path, **options: object) -> Path:
     addresses = {n: f"localhost:{ports[2 * i]}+{ports[2 * i + 1]}" for i, n in enumerate(serving)}
     authority.create(federation, folder, addresses, int(str(options.get("days", 30))))
     return folder
+
+
+class NoService:
+    """For agents that are never asked."""
+
+    def open_run(self, folder: Path, settings: bytes) -> Answer:
+        raise AssertionError("no run is opened")
+
+    def log_refusal(self, message: str, round: int, reason: str) -> None:
+        raise AssertionError("no request is refused")
 
 
 class Log(NoCallbacks):

@@ -22,7 +22,7 @@ from hansa.deploy.network.link import REPLY_QUOTA, PendingRequest
 from hansa.deploy.policy_enforcer import PolicyEnforcer
 from hansa.deploy.server_session import server_session
 from hansa.privacy.policy.audit_log import entries, verify
-from tests.deploy.conftest import make_kits
+from tests.deploy.conftest import NoService, make_kits
 
 WAIT_SECONDS = 120.0
 HUGE = ("0" * 32, 10 << 30)
@@ -105,7 +105,7 @@ def text_of(message: Any) -> bytes:
     return wire.split(message)[0].encode()
 
 
-INVALID = {
+INVALID: dict[str, tuple[bytes, dict[str, Any], str]] = {
     "a vector of ten gigabytes": (text_of(DescribeData()), {"vectors": {"model": HUGE}}, "more than 8 models"),
     "a text of ten gigabytes": (text_of(DescribeData()), {"text": HUGE}, "more than 8 models"),
     "a start of a thousand terabytes": (text_of(DescribeData()), {"start": ("0" * 32, 1 << 50)}, "are free"),
@@ -171,7 +171,7 @@ def test_a_damaged_state_file_is_reported(module_federation: Any, tmp_path: Path
     (tmp_path / "north").mkdir()
     (tmp_path / "north" / "state.json").write_text(damage)
     lines: list[str] = []
-    Agent(Kit(kits / "north"), tmp_path / "north", None, lines.append)
+    Agent(Kit(kits / "north"), tmp_path / "north", NoService(), lines.append)
     assert any("is damaged" in line for line in lines)
 
 
@@ -183,7 +183,7 @@ def test_a_full_disk_rejects_an_envelope_until_there_is_space(
 
     kits = make_kits(module_federation, tmp_path / "kits")
     lines: list[str] = []
-    agent = Agent(Kit(kits / "north"), tmp_path / "north", None, lines.append)
+    agent = Agent(Kit(kits / "north"), tmp_path / "north", NoService(), lines.append)
     digest = ("0" * 32, 4)
     envelope = Envelope(COORDINATOR, "north", "a" * 16, time(), "b" * 32, 1, "Train", 1, digest)
     data = sign_envelope(envelope, Kit(kits / COORDINATOR).key)
@@ -205,7 +205,7 @@ def _disk_full(*_: Any) -> None:
 def test_the_number_of_reasons_is_bounded(module_federation: Any, tmp_path: Path) -> None:
     kits = make_kits(module_federation, tmp_path / "kits")
     lines: list[str] = []
-    agent = Agent(Kit(kits / "north"), tmp_path / "north", None, lines.append)
+    agent = Agent(Kit(kits / "north"), tmp_path / "north", NoService(), lines.append)
     for size in range(1, 600):
         agent._receive(b"x" * (50_000 + size))
     assert len(agent._rejections) == len(lines) == 201

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hansa.core import wire
-from hansa.core.messages import DescribeData, Failure, Train, Update
+from hansa.core.messages import DescribeData, Failure, Request, Train, Update
 from hansa.deploy import authority
 from hansa.deploy.agent import Agent
 from hansa.deploy.coordinator import serve
@@ -59,7 +59,7 @@ def fetch_blob(kit: Kit, seconds: float = 3.0) -> None:
         blobs.close()
 
 
-def refusals(folder: Any) -> dict:
+def refusals(folder: Path) -> dict[tuple[str, str], int]:
     journal = Journal(folder / "server" / "journal.sqlite")
     try:
         return journal.refusals()
@@ -188,7 +188,7 @@ class InvalidUpdates(SiloService):
     def open_run(self, folder: Any, settings: Any) -> Any:
         honest = super().open_run(folder, settings)
 
-        def answer(request: pytest.FixtureRequest) -> Any:
+        def answer(request: Request) -> Any:
             reply = honest(request)
             if not isinstance(request, Train):
                 return reply
@@ -225,7 +225,7 @@ def test_forged_duplicate_and_late_replies_are_rejected(link: Any, kits: Any, tm
     subjects, south = kit.parent_subjects, connect(kit)
     south.subscribe(subjects.request("south"))
     south.request(subjects.latest(subjects.request("south")))  # the subscription exists when this is answered
-    taken: list = []
+    taken: list[Any] = []
     answers = link.ask({"south": DescribeData()}, monotonic() + 300.0)
     asker = threading.Thread(target=lambda: taken.extend(answers))
     asker.start()

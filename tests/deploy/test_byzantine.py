@@ -20,6 +20,7 @@ from hansa.core.messages import (
     Failure,
     MaskedPart,
     MaskingPart,
+    Request,
     Scores,
     ShareSecrets,
     Train,
@@ -49,7 +50,7 @@ class ByzantineService(SiloService):
     def open_run(self, folder: Any, settings: Any) -> Any:
         honest = super().open_run(folder, settings)
 
-        def answer(request: pytest.FixtureRequest) -> Any:
+        def answer(request: Request) -> Any:
             reply = self.replies.get(type(request))
             return honest(request) if reply is None else reply(request, honest)
 
@@ -136,7 +137,7 @@ def test_a_silo_with_unreadable_data_is_left_out_if_the_quorum_allows(
 
 
 def test_invalid_scores_and_an_unexpected_mask_are_rejected(federation: Build, tmp_path: Path, log: Any) -> None:
-    def masked(request: pytest.FixtureRequest, honest: Any) -> Any:
+    def masked(request: Train, honest: Any) -> Any:
         """Masked updates are not checked for NaN, so this update would enter the model if the mask were accepted."""
         update = honest(request)
         update.gradient.flat.fill_(float("nan"))
@@ -153,7 +154,7 @@ def test_invalid_scores_and_an_unexpected_mask_are_rejected(federation: Build, t
 
 
 def test_an_update_without_a_mask_is_rejected(federation: Build, tmp_path: Path, log: Any) -> None:
-    def bare(request: pytest.FixtureRequest, honest: Any) -> Any:
+    def bare(request: Train, honest: Any) -> Any:
         return replace(honest(request), masked=None)
 
     settings = federation(rounds=1, sizes=FOUR, secure_aggregation=True, **NO_EVALUATION)
@@ -165,7 +166,7 @@ def test_an_update_without_a_mask_is_rejected(federation: Build, tmp_path: Path,
 
 
 def test_a_silo_that_announces_another_model_is_not_on_the_roster(federation: Build, tmp_path: Path, log: Any) -> None:
-    def other(request: pytest.FixtureRequest, honest: Any) -> Any:
+    def other(request: AdvertiseKeys, honest: Any) -> Any:
         return honest(replace(request, model="0" * 64))
 
     settings = federation(rounds=1, sizes=FOUR, secure_aggregation=True, **NO_EVALUATION)
@@ -177,7 +178,7 @@ def test_a_silo_that_announces_another_model_is_not_on_the_roster(federation: Bu
 def test_an_invalid_signature_excludes_only_its_silo(federation: Build, tmp_path: Path, log: Any) -> None:
     """The other silos would refuse a roster with it, so the coordinator leaves it out."""
 
-    def borrowed(request: pytest.FixtureRequest, honest: Any) -> Any:
+    def borrowed(request: AdvertiseKeys, honest: Any) -> Any:
         return replace(honest(request), signature="00" * 64)
 
     settings = federation(rounds=1, sizes=FOUR, secure_aggregation=True, **NO_EVALUATION)
@@ -187,16 +188,17 @@ def test_an_invalid_signature_excludes_only_its_silo(federation: Build, tmp_path
     assert "is not signed by it" in reason
 
 
-def other_model(request: pytest.FixtureRequest) -> Any:
+def other_model(request: Train) -> Train:
     """Pasquini et al. (2022): if the updates of all other silos are zero, the sum is the update of east."""
     return replace(request, model=replace(request.model, flat=request.model.flat + 1e-3))
 
 
-def two_silos(request: pytest.FixtureRequest) -> Any:
+def two_silos(request: ShareSecrets) -> ShareSecrets:
     return replace(request, roster={n: request.roster[n] for n in ("east", "north")})
 
 
-def masked_with_two(request: pytest.FixtureRequest) -> Any:
+def masked_with_two(request: Train) -> Train:
+    assert request.masking is not None
     return replace(request, masking=MaskingPart({n: request.masking.roster[n] for n in ("east", "north")}))
 
 
@@ -217,7 +219,7 @@ def test_a_silo_refuses_requests_that_differ_from_those_of_the_others(
     settings = federation(rounds=len(DEVIATIONS), sizes=FOUR, secure_aggregation=True, **NO_EVALUATION)
     honest = NatsLink.ask
 
-    def deviating(node: Any, request: pytest.FixtureRequest) -> Any:
+    def deviating(node: str, request: Request) -> Any:
         kind, change, _ = DEVIATIONS[getattr(request, "round", 1) - 1]
         return change(request) if node == "east" and isinstance(request, kind) else request
 
@@ -238,7 +240,7 @@ def test_a_silo_revoked_during_a_round_is_dropped_at_once(federation: Build, tmp
     over = threading.Event()
 
     def replies(kits: Any) -> Any:
-        def silent(request: pytest.FixtureRequest, honest: Any) -> Any:
+        def silent(request: Train, honest: Any) -> Any:
             threading.Timer(0.2, authority.revoke, (kits, "east")).start()
             over.wait(600)
             return Failure("too late")

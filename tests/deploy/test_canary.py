@@ -5,7 +5,7 @@ import logging
 import threading
 from pathlib import Path
 from time import time
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -109,7 +109,7 @@ def failing(open_run: Any) -> Any:
     from hansa.client.silo import Silo
 
     class FailingSilo(Silo):
-        def train(self, *_: Any) -> None:
+        def train(self, *_: Any, **__: Any) -> NoReturn:
             raise ValueError(f"cannot digest the text '{ONCE[2]}'")
 
     def opened(folder: Any, settings: Any) -> Any:

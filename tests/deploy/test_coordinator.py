@@ -29,7 +29,10 @@ def test_three_silos_over_mutual_tls_give_the_bits_of_a_run(
 
 def test_a_tree_over_sockets_gives_the_bits_of_a_run(federation: Build, tmp_path: Path, log: Any) -> None:
     flat = federation(sizes={"north": 60, "south": 50, "east": 40, "north-2": 30}, rounds=2)
-    region = lambda rounds, *names: Node(silos={n: flat.silos[n] for n in names}, rounds=rounds)  # noqa: E731
+
+    def region(rounds: int, *names: str) -> Node:
+        return Node(silos={name: flat.silos[name] for name in names}, rounds=rounds)
+
     silos = {"west": region(2, "north", "south"), "far": region(1, "east", "north-2")}
     tree = flat.model_copy(update={"silos": silos})
     here = run(tree, tmp_path / "here", workers=0)
@@ -46,7 +49,10 @@ def test_worldlm_over_sockets_gives_the_bits_of_a_run(federation: Build, tmp_pat
         rounds=2,
         evaluate={"every": 1, "share": 1.0},
     )
-    region = lambda rounds, *names: Node(silos={n: flat.silos[n] for n in names}, rounds=rounds)  # noqa: E731
+
+    def region(rounds: int, *names: str) -> Node:
+        return Node(silos={name: flat.silos[name] for name in names}, rounds=rounds)
+
     west = region(2, "north", "south").model_copy(update={"sources": flat.silos["south-2"].sources})
     tree = flat.model_copy(update={"silos": {"west": west, "far": region(1, "east", "north-2")}})
     here = run(tree, tmp_path / "here", workers=0)

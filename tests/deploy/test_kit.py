@@ -19,7 +19,7 @@ from hansa.deploy.kit import COORDINATOR, VERSION, Kit
 from hansa.deploy.nats_config import authorization
 from hansa.deploy.network.subjects import Subjects, token
 from tests.conftest import Build
-from tests.deploy.conftest import make_kits
+from tests.deploy.conftest import NoService, make_kits
 
 
 def test_every_node_of_a_tree_gets_a_kit_of_its_own(federation: Build, tmp_path: Path) -> None:
@@ -30,6 +30,7 @@ def test_every_node_of_a_tree_gets_a_kit_of_its_own(federation: Build, tmp_path:
     kinds = {folder.name: Kit(folder).info.kind for folder in kits.iterdir() if folder.name != "authority"}
     assert kinds == {"coordinator": "coordinator", "west": "region", "north": "silo", "south": "silo", "east": "silo"}
     west, north = Kit(kits / "west").info, Kit(kits / "north").info
+    assert west.parent is not None
     assert (west.parent.node, west.children, west.rounds) == (COORDINATOR, ("north", "south"), 2)
     assert north.parent == west.serves
     assert [source.train for source in north.sources] == [""], "a kit holds no paths of the silo's data"
@@ -119,7 +120,8 @@ def test_a_list_of_members_must_be_signed_by_the_authority(federation: Build, tm
     good = json.loads(file.read_text())
     unknown = {**good["members"], "unknown": good["members"]["south"]}
     again = {**good["members"], "east": {**good["members"]["east"], "generations": [1, 2]}}
-    for forged in ({**good, "members": unknown}, {**good, "members": again}, good["members"], []):
+    forgeries: list[Any] = [{**good, "members": unknown}, {**good, "members": again}, good["members"], []]
+    for forged in forgeries:
         file.write_text(json.dumps(forged))
         with pytest.raises(
             UserError,
@@ -157,7 +159,7 @@ def test_a_damaged_key_is_reported(federation: Build, tmp_path: Path, damage: An
     kits = make_kits(federation(), tmp_path / "kits")
     (kits / "north" / "key.pem").write_bytes(damage)
     with pytest.raises(UserError, match=r"key.pem cannot be used \(.*; ask for a new kit"):
-        Agent(Kit(kits / "north"), tmp_path / "home", None, lambda text: None)
+        Agent(Kit(kits / "north"), tmp_path / "home", NoService(), lambda text: None)
 
 
 def test_kit_create_on_the_command_line(

@@ -60,7 +60,7 @@ def test_a_resumed_coordinator_does_not_import_transformers() -> None:
     assert subprocess.run([sys.executable, "-c", look]).returncode == 0
 
 
-def get(port: int, path: str) -> tuple[int, dict]:
+def get(port: int, path: str) -> tuple[int, dict[str, Any]]:
     try:
         with urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as reply:
             return reply.status, json.loads(reply.read())

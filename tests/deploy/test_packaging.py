@@ -6,11 +6,13 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from typer.core import TyperGroup
 from typer.main import get_command
 
 from hansa.cli.deploy import TERMINATED
@@ -19,32 +21,40 @@ from hansa.cli.main import app
 ROOT = Path(__file__).parent.parent.parent
 PACKAGING = ROOT / "packaging"
 HELM = Path(sys.executable).with_name("helm")
+Document = dict[str, Any]
+
+
+def commands() -> Mapping[str, Any]:
+    group = get_command(app)
+    assert isinstance(group, TyperGroup)
+    return group.commands
 
 
 def parse_command(words: list[str]) -> None:
     """Parse a command line; raises if the command or an option does not exist."""
-    command = get_command(app).commands[words[0]]
-    command.make_context("hansa", list(words[1:]))
+    commands()[words[0]].make_context("hansa", list(words[1:]))
 
 
-def render(*arguments: str) -> list[dict]:
+def render(*arguments: str) -> list[Document]:
     done = subprocess.run([HELM, "template", "x", str(PACKAGING / "helm"), *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return [document for document in yaml.safe_load_all(done.stdout) if document]
 
 
-def kinds(documents: list[dict]) -> dict[str, dict]:
+def kinds(documents: list[Document]) -> dict[str, Document]:
     return {document["kind"]: document for document in documents}
 
 
-def pod(documents: list[dict]) -> dict:
+def pod(documents: list[Document]) -> Document:
     found = kinds(documents)
-    return (found.get("Job") or found["StatefulSet"])["spec"]["template"]
+    template: Document = (found.get("Job") or found["StatefulSet"])["spec"]["template"]
+    return template
 
 
-def container(documents: list[dict]) -> dict:
+def container(documents: list[Document]) -> Document:
     """The container; checks that every volume it mounts exists."""
     spec = pod(documents)["spec"]
+    found: Document
     [found] = spec["containers"]
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
     assert {mount["name"] for mount in found["volumeMounts"]} == set(volumes)
@@ -90,7 +100,7 @@ def test_the_chart_of_a_silo(tmp_path: Path) -> None:
     assert "env" not in container(documents)
     proxied = container(render("--set", "silo.proxy=http://proxy.example:3128"))
     assert proxied["env"] == [{"name": "HANSA_PROXY", "value": "http://proxy.example:3128"}]
-    assert "HANSA_PROXY" in [option.envvar for option in get_command(app).commands["join"].params]
+    assert "HANSA_PROXY" in [option.envvar for option in commands()["join"].params]
 
 
 @pytest.mark.parametrize(

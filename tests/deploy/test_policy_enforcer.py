@@ -8,12 +8,14 @@ import pytest
 import yaml
 
 from hansa.core.errors import RunFailed, UserError
+from hansa.core.messages import Failure
 from hansa.deploy.agent import Agent
 from hansa.deploy.coordinator import serve
 from hansa.deploy.join import SiloService
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.policy_enforcer import PolicyEnforcer
 from hansa.privacy.policy.audit_log import entries, verify
+from hansa.privacy.policy.guard import Guard
 from hansa.privacy.policy.proposal import POLICY_FILE
 from tests.conftest import Build
 from tests.deploy.conftest import make_kits
@@ -68,7 +70,8 @@ def test_the_policy_of_a_kit_is_for_its_federation_only(federation: Build, tmp_p
 
     enforcer = PolicyEnforcer.load(Kit(kits / "north"), None, tmp_path / "home")
     received = federation(name="other")
-    guard = enforcer.guard(lambda request: None, Runtime(received, tmp_path))
+    guard = enforcer.guard(lambda request: Failure("not asked"), Runtime(received, tmp_path))
+    assert isinstance(guard, Guard)
     assert guard.purpose.federation == "small"
 
 

@@ -72,7 +72,7 @@ def test_a_request_may_have_the_size_of_eight_models_and_an_allowance(monkeypatc
     quota.check_request(int(5.9 * GB), GB)
     with pytest.raises(InvalidRequest, match="bytes of memory are free"):
         quota.check_request(int(6.1 * GB), GB)
-    quota.check_request(int(6.1 * GB), GB, allocated=GB), "allocated buffers are not counted"
+    quota.check_request(int(6.1 * GB), GB, allocated=GB)  # allocated buffers are not counted
 
 
 def test_a_request_must_fit_on_the_disk(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hansa.core.errors import UserError
-from hansa.core.messages import DescribeData
+from hansa.core.messages import DescribeData, Failure
 from hansa.deploy import authority
 from hansa.deploy.coordinator import serve
 from hansa.deploy.kit import COORDINATOR, Kit
@@ -71,6 +71,7 @@ def test_silos_reject_requests_of_a_revoked_coordinator(federation: Build, tmp_p
             "the refusal",
         )
     assert not any("reply sent" in line for line in log.lines)
+    assert isinstance(answer.reply, Failure)
     assert "did not answer" in answer.reply.reason
 
 

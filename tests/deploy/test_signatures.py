@@ -82,7 +82,7 @@ class Stage:
         assert all(isinstance(reply, SecretShares) for reply in replies.values()), replies
         return {name: reply.sealed for name, reply in replies.items()}
 
-    def train(self, name: Any, request: pytest.FixtureRequest, values: Any = (0.1, -0.2, 0.3, -0.4)) -> Any:
+    def train(self, name: Any, request: Train, values: Any = (0.1, -0.2, 0.3, -0.4)) -> Any:
         client = self.client(name)
         client.check(request)
         return client.mask(request, Tensors(LAYOUT, torch.tensor(values)), WEIGH, BOUND)[0]
@@ -105,8 +105,8 @@ def test_an_honest_server_gets_the_mean(stage: Any) -> None:
     values = {name: rng.uniform(-1, 1, 4).astype(np.float32) for name in SIZES}
     answered = ["east", "north", "south"]
     sent = [stage.train(name, Train(1, MODEL, masking=MaskingPart(roster)), values[name].tolist()) for name in answered]
-    total = np.sum([update.flat.numpy().view(np.uint32) for update in sent], axis=0, dtype=np.uint32)
-    shares: dict = {}
+    total = np.stack([update.flat.numpy().view(np.uint32) for update in sent]).sum(axis=0, dtype=np.uint32)
+    shares: dict[str, list[tuple[int, int]]] = {}
     for name in answered:
         reply = stage.reveal(name, sealed, answered)
         assert isinstance(reply, RevealedShares)
@@ -332,7 +332,8 @@ def test_no_server_gets_both_secrets_of_a_silo(stage: Any) -> None:
     for name in SIZES:
         stage.train(name, Train(1, MODEL, masking=MaskingPart(roster)))
     answered, dropped = list(SIZES), [name for name in SIZES if name != "north"]
-    seeds, keys = [], []
+    seeds: list[tuple[int, int]] = []
+    keys: list[tuple[int, int]] = []
     for name, listed in (("south", answered), ("east", dropped), ("north-2", answered)):
         reply = stage.reveal(name, sealed, listed)
         assert isinstance(reply, RevealedShares)

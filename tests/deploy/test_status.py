@@ -55,7 +55,8 @@ def test_the_status_shows_connected_nodes_and_awaited_replies(tmp_path: Path) ->
     assert north.connected
     assert north.phase == "working"
     assert not south.connected
-    assert (south.awaited, south.skew) == ("Train of round 7", pytest.approx(-400))
+    assert south.awaited == "Train of round 7"
+    assert south.skew == pytest.approx(-400)
     assert (east.last_seen, east.refused) == (None, 2)
     shown = ok("status", str(tmp_path))
     assert "Train of round 7 until" in shown

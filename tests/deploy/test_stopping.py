@@ -19,7 +19,7 @@ def stop(deployment: Deployment, name: str) -> int | None:
     os.kill(process.pid, signal.SIGTERM)
     process.join(WAIT_SECONDS)
     assert not process.is_alive(), deployment.logs()
-    code = process.exitcode
+    code: int | None = process.exitcode
     process.close()
     return code
 

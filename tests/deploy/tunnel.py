@@ -28,7 +28,7 @@ class Tunnel:
 
     @property
     def port(self) -> int:
-        return self._server.getsockname()[1]
+        return int(self._server.getsockname()[1])
 
     def __enter__(self) -> "Tunnel":
         return self

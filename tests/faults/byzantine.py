@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hansa.client.silo import Silo
-from hansa.core.messages import Failure, MaskingPart, RevealedShares, SecretShares, Train
+from hansa.core.messages import Failure, MaskingPart, RevealedShares, SecretShares, Train, Update
 from hansa.core.participation import Assignment
 from hansa.core.tensors import Layout, Tensors
 from hansa.deploy.network.blob_client import BlobClient
@@ -46,13 +46,14 @@ def invalid_updates() -> None:
 
     def train(self: Silo, request: Any, *rest: Any) -> Any:
         update = honest(self, request, *rest)
+        assert isinstance(update, Update)
         if request.round == 1:
             update.gradient.flat.fill_(float("nan"))
             return update
         name = update.gradient.layout.names[0]
         return replace(update, gradient=Tensors(Layout((name,), ((3,),)), torch.ones(3)))
 
-    Silo.train = train  # type: ignore[method-assign]
+    Silo.train = train  # type: ignore[assignment, method-assign]
 
 
 def oversized_uploads() -> None:
@@ -83,11 +84,11 @@ def curious_server() -> None:
     honest_ask, honest_extend = MaskingServer._ask, MaskingServer.extend
     sent: dict[str, Train] = {}
 
-    def extend(self: MaskingServer, assignment: Assignment, plain: Train) -> Train | None:
-        request = honest_extend(self, assignment, plain)
-        if request is not None:
-            sent[assignment.node] = request
-        return request
+    def extend(self: MaskingServer, assignment: Assignment, request: Train) -> Train | None:
+        extended = honest_extend(self, assignment, request)
+        if extended is not None:
+            sent[assignment.node] = extended
+        return extended
 
     def reasons(self: MaskingServer, asks: dict[str, Any]) -> dict[str, str]:
         replies = {answer.node: answer.reply for answer in self._round.link.ask(asks, self._round.deadline())}

@@ -23,7 +23,7 @@ from tests.faults.processes import read_only
 from tests.faults.test_pool import wait_for
 
 
-def start(file: Path, out: Path, *more: str) -> subprocess.Popen:
+def start(file: Path, out: Path, *more: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "hansa", "run", str(file), "--out", str(out), "--workers", "2", *more]
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
@@ -93,7 +93,9 @@ def test_a_full_disk_leaves_the_previous_checkpoint(federation: Build, tmp_path:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     directory = RunDirectory(tmp_path / "run")
     assert directory.checkpoints() == [1, 2]
-    assert directory.newest({}).round == 2
+    newest = directory.newest({})
+    assert newest is not None
+    assert newest.round == 2
     assert not list((tmp_path / "run" / "checkpoints").glob(".draft*")), "no draft is left"
     resumed = run(settings, tmp_path / "run", resume=True, workers=0).folder
     assert same(weights(resumed / "model"), weights(run(settings, tmp_path / "whole", workers=0).folder / "model"))
@@ -111,7 +113,9 @@ def test_a_read_only_disk_leaves_the_previous_checkpoint(federation: Build, tmp_
 
         with pytest.raises(RunFailed, match=r"could not be written \(.*\); .* is intact: .* --resume"):
             run(settings, tmp_path / "run", workers=0, callbacks=ReadOnly())
-        assert RunDirectory(tmp_path / "run").newest({}).round == 2, "the checkpoint can be read"
+        newest = RunDirectory(tmp_path / "run").newest({})
+        assert newest is not None
+        assert newest.round == 2, "the checkpoint can be read"
     resumed = run(settings, tmp_path / "run", resume=True, workers=0).folder
     assert same(weights(resumed / "model"), weights(run(settings, tmp_path / "whole", workers=0).folder / "model"))
 

@@ -119,7 +119,10 @@ def test_a_silo_and_the_broker_are_killed_during_training(gated: Any, tmp_path: 
 def test_a_region_is_killed_while_its_silos_train(gated: Any, tmp_path: Path, method: Any) -> None:
     """Seven processes and three brokers."""
     flat = gated(sizes={"north": 60, "south": 50, "east": 40, "north-2": 30}, rounds=2)
-    region = lambda rounds, *names: Node(silos={n: flat.silos[n] for n in names}, rounds=rounds)  # noqa: E731
+
+    def region(rounds: int, *names: str) -> Node:
+        return Node(silos={name: flat.silos[name] for name in names}, rounds=rounds)
+
     silos = {"west": region(2, "north", "south"), "far": region(1, "east", "north-2")}
     tree = flat.model_copy(update={"silos": silos, "method": Named(name=method)})
     gate = Gate(tmp_path / "marks", "south")
@@ -143,9 +146,9 @@ def test_a_late_reply_does_not_count(gated: Any, tmp_path: Path) -> None:
         deployment.start_all()
         deployment.wait("round 1", (deployment.run / "checkpoints" / "round-1").exists)
         gate.open()
-        log = lambda: deployment.log("south")  # noqa: E731
         deployment.wait(
-            "the late reply of south", lambda: "the request is no longer open" in log() or "superseded" in log()
+            "the late reply of south",
+            lambda: any(text in deployment.log("south") for text in ("the request is no longer open", "superseded")),
         )
         deployment.finished()
         contributions = contributions_of(deployment)
@@ -155,7 +158,7 @@ def test_a_late_reply_does_not_count(gated: Any, tmp_path: Path) -> None:
         assert "the deadline" in {node: text for _, node, text in lost(deployment)}["south"]
 
 
-def lost(deployment: Deployment) -> list[tuple]:
+def lost(deployment: Deployment) -> list[tuple[Any, ...]]:
     ledger = Ledger(deployment.run)
     try:
         return ledger.select("select round, node, text from events where kind='lost'")
@@ -287,7 +290,7 @@ class Proxy:
             for pair in ((near, far), (far, near)):
                 threading.Thread(target=self._forward, args=(*pair, left), daemon=True).start()
 
-    def _forward(self, source: socket.socket, sink: socket.socket, left: list) -> None:
+    def _forward(self, source: socket.socket, sink: socket.socket, left: list[int | None]) -> None:
         try:
             while data := source.recv(16384):
                 self._connected.wait()

@@ -67,7 +67,7 @@ def faulty(federation: Build, tmp_path: Path) -> Any:
     return build
 
 
-def events(folder: Path) -> list[tuple]:
+def events(folder: Path) -> list[tuple[Any, ...]]:
     ledger = Ledger(folder)
     try:
         return ledger.select("select round, node, kind, text from events where kind='lost'")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
-from urllib.error import URLError
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
@@ -161,9 +161,10 @@ def test_a_proxy_and_an_existing_nats_server(walk: Any) -> None:
     walk.stop()
 
 
-def probe(port: int, path: str) -> dict[str, object]:
+def probe(port: int, path: str) -> Any:
     try:
         with urlopen(f"http://127.0.0.1:{port}{path}", timeout=120) as reply:
             return json.loads(reply.read())
-    except URLError as error:
-        return json.loads(error.fp.read())  # type: ignore[attr-defined]
+    except HTTPError as error:
+        with error:
+            return json.loads(error.read())

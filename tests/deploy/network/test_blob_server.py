@@ -28,11 +28,18 @@ def kits(federation: Build, tmp_path: Path) -> Any:
     return make_kits(federation(), tmp_path / "kits")
 
 
+def response(connection: socket.socket) -> dict[str, Any]:
+    line = read_line(connection)
+    assert line is not None, "the connection ended"
+    return line
+
+
 class Stage:
     """A blob server, and clients of silos."""
 
     def __init__(self, kits: Any, folder: Any) -> None:
-        self.kits, self.refusals = kits, []
+        self.kits = kits
+        self.refusals: list[tuple[str, str]] = []
         kit = Kit(kits / COORDINATOR)
         self.address = ("localhost", free_ports(1)[0])
         refused = lambda node, reason: self.refusals.append((node, reason))  # noqa: E731
@@ -90,7 +97,7 @@ def test_an_interrupted_transfer_continues_where_it_stopped(stage: Any) -> None:
         threading.Event().wait(0.01)
     with stage.plain("north") as connection:
         write_line(connection, {"put": name, "size": len(data), "request": REQUEST})
-        start = read_line(connection)["offset"]
+        start = response(connection)["offset"]
         assert start == 2 * CHUNK_BYTES + 5, "all bytes of the first attempt are stored"
         connection.sendall(data[start:])
         assert read_line(connection) == {"done": True}
@@ -122,7 +129,7 @@ def test_invalid_requests_are_refused_and_counted(stage: Any, line: Any, reason:
     before = sorted(stage.blobs.folder.rglob("*"))
     with stage.plain("north") as connection:
         write_line(connection, {key: name if value == "OFFERED" else value for key, value in line.items()})
-        assert reason in read_line(connection)["error"]
+        assert reason in response(connection)["error"]
     assert reason in stage.refusals[-1][1]
     assert stage.refusals[-1][0] == "north"
     assert sorted(stage.blobs.folder.rglob("*")) == before, "nothing was written"
@@ -173,7 +180,7 @@ def test_the_number_of_connections_of_a_member_is_bounded(stage: Any) -> None:
         for _ in range(3):
             connection = stack.enter_context(stage.plain("north"))
             write_line(connection, {"get": "f" * 32, "offset": 0})
-            assert "error" in read_line(connection)
+            assert "error" in response(connection)
         extra = stack.enter_context(stage.plain("north"))
         with pytest.raises((OSError, AssertionError)):  # noqa: PT012
             write_line(extra, {"get": "f" * 32, "offset": 0})
