@@ -9,7 +9,7 @@ these. A dataclass field with ``metadata={"local": True}`` is known to this proc
 """
 
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache, lru_cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -23,6 +23,7 @@ from hansa.core.tensors import Layout, Tensors
 
 MAX_LAYOUT_CHARACTERS = 8 << 20  # layouts are cached, so a sender must not be able to fill the memory with them
 LOCAL: Mapping[str, bool] = {"local": True}
+PLAIN = frozenset((int, float, str, bool, type(None)))
 
 Vectors = dict[str, Tensors | EncodedUpdate]
 
@@ -37,6 +38,8 @@ def take_apart(value: Any, place: str, vectors: Vectors) -> Any:
     Each vector inside goes to ``vectors`` under its place (``model``, ``knowledge.items.0.tensors``); in the data
     stands its position there.
     """
+    if type(value) in PLAIN:
+        return value
     if isinstance(value, Tensors | EncodedUpdate):
         vectors[place] = value
         return len(vectors) - 1
@@ -88,35 +91,73 @@ class Packed:
 def put_together(kind: Any, data: Any, where: str, packed: Packed) -> Any:
     """Return the value of type ``kind`` that `take_apart` turned into ``data``.
 
-    Raises `DecodingError` if it does not fit.
+    ``where`` names the value in error messages. Raises `DecodingError` if the data does not fit the type.
     """
-    if kind is Tensors:
-        return _tensors(where, *packed.take(data, where))
-    if kind is EncodedUpdate:
-        return _encoded(where, *packed.take(data, where))
-    if is_dataclass(kind):
-        return _dataclass(kind, data, where, packed)
+    return _decoder(kind, where)(data, packed)
+
+
+Decoder = Callable[[Any, Packed], Any]
+
+
+@cache
+def _decoder(kind: Any, where: str) -> Decoder:
+    """The function that decodes values of a type, put together once: messages are many, types are few."""
     origin, arguments = get_origin(kind), get_args(kind)
+    if kind is Tensors:
+        return lambda data, packed: _tensors(where, *packed.take(data, where))
+    if kind is EncodedUpdate:
+        return lambda data, packed: _encoded(where, *packed.take(data, where))
+    if is_dataclass(kind):
+        return _dataclass_decoder(kind, where)
     if origin in (Union, types.UnionType):
-        (inner,) = (one for one in arguments if one is not type(None))
-        return None if data is None else put_together(inner, data, where, packed)
-    if origin is dict and isinstance(data, dict):
-        return {_key(arguments[0], k, where): put_together(arguments[1], v, where, packed) for k, v in data.items()}
-    if origin is tuple and isinstance(data, list):
-        return tuple(put_together(arguments[0], one, where, packed) for one in data)
-    if kind is float and isinstance(data, int | float) and not isinstance(data, bool):
-        return float(data)
-    if isinstance(kind, type) and type(data) is kind:
-        return data
-    raise DecodingError(f"{where} is {type(data).__name__}, expected {getattr(kind, '__name__', kind)}")
+        (inner_kind,) = (one for one in arguments if one is not type(None))
+        inner = _decoder(inner_kind, where)
+        return lambda data, packed: None if data is None else inner(data, packed)
+    if origin is dict:
+        return _dict_decoder(arguments[0], _decoder(arguments[1], where), where)
+    if origin is tuple:
+        return _tuple_decoder(_decoder(arguments[0], where), where)
+    return _plain_decoder(kind, where)
 
 
-def _dataclass(kind: Any, data: Any, where: str, packed: Packed) -> Any:
-    known = encoded_fields(kind)
-    if not isinstance(data, dict) or set(data) != {name for name, _ in known}:
-        raise DecodingError(f"{where} has fields {sorted(name for name, _ in known)}, and what came is different")
-    values = {name: put_together(hint, data[name], f"{where}.{name}", packed) for name, hint in known}
-    return kind(**values)
+def _dataclass_decoder(kind: Any, where: str) -> Decoder:
+    decoders = {name: _decoder(hint, f"{where}.{name}") for name, hint in encoded_fields(kind)}
+
+    def decode(data: Any, packed: Packed) -> Any:
+        if not isinstance(data, dict) or data.keys() != decoders.keys():
+            raise DecodingError(f"{where} has fields {sorted(decoders)}, and what came is different")
+        return kind(**{name: decoder(data[name], packed) for name, decoder in decoders.items()})
+
+    return decode
+
+
+def _dict_decoder(key: Any, inner: Decoder, where: str) -> Decoder:
+    def decode(data: Any, packed: Packed) -> Any:
+        if not isinstance(data, dict):
+            raise DecodingError(f"{where} is {type(data).__name__}, expected dict")
+        return {_key(key, k, where): inner(v, packed) for k, v in data.items()}
+
+    return decode
+
+
+def _tuple_decoder(inner: Decoder, where: str) -> Decoder:
+    def decode(data: Any, packed: Packed) -> Any:
+        if not isinstance(data, list):
+            raise DecodingError(f"{where} is {type(data).__name__}, expected tuple")
+        return tuple(inner(one, packed) for one in data)
+
+    return decode
+
+
+def _plain_decoder(kind: Any, where: str) -> Decoder:
+    def decode(data: Any, packed: Packed) -> Any:
+        if type(data) is kind:
+            return data
+        if kind is float and type(data) is int:  # JSON may write 1.0 as 1
+            return float(data)
+        raise DecodingError(f"{where} is {type(data).__name__}, expected {getattr(kind, '__name__', kind)}")
+
+    return decode
 
 
 def _key(kind: Any, key: str, where: str) -> str | int:
