@@ -16,7 +16,6 @@ class Block:
     """A piece of shared memory."""
 
     memory: SharedMemory
-    free: bool = True
 
     @property
     def name(self) -> str:
@@ -34,28 +33,27 @@ class Blocks:
 
     def __init__(self) -> None:
         self._all: list[Block] = []
+        self._free: dict[int, list[Block]] = {}  # size in floats → free blocks of that size
 
     def take(self, floats: int) -> Block:
         """A free block of at least so many floats."""
-        fitting = [b for b in self._all if b.free and b.floats >= floats]
-        if fitting:
-            block = min(fitting, key=lambda b: b.floats)
-        else:
-            block = Block(SharedMemory(create=True, size=max(FLOAT * floats, 4096)))
-            self._all.append(block)
-        block.free = False
+        size = min((size for size, blocks in self._free.items() if blocks and size >= floats), default=None)
+        if size is not None:
+            return self._free[size].pop()
+        block = Block(SharedMemory(create=True, size=max(FLOAT * floats, 4096)))
+        self._all.append(block)
         return block
 
     def give_back(self, block: Block) -> None:
         """Make a block free again."""
-        block.free = True
+        self._free.setdefault(block.floats, []).append(block)
 
     def close(self) -> None:
         """Remove all blocks."""
         for block in self._all:
             block.memory.unlink()
             _close(block.memory)
-        self._all = []
+        self._all, self._free = [], {}
 
 
 class Views:

@@ -16,7 +16,6 @@ from hansa import templates
 from hansa.config.file import _StrictLoader, parse
 from hansa.config.reference import PLACES, REGISTRIES
 from hansa.config.schema import federation_schema
-from hansa.core.errors import ConfigError
 from tests.cli.test_cli import ok
 
 SILOS: dict[str, Any] = {"silos": {"fr": "fr.jsonl", "it": {"train": "it.jsonl", "language": "it"}}}
@@ -82,22 +81,3 @@ def test_every_setting_has_a_description(section: type[BaseModel]) -> None:
 
 def test_the_command_prints_it(schema: dict[str, Any]) -> None:
     assert json.loads(ok("schema")) == json.loads(json.dumps(schema))
-
-
-def test_two_plug_ins_of_one_name_are_refused(tmp_path: Path) -> None:
-    from hansa.config.plugins import load_plugins
-
-    code = (
-        "from hansa.core.method import METHODS\nfrom hansa.core.settings import Section\n"
-        "from hansa.methods.fedavg import fedavg\n\n@METHODS.register('{}')\nclass Mine(Section):\n"
-        "    number: int = {}\n\n    def build(self):\n        return fedavg()\n"
-    )
-    first, second, third = tmp_path / "first.py", tmp_path / "second.py", tmp_path / "third.py"
-    first.write_text(code.format("taken-twice", 1))
-    second.write_text(code.format("taken-twice", 2))
-    third.write_text(code.format("fedavg", 3))
-    load_plugins([str(first), str(first)])
-    with pytest.raises(ConfigError, match=r"second\.py: method 'taken-twice' is registered twice, by .* rename one"):
-        load_plugins([str(second)])
-    with pytest.raises(ConfigError, match=r"third\.py: method 'fedavg' is registered twice"):
-        load_plugins([str(third)])
