@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""Atomic writes: a folder is there whole, or not at all."""
 
 import os
 import shutil

@@ -71,6 +71,11 @@ def test_files_fit_in_a_readers_head() -> None:
         assert len(file.read_text(encoding="utf-8").splitlines()) <= 400, file
 
 
+def test_nothing_is_left_to_be_written() -> None:
+    for file in [*sources("hansa"), *sources("benchmarks"), *sources("examples")]:
+        assert not re.search(r"\bTODO\b|\bFIXME\b", file.read_text(encoding="utf-8")), file
+
+
 def test_the_root_of_the_package_is_small() -> None:
     assert len(list(PACKAGE.glob("*.py"))) <= 10
 

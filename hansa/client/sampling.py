@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""Which samples a silo trains on in a round."""
 
 import numpy as np
 

@@ -153,7 +153,7 @@ class Silo:
         learner = resident.runtime.learner
         if learner.model.training:
             learner.model.eval()
-        rng = stream(resident.runtime.federation.seed, request.round, self.name, "trade")
+        rng = stream(resident.runtime.federation.seed, request.round, self.name, "trade")  # part of the seed: keep it
         shared = exchange.share(Work(learner, request.model, request.round), Samples(samples, resident.in_order, rng))
         if resident.runtime.federation.release_log.knowledge:
             log_knowledge(resident.home, request.round, shared, request.model)
@@ -208,9 +208,9 @@ class Silo:
         update = Update(NOTHING, samples, done.seen, done.steps, done.loss, done.seconds, movement=outgoing.movement)
         if work.contribution is not None:
             update = replace(update, shared_state=work.contribution.to(CPU))
-        if isinstance(sent, EncodedUpdate):
-            return replace(update, encoded=sent)
-        return self._masked(request, update, sent) if federation.secure_aggregation else replace(update, gradient=sent)
+        if federation.secure_aggregation is not None:
+            return self._masked(request, update, sent)
+        return replace(update, encoded=sent) if isinstance(sent, EncodedUpdate) else replace(update, gradient=sent)
 
     def _work(self, request: Train, states: StoredStates) -> Work:
         """What the objective sees of the round."""
@@ -315,8 +315,10 @@ class Silo:
             return Failure(f"it refuses: {why}")
         return None
 
-    def _masked(self, request: Train, update: Update, sent: Tensors) -> Reply:
+    def _masked(self, request: Train, update: Update, sent: Tensors | EncodedUpdate) -> Reply:
         """Where the federation file says so, no update leaves without a mask."""
+        if isinstance(sent, EncodedUpdate) or update.shared_state is not None:
+            return Failure("its method sends more than one whole update, which secure aggregation cannot mask")
         settings = self.resident.runtime.federation.secure_aggregation
         assert settings is not None
         if not is_finite(sent.flat):  # under a mask nobody could see it

@@ -13,6 +13,7 @@ from hansa.core.errors import ConfigError
 from hansa.core.method import Method
 from hansa.core.participation import cohort_size
 
+PROTOCOLS = {"participation": "hansa/core/participation.py", "upload": "hansa/core/compression.py"}
 DECLARATIONS = {
     "participation": ("synchronous", "buffer", "on_trees", "state"),
     "scope": ("shares_nothing",),
@@ -33,7 +34,7 @@ def check_slots(method: Method) -> None:
         if missing is not None:
             raise ConfigError(
                 f"method '{method.name}': its {slot} {type(value).__name__} does not declare '{missing}'; add it "
-                "(hansa/core/method.py says what it means)"
+                "({PROTOCOLS.get(slot, 'hansa/core/method.py')} says what it means)"
             )
     if method.hierarchy is not None and not method.participation.on_trees:
         raise ConfigError(
@@ -56,8 +57,7 @@ def refuse(federation: Federation, method: Method, node: Node | None = None) -> 
     """Refuse what does not go with a method: the root's, or that of a ``node``."""
     if method.participation.buffer:
         _buffered(federation, method)
-    if federation.upload.steps:
-        _uploads(federation, method)
+    _uploads(federation, method)
     if method.exchange is not None:
         _exchange(federation, method)
     if method.shared_state is not None:
@@ -72,8 +72,9 @@ def refuse(federation: Federation, method: Method, node: Node | None = None) -> 
 def refuse_aggregation(federation: Federation, method: Method) -> None:
     """Refuse an ``aggregate`` section that cannot take the place of the method's own aggregation."""
     assert federation.aggregate is not None
-    by = federation.aggregate.weights.by
-    if not method.weighting.replaceable and (method.weighting.known_before_training or by != "loss"):
+    weights = federation.aggregate.weights
+    by = weights.by if weights is not None else ""
+    if by and not method.weighting.replaceable and (method.weighting.known_before_training or by != "loss"):
         raise ConfigError(
             f"method '{method.name}' has weights of its own, but aggregate.weights says '{by}': "
             "leave aggregate.weights out, or use method 'fedavg'"
@@ -121,8 +122,11 @@ def _secure_aggregation(federation: Federation, method: Method) -> None:
             f"'secure_aggregation' masks the update alone, and method '{method.name}' also sends a state to the "
             "server: leave one of the two out"
         )
-    if federation.upload.steps:
-        raise ConfigError("'secure_aggregation' adds whole updates under masks: leave 'upload' out")
+    if method.upload.selects or method.upload.lossy:
+        raise ConfigError(
+            "'secure_aggregation' adds whole updates under masks: leave 'upload' out, or use a method without "
+            "compression"
+        )
     if method.hierarchy is not None or is_tree(federation):
         raise ConfigError(
             "'secure_aggregation' works in a flat federation: the silos must stand directly below 'silos'"
@@ -131,7 +135,7 @@ def _secure_aggregation(federation: Federation, method: Method) -> None:
     if fewest < MIN_MASKED_COHORT:
         raise ConfigError(
             f"'secure_aggregation' needs a cohort of at least {MIN_MASKED_COHORT} silos to hide in, and {fewest} take "
-            "part in a round"
+            "part in a round: raise participation.count or .share, or leave 'secure_aggregation' out"
         )
 
 
@@ -176,8 +180,11 @@ def _shared_state(federation: Federation, method: Method) -> None:
 def _uploads(federation: Federation, method: Method) -> None:
     inner = is_tree(federation)
     if method.upload.both_ways and (inner or not method.participation.synchronous):
-        what = "federations of federations" if inner else f"method '{method.name}'"
-        raise ConfigError(f"upload: 'both' needs one server that remembers what each silo sent; not for {what}")
+        what = "a tree" if inner else f"method '{method.name}'"
+        raise ConfigError(
+            f"upload: 'both' needs one server that remembers what each silo sent, which {what} does not have: leave "
+            "'both' out"
+        )
     if method.upload.selects and method.hierarchy is not None:
         raise ConfigError(
             f"upload: on a tree, '{method.name}' compares whole layers: leave no tensors out (quantisation works)"
@@ -195,8 +202,8 @@ def _uploads(federation: Federation, method: Method) -> None:
         )
     if method.upload.selects and not method.aggregator.per_tensor:
         raise ConfigError(
-            f"the aggregation of '{method.name}' compares whole updates, but 'upload' leaves tensors out, and others "
-            "at every silo: use rule 'median' or 'trimmed-mean', which look at every tensor by itself"
+            f"the aggregation of '{method.name}' compares whole updates, but 'upload' leaves tensors out, different "
+            "ones at each silo: use rule 'median' or 'trimmed-mean', which look at every tensor by itself"
         )
 
 
@@ -207,7 +214,8 @@ def _cohort(federation: Federation, method: Method, node: Node | None) -> None:
     needed, cohort = method.aggregator.min_cohort, cohort_size(rules, len(below))
     if below and cohort < needed and federation.kind == "federated":
         raise ConfigError(
-            f"the aggregation {method.aggregator} needs at least {needed} silos, and {cohort} take part in a round: "
+            f"the aggregation of '{method.name}' ({type(method.aggregator).__name__}) needs at least "
+            f"{needed} silos, and {cohort} take part in a round: "
             "change its settings, or use 'median'"
         )
 
@@ -231,7 +239,8 @@ def _buffered(federation: Federation, method: Method) -> None:
         )
     if federation.train.keep_optimizer or federation.train.samples.adapt is not None:
         raise ConfigError(
-            f"method '{method.name}' has silos that keep nothing: leave train.keep_optimizer and samples.adapt out"
+            f"method '{method.name}' keeps no state at the silos between rounds: leave train.keep_optimizer "
+            "and samples.adapt out"
         )
     if federation.train.schedule.kind != "constant":
         raise ConfigError(

@@ -35,7 +35,9 @@ def build_method(federation: Federation, node: Node | None = None) -> Method:
     if federation.aggregate is not None:
         refuse_aggregation(federation, method)
         aggregator = AGGREGATORS.build(federation.aggregate.named)
-        method = replace(method, weighting=weighting(federation.aggregate.weights), aggregator=aggregator)
+        method = replace(method, aggregator=aggregator)
+        if federation.aggregate.weights is not None:
+            method = replace(method, weighting=weighting(federation.aggregate.weights))
     if federation.upload.steps:
         method = replace(method, upload=build_upload(federation.upload))
     refuse(federation, method, node)

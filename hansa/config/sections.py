@@ -194,7 +194,7 @@ class Aggregation(Section):
     model_config = ConfigDict(extra="allow")
 
     rule: str = Field(default="mean", description="mean, median, trimmed-mean, krum, norm-bound, or a plug-in's.")
-    weights: Weights = Field(default=Weights(), description="The weights of the silos.")
+    weights: Weights | None = Field(default=None, description="The weights of the silos; default: the method's.")
 
     @model_validator(mode="before")
     @classmethod

@@ -1,4 +1,4 @@
-"""TODO docstcstring."""
+"""Questions about the tree of a federation file: which nodes hold data, which are private."""
 
 from hansa.config.federation import Federation
 from hansa.config.nodes import ROOT, Holder, Node, pooled, walk

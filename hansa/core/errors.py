@@ -6,7 +6,7 @@ HansaError
 │   └── DataError      … in a data file
 └── RunFailed          the run could not go on: one sentence, exit code 1, resumable
 
-A silo that drops out is not an error but a value: `messages.Lost`.
+A silo that drops out is not an error but a value: `messages.Failure`.
 """
 
 import json

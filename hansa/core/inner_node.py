@@ -178,6 +178,8 @@ class InnerNode:
             if records and end is not None and monotonic() > end:
                 break  # what was done so far is worth more than nothing
             record, up = self.round(state, self._turn(request, number, end), residuals)
+            if record.failed and records and end is not None and monotonic() > end:
+                break
             if record.failed:
                 return Failure(f"region '{self.name}': {record.failed}")
             residuals, upwards = [], upwards + up  # each is routed once

@@ -58,8 +58,8 @@ class DataCard:
     groups: dict[str, dict[str, int]]
     per_round: int  # training samples used in one round
     problems: tuple[str, ...] = ()  # rows that could not be used, and why
-    inner: bool = False  # the card of a region in another organisation, which stands for all nodes below it,
-    steps: int = 0  # and, where nodes work one after another, takes this many sequential steps for one reply
+    inner: bool = False  # the card of a region in another organisation: it covers all nodes below it
+    steps: int = 0  # of such a region, where nodes work one after another: sequential steps for one reply
 
     def samples(self, split: str = "train") -> int:
         """The number of samples of a split, over all groups."""
@@ -141,15 +141,15 @@ class Train:
     masking: MaskingPart | None = None
     subtree: SubtreePart | None = None
     shared_state: Tensors | None = None  # the server's part of the method's state, such as SCAFFOLD's control variate
-    capacity: int = 0  # how many values the update may have, where that is more than ``model`` has
+    capacity: int = 0  # values that the update may have, where a partial downlink makes it larger than ``model``
     reference: bool = False  # only to compare other updates with: on other batches, and no state is kept
 
 
 @dataclass(frozen=True)
 class MaskedPart:
-    """Of `Update`: the gradient is fixed-point numbers under masks. ``clipped``.
+    """Of `Update`: the gradient is fixed-point numbers under masks.
 
-    Values beyond the fixed-point bound.
+    ``clipped``: how many values exceeded the fixed-point bound and were clipped.
     """
 
     clipped: int = 0
@@ -289,7 +289,7 @@ class Personalise:
     round: int
     model: Tensors
     start: Tensors
-    label: str
+    label: str  # the name under which the result is reported
     leg: int = 0  # which stretch of the personal rounds this is: other batches each time
     share: bool = False  # return the update, and nothing else
 

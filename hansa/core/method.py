@@ -109,9 +109,9 @@ class SharedState(Protocol):
         """The server's value before the first round."""
 
     def merge(self, value: Tensors, mean: Tensors, participation: float) -> Tensors:
-        """The value after a round: ``mean`` of the contributions; ``participation``.
+        """The value after a round.
 
-        The share of silos that sent one.
+        ``mean``: of the silos' contributions; ``participation``: the fraction of silos that sent one.
         """
 
 
@@ -160,10 +160,7 @@ class ServerOptimizer(Protocol):
         """The state before the first round: a dataclass of `Tensors`, or None."""
 
     def step(self, model: Tensors, gradient: Tensors, state: Any, round: int, scale: float) -> None:
-        """Move ``model`` in place and change ``state`` in place; ``scale``.
-
-        The schedule's factor on the learning rate.
-        """
+        """Move ``model`` and change ``state``, both in place; ``scale``: the schedule's factor on the learning rate."""
 
 
 @dataclass(frozen=True)
@@ -193,8 +190,10 @@ class Filter(Protocol):
 class Hierarchy(Protocol):
     """How the nodes of a tree combine their models; `hansa/core/hierarchy.py` shows when each question is asked.
 
-    What is not a key layer is the backbone: it comes from the parent, and moves by the ``aggregator`` and ``server``
-    slots. ``base``: the layers that all of those compared once had in common.
+    Key layers are the blocks that each node personalises, by attention over its own, its parent's and its children's
+    versions (the *members*); all other tensors are the backbone, which comes from the parent and moves by the
+    ``aggregator`` and ``server`` slots. A *residual* is a child's key layer that fits badly and is passed on to another
+    node. ``base``: the layers that all members once had in common, from which moves are measured. See docs/trees.md.
     """
 
     @property

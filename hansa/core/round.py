@@ -76,7 +76,7 @@ class Record:
     tensors: dict[NodeId, Layout] = field(default_factory=dict)  # that each sent
     failed: str = ""  # why the round does not count; empty if it does
     attention: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)  # on a tree: see `LayersPart`
-    refused: dict[NodeId, str] = field(default_factory=dict)
+    refused: dict[NodeId, str] = field(default_factory=dict)  # what was left out of a round that counts, and why
     exchange: ExchangeOutcome = field(default_factory=ExchangeOutcome)
 
     def count_bytes(self, answer: Answer) -> None:
@@ -187,7 +187,8 @@ def federated_round(server: Server, state: ServerState, turn: Turn, parts: Seque
     for part in parts:
         part.prepare(round)
 
-    # 3 local training, 4 upload, 5 aggregation
+    # 3 local training, 4 upload, 5 aggregation: `accepted` asks the children (3, 4) while `combine` consumes their
+    # updates
     gradient = round.combine(round.aggregated, accepted(round, parts))
     round.lap("work")
     record = round.record
@@ -270,14 +271,17 @@ def too_few(record: Record, participation: Participation) -> str:
     if len(record.updates) >= needed:
         return ""
     reasons = "; ".join(f"{node}: {reason}" for node, reason in record.failures.items())
-    return f"round {record.round}: {len(record.updates)} of {asked} answered, {needed} needed ({reasons})"
+    return f"round {record.round}: {len(record.updates)} of {asked} sent a valid update, {needed} needed ({reasons})"
 
 
 def not_finite(record: Record, gradient: Tensors) -> str:
     """Why the model must not take this step; empty if it may. Each update was finite; their combination may not be."""
     if is_finite(gradient.flat):
         return ""
-    return f"round {record.round}: the combined update has values that are not finite (look at 'method', 'aggregate')"
+    return (
+        f"round {record.round}: the combined update has values that are not finite (lower train.lr or set train.clip, "
+        "or look at the weights of 'method' and 'aggregate')"
+    )
 
 
 def admit(answer: Answer, layout: Layout, record: Record, partial: bool = False, masked: bool = False) -> Update | None:
@@ -311,7 +315,7 @@ def decoded(reply: Reply, layout: Layout) -> Reply:
 
 
 def _note(record: Record, node: NodeId, update: Update) -> None:
-    """Remember an update without its tensors; of a silo that sent two, both."""
+    """Remember an update without its tensors; of a silo that sent two, the later, with the work of both."""
     layers = update.layers and LayersPart(no_tensors(), update.layers.attention, update.layers.refused)
     noted = replace(update, gradient=no_tensors(), layers=layers, shared_state=None)
     before = record.updates.get(node)

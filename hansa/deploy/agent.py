@@ -180,7 +180,8 @@ class Agent:
             try:
                 self._process(envelope, session, blobs)
             except GaveUp:
-                self._log(f"{_title(envelope)}: superseded by a newer request")
+                stopped = "stopped; it is repeated after the restart"
+                self._log(f"{_title(envelope)}: {stopped if self._stop.is_set() else 'superseded by a newer request'}")
             except RequestRefused as error:
                 self._warn(f"{_title(envelope)}: dropped ({error})")
             except Exception as error:

@@ -72,7 +72,7 @@ class Corrected:
 
 
 def _correction(work: Work) -> Tensors | None:
-    """C − c_i; None where the server sent no c, as outside of federated rounds."""
+    """The correction c − c_i; None where the server sent no c, as outside of federated rounds."""
     if work.shared_state is None:
         return None
     if "correction" not in work.prepared:
@@ -91,7 +91,7 @@ class ServerControl:
         return Tensors.zeros(layout)
 
     def merge(self, value: Tensors, mean: Tensors, participation: float) -> Tensors:
-        """C + (|S|/N)·mean Δc_i."""
+        """The next c: c + (|S|/N)·mean Δc_i."""
         return Tensors(value.layout, value.flat.add(mean.flat, alpha=participation))
 
 

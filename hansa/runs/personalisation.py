@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""Personalisation after the last round, at the server: asks every silo for a model of its own and notes the scores."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -54,7 +54,7 @@ def test_a_module_of_an_installed_package_registers_itself(tmp_path: Path, monke
 def test_a_settings_class_is_registered_under_the_entrys_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, "outside_two", SETTINGS.format(number=1), "outside-two = outside_two:Mine")
     load_plugins([])
-    assert METHODS.build(Named(name="outside-two", number=3)).name == "fedavg"
+    assert METHODS.build(Named.model_validate({"name": "outside-two", "number": 3})).name == "fedavg"
 
 
 def test_a_package_that_takes_a_known_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -279,7 +279,7 @@ def test_partial_participation_and_quorum_are_a_regions_own(tree: Build, tmp_pat
     heard = select(tmp_path / "run", "select distinct round, member from attention where node='west' and stage='up'")
     assert len([1 for _, member in heard if member != "west"]) == 3, "one child of two in each of three rounds"
     lost = dict(select(tmp_path / "run", "select node, text from events where kind='lost'"))
-    assert "1 of 2 answered, 2 needed" in lost["east"]
+    assert "1 of 2 sent a valid update, 2 needed" in lost["east"]
 
 
 def test_low_rank_additions_of_the_last_blocks_are_key_layers(tree: Build, tmp_path: Path) -> None:

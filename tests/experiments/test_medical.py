@@ -147,6 +147,7 @@ def test_full_scale_has_the_published_settings(tmp_path: Path) -> None:
     assert settings.server is not None
     assert settings.aggregate is not None
     assert (settings.train.lr, settings.train.batch, settings.server.lr) == (1e-4, 2048, 3e-4)
+    assert settings.aggregate.weights is not None
     assert settings.aggregate.weights.by == "samples"
     assert medical_runs.federation("central", silos, medical_runs.SIZES["full"], "x").baseline.lr == 3e-5
 

@@ -126,4 +126,5 @@ def test_baselines_make_as_many_steps_as_one_client(tmp_path: Path) -> None:
         size.steps * size.batch, rel=0.01
     )
     assert one.aggregate is not None
+    assert one.aggregate.weights is not None
     assert one.aggregate.weights.by == "uniform"

@@ -69,7 +69,7 @@ def test_an_invalid_update_is_left_out_with_a_reason(reason: Any) -> None:
 
 def test_too_few_valid_updates_change_nothing() -> None:
     record, state = one_round({"a": GOOD, "b": BAD["gone"], "c": BAD["not finite"]}, quorum=0.6)
-    assert "1 of 3 answered, 2 needed" in record.failed
+    assert "1 of 3 sent a valid update, 2 needed" in record.failed
     assert state.model.flat.tolist() == [5.0, 5.0]
     assert state.round == 0
 
