@@ -108,7 +108,7 @@ def test_a_silo_that_never_answers_is_awaited_until_the_deadline(faulty: Any, tm
 
 
 def test_below_the_quorum_the_run_fails_with_the_reason(faulty: Any, tmp_path: Path) -> None:
-    with pytest.raises(RunFailed, match=r"round 1: 2 of 3 sent a valid update, 3 needed \(south: it failed twice: RuntimeError"):
+    with pytest.raises(RunFailed, match=r"2 of 3 sent a valid update, 3 needed \(south: it failed twice"):
         run(faulty("raise", 2, participation={"quorum": 1.0}), tmp_path / "run", workers=0)
     assert (tmp_path / "run" / "checkpoints" / "round-0").exists(), "the checkpoint is kept"
 

@@ -125,7 +125,7 @@ def test_a_failed_round_leaves_everything_as_it_was(federation: Build) -> None:
     server = Server("root", children, Dead(), build_method(settings), round_settings(settings))
     for _ in range(2):
         record = federated_round(server, state, Turn(1))
-        assert "0 of 3 answered" in record.failed
+        assert "0 of 3 sent a valid update" in record.failed
         assert (state.round, state.clock, state.slots) == (0, 0.0, {})
 
 
