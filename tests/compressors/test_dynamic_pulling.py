@@ -319,7 +319,7 @@ def test_mistakes_are_answered_in_a_sentence(upload: Any, sentence: str) -> None
     ("settings", "sentence"),
     [
         ({"method": "krum", "upload": "calm"}, "compares whole updates"),
-        ({"method": "fedbuff", "upload": {"name": "calm", "both": True}}, "not for method 'fedbuff'"),
+        ({"method": "fedbuff", "upload": {"name": "calm", "both": True}}, "which method 'fedbuff' does not have"),
     ],
 )
 def test_what_makes_no_sense_together_is_refused(settings: Any, sentence: str) -> None:
