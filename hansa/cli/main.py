@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from hansa.cli.approve import approve
 from hansa.cli.audit import audit
 from hansa.cli.check import check, new, schema
 from hansa.cli.console import (
@@ -25,7 +26,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train one language model across organisations and borders, while the text stays home.",
 )
-for _command in (demo, new, schema, check, run, compare, reproduce, evaluate, predict, report, serve, join, status):
+for _command in (
+    demo,
+    new,
+    schema,
+    check,
+    run,
+    compare,
+    reproduce,
+    evaluate,
+    predict,
+    report,
+    serve,
+    join,
+    approve,
+    status,
+):
     app.command()(_command)
 for _name, _group in {"data": data, "audit": audit, "kit": kit}.items():
     app.add_typer(_group, name=_name)

@@ -251,8 +251,9 @@ class Agent:
         try:
             answer, request = self._reader.read(envelope, blobs)
         except (InvalidRequest, wire.BadMessage, UserError) as error:
-            self._warn(f"{_title(envelope)}: the request cannot be used ({error})")
-            self._service.log_refusal(envelope.kind, envelope.round, str(error))
+            detail = error.detail if isinstance(error, InvalidRequest) else str(error)
+            self._warn(f"{_title(envelope)}: the request cannot be used ({detail})")
+            self._service.log_refusal(envelope.kind, envelope.round, detail)
             return _failure(f"the request cannot be used: {error}")
         replies.forget(getattr(request, "durable", 0))
         self.phase, self.deadline = "working", _local_deadline(envelope)

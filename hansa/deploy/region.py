@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hansa.client.host import SiloHost
 from hansa.client.runtime import Runtime
+from hansa.config.shared import settings_digest
 from hansa.core import device
 from hansa.core.inner_node import gather, merge
 from hansa.core.link import Link
@@ -19,7 +20,7 @@ from hansa.core.round import Server
 from hansa.data.source import Source
 from hansa.deploy.agent import Agent, Log
 from hansa.deploy.bundle import pack
-from hansa.deploy.join import own_settings
+from hansa.deploy.join import own_settings, received_settings
 from hansa.deploy.kit import Kit
 from hansa.deploy.network.address import Proxy
 from hansa.deploy.network.deadline_link import DeadlineLink
@@ -31,6 +32,7 @@ from hansa.deploy.status import SERVER_FOLDER
 from hansa.links.tree import TreeLink
 from hansa.privacy.policy.audit_log import AUDIT_LOG, AuditLog
 from hansa.privacy.policy.audited_link import AuditedLink, AuditedNode
+from hansa.privacy.policy.guard import RunContext
 from hansa.runs.topology import build_region, round_settings
 
 
@@ -63,16 +65,19 @@ class RegionService:
     def open_run(self, folder: Path, settings: bytes) -> Callable[[Request], Reply]:
         """How the region answers in the run in ``folder``; raises `InvalidRequest` if the settings cannot be used."""
         federation = own_settings(settings, self._kit.name, self._sources, self._plugins)
+        context = RunContext(folder.name, settings_digest(received_settings(settings)))
+        if self._enforcer is not None:
+            context = self._enforcer.admit(received_settings(settings), folder, self._plugins)
         runtime = Runtime(federation, folder, device=device.choose())
         self._network.share_settings(settings)
         if (folder / "start").exists():
             self._network.share_start(pack(folder / "start", self._files / "start.bundle"))
         verified = VerifiedLink(self._network, KitSigner(self._kit, folder, settings, self._network.run))
         bounded = DeadlineLink(verified, self._kit.info.rounds, lambda: self.deadline())
-        region = RegionNode(SiloHost(runtime), self._kit, AuditedLink(bounded, self._log), bool(self._sources))
+        region = RegionNode(SiloHost(runtime), self._kit, AuditedLink(bounded, self._log, context), bool(self._sources))
         if self._enforcer is not None:
-            return self._enforcer.guard(region.answer, runtime)
-        return AuditedNode(region.answer, self._log, self._kit.parent.node)
+            return self._enforcer.guard(region.answer, runtime, context)
+        return AuditedNode(region.answer, self._log, self._kit.parent.node, context)
 
 
 class RegionNode:

@@ -23,6 +23,7 @@ from hansa.config.nodes import leaves
 from hansa.deploy import authority
 from hansa.deploy.kit import COORDINATOR
 from tests.deploy.conftest import free_ports
+from tests.policies import admit_everywhere
 
 WAIT_SECONDS = 300.0  # for a loaded machine
 
@@ -135,6 +136,7 @@ class Deployment:
         ports = free_ports(2 * len(serving))
         places = {n: f"localhost:{ports[2 * i]}+{ports[2 * i + 1]}" for i, n in enumerate(serving)}
         authority.create(federation, self.kits, {**places, **(addresses or {})}, 30)
+        admit_everywhere(federation, self.kits)
         self._context = get_context("forkserver")
         imported = ["hansa.deploy.coordinator", "hansa.deploy.region", "hansa.report.html", "hansa.models.preloaded"]
         self._context.set_forkserver_preload(imported)
