@@ -14,8 +14,9 @@ from hansa.cli.console import (
     errors,
 )
 from hansa.cli.data import data
-from hansa.cli.deploy import TERMINATED, join, kit, serve, status
+from hansa.cli.deploy import TERMINATED, join, serve, status
 from hansa.cli.experiments import demo, reproduce
+from hansa.cli.kit import kit
 from hansa.cli.models import evaluate, predict
 from hansa.cli.run import compare, report, run
 from hansa.core.errors import HansaError, UserError

@@ -51,7 +51,7 @@ def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, callbac
     host = SiloHost(Runtime(children, directory.path))
     files = directory.path / SERVER_FOLDER
     try:
-        with server_session(kit, files, nats, callbacks.say) as network:
+        with server_session(kit, files, nats, callbacks.say, list(children.silos)) as network:
             settings = shared_settings(federation).model_dump_json().encode()
             network.share_settings(settings)
             verified = VerifiedLink(network, KitSigner(kit, directory.path, settings, network.run))
@@ -70,13 +70,18 @@ def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, callbac
 
 def check_deployable(federation: Federation, kit: Kit) -> None:
     """Raise `ConfigError` if a federation file does not belong to the kit, or cannot be run between organisations."""
-    if federation.name != kit.info.federation or set(federation.silos) != set(kit.info.children):
+    if federation.name != kit.info.federation or not set(federation.silos) <= set(kit.children):
         raise ConfigError(
-            f"the kit is for federation '{kit.info.federation}' with {sorted(kit.info.children)}, the file has "
-            f"'{federation.name}' with {sorted(federation.silos)}; create kits for this file"
+            f"the kit is for federation '{kit.info.federation}' with {sorted(kit.children)}, the file has "
+            f"'{federation.name}' with {sorted(federation.silos)}; 'hansa kit add' lets new members in"
         )
     if rehearsal := rehearsal_settings(federation):
         raise ConfigError(f"{rehearsal}: leave it out between organisations, where silos refuse it")
+    members = kit.members()
+    for region, node in walk(federation.silos):
+        for name in node.silos:
+            if name not in members or members[name].parent != region:
+                raise ConfigError(f"'{name}' is not a member below '{region}'; 'hansa kit add' lets new members in")
     mixed = [name for name, node in walk(federation.silos) if node.mixture]
     if mixed or (federation.root is not None and federation.root.mixture):
         raise ConfigError(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hansa.client.host import SiloHost
 from hansa.client.runtime import Runtime
+from hansa.config.nodes import walk
 from hansa.config.shared import settings_digest
 from hansa.core import device
 from hansa.core.inner_node import gather, merge
@@ -23,6 +24,7 @@ from hansa.deploy.bundle import pack
 from hansa.deploy.join import own_settings, received_settings
 from hansa.deploy.kit import Kit
 from hansa.deploy.network.address import Proxy
+from hansa.deploy.network.blob_protocol import InvalidRequest
 from hansa.deploy.network.deadline_link import DeadlineLink
 from hansa.deploy.network.link import NatsLink
 from hansa.deploy.policy_enforcer import PolicyEnforcer
@@ -68,6 +70,10 @@ class RegionService:
         context = RunContext(folder.name, settings_digest(received_settings(settings)))
         if self._enforcer is not None:
             context = self._enforcer.admit(received_settings(settings), folder, self._plugins)
+        below = list(dict(walk(federation.silos))[self._kit.name].silos)
+        if unknown := set(below) - set(self._kit.children):
+            raise InvalidRequest(f"the settings have '{min(unknown)}', which is not a member below this region")
+        self._network.serve(below)
         runtime = Runtime(federation, folder, device=device.choose())
         self._network.share_settings(settings)
         if (folder / "start").exists():
@@ -88,7 +94,7 @@ class RegionNode:
 
     def __init__(self, host: SiloHost, kit: Kit, link: Link, holds_data: bool) -> None:
         name, runtime = kit.name, host.runtime
-        names = [*kit.info.children, *([name] if holds_data else [])]
+        names = [*dict(walk(runtime.federation.silos))[name].silos, *([name] if holds_data else [])]
         self._host = host
         self._link = TreeLink(link, {name: host.silo(name).answer}) if holds_data else link
         # Sizes of the children are not known yet, and requests before the first round do not need them.

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from hansa.config.shared import shared_settings
 from hansa.core import wire
 from hansa.core.messages import CollectVocabulary, DescribeData, Failure, VocabularyCounts
 from hansa.deploy.agent import Agent
-from hansa.deploy.coordinator import shared_settings
 from hansa.deploy.join import SiloService
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.network.envelope import Envelope

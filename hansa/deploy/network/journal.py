@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from secrets import token_hex
 from time import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hansa.deploy.network.envelope import Envelope
 
@@ -126,6 +126,15 @@ class Journal:
     def set_fact(self, name: str, value: object) -> None:
         """Store a value under a name, for `hansa status`."""
         self._write("insert or replace into facts values (?,?)", (name, json.dumps(value)))
+
+    def fact(self, name: str) -> Any:
+        """The value that `set_fact` stored under a name; None if there is none."""
+        rows = self._rows("select value from facts where name=?", name)
+        return json.loads(rows[0][0]) if rows else None
+
+    def delete_fact(self, name: str) -> None:
+        """Forget what `set_fact` stored under a name."""
+        self._write("delete from facts where name=?", (name,))
 
     def _rows(self, query: str, *arguments: object) -> list[tuple]:  # type: ignore[type-arg]
         with self._lock:
