@@ -14,6 +14,7 @@ from hansa.config.checks import check_settings
 from hansa.config.federation import Federation
 from hansa.config.nodes import ROOT, Node, walk
 from hansa.config.sections import Checkpointing
+from hansa.config.tree import masked_families
 from hansa.core.errors import ConfigError, UserError
 from hansa.core.link import Link
 from hansa.deploy.bundle import pack
@@ -110,7 +111,8 @@ def _direct_children(federation: Federation) -> Federation:
         for n, node in federation.silos.items()
     }
     every = Checkpointing(every=1, keep=federation.checkpoint.keep)
-    return federation.model_copy(update={"silos": silos, "checkpoint": every})
+    masking = federation.secure_aggregation if "" in masked_families(federation) else None  # or in the regions alone
+    return federation.model_copy(update={"silos": silos, "checkpoint": every, "secure_aggregation": masking})
 
 
 def shared_settings(federation: Federation) -> Federation:
