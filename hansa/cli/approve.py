@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from hansa.cli.console import Format, FormatOption, finish, output
-from hansa.cli.deploy import require_extra
+from hansa.cli.kit import require_extra
 from hansa.core.errors import UserError
 
 

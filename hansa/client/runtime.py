@@ -28,13 +28,17 @@ from hansa.models import build, tokenizer
 from hansa.models.adapt import adapt
 from hansa.privacy.dp.updates import UpdateMechanism
 from hansa.privacy.secure_aggregation.announcement import AnnouncementSigner
+from hansa.privacy.secure_aggregation.limits import MaskingLimits
 from hansa.tasks.base import TASKS, Task, Vocabulary
 
 MODEL_FILES = ("model", "config.json", "generation_config.json")  # how their names begin; the rest is words and labels
 
 
 class Runtime:
-    """The shared resources of one process; ``signer``: between organisations, signs what silos announce."""
+    """The shared resources of one process; ``signer``: between organisations, signs what silos announce.
+
+    ``limits``: of a silo's own policy on masked sums, beside those of the federation file.
+    """
 
     def __init__(
         self,
@@ -42,8 +46,10 @@ class Runtime:
         folder: Path,
         signer: AnnouncementSigner | None = None,
         device: torch.device = CPU,
+        limits: MaskingLimits | None = None,
     ) -> None:
         self.federation, self.folder, self.signer, self.device = federation, folder, signer, device
+        self.limits = limits
         load_plugins(federation.plugins)
 
     @cached_property

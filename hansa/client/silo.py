@@ -10,6 +10,7 @@ import torch
 
 from hansa.client.adaptive_sampling import SampleFactor, next_factor
 from hansa.client.evaluation import scored
+from hansa.client.masking import mask_update, masking_client
 from hansa.client.personalisation import overall, personalise
 from hansa.client.release_log import log_knowledge, log_update
 from hansa.client.resident import PERSONAL, PersonalTensors, ResidentSilo
@@ -30,7 +31,6 @@ from hansa.core.messages import (
     DescribeData,
     Evaluate,
     Failure,
-    MaskedPart,
     NodeId,
     Personalise,
     Reply,
@@ -45,7 +45,8 @@ from hansa.core.messages import (
 )
 from hansa.core.schedules import schedule_factor
 from hansa.core.seeds import stream, torch_seeded
-from hansa.core.tensors import NOTHING, Tensors, is_finite
+from hansa.core.tensors import NOTHING, Tensors
+from hansa.data.examples import content_digest
 from hansa.data.rows import Problems
 from hansa.data.splits import rows
 from hansa.models.tokenizer import count_pieces
@@ -176,7 +177,8 @@ class Silo:
         reply = self.train(plain, request.model, lambda state: to_keep(keys, hierarchy, state, request))
         if not isinstance(reply, Update):
             return reply
-        return replace(reply, layers=layers_part(adopted, self.name, self.name in runtime.private))
+        part = layers_part(adopted, self.name, self.name in runtime.private)
+        return replace(reply, layers=replace(part, keys=reply.layers.keys) if reply.layers is not None else part)
 
     def train(self, request: Train, received: Tensors, own: Callable[[Tensors], OwnModel] | None = None) -> Reply:
         """Train from the request's model; answer with how far that led from what was ``received``.
@@ -211,7 +213,7 @@ class Silo:
         update = Update(NOTHING, samples, done.seen, done.steps, done.loss, done.seconds, movement=outgoing.movement)
         if work.contribution is not None:
             update = replace(update, shared_state=work.contribution.to(CPU))
-        if federation.secure_aggregation is not None:
+        if self._masks:
             return self._masked(request, update, sent)
         return replace(update, encoded=sent) if isinstance(sent, EncodedUpdate) else replace(update, gradient=sent)
 
@@ -303,14 +305,21 @@ class Silo:
     # ── secure aggregation ────────────────────────────────────────────────────────────────────────────────────────
 
     @property
+    def _masks(self) -> bool:
+        """Whether its updates leave under masks; what a region trains on data of its own stays inside the region."""
+        runtime = self.resident.runtime
+        node = runtime.nodes.get(self.name)
+        return runtime.federation.secure_aggregation is not None and node is not None and not node.silos
+
+    @property
     def _masking(self) -> MaskingClient:
-        resident, runtime = self.resident, self.resident.runtime
-        samples = len(resident.examples("train"))
-        return MaskingClient(self.name, runtime.federation.name, resident.home, samples, runtime.signer)
+        resident = self.resident
+        data = content_digest(resident.holder.sources, "train")
+        return masking_client(resident.runtime, self.name, resident.home, len(resident.examples("train")), data)
 
     def _refused(self, request: Train) -> Failure | None:
         """Under secure aggregation, why it does not work on this request at all."""
-        if self.resident.runtime.federation.secure_aggregation is None:
+        if not self._masks:
             return None
         try:
             self._masking.check(request)
@@ -322,16 +331,11 @@ class Silo:
         """Where the federation file says so, no update leaves without a mask."""
         if isinstance(sent, EncodedUpdate) or update.shared_state is not None:
             return Failure("its method sends more than one whole update, which secure aggregation cannot mask")
-        settings = self.resident.runtime.federation.secure_aggregation
+        runtime = self.resident.runtime
+        settings, hierarchy = runtime.federation.secure_aggregation, runtime.method.hierarchy
         assert settings is not None
-        if not is_finite(sent.flat):  # under a mask nobody could see it
-            return Failure("its update has values that are not finite (NaN or Inf)")
-        try:
-            weighting = self.resident.runtime.method.weighting
-            masked, clipped = self._masking.mask(request, sent, weighting, settings.bound)
-        except Refused as why:
-            return Failure(f"it refuses: {why}")
-        return replace(update, gradient=masked, masked=MaskedPart(clipped))
+        keys = runtime.keys if hierarchy is not None and hierarchy.keys_travel else None
+        return mask_update(self._masking, request, replace(update, gradient=sent), settings.bound, keys)
 
     # ── evaluation ────────────────────────────────────────────────────────────────────────────────────────────────
 

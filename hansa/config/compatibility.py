@@ -6,9 +6,8 @@ Each refusal says what was asked for, why it cannot be, and what to do. They rea
 """
 
 from hansa.config.federation import Federation
-from hansa.config.nodes import Node
-from hansa.config.sections import MIN_MASKED_COHORT
-from hansa.config.tree import is_tree, protected
+from hansa.config.nodes import Node, walk
+from hansa.config.tree import is_tree, masked_families, mixtures, protected
 from hansa.core.errors import ConfigError
 from hansa.core.method import Method
 from hansa.core.participation import cohort_size
@@ -63,6 +62,7 @@ def refuse(federation: Federation, method: Method, node: Node | None = None) -> 
     if method.shared_state is not None:
         _shared_state(federation, method)
     _cohort(federation, method, node)
+    _mixtures(federation)
     if federation.secure_aggregation is not None:
         _secure_aggregation(federation, method)
     if federation.personal is not None:
@@ -127,16 +127,59 @@ def _secure_aggregation(federation: Federation, method: Method) -> None:
             "'secure_aggregation' adds whole updates under masks: leave 'upload' out, or use a method without "
             "compression"
         )
-    if method.hierarchy is not None or is_tree(federation):
+    if method.hierarchy is not None:
+        _masked_hierarchy(federation, method)
+    settings = federation.secure_aggregation
+    assert settings is not None
+    for family in masked_families(federation).values():
+        where = f" below '{family.name}'" if family.name else ""
+        if family.cohort < settings.min_cohort:
+            raise ConfigError(
+                f"'secure_aggregation' needs a cohort of at least {settings.min_cohort} silos to hide in, and "
+                f"{family.cohort} take part in a round{where}: raise participation.count or .share, put more silos "
+                "there, or leave 'secure_aggregation' out"
+            )
+        if family.cohort * settings.max_share < 1.0:
+            raise ConfigError(
+                f"secure_aggregation.max_share is {settings.max_share:g}, and {family.cohort} silos take part in a "
+                f"round{where}, so that their weights cannot sum to one: set it to {1 / family.cohort:.3g} or more"
+            )
+
+
+def _masked_hierarchy(federation: Federation, method: Method) -> None:
+    """Where nodes have models of their own, the backbone is masked; every child must do the same work."""
+    assert method.hierarchy is not None
+    if method.hierarchy.filter is not None:
         raise ConfigError(
-            "'secure_aggregation' works in a flat federation: the silos must stand directly below 'silos'"
+            f"'secure_aggregation' hides each update in the sum, but the filter of '{method.name}' must see each by "
+            "itself: leave one of the two out"
         )
-    fewest = cohort_size(federation.participation, len(federation.silos))
-    if fewest < MIN_MASKED_COHORT:
+    own = federation.root is not None or any(node.silos and node.holds for _, node in walk(federation.silos))
+    if own and method.hierarchy.order == "parallel":
         raise ConfigError(
-            f"'secure_aggregation' needs a cohort of at least {MIN_MASKED_COHORT} silos to hide in, and {fewest} take "
-            "part in a round: raise participation.count or .share, or leave 'secure_aggregation' out"
+            "'secure_aggregation' adds up the children's updates, and with method.order 'parallel' an inner node's own "
+            "update would be one of them: use order 'sequential', or give inner nodes no data"
         )
+    if federation.train.schedule.kind != "constant":
+        raise ConfigError(
+            "'secure_aggregation' on a tree of models needs a constant learning rate: the server tells each child its "
+            "place in train.schedule, and a rate of 0 for the others would leave one update in the sum; leave "
+            "train.schedule out"
+        )
+
+
+def _mixtures(federation: Federation) -> None:
+    """An inner node that trains on its silos' text releases it without their noise, masks and policies."""
+    for name, below in mixtures(federation).items():
+        for silo, node in walk(below):
+            kind = "privacy" if node.privacy is not None else "a policy" if node.policy is not None else ""
+            if federation.secure_aggregation is not None:
+                kind = kind or "secure aggregation"
+            if kind and not node.silos and federation.kind == "federated":
+                raise ConfigError(
+                    f"'{name}' trains on the mixture of its silos' data, and '{silo}' below it has {kind}, which would "
+                    f"not cover that training: give '{name}' data of its own ('train: FILE'), or leave 'mixture' out"
+                )
 
 
 def _exchange(federation: Federation, method: Method) -> None:

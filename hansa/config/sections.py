@@ -8,6 +8,7 @@ from hansa.core.schedules import Schedule
 from hansa.core.settings import Count, Named, Positive, Section, Share
 
 MIN_MASKED_COHORT = 3  # with two silos, each could compute the other's update from the sum
+MAX_MASKED_SHARE = 0.4  # of one silo's weight in a masked sum: below 1/2, three silos or more make up the sum
 MAX_LOSS_TEMPERATURE = 50.0  # of a softmax over losses: beyond it a single silo would count
 
 
@@ -19,6 +20,15 @@ class SecureAggregation(Section):
     )
     bound: Positive = Field(
         default=1.0, description="Each value of an update is clipped to ±bound before it is masked."
+    )
+    max_share: float = Field(
+        default=MAX_MASKED_SHARE,
+        gt=0.0,
+        le=MAX_MASKED_SHARE,
+        description="Largest weight of one silo in a sum; what larger silos exceed it by goes to the others in proportion.",
+    )
+    min_cohort: int = Field(
+        default=MIN_MASKED_COHORT, ge=MIN_MASKED_COHORT, description="Smallest number of silos in a sum."
     )
 
 

@@ -230,7 +230,9 @@ class LayerSharing(RoundPart):
         return replace(common, subtree=replace(common.subtree, residuals=pack(routed)))
 
     def sift(self, answers: Iterator[Answer]) -> Iterator[Answer]:
-        """Replace the answers of children that the filter does not trust."""
+        """Replace the answers of children that the filter does not trust, or whose key layers do not fit."""
+        if self._round.masked and self.hierarchy.keys_travel:
+            answers = map(self._with_keys, answers)
         if self.hierarchy.filter is None:
             return answers
         opened = (replace(answer, reply=decoded(answer.reply, self.keys.layout)) for answer in answers)
@@ -239,19 +241,23 @@ class LayerSharing(RoundPart):
     def accept(self, assignment: Assignment, update: Update) -> Update:
         """Keep the key layers and residuals of an update, and pass its backbone on to the aggregator."""
         keys, record, gradient = self.keys, self._round.record, update.gradient
-        if gradient.layout != keys.layout:  # what a child did not send has not moved
+        layers = update.layers or LayersPart()
+        if self._round.masked:  # the backbone is under masks, and key layers came beside it
+            gradient = Tensors.zeros(keys.layout)
+            if layers.keys.layout.names:
+                keys.write(gradient, layers.keys.named())
+        elif gradient.layout != keys.layout:  # what a child did not send has not moved
             gradient = Tensors.zeros(keys.layout)
             gradient.write(update.gradient)
         began = keys.read(self._round.start if assignment.model is None else assignment.model)
         moved = keys.read(gradient)
         theirs = {layer: began[layer].sub_(moved[layer]) for layer in began}
         self._keys[assignment.node] = self._damped(theirs, assignment.staleness)
-        layers = update.layers or LayersPart()
         found, reason = unpack(layers.residuals, keys)
         self._found += [replace(r, origin=f"{assignment.node}/{r.origin}") for r in found]
         record.attention |= layers.attention
         record.refused |= layers.refused | ({assignment.node: reason} if reason else {})
-        return replace(update, gradient=gradient.only(keys.backbone.names))
+        return update if self._round.masked else replace(update, gradient=gradient.only(keys.backbone.names))
 
     def finish(self, round: Round) -> None:
         """Lines 12 to 15: merge the key layers, and choose residuals."""
@@ -269,6 +275,16 @@ class LayerSharing(RoundPart):
         self.upwards = self.hierarchy.select_residuals(new, children, self._base) + self._found
         known = self._state.children | {node: Tensors.of(layers) for node, layers in children.items()}
         round.state.slots[HIERARCHY] = replace(self._state, children=known)
+
+    def _with_keys(self, answer: Answer) -> Answer:
+        """Under masks, the answer of a child if its key layers fit; else a failure, as if it had dropped out."""
+        reply, keys = answer.reply, self.keys
+        if not isinstance(reply, Update) or answer.node == self._name:
+            return answer
+        sent = (reply.layers or LayersPart()).keys
+        if sent.layout == keys.flat and is_finite(sent.flat):
+            return answer
+        return replace(answer, reply=Failure("its key layers do not fit those of the model, or are not finite"))
 
     def _train_own(self, round: Round) -> Update | Failure:
         """Train on data of its own, in place; where that fails, the model stays."""

@@ -125,7 +125,8 @@ class InnerNode:
         """One round among the children; and the residuals that go up, where every node has a model of its own."""
         parts, layers = self._parts(residuals)
         record = federated_round(self.server, state, turn, parts)
-        return record, layers.upwards if layers is not None and not record.failed else []
+        forwards = layers is not None and not record.failed and self.masking is None
+        return record, layers.upwards if layers is not None and forwards else []
 
     def root_round(self, state: ServerState, durable: int) -> Record:
         """The next round of the root. What its children pass up is routed down again in the round after it."""
@@ -143,7 +144,9 @@ class InnerNode:
         """The optional parts of this method's rounds."""
         method, parts, layers = self.method, list[RoundPart](), None
         if self.tree is not None:
-            layers = LayerSharing(self.hierarchy, self.tree.keys, self.tree.own, residuals)
+            # A residual reaches one child alone, and under masks all children must start from the same layers.
+            routed = residuals if self.masking is None else ()
+            layers = LayerSharing(self.hierarchy, self.tree.keys, self.tree.own, routed)
             parts.append(layers)
         if method.upload.both_ways:
             parts.append(PartialDownlink())

@@ -172,6 +172,7 @@ class LayersPart:
     residuals: Tensors = field(default_factory=no_tensors)  # named as in `SubtreePart`
     attention: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)  # `down|up NODE` → layer → member
     refused: dict[NodeId, str] = field(default_factory=dict)  # by node: a residual that it did not accept, and why
+    keys: Tensors = field(default_factory=no_tensors)  # where the backbone is masked: how far the key layers moved
 
 
 @dataclass(frozen=True)

@@ -205,6 +205,16 @@ def in_batches(items: Iterator[Row], size: int) -> Iterator[list[Row]]:
         yield some
 
 
+def content_digest(sources: Sequence[Source], split: str) -> str:
+    """A hash of the files of a split and of nothing else: settings cannot change it."""
+    digest = hashlib.blake2b(digest_size=16)
+    for source in sources:
+        for file in (file for path in split_paths(source, split) for file in data_files(path)):
+            stat = file.stat()
+            digest.update(_content(str(file), stat.st_mtime_ns, stat.st_size))
+    return digest.hexdigest()
+
+
 def _key(source: Source, split: str, data: Data, fingerprint: str) -> str:
     """A hash of everything that the cached arrays depend on; paths are not part of it."""
     digest = hashlib.blake2b(digest_size=16)

@@ -15,6 +15,7 @@ from hansa.config.federation import Federation
 from hansa.config.nodes import ROOT, walk
 from hansa.config.sections import Checkpointing
 from hansa.config.shared import NO_SOURCES, settings_digest, shared_settings
+from hansa.config.tree import masked_families
 from hansa.core.errors import ConfigError, UserError
 from hansa.core.link import Link
 from hansa.deploy.approval import rehearsal_settings
@@ -118,4 +119,5 @@ def _direct_children(federation: Federation) -> Federation:
         for n, node in federation.silos.items()
     }
     every = Checkpointing(every=1, keep=federation.checkpoint.keep)
-    return federation.model_copy(update={"silos": silos, "checkpoint": every})
+    masking = federation.secure_aggregation if "" in masked_families(federation) else None  # or in the regions alone
+    return federation.model_copy(update={"silos": silos, "checkpoint": every, "secure_aggregation": masking})

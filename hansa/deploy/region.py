@@ -74,7 +74,7 @@ class RegionService:
         if unknown := set(below) - set(self._kit.children):
             raise InvalidRequest(f"the settings have '{min(unknown)}', which is not a member below this region")
         self._network.serve(below)
-        runtime = Runtime(federation, folder, device=device.choose())
+        runtime = Runtime(federation, folder, KitSigner(self._kit, folder, settings), device.choose())
         self._network.share_settings(settings)
         if (folder / "start").exists():
             self._network.share_start(pack(folder / "start", self._files / "start.bundle"))

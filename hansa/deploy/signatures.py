@@ -21,7 +21,7 @@ from cryptography.exceptions import InvalidSignature
 from hansa.config.sections import MIN_MASKED_COHORT
 from hansa.core.link import Answer, Link
 from hansa.core.messages import AdvertisedKeys, AdvertiseKeys, Failure, NodeId, Request
-from hansa.deploy.kit import Kit
+from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.privacy.secure_aggregation.announcement import Announcement
 from hansa.privacy.secure_aggregation.protocol import Refused
 
@@ -54,8 +54,8 @@ class KitSigner:
     def _check(self, round: int, node: NodeId, announcement: Announcement) -> None:
         members = self.kit.members()
         member = members.get(node)
-        if member is None or member.kind != "silo" or member.parent != members[self.kit.name].parent:
-            raise Refused(f"the roster has '{node}', which is not a silo of the same parent")
+        if member is None or member.kind == COORDINATOR or member.parent != members[self.kit.name].parent:
+            raise Refused(f"the roster has '{node}', which is not a silo or region of the same parent")
         if not member.generations:
             raise Refused(f"the roster has '{node}', which was revoked")
         self.verify(round, node, announcement)

@@ -6,9 +6,11 @@ from math import ceil
 from typing import Any
 
 from hansa.client.host import SiloHost
+from hansa.client.masking import MaskedRegion, masking_client
 from hansa.client.state import StateFolder
 from hansa.config.federation import Federation
 from hansa.config.nodes import ROOT, Node, repeats, walk
+from hansa.config.tree import is_masked, masked_families
 from hansa.core.errors import ConfigError
 from hansa.core.hierarchy import own_model
 from hansa.core.inner_node import InnerNode, OwnTree
@@ -99,7 +101,20 @@ class _Builder:
         work = held.work + sum(child.work for child in below.values())
         steps = node.rounds * inner.steps if method.hierarchy is not None else 0
         duration = _duration(name, below, settings, node.rounds)
-        return self.host.guarded(name, inner.answer), Child(samples, work, steps, duration)
+        answer = self._masked(name, inner.answer, samples, method)
+        return self.host.guarded(name, answer), Child(samples, work, steps, duration)
+
+    def _masked(
+        self, name: NodeId, answer: Callable[[Request], Reply], samples: int, method: Method
+    ) -> Callable[[Request], Reply]:
+        """A region's answers, its updates under masks if its parent adds up its children so."""
+        runtime = self.host.runtime
+        settings = runtime.federation.secure_aggregation
+        if settings is None or not is_masked(runtime.federation, name):
+            return answer
+        travel = method.hierarchy is not None and method.hierarchy.keys_travel
+        client = masking_client(runtime, name, runtime.folder / "silos" / name, samples, "")
+        return MaskedRegion(answer, client, settings.bound, runtime.keys if travel else None).answer
 
     def node(self, server: Server, rounds: int, mixture: bool) -> InnerNode:
         """An inner node; with a model of its own where the method gives every node one."""
@@ -110,13 +125,10 @@ class _Builder:
             own = self.child(server.name) if server.name in self.cards else None
             tree = OwnTree(runtime.keys, runtime.start_of(server.name), store, own, mixture)
         settings = runtime.federation.secure_aggregation
-        return InnerNode(
-            server,
-            rounds,
-            tree,
-            sizes=lambda: runtime.sizes,
-            masking=None if settings is None else lambda: MaskingServer(settings),
-        )
+        name = server.name if server.name in runtime.nodes else ""
+        if settings is None or name not in masked_families(runtime.federation):
+            return InnerNode(server, rounds, tree, sizes=lambda: runtime.sizes)
+        return InnerNode(server, rounds, tree, sizes=lambda: runtime.sizes, masking=lambda: MaskingServer(settings))
 
     def child(self, name: NodeId) -> Child:
         """What the parent of a node with data knows of it."""

@@ -85,7 +85,7 @@ class Stage:
     def train(self, name: Any, request: Train, values: Any = (0.1, -0.2, 0.3, -0.4)) -> Any:
         client = self.client(name)
         client.check(request)
-        return client.mask(request, Tensors(LAYOUT, torch.tensor(values)), WEIGH, BOUND)[0]
+        return client.mask(request, Tensors(LAYOUT, torch.tensor(values)), BOUND)[0]
 
     def reveal(self, name: Any, sealed: Any, answered: Any, round: int = 1) -> Any:
         inbox = {sender: shares[name] for sender, shares in sealed.items() if sender != name}
@@ -213,7 +213,7 @@ def malformed_key(stage: Any, roster: Any) -> Any:
 
 
 FORGERIES = {
-    invented: "the roster has 'west', which is not a silo of the same parent",
+    invented: "the roster has 'west', which is not a silo or region of the same parent",
     own_keys: "the announcement of 'south' is not signed by it",
     unsigned: "the announcement of 'south' is not signed by it",
     borrowed: "the announcement of 'south' is not signed by it",
@@ -317,7 +317,7 @@ def test_shares_are_revealed_for_one_list_of_silos_that_answered(stage: Any) -> 
     assert "has sent no update" in stage.reveal("north", sealed, SIZES).reason
     for name in SIZES:
         stage.train(name, Train(1, MODEL, masking=MaskingPart(roster)))
-    assert "more than 2 must be in the sum" in stage.reveal("south", sealed, ["north", "south"]).reason
+    assert "2 silos answered, and this silo requires" in stage.reveal("south", sealed, ["north", "south"]).reason
     unknown = stage.client("east").answer(RevealShares(1, {"west": "00"}, tuple(SIZES)))
     assert "that it was not masked with" in unknown.reason
     assert isinstance(stage.reveal("north", sealed, SIZES), RevealedShares)

@@ -57,6 +57,7 @@ RELEASE_KINDS: Mapping[type, Mapping[str, Kind]] = {
         "layers.residuals": "layers",
         "layers.attention": "layers",
         "layers.refused": "layers",
+        "layers.keys": "layers",
         "shared_state": "tensors",
     },
     # Keys and shares serve the sum of the updates and release nothing beyond it.

@@ -10,12 +10,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
+from math import isfinite
 from typing import Any, Protocol
 
+from hansa.config.sections import MAX_MASKED_SHARE
 from hansa.core.errors import printable
 from hansa.core.messages import AdvertisedKeys, NodeId, Update
 from hansa.core.method import Weighting
 from hansa.core.tensors import NOTHING, Tensors
+from hansa.privacy.secure_aggregation.limits import capped
 from hansa.privacy.secure_aggregation.protocol import Keys, Refused
 
 SECRETS_FILE = "secure_aggregation.json"
@@ -84,13 +87,20 @@ def mask_label(federation: str, round: int, roster: Roster, threshold: int) -> s
     return f"{federation} {round} {sha256(json.dumps(shown).encode()).hexdigest()}"
 
 
-def roster_weights(roster: Roster, weighting: Weighting) -> dict[NodeId, float]:
-    """Silo → its weight in the sum; every holder of the roster computes the same weights."""
+def roster_weights(roster: Roster, weighting: Weighting, cap: float = MAX_MASKED_SHARE) -> dict[NodeId, float]:
+    """Silo → its weight in the sum, at most ``cap``; every holder of the roster computes the same weights.
+
+    Raises `Refused` for weights that are no positive numbers, such as those of a huge temperature.
+    """
     assert weighting.known_before_training, "checked when the method was built"
     announced = sorted(read_roster(roster).items())
-    weights = {name: weighting.weight(Update(NOTHING, one.samples, 0, 0, 0.0, 0.0)) for name, one in announced}
-    total = sum(weights.values())
-    return {name: weight / total for name, weight in weights.items()}
+    try:
+        weights = {name: weighting.weight(Update(NOTHING, one.samples, 0, 0, 0.0, 0.0)) for name, one in announced}
+    except OverflowError:
+        weights = {}
+    if not weights or not isfinite(sum(weights.values())) or min(weights.values()) < 0.0 or not any(weights.values()):
+        raise Refused("the weights of the silos on the roster are no finite positive numbers; lower the temperature")
+    return capped(weights, cap)
 
 
 def model_digest(model: Tensors) -> str:

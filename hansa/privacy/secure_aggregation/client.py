@@ -1,7 +1,9 @@
 """Secure aggregation at the silo: makes keys, splits secrets, masks the update, reveals shares.
 
 A silo keeps its progress of a round, with the secrets, in a file of its own until the next round, so that it can be
-restarted in between. It reveals the shares that it holds once: for one list of silos that answered.
+restarted in between. It reveals the shares that it holds once: for one list of silos that answered. It judges the
+roster, the silos that it masks with and those that answered by limits of its own (limits.py), and remembers across runs
+with whom it was summed (memory.py). A node is a silo or a region: a region masks the mean of its children.
 """
 
 import json
@@ -12,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from hansa.config.sections import MAX_MASKED_SHARE
 from hansa.core.messages import (
     AdvertisedKeys,
     AdvertiseKeys,
@@ -26,6 +29,7 @@ from hansa.core.messages import (
 )
 from hansa.core.method import Weighting
 from hansa.core.tensors import Tensors
+from hansa.methods.fedavg import BySamples
 from hansa.privacy.secure_aggregation import protocol
 from hansa.privacy.secure_aggregation.announcement import (
     SECRETS_FILE,
@@ -38,9 +42,12 @@ from hansa.privacy.secure_aggregation.announcement import (
     roster_keys,
     roster_weights,
 )
+from hansa.privacy.secure_aggregation.limits import MaskingLimits
+from hansa.privacy.secure_aggregation.memory import CohortMemory
 from hansa.privacy.secure_aggregation.protocol import Refused, Secrets
 
 PLAIN = ("schedule", "capacity", "reference", "subtree", "shared_state")  # what a masked `Train` must not have
+ON_TREES = ("schedule", "subtree")  # what it may have where nodes have models of their own, at a constant rate
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,9 @@ class MaskingClient:
     """A silo's side of secure aggregation.
 
     ``home``: the folder where it keeps its secrets; ``signer``: between organisations, signs and verifies
-    announcements.
+    announcements; ``weighting`` and ``cap``: the weights of the sum, as the settings have them; ``limits``: what the
+    silo accepts of a sum; ``memory``: with whom it was summed before; ``refusal``: why it takes part in no masked round
+    under these settings at all; ``own_models``: on a tree, nodes have models of their own.
     """
 
     name: NodeId
@@ -93,6 +102,12 @@ class MaskingClient:
     home: Path
     samples: int
     signer: AnnouncementSigner | None = None
+    weighting: Weighting = BySamples()
+    cap: float = MAX_MASKED_SHARE
+    limits: MaskingLimits = MaskingLimits()
+    memory: CohortMemory | None = None
+    refusal: str = ""
+    own_models: bool = False
 
     @property
     def file(self) -> Path:
@@ -112,7 +127,7 @@ class MaskingClient:
         except Refused as why:
             return Failure(f"it refuses: {why}")
 
-    def mask(self, request: Train, update: Tensors, weighting: Weighting, bound: float) -> tuple[Tensors, int]:
+    def mask(self, request: Train, update: Tensors, bound: float) -> tuple[Tensors, int]:
         """Return the update under the silo's masks, and how many of its values were clipped to the bound.
 
         Raises `Refused` if the request does not match what the silo agreed to before.
@@ -124,8 +139,9 @@ class MaskingClient:
             raise Refused("the roster of the request is not the one that this silo shared its secrets with")
         if self.signer is not None and progress.masked_with is not None:
             raise Refused("it has sent its update of this round, and sends no other under the same masks")
-        weight = roster_weights(shared_with, weighting)[self.name]
-        values, clipped = protocol.to_fixed(update.flat.numpy(), weight, bound)
+        weights = roster_weights(shared_with, self.weighting, self.cap)
+        self.limits.check_sum({name: weights[name] for name in keys}, "are masked with it")
+        values, clipped = protocol.to_fixed(update.flat.numpy(), weights[self.name], bound)
         masked = protocol.mask(self.name, progress.secrets, keys, values, progress.label)
         replace(progress, masked_with=roster).save(self.file)
         return Tensors(update.layout, torch.from_numpy(masked.view(np.float32))), clipped
@@ -137,11 +153,16 @@ class MaskingClient:
         progress = self._recall(request.round)
         if model_digest(request.model) != progress.model:
             raise Refused("the model is not the one that was announced to the silos before the round")
-        extra = next((name for name in PLAIN if getattr(request, name)), None)
+        allowed = ON_TREES if self.own_models else ()
+        extra = next((name for name in PLAIN if getattr(request, name) and name not in allowed), None)
         if extra is not None:
             raise Refused(f"under masks every silo does the same plain round, and the request has '{extra}'")
+        if request.subtree is not None and request.subtree.residuals.layout.names:
+            raise Refused("under masks every silo starts from the same layers, and the request has a residual for it")
 
     def _advertise(self, request: AdvertiseKeys) -> AdvertisedKeys:
+        if self.refusal:
+            raise Refused(self.refusal)
         progress = RoundProgress.load(self.file) if self.signer is not None else None
         if progress is not None and progress.round > request.round:
             raise Refused(f"it has reached round {progress.round}, and does not go back to round {request.round}")
@@ -168,6 +189,10 @@ class MaskingClient:
             self.signer.check(request.round, roster)
         if {announcement.model for announcement in roster.values()} != {progress.model}:
             raise Refused("different models were announced to the silos on the roster")
+        weights = roster_weights(request.roster, self.weighting, self.cap)
+        self.limits.check_roster(weights, request.threshold)
+        if self.memory is not None:
+            self.memory.check(progress.model, weights)
         label = mask_label(self.federation, request.round, request.roster, request.threshold)
         keys = {name: announcement.keys for name, announcement in roster.items()}
         sealed = protocol.share_secrets(self.name, progress.secrets, keys, request.threshold, label)
@@ -184,12 +209,24 @@ class MaskingClient:
                 "it has revealed shares for another list of silos that answered, and both lists together would unmask "
                 "the update of a silo"
             )
+        self._check_answered(progress, answered)
         replace(progress, answered=answered).save(self.file)
         keys = roster_keys(progress.masked_with)
         shares = protocol.reveal(
             self.name, progress.secrets, keys, request.sealed, answered, progress.threshold, progress.label
         )
         return RevealedShares({name: (f"{x:x}", f"{y:x}") for name, (x, y) in shares.items()})
+
+    def _check_answered(self, progress: RoundProgress, answered: list[NodeId]) -> None:
+        """Raise `Refused` unless the silos that answered may be summed, by the limits and by what was summed before."""
+        if not set(answered) <= set(progress.masked_with or {}):
+            raise Refused("the list of silos that answered names silos that are not on the roster")
+        weights = roster_weights(progress.roster or {}, self.weighting, self.cap)
+        summed = {name: weights[name] for name in answered}
+        self.limits.check_sum(summed, "answered")
+        if self.memory is not None:
+            self.memory.check(progress.model, summed)
+            self.memory.note(progress.model, summed)
 
     def _recall(self, round: int) -> RoundProgress:
         """The silo's progress of a round; raises `Refused` if it has none."""

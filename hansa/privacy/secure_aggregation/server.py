@@ -11,7 +11,6 @@ may be resumed. Training losses and sample counts are not masked.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from math import ceil
 from typing import Any
 
 import numpy as np
@@ -43,6 +42,7 @@ from hansa.privacy.secure_aggregation.announcement import (
     roster_keys,
     roster_weights,
 )
+from hansa.privacy.secure_aggregation.limits import required_threshold
 from hansa.privacy.secure_aggregation.protocol import Refused, Words
 
 
@@ -63,14 +63,20 @@ class MaskingServer(RoundPart):
         """
         self._round = round
         round.masked, round.combine = True, self.combine
-        digest = model_digest(round.start)
+        # On a tree whose key layers stay at their node, the backbone alone travels.
+        digest = model_digest(round.start.only(round.aggregated.names) if round.partial else round.start)
+        round.expected, round.partial = round.aggregated, False
         keys = self._ask(dict.fromkeys(round.record.cohort, AdvertiseKeys(round.number, digest)), AdvertisedKeys)
         self.announced = self._usable(keys, digest)
         others = len(self.announced) - 1
-        self.threshold = max(2, ceil(self.settings.threshold * others))
-        if others < self.threshold:
+        self.threshold = required_threshold(self.settings.threshold, others)
+        if others < self.threshold or others + 1 < self.settings.min_cohort:
             return
-        self.weights = roster_weights(self.announced, round.server.method.weighting)
+        try:
+            self.weights = roster_weights(self.announced, round.server.method.weighting, self.settings.max_share)
+        except Refused as why:
+            round.record.failures |= dict.fromkeys(self.announced, str(why))
+            return
         request = ShareSecrets(round.number, self.announced, self.threshold)
         for node, reply in self._ask(dict.fromkeys(self.announced, request), SecretShares).items():
             if set(reply.sealed) == set(self.announced) - {node}:
@@ -79,13 +85,18 @@ class MaskingServer(RoundPart):
                 round.record.failures[node] = "its shares are not for the silos on the roster"
 
     @property
+    def fewest(self) -> int:
+        """The smallest number of silos whose sum can be unmasked."""
+        return max(self.threshold + 1, self.settings.min_cohort)
+
+    @property
     def roster(self) -> dict[NodeId, tuple[str, ...]]:
         """The announcements of the silos whose masks will cancel."""
         return {node: self.announced[node] for node in self.sealed}
 
     def extend(self, assignment: Assignment, request: Train) -> Train | None:
         """Add the roster to the request; None for a silo that is not on it, or if too few silos are."""
-        if assignment.node not in self.sealed or len(self.sealed) <= self.threshold:
+        if assignment.node not in self.sealed or len(self.sealed) < self.fewest:
             return None
         return replace(request, masking=MaskingPart(self.roster))
 
@@ -119,8 +130,8 @@ class MaskingServer(RoundPart):
         return found
 
     def _unmask(self, total: Words, answered: list[NodeId]) -> Words:
-        if len(answered) <= self.threshold:
-            raise Refused(f"{len(answered)} silos answered, and more than {self.threshold} must be in the sum")
+        if len(answered) < self.fewest:
+            raise Refused(f"{len(answered)} silos answered, and at least {self.fewest} must be in the sum")
         asks: dict[NodeId, Request] = {}
         for node in answered:
             inbox = {sender: sealed[node] for sender, sealed in self.sealed.items() if sender != node}
