@@ -16,6 +16,7 @@ from hansa.core.tensors import Layout, Tensors
 
 NodeId = str
 NO_ANSWER = "it did not answer before the deadline"
+LEFT = "it has left the federation for good"
 
 
 def no_tensors() -> Tensors:

@@ -126,6 +126,8 @@ class Agent:
 
     def _send_heartbeat(self, connection: Connection) -> None:
         state = {"phase": self.phase, "version": version("hansa"), "at": time()}
+        if (position := self._replay_guard.position) is not None:
+            state |= position.sign(self._kit.key)
         connection.publish(self._subjects.heartbeat(self._kit.name), json.dumps(state).encode())
 
     def _read_stored(self, session: Session) -> None:

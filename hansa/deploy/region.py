@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hansa.client.host import SiloHost
 from hansa.client.runtime import Runtime
+from hansa.config.nodes import walk
 from hansa.core import device
 from hansa.core.inner_node import gather, merge
 from hansa.core.link import Link
@@ -64,6 +65,8 @@ class RegionService:
         """How the region answers in the run in ``folder``; raises `InvalidRequest` if the settings cannot be used."""
         federation = own_settings(settings, self._kit.name, self._sources, self._plugins)
         runtime = Runtime(federation, folder, device=device.choose())
+        own = dict(walk(federation.silos))[self._kit.name].participation or federation.participation
+        self._network.presence.max_absence = own.max_absence
         self._network.share_settings(settings)
         if (folder / "start").exists():
             self._network.share_start(pack(folder / "start", self._files / "start.bundle"))

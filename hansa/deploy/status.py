@@ -19,7 +19,7 @@ from typing import Any
 
 from hansa.core.errors import UserError, parse_json, printable
 from hansa.deploy.lock_file import is_locked
-from hansa.deploy.network.journal import OPEN, Journal
+from hansa.deploy.network.journal import HEARTBEAT, OPEN, Journal
 from hansa.deploy.network.retry import GaveUp
 from hansa.deploy.network.session import Session
 
@@ -28,7 +28,6 @@ JOURNAL = "journal.sqlite"
 AWAY_SECONDS = 20.0  # without a heartbeat, after which a node counts as away
 MAX_SKEW = 30.0  # seconds between two clocks before the status marks it
 WAITING_SECONDS = 15.0  # for which a request is open before the log mentions it
-HEARTBEAT = "heartbeat:"  # prefix of heartbeats among the journal's facts
 MAX_HEARTBEAT_BYTES = 4096
 PHASES = ("idle", "fetching", "working", "sending")
 COLUMNS = ["node", "", "phase", "awaited", "version", "clock", "refused"]
@@ -93,7 +92,10 @@ class WaitingLog:
 
 
 def parse_heartbeat(payload: bytes, now: float) -> dict[str, Any] | None:
-    """Return a node's phase, version and clock skew, with the time of arrival; None if the payload is malformed."""
+    """Return a node's phase, version and clock skew, with the time of arrival; None if the payload is malformed.
+
+    The position that a node states, and its signature, are kept as they came; `Presence` checks them.
+    """
     try:
         sent = parse_json(payload)
         phase, release, at = sent["phase"], sent["version"], float(sent["at"])
@@ -101,7 +103,8 @@ def parse_heartbeat(payload: bytes, now: float) -> dict[str, Any] | None:
         return None
     if phase not in PHASES or not isinstance(release, str) or not isfinite(at):
         return None
-    return {"phase": phase, "version": printable(release, 40), "last_seen": now, "skew": at - now}
+    stated = {key: sent[key] for key in ("position", "signature") if key in sent}
+    return {"phase": phase, "version": printable(release, 40), "last_seen": now, "skew": at - now} | stated
 
 
 @dataclass(frozen=True)

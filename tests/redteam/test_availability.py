@@ -6,6 +6,7 @@ a full disk. Servers are real processes or real sockets.
 
 import resource
 import selectors
+import shutil
 import socket
 import threading
 from collections.abc import Iterator
@@ -28,6 +29,8 @@ from hansa.deploy.network.connection_table import ConnectionLimits, ConnectionTa
 from hansa.deploy.network.retry import GaveUp, Retry
 from tests.conftest import Build
 from tests.deploy.conftest import free_ports, make_kits
+from tests.faults.processes import Deployment
+from tests.faults.test_network_faults import Gate, assert_uninterrupted, contributions_of
 
 # ── a stranger's idle sockets at the blob server ──────────────────────────────────────────────────────────────────────
 
@@ -178,3 +181,117 @@ def subscribed(kit: Kit, inbox: str) -> int:
         finally:
             connection.close()
     return done
+
+
+# ── real coordinators and silos ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.slow_fault
+@pytest.mark.parametrize("defended", [False, True], ids=["off", "on"])
+@pytest.mark.parametrize("behaviour", ["clock_ahead", "clock_behind"])
+def test_a_wrong_clock_does_not_hold_the_first_round(
+    federation: Build, tmp_path: Path, behaviour: str, defended: bool
+) -> None:
+    """Without a deadline, the silo whose clock is wrong is named and left out; the others go on."""
+    with Deployment(federation(rounds=2), tmp_path / "deployment") as deployment:
+        undefended = "" if defended else "waits_for_everybody"
+        deployment.start_all(behaviours={"south": behaviour, COORDINATOR: undefended})
+        process = deployment.processes[COORDINATOR]
+        if not defended:
+            for name in ("north", "east"):
+                deployment.wait(name, lambda name=name: "reply sent" in deployment.log(name))  # type: ignore[misc]
+            process.join(12)
+            assert process.is_alive(), "it waits for south, which cannot answer"
+            assert not (deployment.run / "start").exists()
+            return
+        deployment.finished()
+        way = "ahead of" if behaviour == "clock_ahead" else "behind"
+        assert f"south does not take part: its clock is 1200 s {way} this machine's" in deployment.log(COORDINATOR)
+        assert (2, "north") in contributions_of(deployment)
+
+
+@pytest.mark.slow_fault
+@pytest.mark.parametrize("defended", [False, True], ids=["off", "on"])
+def test_an_absent_silo_does_not_hold_the_first_round(federation: Build, tmp_path: Path, defended: bool) -> None:
+    waits = {"enrolment": 6.0} if defended else {}
+    settings = federation(rounds=2, participation={"quorum": 0.6, **waits})
+    with Deployment(settings, tmp_path / "deployment") as deployment:
+        for name in (COORDINATOR, "north", "east"):
+            deployment.start(name)
+        process = deployment.processes[COORDINATOR]
+        if not defended:
+            for name in ("north", "east"):
+                deployment.wait(name, lambda name=name: "reply sent" in deployment.log(name))  # type: ignore[misc]
+            process.join(12)
+            assert process.is_alive()
+            assert not (deployment.run / "start").exists(), "it waits for south"
+            return
+        deployment.finished()
+        assert "south does not take part: it did not answer before the deadline" in deployment.log(COORDINATOR)
+
+
+@pytest.mark.slow_fault
+def test_the_quorum_is_awaited_beyond_the_deadline(federation: Build, tmp_path: Path) -> None:
+    """Silos are started when their operators find the time: a run that cannot begin yet goes on waiting."""
+    settings = federation(rounds=1, participation={"quorum": 1.0, "enrolment": 3.0})
+    with Deployment(settings, tmp_path / "deployment") as deployment:
+        for name in (COORDINATOR, "north", "east"):
+            deployment.start(name)
+        deployment.wait("another request", lambda: "asking again south" in deployment.log(COORDINATOR))
+        deployment.start("south")
+        deployment.finished()
+        assert len(contributions_of(deployment)) == 3
+
+
+@pytest.mark.slow_fault
+@pytest.mark.parametrize("defended", [False, True], ids=["off", "on"])
+def test_a_coordinator_restored_from_a_backup_finds_its_place(gated: Any, tmp_path: Path, defended: bool) -> None:
+    """The backup is of round 1, and the silos have seen later rounds. The result is that of an undisturbed run."""
+    settings, gate = gated(rounds=4), Gate(tmp_path / "marks", "south")
+    with Deployment(settings, tmp_path / "deployment") as deployment:
+        gate.shut()
+        deployment.start_all()
+        deployment.wait("south at work", gate.reached)
+        deployment.kill(COORDINATOR)
+        shutil.copytree(deployment.run, tmp_path / "backup")
+        deployment.start(COORDINATOR)
+        gate.open()
+        deployment.wait("round 3", (deployment.run / "checkpoints" / "round-3").exists)
+        deployment.kill(COORDINATOR)
+        shutil.rmtree(deployment.run)
+        shutil.copytree(tmp_path / "backup", deployment.run)
+        deployment.start(COORDINATOR, behaviour="" if defended else "ignores_positions")
+        process = deployment.processes[COORDINATOR]
+        if not defended:
+            deployment.wait("a refusal", lambda: "older than one that was accepted" in deployment.log("north"))
+            process.join(15)
+            assert process.is_alive()
+            assert not any((deployment.run / "checkpoints").glob("round-*")), "no silo answers it"
+            return
+        deployment.finished()
+        assert_uninterrupted(settings, deployment, tmp_path)
+
+
+@pytest.mark.slow_fault
+@pytest.mark.parametrize("defended", [False, True], ids=["off", "on"])
+def test_fedbuff_does_not_wait_for_a_stopped_silo(gated: Any, tmp_path: Path, defended: bool) -> None:
+    settings = gated(
+        rounds=4,
+        method={"name": "fedbuff", "buffer": 2},
+        participation={"max_absence": 6.0 if defended else 3600.0, "quorum": 0.5},
+        evaluate={"every": 99, "share": 1.0},
+    )
+    gate = Gate(tmp_path / "marks", "south")
+    with Deployment(settings, tmp_path / "deployment") as deployment:
+        gate.shut()
+        deployment.start_all()
+        deployment.wait("south at work", gate.reached)
+        deployment.kill("south")
+        process = deployment.processes[COORDINATOR]
+        process.join(20 if defended else 12)
+        if not defended:
+            assert process.is_alive(), "it waits for south"
+            return
+        deployment.finished()
+        reasons = deployment.log(COORDINATOR)
+        assert "it has given no sign of life for 6 s" in reasons

@@ -24,8 +24,18 @@ from hansa.core.messages import NO_ANSWER, Failure, NodeId, Request, Train
 from hansa.deploy.network.blob_protocol import digest
 from hansa.deploy.network.blob_server import BlobServer
 from hansa.deploy.network.connection import Connection, JetStreamError
-from hansa.deploy.network.envelope import Envelope, EnvelopeError, Identity, Ref, open_envelope, sign_envelope
+from hansa.deploy.network.envelope import (
+    LEAVE,
+    NO_RUN,
+    Envelope,
+    EnvelopeError,
+    Identity,
+    Ref,
+    open_envelope,
+    sign_envelope,
+)
 from hansa.deploy.network.journal import Journal
+from hansa.deploy.network.presence import Presence
 from hansa.deploy.network.retry import GaveUp
 from hansa.deploy.network.session import Session
 from hansa.deploy.network.subjects import Subjects
@@ -72,6 +82,7 @@ class NatsLink:
         self._identity, self._subjects, self._names = identity, subjects, tuple(children)
         self._session, self._blobs, self._journal, self._refused = session, blobs, journal, refused
         self._children = {subjects.reply(name): name for name in children}
+        self.presence = Presence(journal, identity)
         self._one_at_a_time = threading.Lock()
         self._settings: Ref | None = None
         self._start: Ref | None = None
@@ -200,7 +211,7 @@ class NatsLink:
 
     def _send(self, nodes: list[NodeId], until: float) -> None:
         """Publish the requests together; those that are not acknowledged are published again on the next connection."""
-        left = dict.fromkeys(node for node in nodes if not self._revoked(node))
+        left = dict.fromkeys(node for node in nodes if not self.presence.reason_not_to_wait(node))
         self._sent_on = self._session.connections
 
         def send(connection: Connection) -> None:
@@ -227,16 +238,21 @@ class NatsLink:
         while True:
             envelope = self._await_envelope(node, until)
             if envelope is None:
-                reason = "it was revoked" if self._revoked(node) else NO_ANSWER
+                reason = self.presence.reason_not_to_wait(node) or NO_ANSWER
                 self._journal.record_failure(pending.envelope.request, reason)
                 return Answer(node, Failure(reason), pending.sent)
             try:
                 return self._read_reply(node, pending, envelope)
             except MissingParts:
                 del self._replies[node]
-                again = replace(pending.envelope, sequence=self._journal.next_sequence(), sent_at=time())
-                self._pending[node] = replace(pending, envelope=again)
-                self._send([node], until)
+                self._send_again(node, until)
+
+    def _send_again(self, node: NodeId, until: float) -> None:
+        """Send a request once more, with a new sequence number."""
+        pending = self._pending[node]
+        again = replace(pending.envelope, sequence=self._journal.next_sequence(), sent_at=time())
+        self._pending[node] = replace(pending, envelope=again)
+        self._send([node], until)
 
     def _read_reply(self, node: NodeId, pending: PendingRequest, envelope: Envelope) -> Answer:
         """The reply that an envelope announces; its tensors are mapped from the blob server's files."""
@@ -261,8 +277,11 @@ class NatsLink:
         """Wait for the reply of a node; None after the deadline. Replies of other nodes that arrive are kept."""
         checked = self._sent_on
         while node not in self._replies:
-            if monotonic() >= until or self._revoked(node):
+            if monotonic() >= until or self.presence.reason_not_to_wait(node):
                 return None
+            if newer := self.presence.overtaken(node, self._pending[node].envelope):
+                self._journal.raise_sequence(newer)
+                self._send_again(node, until)
             if checked != self._session.connections:  # a notification may have been missed between two connections
                 checked = self._session.connections
                 self._read_stored(node, until)
@@ -296,6 +315,10 @@ class NatsLink:
             envelope = open_envelope(data, node, self._identity.name, self._identity.public_key(node))
         except EnvelopeError as error:
             self._refused(node, str(error))
+            return
+        if envelope.kind == LEAVE:
+            if envelope.run in (self._journal.run, NO_RUN):
+                self._journal.record_leave(node)
             return
         pending = self._pending.get(node)
         asked = pending.envelope if pending is not None else None
