@@ -141,6 +141,7 @@ class Agent:
             serial=members.serial,
             digest=members.digest,
             alarm=self._watch.own_alarm,
+            position=self._replay_guard.position,
         )
         data = self._watch.sent(sign_heartbeat(heartbeat, self._kit.key))
         connection.publish(self._subjects.heartbeat(self._kit.name), data)

@@ -12,6 +12,7 @@ from hansa.client.host import SiloHost
 from hansa.client.runtime import Runtime
 from hansa.config.checks import check_settings
 from hansa.config.federation import Federation
+from hansa.config.method import build_method
 from hansa.config.nodes import ROOT, walk
 from hansa.config.sections import Checkpointing
 from hansa.config.shared import NO_SOURCES, settings_digest, shared_settings
@@ -34,6 +35,8 @@ from hansa.runs.ledger import Ledger
 from hansa.runs.run import Outcome, Run
 from hansa.runs.start import begin, describe
 
+ASYNCHRONOUS_ABSENCE = 60.0  # seconds: an asynchronous method is chosen so that nobody waits for a silo that stopped
+
 
 def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, callbacks: RunCallbacks) -> Outcome:
     """Run a federation file to its end among the members of the kit; resumes the run if ``out`` has one.
@@ -53,6 +56,7 @@ def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, callbac
     files = directory.path / SERVER_FOLDER
     try:
         with server_session(kit, files, nats, callbacks.say, list(children.silos)) as network:
+            network.attendance.max_absence = max_absence(federation)
             settings = shared_settings(federation).model_dump_json().encode()
             network.share_settings(settings)
             verified = VerifiedLink(network, KitSigner(kit, directory.path, settings, network.run))
@@ -67,6 +71,12 @@ def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, callbac
             return Run(children, directory, link, cards, ledger, callbacks).go()
     finally:
         ledger.close()
+
+
+def max_absence(federation: Federation) -> float | None:
+    """Seconds without a sign of life after which a silo is not awaited in a round; None: until the deadline."""
+    stated = federation.participation.max_absence
+    return stated if stated is not None or build_method(federation).participation.synchronous else ASYNCHRONOUS_ABSENCE
 
 
 def check_deployable(federation: Federation, kit: Kit) -> None:

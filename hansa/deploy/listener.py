@@ -13,12 +13,11 @@ from hansa.core.errors import printable
 from hansa.deploy.kit import Kit
 from hansa.deploy.network.connection import Connection, JetStreamError
 from hansa.deploy.network.heartbeat import Heartbeat, describe, open_heartbeat
-from hansa.deploy.network.journal import Journal
+from hansa.deploy.network.journal import HEARTBEAT, Journal
 from hansa.deploy.network.note import Note, pack_list, sign_note
 from hansa.deploy.network.presence import Presence
 from hansa.deploy.network.retry import GaveUp
 from hansa.deploy.network.session import Session
-from hansa.deploy.status import HEARTBEAT
 
 NOTE_SECONDS = 0.5  # between two looks at what the children should be told
 MAX_COMPARED = 1000  # differing lists that are remembered

@@ -16,6 +16,10 @@ from hansa.deploy.network.subjects import Subjects
 
 MAX_MESSAGE_BYTES = 64 << 10  # envelopes only: weights and texts do not pass through the broker
 MAX_STORE_BYTES = 1 << 30
+MAX_SUBSCRIPTIONS = 32  # of one connection: a node has at most four
+MAX_PENDING_BYTES = 8 << 20  # that wait for a slow reader, before it is disconnected
+MAX_CONNECTIONS = 8192  # many more than members need, so that a stranger's idle sockets do not take all of them
+HANDSHAKE_SECONDS = 5  # for TLS and for CONNECT, each
 FILES = {"cert_file": "cert.pem", "key_file": "key.pem", "ca_file": "ca.pem"}
 NATS = "nats"  # the broker's folder beside the kits
 AUTHORIZATION = "authorization.conf"
@@ -45,7 +49,7 @@ def authorization(federation: str, members: Mapping[str, Member], serving: Itera
         if name in members
         for generation in members[name].generations
     ]
-    return "authorization " + json.dumps({"timeout": 10, "users": users}, indent=1) + "\n"
+    return "authorization " + json.dumps({"timeout": HANDSHAKE_SECONDS, "users": users}, indent=1) + "\n"
 
 
 def own_server(kit: Kit, store: Path) -> str:
@@ -67,12 +71,15 @@ def _settings(name: str, address: Address, store: str, files: dict[str, str]) ->
         "host": "127.0.0.1" if address[0] in ("localhost", "127.0.0.1") else "0.0.0.0",
         "port": address[1],
         "max_payload": MAX_MESSAGE_BYTES,
+        "max_pending": MAX_PENDING_BYTES,
+        "max_subscriptions": MAX_SUBSCRIPTIONS,
+        "max_connections": MAX_CONNECTIONS,
         "max_control_line": 4096,
         "ping_interval": "20s",
         "ping_max": 3,
         "write_deadline": "10s",
         "jetstream": {"store_dir": store, "max_mem": 64 << 20, "max_file": MAX_STORE_BYTES},
-        "tls": {**files, "verify_and_map": True, "min_version": "1.3", "timeout": 10},
+        "tls": {**files, "verify_and_map": True, "min_version": "1.3", "timeout": HANDSHAKE_SECONDS},
     }
 
 

@@ -75,6 +75,8 @@ class RegionService:
             raise InvalidRequest(f"the settings have '{min(unknown)}', which is not a member below this region")
         self._network.serve(below)
         runtime = Runtime(federation, folder, KitSigner(self._kit, folder, settings), device.choose())
+        own = dict(walk(federation.silos))[self._kit.name].participation or federation.participation
+        self._network.attendance.max_absence = own.max_absence
         self._network.share_settings(settings)
         if (folder / "start").exists():
             self._network.share_start(pack(folder / "start", self._files / "start.bundle"))

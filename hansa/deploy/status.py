@@ -17,7 +17,7 @@ from typing import Any
 
 from hansa.core.errors import UserError
 from hansa.deploy.lock_file import is_locked
-from hansa.deploy.network.journal import OPEN, Journal
+from hansa.deploy.network.journal import HEARTBEAT, OPEN, Journal
 from hansa.deploy.network.presence import SUSPENDED
 
 SERVER_FOLDER = "server"  # the files of a server session, in the run directory
@@ -25,7 +25,6 @@ JOURNAL = "journal.sqlite"
 AWAY_SECONDS = 20.0  # without a heartbeat, after which a node counts as away
 MAX_SKEW = 30.0  # seconds between two clocks before the status marks it
 WAITING_SECONDS = 15.0  # for which a request is open before the log mentions it
-HEARTBEAT = "heartbeat:"  # prefix of heartbeats among the journal's facts
 COLUMNS = ["node", "", "phase", "awaited", "version", "clock", "refused"]
 
 

@@ -23,6 +23,8 @@ MAX_SKEW = 600.0  # seconds: an envelope from further in the future comes from a
 SIGNATURE_BYTES = 64
 MAX_TIME = 1e11  # seconds since 1970
 MAX_INTEGER = 1 << 53
+LEAVE = "Leave"  # the kind of the envelope by which a child leaves for good
+NO_RUN = "0" * 16  # in such an envelope, of a child that has not taken part in a run
 
 Ref = tuple[str, int]  # a blob: its digest and its size in bytes
 

@@ -5,7 +5,7 @@ digest of its list of members, so that both ends notice when their lists differ.
 """
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from math import isfinite
 from typing import Any
 
@@ -34,6 +34,7 @@ class Heartbeat:
     serial: int
     digest: str
     alarm: bool
+    position: tuple[str, int, str] | None = None  # run, number and request of the newest envelope that it accepted
 
     @property
     def process(self) -> Instance:
@@ -51,6 +52,7 @@ KINDS: dict[str, tuple[type, ...]] = {
     "serial": (int,),
     "digest": (str,),
     "alarm": (bool,),
+    "position": (list, type(None)),
 }
 assert set(KINDS) == {field.name for field in fields(Heartbeat)}
 
@@ -78,7 +80,16 @@ def open_heartbeat(data: bytes, node: str, parent: str, key: Ed25519PublicKey) -
     if (found.node, found.parent) != (node, parent) or found.phase not in PHASES or not isfinite(found.at):
         raise ValueError("a heartbeat has invalid values")
     Instance.parse(found.instance)
-    return found
+    return replace(found, position=_position(raw["position"]))
+
+
+def _position(value: Any) -> tuple[str, int, str] | None:
+    match value:
+        case [str(run), int(sequence), str(request)] if type(sequence) is int:
+            return run, sequence, request
+        case None:
+            return None
+    raise ValueError("a heartbeat has an invalid position")
 
 
 def describe(heartbeat: Heartbeat, now: float) -> dict[str, Any]:
@@ -89,4 +100,5 @@ def describe(heartbeat: Heartbeat, now: float) -> dict[str, Any]:
         "last_seen": now,
         "skew": heartbeat.at - now,
         "serial": heartbeat.serial,
+        "position": heartbeat.position,
     }

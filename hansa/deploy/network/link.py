@@ -21,10 +21,20 @@ from hansa.core import wire
 from hansa.core.errors import RunFailed, printable
 from hansa.core.link import Answer
 from hansa.core.messages import NO_ANSWER, Failure, NodeId, Request, Train
+from hansa.deploy.network.attendance import Attendance
 from hansa.deploy.network.blob_protocol import digest
 from hansa.deploy.network.blob_server import BlobServer
 from hansa.deploy.network.connection import Connection, JetStreamError
-from hansa.deploy.network.envelope import Envelope, EnvelopeError, Identity, Ref, open_envelope, sign_envelope
+from hansa.deploy.network.envelope import (
+    LEAVE,
+    NO_RUN,
+    Envelope,
+    EnvelopeError,
+    Identity,
+    Ref,
+    open_envelope,
+    sign_envelope,
+)
 from hansa.deploy.network.journal import Journal
 from hansa.deploy.network.presence import EARLIER_PROCESS, Presence
 from hansa.deploy.network.retry import GaveUp
@@ -76,6 +86,7 @@ class NatsLink:
         self._session, self._blobs, self._journal, self._refused = session, blobs, journal, refused
         self._names: tuple[NodeId, ...] = ()
         self._children: dict[str, NodeId] = {}
+        self.attendance = Attendance(journal, identity, presence)
         self._one_at_a_time = threading.Lock()
         self._settings: Ref | None = None
         self._start: Ref | None = None
@@ -211,7 +222,7 @@ class NatsLink:
 
     def _send(self, nodes: list[NodeId], until: float) -> None:
         """Publish the requests together; those that are not acknowledged are published again on the next connection."""
-        left = dict.fromkeys(node for node in nodes if not self._excluded(node))
+        left = dict.fromkeys(node for node in nodes if not self.attendance.reason_not_to_wait(node))
         self._sent_on = self._session.connections
 
         def send(connection: Connection) -> None:
@@ -238,16 +249,21 @@ class NatsLink:
         while True:
             envelope = self._await_envelope(node, until)
             if envelope is None:
-                reason = self._excluded(node) or NO_ANSWER
+                reason = self.attendance.reason_not_to_wait(node) or NO_ANSWER
                 self._journal.record_failure(pending.envelope.request, reason)
                 return Answer(node, Failure(reason), pending.sent)
             try:
                 return self._read_reply(node, pending, envelope)
             except MissingParts:
                 del self._replies[node]
-                again = replace(pending.envelope, sequence=self._journal.next_sequence(), sent_at=time())
-                self._pending[node] = replace(pending, envelope=again)
-                self._send([node], until)
+                self._send_again(node, until)
+
+    def _send_again(self, node: NodeId, until: float) -> None:
+        """Send a request once more, with a new sequence number."""
+        pending = self._pending[node]
+        again = replace(pending.envelope, sequence=self._journal.next_sequence(), sent_at=time())
+        self._pending[node] = replace(pending, envelope=again)
+        self._send([node], until)
 
     def _read_reply(self, node: NodeId, pending: PendingRequest, envelope: Envelope) -> Answer:
         """The reply that an envelope announces; its tensors are mapped from the blob server's files."""
@@ -272,8 +288,11 @@ class NatsLink:
         """Wait for the reply of a node; None after the deadline. Replies of other nodes that arrive are kept."""
         checked = self._sent_on
         while node not in self._replies:
-            if monotonic() >= until or self._excluded(node):
+            if monotonic() >= until or self.attendance.reason_not_to_wait(node):
                 return None
+            if newer := self.attendance.overtaken(node, self._pending[node].envelope):
+                self._journal.raise_sequence(newer)
+                self._send_again(node, until)
             if checked != self._session.connections:  # a notification may have been missed between two connections
                 checked = self._session.connections
                 self._read_stored(node, until)
@@ -312,6 +331,10 @@ class NatsLink:
         except EnvelopeError as error:
             self._refused(node, str(error))
             return
+        if envelope.kind == LEAVE:
+            if envelope.run in (self._journal.run, NO_RUN):
+                self._journal.record_leave(node)
+            return
         pending = self._pending.get(node)
         asked = pending.envelope if pending is not None else None
         if asked is None or (envelope.run, envelope.request) != (asked.run, asked.request):
@@ -324,10 +347,6 @@ class NatsLink:
             self._journal.record_arrival(envelope.request)
         elif notified:
             self._refused(node, DUPLICATE_REPLY)
-
-    def _excluded(self, node: NodeId) -> str:
-        """Why a node is not asked, and its replies are not used; empty if they are."""
-        return self._presence.suspended(node) if self._identity.trusts(node) else "it was revoked"
 
     def _close_request(self, node: NodeId) -> None:
         self._pending.pop(node, None)
