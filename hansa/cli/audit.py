@@ -43,6 +43,22 @@ def verify_logs(
         raise RunFailed(f"damaged audit logs: {', '.join(bad)}")
 
 
+@audit.command("compare")
+def compare_heads(
+    log: Annotated[Path, typer.Argument(metavar="LOG", help="audit log of a node")],
+    heads: Annotated[Path, typer.Argument(metavar="HEADS", help="heads.jsonl of the node it talks to, or its folder")],
+    format: FormatOption = Format.text,
+) -> None:
+    """Compare a node's audit log with what its messages stated about it. Exit code 1 if the log was rewritten."""
+    from hansa.privacy.policy.audit_heads import HEADS, compare
+
+    found = compare(_logs(log)[0], heads / HEADS if heads.is_dir() else heads)
+    result = {"sound": found.sound, "node": found.node, "heads": found.noted, "text": found.text}
+    finish(format, result, lambda: output.print(found.text, highlight=False, markup=False))
+    if not found.sound:
+        raise RunFailed(f"rewritten audit log: {found.log}")
+
+
 @audit.command("show")
 def show_logs(
     path: LogOrRun,

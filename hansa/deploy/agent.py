@@ -195,6 +195,8 @@ class Agent:
             public = self._kit.public_key(self._parent.node)
             envelope = open_envelope(data, self._parent.node, self._kit.name, public)
             self._replay_guard.check(envelope)
+            if self._service.anchors is not None:
+                self._service.anchors.book.note(self._parent.node, envelope.audit, data)
             if envelope.members < self._kit.serial:
                 self._note_once(
                     f"'{self._parent.node}' uses list of members {envelope.members}, and this node has "
@@ -308,6 +310,7 @@ class Agent:
             vectors=refs,
             members=self._kit.serial,
             instance=str(self._watch.instance),
+            audit=self._service.anchors.head() if self._service.anchors is not None else "",
         )
         if alarm := self._watch.alarm:
             raise RequestRefused(alarm)

@@ -26,6 +26,7 @@ from hansa.deploy.server_session import server_session
 from hansa.deploy.signatures import KitSigner, VerifiedLink
 from hansa.deploy.status import SERVER_FOLDER
 from hansa.links.tree import TreeLink
+from hansa.privacy.policy.audit_heads import Anchors
 from hansa.privacy.policy.audit_log import AUDIT_LOG, AuditLog
 from hansa.privacy.policy.audited_link import AuditedLink
 from hansa.privacy.policy.guard import RunContext
@@ -61,7 +62,9 @@ def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, callbac
             network.share_settings(settings)
             verified = VerifiedLink(network, KitSigner(kit, directory.path, settings, network.run))
             context = RunContext(network.run, settings_digest(federation))
-            link: Link = AuditedLink(verified, AuditLog(directory.path / AUDIT_LOG, kit.name), context)
+            log = AuditLog(directory.path / AUDIT_LOG, kit.name)
+            network.anchors = Anchors.beside(log)
+            link: Link = AuditedLink(verified, log, context)
             if federation.root is not None:
                 link = TreeLink(link, {ROOT: lambda request: host.silo(ROOT).answer(request)})
             begin(children, directory, link, ledger, callbacks)

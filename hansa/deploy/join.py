@@ -19,6 +19,7 @@ from hansa.deploy.kit import Kit
 from hansa.deploy.network.blob_protocol import InvalidRequest
 from hansa.deploy.policy_enforcer import PolicyEnforcer
 from hansa.deploy.signatures import KitSigner
+from hansa.privacy.policy.audit_heads import Anchors
 
 
 def sources(kit: Kit, data: Sequence[Path]) -> tuple[Source, ...]:
@@ -53,6 +54,7 @@ class SiloService:
     ) -> None:
         self._kit, self._sources, self._plugins, self._enforcer = kit, sources, plugins, enforcer
         self._threads = threads
+        self.anchors = Anchors.beside(enforcer.log) if enforcer is not None else None
 
     def log_refusal(self, message: str, round: int, reason: str) -> None:
         """Log a request that could not be used."""

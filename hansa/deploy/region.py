@@ -32,6 +32,7 @@ from hansa.deploy.server_session import server_session
 from hansa.deploy.signatures import KitSigner, VerifiedLink
 from hansa.deploy.status import SERVER_FOLDER
 from hansa.links.tree import TreeLink
+from hansa.privacy.policy.audit_heads import Anchors
 from hansa.privacy.policy.audit_log import AUDIT_LOG, AuditLog
 from hansa.privacy.policy.audited_link import AuditedLink, AuditedNode
 from hansa.privacy.policy.guard import RunContext
@@ -58,6 +59,7 @@ class RegionService:
         self._kit, self._network, self._files = kit, network, out / SERVER_FOLDER
         self._sources, self._plugins, self._enforcer = sources, plugins, enforcer
         self._log = AuditLog(out / AUDIT_LOG, kit.name)
+        self.anchors = network.anchors = Anchors.beside(self._log)
         self.deadline: Callable[[], float | None] = lambda: None
 
     def log_refusal(self, message: str, round: int, reason: str) -> None:
