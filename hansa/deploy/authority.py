@@ -27,7 +27,7 @@ from hansa.deploy.key_request import (
     signed_request,
     signed_response,
 )
-from hansa.deploy.kit import VERSION, identity
+from hansa.deploy.kit import VERSION, KitInfo, identity
 from hansa.deploy.membership import MEMBERS, Member, MemberList, fingerprint, parse_members, sign_members
 from hansa.deploy.nats_config import AUTHORIZATION, NATS, authorization, existing_server
 from hansa.deploy.network.subjects import token
@@ -175,7 +175,8 @@ class Authority:
             members[request.node] = Member(
                 key=request.key, kind=node.kind, parent=node.parent, generations=(*kept, generation)
             )
-            certificates[request.node] = self._certificate(request, generation, days)
+            public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(request.key))
+            certificates[request.node] = self.certify(public, self.plan.info(request.node), generation, days)
         (self.folder / ISSUED).mkdir(exist_ok=True)
         for name, pem in certificates.items():
             write_file(self.folder / ISSUED / f"{token(name)}.pem", pem)
@@ -204,12 +205,11 @@ class Authority:
                 f"{request.fingerprint}; use --replace if the member confirms that it made a new key"
             )
 
-    def _certificate(self, request: KeyRequest, generation: int, days: float) -> bytes:
-        info = self.plan.info(request.node)
-        own = identity(request.node, generation, self.plan.federation)
+    def certify(self, key: Ed25519PublicKey, info: KitInfo, generation: int, days: float) -> bytes:
+        """A certificate for the key of a member, in PEM."""
+        own = identity(info.node, generation, info.federation)
         hosts = [info.serves.host] if info.serves else []
-        public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(request.key))
-        return issue(self._key, self.certificate, public, token(request.node), [own], hosts, days)
+        return issue(self._key, self.certificate, key, token(info.node), [own], hosts, days)
 
     def _response(self, name: str, certificate: bytes) -> str:
         info = self.plan.info(name)
