@@ -1,5 +1,6 @@
 """The server session of a coordinator or a region: broker, blob server, journal, and the link that uses them."""
 
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,7 +13,7 @@ from hansa.deploy.kit import Kit
 from hansa.deploy.lock_file import lock_folder
 from hansa.deploy.network.address import Loopback
 from hansa.deploy.network.blob_server import BlobServer
-from hansa.deploy.network.journal import Journal
+from hansa.deploy.network.journal import MAX_REASONS, Journal
 from hansa.deploy.network.link import NatsLink
 from hansa.deploy.network.session import Session, no_log
 from hansa.deploy.status import JOURNAL, HeartbeatListener, WaitingLog
@@ -35,8 +36,15 @@ def server_session(kit: Kit, folder: Path, nats: str | None, log: Log) -> Iterat
         journal = Journal(folder / JOURNAL)
         stack.callback(journal.close)
 
+        uncounted: set[tuple[str, str]] = set()
+
         def refused(node: str, reason: str) -> None:
-            if journal.count_refusal(node, reason):
+            try:
+                first = journal.count_refusal(node, reason)
+            except sqlite3.Error:  # a full disk, which is worth a line, or the session ends
+                first = (node, reason) not in uncounted and len(uncounted) < MAX_REASONS
+                uncounted.add((node, reason))
+            if first:
                 log(f"{printable(node)}: {printable(reason)}")
 
         host = "127.0.0.1" if endpoint.host in ("localhost", "127.0.0.1") else ""
@@ -98,7 +106,7 @@ def _start_supervisor(
                     blobs.disconnect_revoked()
                     if broker is not None:
                         broker.reload()
-            except (HansaError, OSError) as error:
+            except (HansaError, OSError, sqlite3.Error) as error:
                 log(f"{error}; trying again in a second")
                 stop.wait(1.0)
 

@@ -8,7 +8,7 @@ import json
 import sqlite3
 import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib.metadata import version
@@ -53,7 +53,8 @@ class HeartbeatListener:
                 if message is None or message.subject not in self._names or len(message.payload) > MAX_HEARTBEAT_BYTES:
                     continue
                 if found := parse_heartbeat(bytes(message.payload), time()):
-                    self._journal.set_fact(HEARTBEAT + self._names[message.subject], found)
+                    with suppress(sqlite3.OperationalError):  # a full disk; the next heartbeat comes soon
+                        self._journal.set_fact(HEARTBEAT + self._names[message.subject], found)
         except GaveUp:
             pass
         finally:
