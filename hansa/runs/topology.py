@@ -128,9 +128,7 @@ class _Builder:
         name = server.name if server.name in runtime.nodes else ""
         if settings is None or name not in masked_families(runtime.federation):
             return InnerNode(server, rounds, tree, sizes=lambda: runtime.sizes)
-        return InnerNode(
-            server, rounds, tree, sizes=lambda: runtime.sizes, masking=lambda: MaskingServer(settings)
-        )
+        return InnerNode(server, rounds, tree, sizes=lambda: runtime.sizes, masking=lambda: MaskingServer(settings))
 
     def child(self, name: NodeId) -> Child:
         """What the parent of a node with data knows of it."""

@@ -1,8 +1,8 @@
 """The trees of WorldLM's experiments, written from real text, and the small model that all runs start from.
 
-Four languages, four genres of one language, or four equal parts of one language. Iacob et al. (2024), appendix A.2: each
-source is cut into equal shards, which are dealt out, three to its leaf and two to each level above. So a region and
-the root train on text of the languages below them that no leaf holds, and no node reads another node's text.
+Four languages, four genres of one language, or four equal parts of one language. Iacob et al. (2024), appendix A.2:
+each source is cut into equal shards, which are dealt out, three to its leaf and two to each level above. So a region
+and the root train on text of the languages below them that no leaf holds, and no node reads another node's text.
 """
 
 from collections.abc import Mapping, Sequence

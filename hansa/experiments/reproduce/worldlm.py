@@ -1,9 +1,10 @@
 """WorldLM (Iacob et al., 2024): Tables 1 to 4 and Figure 4, on real text.
 
 Seven nodes, a root, two regions and four leaves, in three layouts: languages (fr + it, uk + bg), genres of English
-(general text, medical text) and equal parts of French; each node holds shards of its own (trees.py). Every method takes the same number of sequential steps from the
-same start, with the same local optimizer at a constant rate and its state kept. Every method is scored twice: a node's
-*own* model after its last steps, and the *global* model at the root; both on the leaves' test sets.
+(general text, medical text) and equal parts of French. Each node holds shards of its own (trees.py). Every method takes
+the same number of sequential steps from the same start, with the same local optimizer at a constant rate and its state
+kept. Every method is scored twice: a node's *own* model after its last steps, and the *global* model at the root; both
+on the leaves' test sets.
 """
 
 import json

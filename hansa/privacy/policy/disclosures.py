@@ -99,8 +99,8 @@ def _masking(federation: Federation, method: Method) -> Iterator[str]:
         "silos verify one another's signatures (docs/privacy.md). Sample counts, losses and scores are not masked."
     )
     yield (
-        f"A silo weighs at most {settings.max_share:.0%} of a sum; what larger silos have beyond that goes to the others "
-        f"in proportion. A sum has {settings.min_cohort} silos or more."
+        f"A silo weighs at most {settings.max_share:.0%} of a sum; what it has beyond that goes to the others in "
+        f"proportion. A sum has {settings.min_cohort} silos or more."
     )
     masked = masked_families(federation)
     for family in families(federation):

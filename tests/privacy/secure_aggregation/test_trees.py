@@ -118,9 +118,7 @@ def test_a_region_with_rounds_of_its_own_and_silos_that_drop_out(federation: Bui
     close(models["plain"], models["secure_aggregation"])
 
 
-def test_a_region_one_below_the_threshold_gives_nothing_and_the_others_go_on(
-    federation: Build, tmp_path: Path
-) -> None:
+def test_a_region_one_below_the_threshold_gives_nothing_and_the_others_go_on(federation: Build, tmp_path: Path) -> None:
     settings = tree(federation, 2, secure_aggregation={"bound": 4.0})
     masked, seen = trained(settings, tmp_path / "masked", frozenset({"east-1"}))
     assert all(update.masked is not None for updates in seen.updates.values() for update in updates)
@@ -133,7 +131,7 @@ def test_a_region_one_below_the_threshold_gives_nothing_and_the_others_go_on(
 
 def test_residuals_do_not_reach_single_children_under_masks(federation: Build, tmp_path: Path) -> None:
     """A residual for one child alone would be another model for it: see Pasquini et al. (2022)."""
-    method = {"method": {"name": "worldlm", "residuals": 1}, "task": "causal-lm"}
+    method: dict[str, Any] = {"method": {"name": "worldlm", "residuals": 1}, "task": "causal-lm"}
     one, _ = trained(tree(federation, 3, secure_aggregation={"bound": 4.0}, **method), tmp_path / "one")
     none, _ = trained(tree(federation, 3, secure_aggregation={"bound": 4.0}, **METHODS["worldlm"]), tmp_path / "none")
     close(none, one, atol=0.0)
@@ -165,7 +163,9 @@ def test_trees_that_cannot_be_masked_are_refused(federation: Build) -> None:
 
     settings = tree(federation, 2, secure_aggregation={"bound": 4.0})
     assert set(masked_families(settings)) == {"region-0", "region-1"}
-    few = settings.silos["region-0"].model_copy(update={"silos": {"north-0": settings.silos["region-0"].silos["north-0"]}})
+    few = settings.silos["region-0"].model_copy(
+        update={"silos": {"north-0": settings.silos["region-0"].silos["north-0"]}}
+    )
     with pytest.raises(ConfigError, match="1 take part in a round below 'region-0'"):
         build_method(settings.model_copy(update={"silos": settings.silos | {"region-0": few}}))
     beside = {"region-0": settings.silos["region-0"], "alone": settings.silos["region-1"].silos["north-1"]}
@@ -173,7 +173,14 @@ def test_trees_that_cannot_be_masked_are_refused(federation: Build) -> None:
         build_method(settings.model_copy(update={"silos": beside}))
     worldlm = tree(federation, 2, secure_aggregation={"bound": 4.0}, **METHODS["worldlm"])
     changes: list[tuple[dict[str, Any], str]] = [
-        ({"train": worldlm.train.model_copy(update={"schedule": worldlm.train.schedule.model_copy(update={"kind": "linear"})})}, "constant learning rate"),
+        (
+            {
+                "train": worldlm.train.model_copy(
+                    update={"schedule": worldlm.train.schedule.model_copy(update={"kind": "linear"})}
+                )
+            },
+            "constant learning rate",
+        ),
         ({"method": worldlm.method.model_copy(update={"filter": {}})}, "must see each by itself"),
     ]
     for change, says in changes:
