@@ -1,4 +1,4 @@
-"""Atomic writes: a folder is there whole, or not at all."""
+"""Atomic writes: a folder or a file is there whole, or not at all."""
 
 import os
 import shutil
@@ -36,6 +36,17 @@ def atomically(folder: Path) -> Iterator[Path]:
     finally:
         if draft is not None:  # nothing is there any more if all went well
             shutil.rmtree(draft, ignore_errors=True)
+
+
+def write_file(file: Path, data: bytes, mode: int = 0o644) -> None:
+    """Write a file under another name, sync it, then rename it; raises `OSError` if it cannot be written."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draft = file.with_name(f".{file.name}.draft")
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+    draft.replace(file)
 
 
 def _sync(path: Path) -> None:

@@ -112,6 +112,8 @@ def show_preview(seen: Any) -> None:
         output.print(f"Model: at most {seen.parameters:,} parameters", highlight=False)
     if seen.traffic is not None:
         output.print(f"Traffic: at most {seen.traffic.line}", highlight=False)
+    if f.kind == "federated" and len(seen.silos) > 1:
+        output.print(f"Claims: {seen.claims}", highlight=False)
     output.print("What leaves the silos:", highlight=False)
     for line in disclosures(f):
         output.print(f"· {line}", highlight=False)

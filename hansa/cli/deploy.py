@@ -1,4 +1,4 @@
-"""The commands of deployment: `hansa kit`, `hansa serve`, `hansa join`, `hansa status`."""
+"""The commands of deployment: `hansa serve`, `hansa join`, `hansa status`."""
 
 import logging
 import os
@@ -12,15 +12,12 @@ from typing import Annotated
 import typer
 
 from hansa.cli.console import INTERRUPTED, Format, FormatOption, errors, finish, output, show_metrics, table
+from hansa.cli.kit import require_extra
 from hansa.cli.logs import LogFormat, LogFormatOption, LogLevel, LogLevelOption, configure
 from hansa.core.errors import UserError, printable
 
 log = logging.getLogger("hansa")
-kit = typer.Typer(no_args_is_help=True, help="Startup kits: certificates, addresses and the list of members.")
 
-Kits = Annotated[Path, typer.Argument(metavar="KITS", help="the folder that 'hansa kit create' wrote")]
-Name = Annotated[str, typer.Argument(metavar="NODE", help="the name of a member")]
-Days = Annotated[int, typer.Option(min=1, help="how many days the certificates are valid")]
 MAX_REFUSALS = 20  # lines of `hansa status`
 TERMINATED = 143  # exit code of a coordinator after SIGTERM: the run is not done, and resumes with the same command
 ProxyOption = Annotated[
@@ -43,106 +40,6 @@ PluginsOption = Annotated[
 HealthOption = Annotated[
     str | None, typer.Option("--health", metavar="[HOST:]PORT", help="answer the probes /healthz and /readyz there")
 ]
-
-
-def require_extra() -> None:
-    """Raise `UserError` if the packages of the ``deploy`` extra are not installed."""
-    try:
-        import cryptography  # noqa: F401
-        import xxhash  # noqa: F401
-    except ImportError as error:
-        raise UserError(f"{error.name} is not installed: pip install 'hansa[deploy]'") from None
-
-
-@kit.command()
-def create(
-    federation: Annotated[Path, typer.Argument(metavar="FED.yaml", help="the federation file")],
-    out: Annotated[Path, typer.Option(help="the folder for the kits")] = Path("kits"),
-    address: Annotated[
-        list[str] | None,
-        typer.Option(metavar="[REGION=]HOST:PORT", help="the address of the coordinator, or of a region"),
-    ] = None,
-    nats: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="an existing NATS server, for which a configuration is written"),
-    ] = None,
-    days: Days = 365,
-    format: FormatOption = Format.text,
-) -> None:
-    """Create a certificate authority and a kit for the coordinator, every region and every silo."""
-    require_extra()
-    from hansa.config.file import read
-    from hansa.deploy import authority
-    from hansa.deploy.kit import COORDINATOR
-
-    addresses = {}
-    for one in address or []:
-        name, equals, place = one.rpartition("=")
-        addresses[name if equals else COORDINATOR] = place
-    made = authority.create(read(federation), out, addresses, days, nats)
-
-    def show() -> None:
-        for folder in made:
-            output.print(f"{folder}", highlight=False)
-        output.print(
-            f"Give each folder to its node over a secure channel; keep {out / 'authority'} secret.", highlight=False
-        )
-        if nats is not None:
-            output.print(f"Start the NATS server in {out / 'nats'}: nats-server -c nats.conf", highlight=False)
-
-    finish(format, {"kits": [str(folder) for folder in made]}, show)
-
-
-@kit.command()
-def revoke(kits: Kits, node: Name, format: FormatOption = Format.text) -> None:
-    """Revoke all certificates of a member."""
-    require_extra()
-    from hansa.deploy import authority
-
-    authority.revoke(kits, node)
-    text = (
-        f"'{node}' is revoked; copy members.json into the kit of every other member, which then disconnects '{node}' "
-        f"and rejects its requests (nodes that use the kits in this folder do so now){broker_advice(kits)}"
-    )
-    finish(format, {"revoked": node}, lambda: output.print(text, highlight=False))
-
-
-@kit.command()
-def renew(kits: Kits, node: Name, days: Days = 365, format: FormatOption = Format.text) -> None:
-    """Create a new certificate for a member, after a revocation with a new key."""
-    require_extra()
-    from hansa.deploy import authority
-    from hansa.deploy.nats_config import NATS
-
-    if node == NATS:
-        authority.renew_broker(kits, days)
-        text = f"the NATS server has a new certificate: copy the files of {kits / node} to it, and reload it"
-        finish(format, {"renewed": node}, lambda: output.print(text, highlight=False))
-        return
-    generation = authority.renew(kits, node, days)
-    text = (
-        f"'{node}' has a certificate of generation {generation}; copy the files of {kits / node} to the node (no "
-        f"restart is needed), and members.json into the coordinator's kit{broker_advice(kits)}"
-    )
-    finish(format, {"renewed": node, "generation": generation}, lambda: output.print(text, highlight=False))
-
-
-def broker_advice(kits: Path) -> str:
-    """What the operator of an existing NATS server has to do after a change of members; empty if there is none."""
-    file = kits / "nats" / "authorization.conf"
-    return f"; copy {file} to the NATS server, and reload it" if file.exists() else ""
-
-
-@kit.command()
-def show(kits: Kits, format: FormatOption = Format.text) -> None:
-    """List the members and the expiry dates of their certificates."""
-    require_extra()
-    from hansa.deploy import authority
-
-    lines = authority.show(kits)
-    rows = [[line[key] for key in ("node", "kind", "parent", "state", "until")] for line in lines]
-    columns = ["node", "kind", "parent", "state", "valid until"]
-    finish(format, {"members": lines}, lambda: output.print(table(columns, rows, "Members", figures=False)))
 
 
 def serve(
@@ -257,7 +154,8 @@ def join(
     configure(log_level, log_format)
     from hansa.deploy.kit import Kit
 
-    own = Kit(kit)
+    folder = home or kit / "home"
+    own = Kit(kit, folder)
     if own.info.kind != "silo":
         raise UserError(f"{kit} is the kit of a {own.info.kind}, and 'hansa join' is for silos; use 'hansa serve'")
     from hansa.deploy.agent import Agent
@@ -268,7 +166,6 @@ def join(
     from hansa.deploy.policy_enforcer import PolicyEnforcer
 
     http_proxy = Proxy.parse(proxy) if proxy else None
-    folder = home or kit / "home"
     enforcer = PolicyEnforcer.load(own, policy, folder)
     if enforcer.problem:
         log.warning("the policy allows no release: %s", enforcer.problem)

@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from hansa.cli.approve import approve
 from hansa.cli.audit import audit
 from hansa.cli.check import check, new, schema
 from hansa.cli.console import (
@@ -13,8 +14,9 @@ from hansa.cli.console import (
     errors,
 )
 from hansa.cli.data import data
-from hansa.cli.deploy import TERMINATED, join, kit, serve, status
+from hansa.cli.deploy import TERMINATED, join, serve, status
 from hansa.cli.experiments import demo, reproduce
+from hansa.cli.kit import kit
 from hansa.cli.models import evaluate, predict
 from hansa.cli.run import compare, report, run
 from hansa.core.errors import HansaError, UserError
@@ -25,7 +27,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train one language model across organisations and borders, while the text stays home.",
 )
-for _command in (demo, new, schema, check, run, compare, reproduce, evaluate, predict, report, serve, join, status):
+for _command in (
+    demo,
+    new,
+    schema,
+    check,
+    run,
+    compare,
+    reproduce,
+    evaluate,
+    predict,
+    report,
+    serve,
+    join,
+    approve,
+    status,
+):
     app.command()(_command)
 for _name, _group in {"data": data, "audit": audit, "kit": kit}.items():
     app.add_typer(_group, name=_name)

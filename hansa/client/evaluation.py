@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from hansa.core.knowledge import Indices
 from hansa.core.messages import Scores
 from hansa.core.seeds import stream
 from hansa.data.batching import batches
 from hansa.data.examples import Examples
 from hansa.tasks.base import GenerationTask, Task, Vocabulary
 
-PARTS = 4  # of the test set, for the spread that the report shows
 PART = "|"
 
 
@@ -42,13 +42,10 @@ def evaluate(
     total, device = Scores({}), next(model.parameters()).device
     with torch.inference_mode():
         for number, group in enumerate(examples.groups):
-            mine = np.flatnonzero(examples.group == number)
-            if share < 1.0 and len(mine):
-                keep = max(1, round(share * len(mine)))
-                mine = np.sort(stream(seed, group, "share").permutation(mine)[:keep])
+            mine = scored_samples(examples, number, seed, share)
             rng = stream(seed, group, "questions")
             for draw, part in product(range(draws), range(parts)):
-                name = group if parts == 1 else f"{group}{PART}{part}"
+                name = part_name(group, part, parts)
                 for indices in batches(mine[part::parts], examples.lengths, batch_size, None):
                     sums = task.score(model, task.batch(examples, indices, rng, vocabulary).to(device))
                     total = total + Scores({name: sums})
@@ -56,6 +53,29 @@ def evaluate(
                     chosen = mine[part::parts]
                     total = total + Scores({name: task.compare(model, examples, chosen, vocabulary, batch_size)})
     return total
+
+
+def scored_samples(examples: Examples, number: int, seed: int, share: float) -> Indices:
+    """The samples of a group that are scored: all, or a ``share`` of them, always the same."""
+    mine = np.flatnonzero(examples.group == number)
+    if share >= 1.0 or not len(mine):
+        return mine
+    keep = max(1, round(share * len(mine)))
+    return np.sort(stream(seed, examples.groups[number], "share").permutation(mine)[:keep])
+
+
+def part_name(group: str, part: int, parts: int) -> str:
+    """The name under which the scores of one part of a group are returned."""
+    return group if parts == 1 else f"{group}{PART}{part}"
+
+
+def scored(examples: Examples, seed: int, share: float = 1.0, parts: int = 1) -> dict[str, int]:
+    """How many samples are behind the scores of each group and part that `evaluate` returns."""
+    found: dict[str, int] = {}
+    for number, group in enumerate(examples.groups):
+        mine = scored_samples(examples, number, seed, share)
+        found |= {part_name(group, part, parts): len(mine[part::parts]) for part in range(parts)}
+    return found
 
 
 def whole(scores: Scores) -> Scores:

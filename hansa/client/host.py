@@ -2,15 +2,21 @@
 
 from collections.abc import Callable
 from functools import cached_property
+from pathlib import Path
 
 from hansa.client.resident import ResidentSilo
 from hansa.client.runtime import Runtime
 from hansa.client.silo import Silo
 from hansa.client.state import StateFolder
 from hansa.config.nodes import Holder, leaves
+from hansa.config.shared import settings_digest
 from hansa.config.tree import holders
 from hansa.core.messages import Reply, Request
-from hansa.privacy.policy.guard import guarded
+from hansa.privacy.policy.audit_log import AUDIT_LOG, AuditLog
+from hansa.privacy.policy.guard import Guard, RunContext, SiloChecks
+from hansa.privacy.policy.model_check import ModelHistory
+from hansa.privacy.policy.request_limits import RequestLimits
+from hansa.privacy.policy.rules import Purpose
 
 Answering = Callable[[Request], Reply]
 
@@ -50,4 +56,20 @@ class SiloHost:
 
     def guarded(self, name: str, answer: Answering) -> Answering:
         """An answer within the policy that the federation file names for the node, if it names one."""
-        return guarded(name, self.runtime.federation, self.runtime.folder, answer, self.runtime.part_of)
+        runtime, node = self.runtime, self.runtime.nodes.get(name)
+        if node is None or node.policy is None:
+            return answer
+        federation, folder = runtime.federation, runtime.folder / "silos" / name
+        audit_log, purpose = AuditLog(folder / AUDIT_LOG, name), Purpose.of(federation, name)
+        checks = self.checks(name, folder) if name in self._leaves else None
+        context = RunContext(runtime.folder.name, settings_digest(federation))
+        asker = f"federation {federation.name}"
+        return Guard(answer, Path(node.policy), purpose, audit_log, runtime.part_of, asker, context, checks)
+
+    def checks(self, name: str, folder: Path) -> SiloChecks:
+        """What a guard checks of a silo's requests, by the settings; ``folder``: where the silo notes its models."""
+        runtime, silo, method = self.runtime, self.silo(name), self.runtime.method
+        one_model = method.hierarchy is None and method.participation.synchronous and not method.upload.both_ways
+        models = ModelHistory(folder / "models", lambda: runtime.start, runtime.part_of, one_model)
+        needs_losses = not method.weighting.known_before_training
+        return SiloChecks(RequestLimits(runtime.federation, name), models, silo.behind, needs_losses)

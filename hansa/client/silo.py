@@ -5,9 +5,11 @@ from dataclasses import dataclass, replace
 from math import ceil, inf, isfinite
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from hansa.client.adaptive_sampling import SampleFactor, next_factor
+from hansa.client.evaluation import scored
 from hansa.client.masking import mask_update, masking_client
 from hansa.client.personalisation import overall, personalise
 from hansa.client.release_log import log_knowledge, log_update
@@ -49,6 +51,7 @@ from hansa.data.rows import Problems
 from hansa.data.splits import rows
 from hansa.models.tokenizer import count_pieces
 from hansa.privacy.dp.updates import UpdateNorm
+from hansa.privacy.policy.guard import Behind
 from hansa.privacy.secure_aggregation.client import MaskingClient
 from hansa.privacy.secure_aggregation.protocol import Refused
 from hansa.tasks.base import LabelledTask, texts_of
@@ -349,6 +352,27 @@ class Silo:
         resident.load(request.round + 1, model)
         scores = resident.score(request.split, request.share)
         return sum((Scores({self.name: sums}) for sums in scores.sums.values()), Scores({}))
+
+    def behind(self, request: Request) -> Behind:
+        """How many samples the reply to a request would stand for; the silo's policy has a least number."""
+        resident, federation = self.resident, self.resident.runtime.federation
+        match request:
+            case Train():
+                training = federation.train
+                if training.samples.adapt is not None:  # at least so many
+                    fewest = training.samples.scaled(training.samples.adapt.least)
+                    training = training.model_copy(update={"samples": fewest})
+                drawn = resident.drawn(request.round + REFERENCE_ROUNDS * request.reference, training)
+                return Behind(len(np.unique(drawn)))
+            case Evaluate():
+                parts = 1 if request.by_node else request.parts
+                counts = scored(resident.examples(request.split), federation.seed, request.share, parts)
+                return Behind(groups={self.name: sum(counts.values())} if request.by_node else counts)
+            case Personalise():
+                splits = {split: resident.examples(split).counts() for split in ("valid", "test")}
+                return Behind(groups={f"{g} ({split})": n for split, found in splits.items() for g, n in found.items()})
+            case _:
+                return Behind()
 
     def own_model(self, round: int) -> Tensors:
         """On a tree of models: the silo's own model after a round."""

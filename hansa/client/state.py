@@ -15,6 +15,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hansa.core.codec import Packed, Vectors, header_line, put_together, take_apart, words
+from hansa.core.errors import RunFailed
+
+DELETED = "deleted"  # the file with the newest round whose state was deleted
 
 T = TypeVar("T")
 
@@ -55,9 +58,14 @@ class StateFolder:
         self.folder = folder
 
     def recall(self, round: int) -> StoredStates:
-        """The newest state from before ``round``."""
+        """The newest state from before ``round``; raises `RunFailed` if it was deleted.
+
+        It was deleted if a server with an older checkpoint than it had before, such as a backup, repeats a round.
+        """
         earlier = [r for r in self._rounds() if r < round]
         if not earlier:
+            if 0 < self._deleted() < round:
+                raise RunFailed(f"the state from before round {round} was deleted when a later round was checkpointed")
             return StoredStates({}, {})
         with safe_open(self._file(max(earlier)), "pt") as file:
             headers = json.loads(file.metadata()["states"])
@@ -80,9 +88,17 @@ class StateFolder:
         os.replace(draft, self._file(round))
         kept = self._rounds()
         needed = max((r for r in kept if r <= durable), default=0)
-        for old in kept:
-            if old < needed:
-                self._file(old).unlink()
+        if outdated := [old for old in kept if old < needed]:
+            (self.folder / DELETED).write_text(str(max(outdated)))
+        for old in outdated:
+            self._file(old).unlink()
+
+    def _deleted(self) -> int:
+        """The newest round whose state was deleted; 0 if none was."""
+        try:
+            return int((self.folder / DELETED).read_text())
+        except (OSError, ValueError):
+            return 0
 
     def _file(self, round: int) -> Path:
         return self.folder / f"round-{round}.safetensors"

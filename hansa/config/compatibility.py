@@ -33,7 +33,7 @@ def check_slots(method: Method) -> None:
         if missing is not None:
             raise ConfigError(
                 f"method '{method.name}': its {slot} {type(value).__name__} does not declare '{missing}'; add it "
-                "({PROTOCOLS.get(slot, 'hansa/core/method.py')} says what it means)"
+                f"({PROTOCOLS.get(slot, 'hansa/core/method.py')} says what it means)"
             )
     if method.hierarchy is not None and not method.participation.on_trees:
         raise ConfigError(

@@ -146,6 +146,12 @@ class Federation(Section):
         unknown = set(self.order) - set(leaves(self.silos))
         if unknown:
             raise ValueError(f"order names '{min(unknown)}'; {did_you_mean(min(unknown), leaves(self.silos))}")
+        share = self.participation.max_share
+        if share is not None and share * len(self.silos) < 1:
+            raise ValueError(
+                f"participation.max_share is {share:g}: {len(self.silos)} silos of at most that share do not add up to "
+                f"1; set it to {1 / len(self.silos):.3g} or more"
+            )
         count = self.participation.count
         if count is not None and count > len(self.silos):
             raise ValueError(

@@ -16,6 +16,8 @@ from hansa.core.tensors import Layout, Tensors
 
 NodeId = str
 NO_ANSWER = "it did not answer before the deadline"
+PARTS = 4  # of the test set, for the spread that the report shows
+LEFT = "it has left the federation for good"
 
 
 def no_tensors() -> Tensors:

@@ -34,6 +34,29 @@ class Participation(Section):
     deadline: Annotated[
         Positive | None, Field(description="Seconds after which a round ends without the silos that have not answered.")
     ] = None
+    enrolment: Annotated[
+        Positive | None,
+        Field(
+            description="Between organisations: seconds that the coordinator waits for all silos before the first "
+            "round; then the quorum is enough. Default: `deadline`."
+        ),
+    ] = None
+    max_absence: Annotated[
+        Positive | None,
+        Field(
+            description="Between organisations: seconds without a sign of life after which a silo is no longer awaited "
+            "in a round. Default: it is awaited until the deadline; with an asynchronous method, 60 s."
+        ),
+    ] = None
+    max_share: Annotated[
+        float | None,
+        Field(
+            gt=0.0,
+            le=1.0,
+            description="Largest share of all training samples that one silo may count; a silo that claims more counts "
+            "as this share. Default: no bound, but between organisations a silo that claims more than 99% is left out.",
+        ),
+    ] = None
 
     @model_validator(mode="after")
     def _one_size(self) -> "Participation":
@@ -62,6 +85,8 @@ class Child:
     work: int  # samples per round: the largest is asked first, so that workers end together
     steps: int = 0  # on a tree: sequential steps of one reply
     duration: Callable[[int], float] | None = None  # of an inner node: virtual seconds of its n-th reply
+    claimed: int | None = None  # samples that it stated before the first round: no update may claim more (claims.py)
+    counted: int | None = None  # samples that it may count at most
 
 
 @dataclass(frozen=True)
@@ -215,6 +240,12 @@ class BufferedRegions:
 def without_waiting(rule: ParticipationRule) -> ParticipationRule:
     """The rule of an inner node below the root: only the root may go on without some of its children."""
     return rule if rule.synchronous else Synchronous()
+
+
+def enrolment_deadline(participation: Participation) -> float | None:
+    """When silos that have not answered before the first round are given up, on the monotonic clock; None: never."""
+    seconds = participation.enrolment or participation.deadline
+    return None if seconds is None else monotonic() + seconds
 
 
 def deadline_of(participation: Participation) -> float | None:

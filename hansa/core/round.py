@@ -20,6 +20,7 @@ from math import ceil
 from time import perf_counter
 from typing import Literal
 
+from hansa.core.claims import counted, overclaim
 from hansa.core.encoding import EncodingError
 from hansa.core.errors import printable
 from hansa.core.knowledge import ExchangeOutcome
@@ -218,9 +219,12 @@ def accepted(round: Round, parts: Sequence[RoundPart]) -> Iterator[Update]:
             answers = part.sift(answers)
         for answer in answers:
             assignment = assignments[answer.node]
-            update = admit(answer, round.expected, round.record, round.partial, round.masked)
+            child = round.server.children.get(answer.node)
+            update = admit(answer, round.expected, round.record, round.partial, round.masked, child)
             if update is None:
                 continue
+            if not round.masked:  # under masks each silo weighs its own update
+                update = counted(update, child)
             if assignment.staleness:
                 update = replace(update, staleness=assignment.staleness)
             for part in parts:
@@ -284,11 +288,18 @@ def not_finite(record: Record, gradient: Tensors) -> str:
     )
 
 
-def admit(answer: Answer, layout: Layout, record: Record, partial: bool = False, masked: bool = False) -> Update | None:
+def admit(
+    answer: Answer,
+    layout: Layout,
+    record: Record,
+    partial: bool = False,
+    masked: bool = False,
+    child: Child | None = None,
+) -> Update | None:
     """The update of an answer, decoded, if it passes the checks; else None, and the record has the reason."""
     record.count_bytes(answer)
     reply = decoded(answer.reply, layout)
-    reason = problem(reply, layout, partial, masked)
+    reason = problem(reply, layout, partial, masked) or (overclaim(reply, child) if isinstance(reply, Update) else "")
     if reason:
         record.failures[answer.node] = reason
         return None

@@ -4,7 +4,6 @@ The main thread receives envelopes and sends heartbeats; a worker thread process
 all connections, keeps the model loaded, and repeats every network operation until it succeeds.
 """
 
-import json
 import threading
 from collections.abc import Callable
 from importlib.metadata import version
@@ -14,14 +13,17 @@ from time import monotonic, time
 import torch
 
 from hansa.core import wire
-from hansa.core.errors import UserError
+from hansa.core.errors import UserError, printable
 from hansa.core.messages import Failure
+from hansa.deploy.identity_watch import IdentityWatch
 from hansa.deploy.kit import Kit
 from hansa.deploy.network.address import Proxy
 from hansa.deploy.network.blob_client import BlobClient
 from hansa.deploy.network.blob_protocol import InvalidRequest, RequestRefused
 from hansa.deploy.network.connection import Connection
 from hansa.deploy.network.envelope import Envelope, EnvelopeError, open_envelope, sign_envelope
+from hansa.deploy.network.heartbeat import Heartbeat, sign_heartbeat
+from hansa.deploy.network.note import list_in, open_note
 from hansa.deploy.network.retry import GaveUp, Retry
 from hansa.deploy.network.session import Session, no_log
 from hansa.deploy.replay_guard import ReplayGuard
@@ -66,9 +68,13 @@ class Agent:
         self._receiving: Session | None = None
         home.mkdir(parents=True, exist_ok=True)
         self._replay_guard = ReplayGuard(home / "state.json", self._warn)
+        self._watch = IdentityWatch(kit, home, self._raise_alarm)
+        kit.list.remember_in(home)
 
     def not_ready(self) -> str:
         """Why the agent cannot work now; empty if it can."""
+        if alarm := self._watch.alarm:
+            return alarm
         connected = self._receiving is not None and self._receiving.connected
         host, port = self._parent.broker_address
         return "" if connected else f"no connection to the broker at {host}:{port}"
@@ -96,7 +102,7 @@ class Agent:
     def run(self) -> None:
         """Answer requests until `stop`."""
         self._worker.start()
-        subscriptions = [self._subjects.request(self._kit.name)]
+        subscriptions = self._subjects.heard_by(self._kit.name)
         session = self._receiving = self._session(subscriptions, self._stop.is_set, self._log)
         connections, polled_at, heartbeat_at = 0, 0.0, 0.0
         try:
@@ -109,8 +115,7 @@ class Agent:
                     session.do(self._send_heartbeat)
                     heartbeat_at = now
                 message = session.next(1.0)
-                if message is not None:
-                    self._receive(message.payload)
+                if message is not None and self._hear(message.subject, bytes(message.payload)):
                     heartbeat_at = 0.0  # the next heartbeat is sent at once
         except GaveUp:
             pass
@@ -125,24 +130,76 @@ class Agent:
         return Session(address, self._kit.client_tls(), inbox, subscriptions, log, stop, self._proxy)
 
     def _send_heartbeat(self, connection: Connection) -> None:
-        state = {"phase": self.phase, "version": version("hansa"), "at": time()}
-        connection.publish(self._subjects.heartbeat(self._kit.name), json.dumps(state).encode())
+        members = self._kit.list.current()
+        heartbeat = Heartbeat(
+            node=self._kit.name,
+            parent=self._parent.node,
+            instance=str(self._watch.instance),
+            phase=self.phase,
+            version=version("hansa"),
+            at=time(),
+            serial=members.serial,
+            digest=members.digest,
+            alarm=self._watch.own_alarm,
+            position=self._replay_guard.position,
+        )
+        data = self._watch.sent(sign_heartbeat(heartbeat, self._kit.key))
+        connection.publish(self._subjects.heartbeat(self._kit.name), data)
 
     def _read_stored(self, session: Session) -> None:
-        """Read the newest request that the broker stores for this node."""
-        subject = self._subjects.latest(self._subjects.request(self._kit.name))
-        message = session.do(lambda connection: connection.request(subject))
-        if not message.status:
-            self._receive(message.payload)
+        """Read the newest note and the newest request that the broker stores for this node."""
+        name = self._kit.name
+        for subject in (self._subjects.note(name), self._subjects.request(name)):
+            latest = self._subjects.latest(subject)
+            message = session.do(lambda connection, latest=latest: connection.request(latest))  # type: ignore[misc]
+            if not message.status:
+                self._hear(subject, bytes(message.payload))
+
+    def _hear(self, subject: str, data: bytes) -> bool:
+        """Take up a message of a subscription; return whether it is a request."""
+        name = self._kit.name
+        if subject == self._subjects.request(name):
+            self._receive(data)
+            return True
+        if subject == self._subjects.note(name):
+            self._receive_note(data)
+        elif subject == self._subjects.heartbeat(name):
+            self._watch.hear_heartbeat(data)
+        elif subject == self._subjects.reply(name):
+            self._watch.hear_reply(data)
+        return False
+
+    def _receive_note(self, data: bytes) -> None:
+        """Use the list of members in a note, which the authority has signed, then what the parent says."""
+        try:
+            members = list_in(data)
+            if members is not None and self._kit.list.offer(members):
+                self._log(f"received list of members {self._kit.serial}")
+            if self._kit.trusts(self._parent.node):
+                public = self._kit.public_key(self._parent.node)
+                self._watch.note(open_note(data, self._parent.node, self._kit.name, public))
+        except (ValueError, OSError) as error:
+            self._reject(f"a note: {printable(str(error))}")
+
+    def _raise_alarm(self, reason: str) -> None:
+        self._warn(f"ALARM: {reason}")
+        self._service.log_refusal("Identity", 0, reason)
 
     def _receive(self, data: bytes) -> None:
         """Take up an envelope that the parent signed for this node, unless a newer one was accepted before."""
         try:
+            if self._parent.node not in self._kit.members():
+                raise EnvelopeError(f"its sender '{self._parent.node}' is not in list of members {self._kit.serial}")
             if not self._kit.trusts(self._parent.node):
                 raise EnvelopeError(f"the membership of its sender '{self._parent.node}' was revoked")
             public = self._kit.public_key(self._parent.node)
             envelope = open_envelope(data, self._parent.node, self._kit.name, public)
             self._replay_guard.check(envelope)
+            if envelope.members < self._kit.serial:
+                self._note_once(
+                    f"'{self._parent.node}' uses list of members {envelope.members}, and this node has "
+                    f"{self._kit.serial}: the parent needs the newest members.json"
+                )
         except EnvelopeError as error:
             self._reject(str(error))
             return
@@ -153,6 +210,11 @@ class Agent:
             if self._newest is None or envelope.position != self._newest.position:
                 self._newest = envelope
                 self._changed.notify_all()
+
+    def _note_once(self, text: str) -> None:
+        if text not in self._rejections and len(self._rejections) < MAX_REASONS:
+            self._rejections[text] = 1
+            self._warn(text)
 
     def _reject(self, reason: str) -> None:
         """Count a rejected envelope; log each reason once."""
@@ -172,8 +234,8 @@ class Agent:
         failed = (("", -1), 0)  # the position of a request, and how often it failed
         while not self._stop.is_set():
             with self._changed:
-                self._changed.wait_for(lambda: self._stop.is_set() or self._superseded, timeout=HEARTBEAT_SECONDS)
-                envelope = self._newest if self._superseded else None
+                self._changed.wait_for(lambda: self._stop.is_set() or self._has_work, timeout=HEARTBEAT_SECONDS)
+                envelope = self._newest if self._has_work else None
                 self._processed = envelope.position if envelope else self._processed
             if envelope is None:
                 continue
@@ -184,6 +246,8 @@ class Agent:
                 self._log(f"{_title(envelope)}: {stopped if self._stop.is_set() else 'superseded by a newer request'}")
             except RequestRefused as error:
                 self._warn(f"{_title(envelope)}: dropped ({error})")
+                if self._watch.alarm:
+                    self._processed = ("", -1)  # it is taken up again when the alarm is over
             except Exception as error:
                 # No error may end the agent: the broker still stores the request, and it is read again.
                 self._warn(f"{_title(envelope)}: failed ({type(error).__name__}: {error})")
@@ -212,6 +276,10 @@ class Agent:
         """Whether there is a newer request than the one that was taken up last."""
         return self._newest is not None and self._newest.position != self._processed
 
+    @property
+    def _has_work(self) -> bool:
+        return self._superseded and not self._watch.alarm
+
     def _retry(self) -> Retry:
         return Retry(self._log, lambda: self._must_leave() or self._superseded)
 
@@ -223,6 +291,8 @@ class Agent:
 
     def _send(self, envelope: Envelope, packed: PackedReply, session: Session, blobs: BlobClient) -> None:
         """Upload the parts of a reply, then announce it."""
+        if alarm := self._watch.alarm:
+            raise RequestRefused(alarm)
         self.phase = "sending"
         refs = {name: blobs.upload(view, envelope.request, ref) for name, (ref, view) in packed.parts.items()}
         reply = Envelope(
@@ -236,8 +306,12 @@ class Agent:
             round=envelope.round,
             text=refs.pop(TEXT),
             vectors=refs,
+            members=self._kit.serial,
+            instance=str(self._watch.instance),
         )
-        data = sign_envelope(reply, self._kit.key)
+        if alarm := self._watch.alarm:
+            raise RequestRefused(alarm)
+        data = self._watch.sent(sign_envelope(reply, self._kit.key))
         subject = self._subjects.reply(self._kit.name)
         session.do(lambda connection: connection.checked(connection.request(subject, data)))
         self._log(f"{_title(envelope)}: reply sent")
@@ -251,8 +325,9 @@ class Agent:
         try:
             answer, request = self._reader.read(envelope, blobs)
         except (InvalidRequest, wire.BadMessage, UserError) as error:
-            self._warn(f"{_title(envelope)}: the request cannot be used ({error})")
-            self._service.log_refusal(envelope.kind, envelope.round, str(error))
+            detail = error.detail if isinstance(error, InvalidRequest) else str(error)
+            self._warn(f"{_title(envelope)}: the request cannot be used ({detail})")
+            self._service.log_refusal(envelope.kind, envelope.round, detail)
             return _failure(f"the request cannot be used: {error}")
         replies.forget(getattr(request, "durable", 0))
         self.phase, self.deadline = "working", _local_deadline(envelope)

@@ -1,272 +1,305 @@
-"""The federation's certificate authority: it creates, renews and revokes startup kits.
+"""The federation's certificate authority: it signs key requests, and lists, renews and revokes members.
 
-The folder ``kits/authority`` holds the authority's private key: keep it off the coordinator's machine.
+Its folder holds its private key: keep it off the coordinator's machine. It needs no network, since requests and
+responses are files. `create` makes all keys in one place, for rehearsals on one machine: whoever runs it holds all
+keys.
 """
 
-import os
-import shutil
-from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_private_key,
-)
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from hansa.config.federation import Federation
-from hansa.config.nodes import Node, walk
 from hansa.core.errors import UserError, did_you_mean
-from hansa.deploy.kit import COORDINATOR, VERSION, Endpoint, Kit, KitInfo, Member, identity, read_members, sign_members
+from hansa.deploy.certificates import authority_certificate, generation_of, issue, public_hex, write_file, write_key
+from hansa.deploy.key_request import (
+    KEY,
+    KeyRequest,
+    KeyResponse,
+    install,
+    parse_request,
+    read_private_key,
+    signed_request,
+    signed_response,
+)
+from hansa.deploy.kit import VERSION, identity
+from hansa.deploy.membership import MEMBERS, Member, MemberList, fingerprint, parse_members, sign_members
 from hansa.deploy.nats_config import AUTHORIZATION, NATS, authorization, existing_server
-from hansa.deploy.network.address import Address
 from hansa.deploy.network.subjects import token
-from hansa.privacy.policy.proposal import POLICY_FILE, policy_template
+from hansa.deploy.plan import AUTHORITY, Plan, host_and_port, make_plan
 
-YEARS = 10  # for which the certificate of the authority itself is valid
-PORT = 4222
-AUTHORITY = "authority"
-RESERVED = {COORDINATOR: "the coordinator's kit", AUTHORITY: "the authority's folder", NATS: "the broker's folder"}
+ISSUED = "issued"  # the newest certificate of every member
+
+
+@dataclass(frozen=True)
+class Response:
+    """The authority's response to the request of ``node``: the text of a file."""
+
+    node: str
+    fingerprint: str
+    text: str
 
 
 def create(
     federation: Federation, out: Path, addresses: Mapping[str, str], days: int, nats: str | None = None
 ) -> list[Path]:
-    """Write a kit for the coordinator, every region and every silo; return their folders.
+    """Write an authority and complete kits, with private keys, for all nodes of a federation; return their folders.
 
     ``addresses``: node → HOST:PORT[+PORT], for the coordinator and regions; ``days``: how long certificates are valid;
     ``nats``: HOST:PORT of an existing NATS server. Raises `UserError` if ``out`` is not empty or a name is reserved.
     """
     if out.exists() and any(out.iterdir()):
         raise UserError(f"{out} is not empty; choose another --out, or use 'kit renew' for a member of it")
-    parents = _parents(federation)
-    for name in RESERVED.keys() & parents.keys():
-        raise UserError(f"a silo has the name '{name}', which is reserved for {RESERVED[name]}: give it another name")
-    broker = _host_and_port("--nats", nats) if nats is not None else None
-    endpoints = _endpoints(federation, addresses, broker)
-    authority = Authority.create(out / AUTHORITY, federation.name)
-    members = {}
-    for name, kind in {COORDINATOR: "coordinator", **_kinds(federation)}.items():
-        folder = out / name
-        folder.mkdir(parents=True)
-        key = Ed25519PrivateKey.generate()
-        _write_key(folder / "key.pem", key)
-        members[name] = Member(key=_hex(key.public_key()), kind=kind, parent=parents.get(name), generations=(1,))
-        node = dict(walk(federation.silos)).get(name)
-        info = KitInfo(
-            version=VERSION,
-            federation=federation.name,
-            node=name,
-            kind=kind,
-            parent=endpoints[parents[name]] if name in parents else None,
-            serves=endpoints.get(name),
-            children=tuple(child for child, parent in parents.items() if parent == name),
-            rounds=node.rounds if node else 1,
-            sources=_without_paths(node) if node else (),
-        )
-        (folder / "kit.json").write_text(info.model_dump_json(indent=1), encoding="utf-8")
-        if node is not None and node.sources:
-            (folder / POLICY_FILE).write_text(policy_template(federation), encoding="utf-8")
-        authority.certify(folder, key.public_key(), info, 1, days)
+    authority = found(federation, out / AUTHORITY, addresses, days, nats)
+    names = list(authority.plan.nodes)
+    for name in names:
+        (out / name).mkdir(parents=True)
+        write_key(out / name / KEY, Ed25519PrivateKey.generate())
+    _certify(authority, names, days)
+    return [out / name for name in [*names, *([NATS] if nats is not None else [])]]
+
+
+def found(
+    federation: Federation, folder: Path, addresses: Mapping[str, str], days: int, nats: str | None = None
+) -> "Authority":
+    """Create an authority that has no members yet, in a new folder; options as in `create`.
+
+    With ``nats``, the files of the NATS server are written beside the folder.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} is not empty; choose another --out")
+    broker = host_and_port("--nats", nats) if nats is not None else None
+    plan = make_plan(federation, addresses, broker)
+    folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+    key = Ed25519PrivateKey.generate()
+    write_key(folder / "ca.key", key)
+    write_file(folder / "ca.pem", authority_certificate(key, federation.name))
+    plan.write(folder)
+    authority = Authority(folder)
     if broker is not None:
-        (out / NATS).mkdir()
-        (out / NATS / "nats.conf").write_text(existing_server(federation.name, broker), encoding="utf-8")
-        authority.certify_broker(out / NATS, broker[0], days)
-    authority.publish(members)
-    return [out / name for name in [*members, *([NATS] if broker else [])]]
-
-
-def _kinds(federation: Federation) -> dict[str, str]:
-    return {name: "region" if node.silos else "silo" for name, node in walk(federation.silos)}
-
-
-def _parents(federation: Federation) -> dict[str, str]:
-    found = dict.fromkeys(federation.silos, COORDINATOR)
-    return found | {child: name for name, node in walk(federation.silos) for child in node.silos}
-
-
-def _endpoints(federation: Federation, addresses: Mapping[str, str], broker: Address | None) -> dict[str, Endpoint]:
-    """Where the coordinator and the regions are reached; by default on this machine."""
-    serving = [COORDINATOR, *(name for name, kind in _kinds(federation).items() if kind == "region")]
-    unknown = set(addresses) - set(serving)
-    if unknown:
-        raise UserError(f"--address names '{min(unknown)}', which has no children; {did_you_mean('', serving)}")
-    endpoints = {n: _endpoint(n, addresses.get(n, f"localhost:{PORT + 2 * i}")) for i, n in enumerate(serving)}
-    if broker is None:
-        return endpoints
-    return {n: p.model_copy(update={"broker_host": broker[0], "port": broker[1]}) for n, p in endpoints.items()}
-
-
-def _endpoint(node: str, address: str) -> Endpoint:
-    broker, _, blob_port = address.partition("+")
-    host, port = _host_and_port("--address", broker)
-    if blob_port and not blob_port.isdigit():
-        raise UserError(
-            f"--address {address!r}: write it as HOST:PORT+PORT, where the second port is the blob server's"
-        )
-    return Endpoint(node=node, host=host, port=port, blob_port=int(blob_port or port + 1))
-
-
-def _host_and_port(option: str, address: str) -> Address:
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65535:
-        raise UserError(f"{option} {address!r}: write it as HOST:PORT")
-    return host, int(port)
-
-
-def _without_paths(node: Node) -> tuple:  # type: ignore[type-arg]
-    """The format of a silo's data, without its paths, which only the silo knows."""
-    return tuple(source.model_copy(update={"train": "", "valid": None, "test": None}) for source in node.sources)
+        (folder.parent / NATS).mkdir()
+        (folder.parent / NATS / "nats.conf").write_text(existing_server(federation.name, broker), encoding="utf-8")
+        authority.certify_broker(days)
+    authority.publish({}, serial=0)
+    return authority
 
 
 class Authority:
-    """The certificate authority in ``folder``."""
+    """The certificate authority in ``folder``, or in the folder ``authority`` inside it."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder = folder / AUTHORITY if (folder / AUTHORITY / "ca.key").exists() else folder
         try:
-            key = load_pem_private_key((folder / "ca.key").read_bytes(), None)
-            self.certificate = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
+            key = load_pem_private_key((self.folder / "ca.key").read_bytes(), None)
+            self.certificate = x509.load_pem_x509_certificate((self.folder / "ca.pem").read_bytes())
         except (OSError, ValueError) as error:
             raise UserError(
-                f"{folder} is not an authority ({error}); name the folder that 'hansa kit create' wrote"
+                f"{folder} is not an authority ({error}); name the folder that 'hansa kit authority' or 'hansa kit "
+                "create' wrote"
             ) from None
         assert isinstance(key, Ed25519PrivateKey)
         self._key = key
+        self.plan = Plan.read(self.folder)
 
-    @staticmethod
-    def create(folder: Path, federation: str) -> "Authority":
-        """Create an authority with a new key in a new folder."""
-        folder.mkdir(parents=True, mode=0o700)
-        key = Ed25519PrivateKey.generate()
-        _write_key(folder / "ca.key", key)
-        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Hansa authority of {federation}"[:64])])
-        now = datetime.now(UTC)
-        builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
-        builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - timedelta(hours=1))
-        builder = builder.not_valid_after(now + timedelta(days=365 * YEARS))
-        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        builder = builder.add_extension(_usage(ca=True), critical=True)
-        builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        (folder / "ca.pem").write_bytes(builder.sign(key, None).public_bytes(Encoding.PEM))
-        return Authority(folder)
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the authority's key, which members compare."""
+        return fingerprint(public_hex(self._key.public_key()))
 
-    def certify(self, folder: Path, key: Ed25519PublicKey, info: KitInfo, generation: int, days: float) -> None:
-        """Write a member's certificate, of a generation, into its kit."""
-        own = x509.RFC822Name(identity(info.node, generation, info.federation))
-        self._certify(folder, key, info.node, [own], [info.serves.host] if info.serves else [], days)
+    @property
+    def beside(self) -> Path:
+        """The folder that holds the authority and, after `create`, the kits."""
+        return self.folder.parent
 
-    def certify_broker(self, folder: Path, host: str, days: float) -> None:
-        """Write a new key and a certificate for a NATS server, which is not a member."""
-        key = Ed25519PrivateKey.generate()
-        _write_key(folder / "key.pem", key)
-        self._certify(folder, key.public_key(), NATS, [], [host], days)
+    # ── members ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _certify(
-        self,
-        folder: Path,
-        key: Ed25519PublicKey,
-        node: str,
-        identities: list[x509.RFC822Name],
-        hosts: list[str],
-        days: float,
-    ) -> None:
-        now = datetime.now(UTC)
-        names: list[x509.GeneralName] = [*identities, *map(_host, hosts)]
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, token(node))])
-        builder = x509.CertificateBuilder().subject_name(subject).issuer_name(self.certificate.subject)
-        builder = builder.public_key(key).serial_number(x509.random_serial_number())
-        builder = builder.not_valid_before(now - timedelta(hours=1)).not_valid_after(now + timedelta(days=days))
-        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-        builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        builder = builder.add_extension(_usage(ca=False), critical=True)
-        purposes = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if hosts else [])]
-        builder = builder.add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
-        builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
-        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
-        builder = builder.add_extension(issuer, critical=False)
-        _write(folder / "cert.pem", builder.sign(self._key, None).public_bytes(Encoding.PEM))
-        shutil.copyfile(self.folder / "ca.pem", folder / "ca.pem")
-
-    def members(self) -> dict[str, Member]:
-        """The members by name."""
-        file = self.folder / "members.json"
+    def current(self) -> MemberList:
+        """The newest list of members."""
+        file = self.folder / MEMBERS
         try:
-            return read_members(file, self.folder / "ca.pem")
+            return parse_members(file.read_bytes(), (self.folder / "ca.pem").read_bytes())
         except (OSError, ValueError) as error:
             raise UserError(f"{file} cannot be used ({error}); copy it from a kit of this federation") from None
 
-    def publish(self, members: Mapping[str, Member]) -> None:
-        """Write the list of members into all kits, and the permissions for an existing NATS server."""
-        text = sign_members(members, self._key)
-        for folder in [self.folder, *(self.folder.parent / name for name in members)]:
-            if folder.is_dir():
-                _write(folder / "members.json", text.encode())
-        folders = [self.folder.parent / name for name, member in members.items() if member.kind != "silo"]
-        serving = [Kit(folder) for folder in folders if folder.is_dir()]
-        for kit in serving:
-            _write(kit.folder / AUTHORIZATION, authorization(kit).encode())
-        if not (self.folder.parent / NATS).is_dir():
+    def members(self) -> Mapping[str, Member]:
+        """The members by name."""
+        return self.current().members
+
+    def publish(self, members: Mapping[str, Member], serial: int | None = None) -> None:
+        """Sign a list of members, by default with the next serial number, and distribute it."""
+        number = self.current().serial + 1 if serial is None else serial
+        text = sign_members(self.plan.federation, number, members, self._key)
+        write_file(self.folder / MEMBERS, text.encode())
+        self.distribute()
+
+    def distribute(self) -> None:
+        """Write the list of members into the kits beside the authority, and the permissions for NATS servers."""
+        members, text = self.members(), self.current().text
+        serving = [name for name in self.plan.serving() if name in members]
+        for name in members:
+            if self._is_kit(self.beside / name):
+                write_file(self.beside / name / MEMBERS, text.encode())
+                if name in serving:
+                    permissions = authorization(self.plan.federation, members, [name])
+                    write_file(self.beside / name / AUTHORIZATION, permissions.encode())
+        if (self.beside / NATS).is_dir():
+            permissions = authorization(self.plan.federation, members, serving)
+            write_file(self.beside / NATS / AUTHORIZATION, permissions.encode())
+
+    def _is_kit(self, folder: Path) -> bool:
+        """Whether a folder is a kit of this authority."""
+        try:
+            return (folder / "ca.pem").read_bytes() == (self.folder / "ca.pem").read_bytes()
+        except OSError:
+            return False
+
+    def sign(self, requests: Sequence[KeyRequest], days: float, replace: bool = False) -> Sequence[Response]:
+        """Certify the keys of requests, publish one new list of members, and return a response for each request.
+
+        A member whose key is the same gets its next certificate. ``replace``: a member may have a new key; its earlier
+        certificates are revoked. Raises `UserError`, and signs nothing, if one request cannot be granted.
+        """
+        members = dict(self.members())
+        certificates = {}
+        for request in requests:
+            self._check(request, members, replace)
+            known = members.get(request.node)
+            generation = self.generation(request.node) + 1
+            kept = known.generations if known is not None and known.key == request.key else ()
+            node = self.plan.nodes[request.node]
+            members[request.node] = Member(
+                key=request.key, kind=node.kind, parent=node.parent, generations=(*kept, generation)
+            )
+            certificates[request.node] = self._certificate(request, generation, days)
+        (self.folder / ISSUED).mkdir(exist_ok=True)
+        for name, pem in certificates.items():
+            write_file(self.folder / ISSUED / f"{token(name)}.pem", pem)
+        self.publish(members)
+        return [Response(r.node, r.fingerprint, self._response(r.node, certificates[r.node])) for r in requests]
+
+    def _check(self, request: KeyRequest, members: Mapping[str, Member], replace: bool) -> None:
+        """Raise `UserError` if a request cannot be granted."""
+        if request.federation != self.plan.federation:
+            raise UserError(
+                f"'{request.node}' asks for federation '{request.federation}', and this is the authority of "
+                f"'{self.plan.federation}'"
+            )
+        self.plan.info(request.node)
+        for name, member in members.items():
+            if name != request.node and member.key == request.key:
+                raise UserError(f"'{request.node}' has the key of '{name}': every member needs a key of its own")
+        known = members.get(request.node)
+        if known is None:
             return
-        if len(serving) < len(folders):
-            missing = next(folder for folder in folders if not folder.is_dir())
-            raise UserError(f"{missing} is missing, and the broker's permissions depend on it; put it back")
-        _write(self.folder.parent / NATS / AUTHORIZATION, authorization(*serving).encode())
+        if known.key == request.key and not known.generations:
+            raise UserError(f"'{request.node}' was revoked, and its key does not come back; it must create a new key")
+        if known.key != request.key and not replace:
+            raise UserError(
+                f"'{request.node}' is a member with the key {fingerprint(known.key)}, and the request has the key "
+                f"{request.fingerprint}; use --replace if the member confirms that it made a new key"
+            )
+
+    def _certificate(self, request: KeyRequest, generation: int, days: float) -> bytes:
+        info = self.plan.info(request.node)
+        own = identity(request.node, generation, self.plan.federation)
+        hosts = [info.serves.host] if info.serves else []
+        public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(request.key))
+        return issue(self._key, self.certificate, public, token(request.node), [own], hosts, days)
+
+    def _response(self, name: str, certificate: bytes) -> str:
+        info = self.plan.info(name)
+        response = KeyResponse(
+            version=VERSION,
+            kit=info,
+            certificate=certificate.decode(),
+            ca=(self.folder / "ca.pem").read_text(encoding="utf-8"),
+            members=self.current().text,
+            policy=self.plan.policy if info.sources else None,
+        )
+        return signed_response(response, self._key)
+
+    def generation(self, name: str) -> int:
+        """The generation of the newest certificate of a node; 0 if it has none."""
+        certificate = self.issued(name)
+        return generation_of(certificate) if certificate is not None else 0
+
+    def issued(self, name: str) -> x509.Certificate | None:
+        """The newest certificate of a node, if it has one."""
+        file = self.folder / ISSUED / f"{token(name)}.pem"
+        return x509.load_pem_x509_certificate(file.read_bytes()) if file.exists() else None
+
+    def add(self, federation: Federation, addresses: Mapping[str, str]) -> Sequence[str]:
+        """Take the new nodes of a newer federation file into the plan; return the nodes that are not members yet."""
+        self.plan = self.plan.extended(federation, addresses)
+        self.plan.write(self.folder)
+        return [name for name in self.plan.nodes if name not in self.members()]
+
+    def certify_broker(self, days: float) -> None:
+        """Write a new key and a certificate for the existing NATS server, which is not a member."""
+        folder, place = self.beside / NATS, self.plan.nodes[self.plan.serving()[0]].serves
+        if not folder.is_dir() or place is None:
+            raise UserError(f"{self.beside} has no folder for a NATS server: the authority was made without --nats")
+        key = Ed25519PrivateKey.generate()
+        write_key(folder / KEY, key)
+        pem = issue(self._key, self.certificate, key.public_key(), NATS, [], [place.broker_host], days)
+        write_file(folder / "cert.pem", pem)
+        write_file(folder / "ca.pem", (self.folder / "ca.pem").read_bytes())
 
 
-def revoke(kits: Path, name: str) -> Member:
+def revoke(folder: Path, name: str) -> Member:
     """Revoke all certificates of a member."""
-    authority = Authority(kits / AUTHORITY)
+    authority = Authority(folder)
     members = authority.members()
-    member = _member(members, name)
-    revoked = member.model_copy(update={"generations": ()})
+    revoked = _member(members, name).model_copy(update={"generations": ()})
     authority.publish({**members, name: revoked})
     return revoked
 
 
-def renew_broker(kits: Path, days: int) -> None:
-    """Write a new certificate for the existing NATS server."""
-    if not (kits / NATS).is_dir():
-        raise UserError(f"{kits} has no folder for a NATS server: 'hansa kit create' was run without --nats")
-    host = Kit(kits / COORDINATOR).endpoint.broker_host
-    Authority(kits / AUTHORITY).certify_broker(kits / NATS, host, days)
-
-
 def renew(kits: Path, name: str, days: int) -> int:
-    """Write a new certificate, after a revocation with a new key, and return its generation."""
-    authority = Authority(kits / AUTHORITY)
-    members = authority.members()
-    member, kit = _member(members, name), Kit(kits / name)
-    generation = _latest(kits / name) + 1
-    key = kit.key
+    """Write a new certificate into a kit that lies beside its authority, and return its generation.
+
+    After a revocation the kit gets a new key. Raises `UserError` if the kit is not there: its owner has the key.
+    """
+    authority = Authority(kits)
+    member, file = _member(authority.members(), name), authority.beside / name / KEY
+    if not file.exists():
+        raise UserError(
+            f"the key of '{name}' is not here: run 'hansa kit request --out KIT' at its owner, and sign that request"
+        )
     if not member.generations:
-        key = Ed25519PrivateKey.generate()
-        _write_key(kits / name / "key.pem", key)
-    authority.certify(kits / name, key.public_key(), kit.info, generation, days)
-    update = {"key": _hex(key.public_key()), "generations": (*member.generations, generation)}
-    authority.publish({**members, name: member.model_copy(update=update)})
-    return generation
+        write_key(file, Ed25519PrivateKey.generate())
+    _certify(authority, [name], days)
+    return authority.generation(name)
 
 
-def show(kits: Path) -> list[dict[str, str]]:
-    """One row for each member: node, kind, parent, state, until."""
-    lines = []
-    for name, member in Authority(kits / AUTHORITY).members().items():
-        until = "unknown: its kit is not here"
-        if (kits / name / "cert.pem").exists():
-            certificate = x509.load_pem_x509_certificate((kits / name / "cert.pem").read_bytes())
+def _certify(authority: Authority, names: Sequence[str], days: float) -> None:
+    """Sign the keys in kits that lie beside the authority, and complete these kits."""
+    keys = {name: read_private_key(authority.beside / name / KEY) for name in names}
+    texts = {name: signed_request(key, name, authority.plan.federation) for name, key in keys.items()}
+    requests = [parse_request(text, name) for name, text in texts.items()]
+    for response in authority.sign(requests, days, replace=True):
+        install(authority.beside / response.node, response.text, response.node)
+    authority.distribute()
+
+
+def show(folder: Path) -> list[dict[str, str]]:
+    """One row for each node of the plan: node, kind, parent, state, until, fingerprint."""
+    authority = Authority(folder)
+    members, lines = authority.members(), []
+    for name, node in authority.plan.nodes.items():
+        member, certificate, until = members.get(name), authority.issued(name), ""
+        if certificate is not None:
             until = certificate.not_valid_after_utc.strftime("%Y-%m-%d")
-            if certificate.not_valid_after_utc < datetime.now(UTC):
-                until += " (expired)"
-        state = "valid" if member.generations else "revoked"
-        lines.append({"node": name, "kind": member.kind, "parent": member.parent or "", "state": state, "until": until})
+            until += " (expired)" if certificate.not_valid_after_utc < datetime.now(UTC) else ""
+        state = "not a member yet" if member is None else "valid" if member.generations else "revoked"
+        shown = fingerprint(member.key) if member is not None else ""
+        row = {"node": name, "kind": node.kind, "parent": node.parent or "", "state": state, "until": until}
+        lines.append({**row, "fingerprint": shown})
     return lines
 
 
@@ -274,47 +307,3 @@ def _member(members: Mapping[str, Member], name: str) -> Member:
     if name not in members:
         raise UserError(f"'{name}' is not a member; {did_you_mean(name, members)}")
     return members[name]
-
-
-def _latest(kit: Path) -> int:
-    certificate = x509.load_pem_x509_certificate((kit / "cert.pem").read_bytes())
-    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    [own] = names.get_values_for_type(x509.RFC822Name)
-    return int(own.partition("@")[0].rpartition(".")[2])
-
-
-def _host(host: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ip_address(host))
-    except ValueError:
-        return x509.DNSName(host)
-
-
-def _usage(ca: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not ca,
-        key_cert_sign=ca,
-        crl_sign=ca,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
-def _hex(key: Ed25519PublicKey) -> str:
-    return key.public_bytes(Encoding.Raw, PublicFormat.Raw).hex()
-
-
-def _write_key(file: Path, key: Ed25519PrivateKey) -> None:
-    _write(file, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600)
-
-
-def _write(file: Path, data: bytes, mode: int = 0o644) -> None:
-    """Replace a file atomically: a coordinator may be reading it."""
-    draft = file.with_name(f".{file.name}.draft")
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as stream:
-        stream.write(data)
-    draft.replace(file)

@@ -12,13 +12,15 @@ from hansa.client.host import SiloHost
 from hansa.client.runtime import Runtime
 from hansa.config.checks import check_settings
 from hansa.config.federation import Federation
-from hansa.config.nodes import ROOT, Node, walk
+from hansa.config.method import build_method
+from hansa.config.nodes import ROOT, walk
 from hansa.config.sections import Checkpointing
+from hansa.config.shared import NO_SOURCES, settings_digest, shared_settings
 from hansa.config.tree import masked_families
 from hansa.core.errors import ConfigError, UserError
 from hansa.core.link import Link
+from hansa.deploy.approval import rehearsal_settings
 from hansa.deploy.bundle import pack
-from hansa.deploy.join import NO_SOURCES
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.server_session import server_session
 from hansa.deploy.signatures import KitSigner, VerifiedLink
@@ -26,11 +28,14 @@ from hansa.deploy.status import SERVER_FOLDER
 from hansa.links.tree import TreeLink
 from hansa.privacy.policy.audit_log import AUDIT_LOG, AuditLog
 from hansa.privacy.policy.audited_link import AuditedLink
+from hansa.privacy.policy.guard import RunContext
 from hansa.runs.callbacks import RunCallbacks
 from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import Ledger
 from hansa.runs.run import Outcome, Run
 from hansa.runs.start import begin, describe
+
+ASYNCHRONOUS_ABSENCE = 60.0  # seconds: an asynchronous method is chosen so that nobody waits for a silo that stopped
 
 
 def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, callbacks: RunCallbacks) -> Outcome:
@@ -50,11 +55,13 @@ def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, callbac
     host = SiloHost(Runtime(children, directory.path))
     files = directory.path / SERVER_FOLDER
     try:
-        with server_session(kit, files, nats, callbacks.say) as network:
+        with server_session(kit, files, nats, callbacks.say, list(children.silos)) as network:
+            network.attendance.max_absence = max_absence(federation)
             settings = shared_settings(federation).model_dump_json().encode()
             network.share_settings(settings)
             verified = VerifiedLink(network, KitSigner(kit, directory.path, settings, network.run))
-            link: Link = AuditedLink(verified, AuditLog(directory.path / AUDIT_LOG, kit.name))
+            context = RunContext(network.run, settings_digest(federation))
+            link: Link = AuditedLink(verified, AuditLog(directory.path / AUDIT_LOG, kit.name), context)
             if federation.root is not None:
                 link = TreeLink(link, {ROOT: lambda request: host.silo(ROOT).answer(request)})
             begin(children, directory, link, ledger, callbacks)
@@ -66,15 +73,26 @@ def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, callbac
         ledger.close()
 
 
+def max_absence(federation: Federation) -> float | None:
+    """Seconds without a sign of life after which a silo is not awaited in a round; None: until the deadline."""
+    stated = federation.participation.max_absence
+    return stated if stated is not None or build_method(federation).participation.synchronous else ASYNCHRONOUS_ABSENCE
+
+
 def check_deployable(federation: Federation, kit: Kit) -> None:
     """Raise `ConfigError` if a federation file does not belong to the kit, or cannot be run between organisations."""
-    if federation.kind != "federated":
-        raise ConfigError(f"kind is '{federation.kind}': baselines need all data in one place; use 'hansa run'")
-    if federation.name != kit.info.federation or set(federation.silos) != set(kit.info.children):
+    if federation.name != kit.info.federation or not set(federation.silos) <= set(kit.children):
         raise ConfigError(
-            f"the kit is for federation '{kit.info.federation}' with {sorted(kit.info.children)}, the file has "
-            f"'{federation.name}' with {sorted(federation.silos)}; create kits for this file"
+            f"the kit is for federation '{kit.info.federation}' with {sorted(kit.children)}, the file has "
+            f"'{federation.name}' with {sorted(federation.silos)}; 'hansa kit add' lets new members in"
         )
+    if rehearsal := rehearsal_settings(federation):
+        raise ConfigError(f"{rehearsal}: leave it out between organisations, where silos refuse it")
+    members = kit.members()
+    for region, node in walk(federation.silos):
+        for name in node.silos:
+            if name not in members or members[name].parent != region:
+                raise ConfigError(f"'{name}' is not a member below '{region}'; 'hansa kit add' lets new members in")
     mixed = [name for name, node in walk(federation.silos) if node.mixture]
     if mixed or (federation.root is not None and federation.root.mixture):
         raise ConfigError(
@@ -113,16 +131,3 @@ def _direct_children(federation: Federation) -> Federation:
     every = Checkpointing(every=1, keep=federation.checkpoint.keep)
     masking = federation.secure_aggregation if "" in masked_families(federation) else None  # or in the regions alone
     return federation.model_copy(update={"silos": silos, "checkpoint": every, "secure_aggregation": masking})
-
-
-def shared_settings(federation: Federation) -> Federation:
-    """The settings that every member receives: the whole tree, without paths and without plugins."""
-
-    def without_paths(node: Node) -> Node:
-        sources = tuple(s.model_copy(update={"train": "", "valid": None, "test": None}) for s in node.sources)
-        below = {name: without_paths(child) for name, child in node.silos.items()}
-        return node.model_copy(update={"sources": sources, "silos": below, "policy": None})
-
-    silos = {name: without_paths(node) for name, node in federation.silos.items()}
-    root = federation.root and federation.root.model_copy(update={"sources": NO_SOURCES})
-    return federation.model_copy(update={"silos": silos, "root": root, "plugins": ()})

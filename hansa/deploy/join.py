@@ -10,6 +10,7 @@ from hansa.client.host import SiloHost
 from hansa.client.runtime import Runtime
 from hansa.config.federation import Federation
 from hansa.config.nodes import Node, walk
+from hansa.config.shared import NO_SOURCES
 from hansa.core import device
 from hansa.core.errors import DataError, UserError
 from hansa.core.messages import Reply, Request
@@ -18,8 +19,6 @@ from hansa.deploy.kit import Kit
 from hansa.deploy.network.blob_protocol import InvalidRequest
 from hansa.deploy.policy_enforcer import PolicyEnforcer
 from hansa.deploy.signatures import KitSigner
-
-NO_SOURCES = (Source(train=""),)  # in place of data of another node
 
 
 def sources(kit: Kit, data: Sequence[Path]) -> tuple[Source, ...]:
@@ -64,9 +63,22 @@ class SiloService:
         """How the silo answers in the run in ``folder``; raises `InvalidRequest` if the settings cannot be used."""
         torch.set_num_threads(self._threads)
         federation = own_settings(settings, self._kit.name, self._sources, self._plugins)
+        enforcer = self._enforcer
+        context = enforcer.admit(received_settings(settings), folder, self._plugins) if enforcer is not None else None
         runtime = Runtime(federation, folder, KitSigner(self._kit, folder, settings), device.choose())
-        answer = SiloHost(runtime).silo(self._kit.name).answer
-        return self._enforcer.guard(answer, runtime) if self._enforcer is not None else answer
+        host = SiloHost(runtime)
+        answer = host.silo(self._kit.name).answer
+        if enforcer is None or context is None:
+            return answer
+        return enforcer.guard(answer, runtime, context, host.checks(self._kit.name, folder))
+
+
+def received_settings(settings: bytes) -> Federation:
+    """The federation's settings as the coordinator sent them; raises `InvalidRequest` if they are invalid."""
+    try:
+        return Federation.model_validate_json(settings)
+    except ValidationError as error:
+        raise InvalidRequest(f"the settings cannot be used: {str(error).splitlines()[0]}") from None
 
 
 def own_settings(settings: bytes, own: str, sources: tuple[Source, ...], plugins: tuple[str, ...]) -> Federation:
@@ -74,10 +86,7 @@ def own_settings(settings: bytes, own: str, sources: tuple[Source, ...], plugins
 
     Raises `InvalidRequest` if the settings name files or programs, which only their owner may.
     """
-    try:
-        received = Federation.model_validate_json(settings)
-    except ValidationError as error:
-        raise InvalidRequest(f"the settings cannot be used: {str(error).splitlines()[0]}") from None
+    received = received_settings(settings)
     if received.data.deidentify not in (None, "rules"):
         raise InvalidRequest("the settings name a program for de-identification, and only the silo may name programs")
     nodes = dict(walk(received.silos))

@@ -4,19 +4,16 @@ kit.json       the node, its parent, and the address where it serves      member
 cert.pem       the node's certificate           key.pem    its private key, readable by its owner only
 ca.pem         the federation's authority       policy.yaml   of a silo: what it may release
 
-The identity in a certificate is ``NAME.GENERATION@FEDERATION.hansa``. A renewed certificate is the next generation of
-the same key; a generation that members.json does not list is revoked. The authority signs members.json, so the
-coordinator can distribute it but not change it.
+The identity in a certificate is ``NAME.GENERATION@FEDERATION.hansa``. A renewed certificate is the next generation; a
+generation that members.json does not list is revoked. The authority signs members.json (membership.py), so the
+coordinator can distribute it but not change it. The private key is made by its owner (key_request.py).
 """
 
-import json
-import logging
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from pydantic import ValidationError
@@ -24,13 +21,12 @@ from pydantic import ValidationError
 from hansa.core.errors import UserError
 from hansa.core.settings import Section
 from hansa.data.source import Source
+from hansa.deploy.membership import Member, MemberStore
 from hansa.deploy.network.address import Address
 from hansa.deploy.network.subjects import Subjects, token
 from hansa.deploy.network.tls import Tls
 
-log = logging.getLogger("hansa.kit")
-
-VERSION = 3
+VERSION = 4
 COORDINATOR = "coordinator"
 
 
@@ -58,15 +54,6 @@ class Endpoint(Section):
         return self.host, self.blob_port
 
 
-class Member(Section):
-    """A member of the federation, as members.json lists it."""
-
-    key: str  # Ed25519 public key, in hexadecimal
-    kind: str  # coordinator, region, silo
-    parent: str | None
-    generations: tuple[int, ...]  # of certificates that are valid; none: the member is revoked
-
-
 class KitInfo(Section):
     """The content of kit.json."""
 
@@ -76,24 +63,26 @@ class KitInfo(Section):
     kind: str
     parent: Endpoint | None = None
     serves: Endpoint | None = None
-    children: tuple[str, ...] = ()
     rounds: int = 1  # of a region, for each round of its parent
     sources: tuple[Source, ...] = ()  # of a silo: the format of its data
 
 
 class Kit:
-    """A node's startup kit in ``folder``. Renewed files are used without a restart."""
+    """A node's startup kit in ``folder``. Renewed files are used without a restart.
 
-    def __init__(self, folder: Path) -> None:
+    ``memory``: a folder of the node, beside the kit, in which the newest list of members is remembered.
+    """
+
+    def __init__(self, folder: Path, memory: Path | None = None) -> None:
         self.folder = folder
-        self._members: tuple[int, dict[str, Member]] | None = None
+        self.list = MemberStore(folder)
         self._key: tuple[int, Ed25519PrivateKey] | None = None
-        self._warned = ""
         try:
             self.info = KitInfo.model_validate_json((folder / "kit.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise UserError(
-                f"{folder} is not a startup kit: it has no kit.json; 'hansa kit create' makes one"
+                f"{folder} is not a startup kit: it has no kit.json; 'hansa kit install' completes a kit with the "
+                "authority's response"
             ) from None
         except (OSError, ValidationError, ValueError) as error:
             raise UserError(f"{folder / 'kit.json'} cannot be used ({_summary(error)}); ask for a new kit") from None
@@ -102,6 +91,10 @@ class Kit:
                 f"{folder} is a kit of version {self.info.version}, and this Hansa reads version {VERSION}; "
                 "use the Hansa that made it, or ask for a new kit"
             )
+        if memory is not None:
+            self.list.remember_in(memory)
+        if self.list.current().federation != self.info.federation:
+            raise UserError(f"{folder}: members.json is the list of another federation; ask for a new kit")
         if self.info.node not in self.members():
             raise UserError(f"{folder}: members.json does not list '{self.info.node}'; ask for a new kit")
 
@@ -110,23 +103,19 @@ class Kit:
         """The node's name."""
         return self.info.node
 
-    def members(self) -> dict[str, Member]:
-        """The members by name, as members.json lists them now; it changes when a member is revoked or renewed.
+    def members(self) -> Mapping[str, Member]:
+        """The members by name, as the newest list has them; it changes when a member is added, revoked or renewed."""
+        return self.list.current().members
 
-        If the file is damaged while the node runs, the last valid list stays in use.
-        """
-        file = self.folder / "members.json"
-        try:
-            at = file.stat().st_mtime_ns
-            if self._members is None or self._members[0] != at:
-                self._members = at, read_members(file, self.folder / "ca.pem")
-        except (OSError, ValueError) as error:
-            if self._members is None:
-                raise UserError(f"{file} cannot be used ({_summary(error)}); ask for a new one") from None
-            if self._warned != _summary(error):
-                self._warned = _summary(error)
-                log.warning("%s cannot be used (%s): the previous list of members stays in use", file, self._warned)
-        return self._members[1]
+    @property
+    def serial(self) -> int:
+        """The serial number of the newest list of members."""
+        return self.list.current().serial
+
+    @property
+    def children(self) -> tuple[str, ...]:
+        """The members directly below this node, in the order of the list."""
+        return tuple(name for name, member in self.members().items() if member.parent == self.name)
 
     @property
     def key(self) -> Ed25519PrivateKey:
@@ -141,7 +130,7 @@ class Kit:
         return self._key[1]
 
     def public_key(self, node: str) -> Ed25519PublicKey:
-        """The public key of a member."""
+        """The public key of a member; raises `KeyError` if the node is none."""
         return Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.members()[node].key))
 
     def trusts(self, node: str) -> bool:
@@ -197,35 +186,6 @@ def _read_key(file: Path) -> Ed25519PrivateKey:
     if not isinstance(key, Ed25519PrivateKey):
         raise ValueError("it is not an Ed25519 key")
     return key
-
-
-def sign_members(members: Mapping[str, Member], key: Ed25519PrivateKey) -> str:
-    """Return the text of members.json, signed with the authority's key."""
-    listed = {name: member.model_dump(mode="json") for name, member in members.items()}
-    signed = {"members": listed, "signature": key.sign(_canonical(listed)).hex()}
-    return json.dumps(signed, ensure_ascii=False, indent=1)
-
-
-def read_members(file: Path, ca: Path) -> dict[str, Member]:
-    """Return the members that a members.json lists.
-
-    Raises `ValueError` if the file is damaged, or not signed by the authority whose certificate is in ``ca``.
-    """
-    raw = json.loads(file.read_text(encoding="utf-8"))
-    try:
-        listed, signature = dict(raw["members"]), bytes.fromhex(raw["signature"])
-        key = x509.load_pem_x509_certificate(ca.read_bytes()).public_key()
-        assert isinstance(key, Ed25519PublicKey)
-        key.verify(signature, _canonical(listed))
-    except (KeyError, TypeError, AssertionError):
-        raise ValueError("it is not a list of members") from None
-    except InvalidSignature:
-        raise ValueError("it is not signed by the federation's authority") from None
-    return {name: Member.model_validate(member) for name, member in listed.items()}
-
-
-def _canonical(listed: Mapping[str, object]) -> bytes:
-    return b"hansa members 1\n" + json.dumps(listed, sort_keys=True).encode()
 
 
 def _identities(name: str, member: Member, federation: str) -> set[str]:

@@ -1,20 +1,31 @@
-"""Enforcement of the policy that a node's own operator wrote, with the log of what was released under it."""
+"""Enforcement of what a node's own operator decided: approvals and policy, with the log of what was released."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 
 from hansa.client.runtime import Runtime
+from hansa.config.federation import Federation
+from hansa.config.shared import digest, settings_digest
 from hansa.core.errors import UserError
+from hansa.deploy.approval import Approval, Approvals, NotApproved
 from hansa.deploy.kit import Kit
+from hansa.deploy.network.blob_protocol import InvalidRequest
+from hansa.deploy.start_check import start_files, verify_start
+from hansa.files import write_file
 from hansa.privacy.policy.audit_log import AUDIT_LOG, AuditLog, verify
-from hansa.privacy.policy.guard import Answering, Guard
+from hansa.privacy.policy.guard import Answering, Guard, RunContext, SiloChecks
 from hansa.privacy.policy.proposal import POLICY_FILE
 from hansa.privacy.policy.rules import Policy, Purpose
+
+NOT_APPROVED = "the silo has not approved this run; its operator finds the reason in its log"
+VERIFIED = "start.verified"  # in the folder of a run: the digest of the start that was verified
 
 
 @dataclass(frozen=True)
 class PolicyEnforcer:
-    """The policy file and the audit log of a node."""
+    """The policy file, the approvals and the audit log of a node."""
 
     kit: Kit
     policy: Path
@@ -34,14 +45,58 @@ class PolicyEnforcer:
         """Why the policy cannot be used, so that nothing may be released; empty if it can."""
         return Policy.read(self.policy).flaw
 
+    @property
+    def approvals(self) -> Approvals:
+        """The approvals of the node."""
+        return Approvals(self.kit.folder, self.log.file.parent)
+
     def log_refusal(self, message: str, round: int, reason: str) -> None:
         """Log a request that could not be used."""
         self.log.add("refusal", message=message, round=round, to=self.kit.parent.node, reason=reason)
 
-    def guard(self, answer: Answering, runtime: Runtime) -> Answering:
-        """Return ``answer`` restricted by the policy.
+    def admit(self, federation: Federation, folder: Path, plugins: Sequence[str]) -> RunContext:
+        """Check that a run with these settings, and the start in its ``folder``, is approved; return how logs name it.
+
+        ``federation``: as the coordinator sent it; ``plugins``: the silo's own plug-in files. Raises `InvalidRequest`,
+        which tells the coordinator only that the run is not approved.
+        """
+        digests = {Path(file).name: sha256(Path(file).read_bytes()).hexdigest() for file in plugins}
+        try:
+            approval = self.approvals.check(federation, digests, folder.name, Policy.read(self.policy))
+            how = self._verify_start(folder, federation, approval)
+        except NotApproved as error:
+            raise InvalidRequest(NOT_APPROVED, str(error)) from None
+        start = self._start_digest(folder) if how else ""
+        context = RunContext(folder.name, settings_digest(federation), start)
+        named = {name: value for name, value in vars(context).items() if value}
+        self.log.add("approved", **named, to=self.kit.parent.node, by=approval.by or "unknown", reason=how)
+        return context
+
+    def _verify_start(self, folder: Path, federation: Federation, approval: Approval) -> str:
+        """How the start was verified, once per run; empty before there is one."""
+        if not (folder / "start").exists():
+            return ""
+        marker, found = folder / VERIFIED, self._start_digest(folder)
+        if marker.is_file() and marker.read_text() == found:
+            return "the start was verified before"
+        try:
+            how = verify_start(folder / "start", federation, approval)
+        except NotApproved:
+            self.approvals.note_start(approval, start_files(folder / "start"))
+            raise
+        write_file(marker, found.encode())
+        return how
+
+    def _start_digest(self, folder: Path) -> str:
+        return digest(start_files(folder / "start"))
+
+    def guard(
+        self, answer: Answering, runtime: Runtime, context: RunContext, checks: SiloChecks | None = None
+    ) -> Answering:
+        """Return ``answer`` restricted by the policy; ``checks``: of a silo, what its settings imply.
 
         The federation's name in the kit counts, not the one in the coordinator's settings.
         """
         purpose = replace(Purpose.of(runtime.federation, self.kit.name), federation=self.kit.info.federation)
-        return Guard(answer, self.policy, purpose, self.log, runtime.part_of, self.kit.parent.node)
+        parent = self.kit.parent.node
+        return Guard(answer, self.policy, purpose, self.log, runtime.part_of, parent, context, checks, explain=False)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from hansa.client.host import SiloHost
 from hansa.client.runtime import Runtime
+from hansa.config.nodes import walk
+from hansa.config.shared import settings_digest
 from hansa.core import device
 from hansa.core.inner_node import gather, merge
 from hansa.core.link import Link
@@ -19,9 +21,10 @@ from hansa.core.round import Server
 from hansa.data.source import Source
 from hansa.deploy.agent import Agent, Log
 from hansa.deploy.bundle import pack
-from hansa.deploy.join import own_settings
+from hansa.deploy.join import own_settings, received_settings
 from hansa.deploy.kit import Kit
 from hansa.deploy.network.address import Proxy
+from hansa.deploy.network.blob_protocol import InvalidRequest
 from hansa.deploy.network.deadline_link import DeadlineLink
 from hansa.deploy.network.link import NatsLink
 from hansa.deploy.policy_enforcer import PolicyEnforcer
@@ -31,6 +34,7 @@ from hansa.deploy.status import SERVER_FOLDER
 from hansa.links.tree import TreeLink
 from hansa.privacy.policy.audit_log import AUDIT_LOG, AuditLog
 from hansa.privacy.policy.audited_link import AuditedLink, AuditedNode
+from hansa.privacy.policy.guard import RunContext
 from hansa.runs.topology import build_region, round_settings
 
 
@@ -63,16 +67,25 @@ class RegionService:
     def open_run(self, folder: Path, settings: bytes) -> Callable[[Request], Reply]:
         """How the region answers in the run in ``folder``; raises `InvalidRequest` if the settings cannot be used."""
         federation = own_settings(settings, self._kit.name, self._sources, self._plugins)
+        context = RunContext(folder.name, settings_digest(received_settings(settings)))
+        if self._enforcer is not None:
+            context = self._enforcer.admit(received_settings(settings), folder, self._plugins)
+        below = list(dict(walk(federation.silos))[self._kit.name].silos)
+        if unknown := set(below) - set(self._kit.children):
+            raise InvalidRequest(f"the settings have '{min(unknown)}', which is not a member below this region")
+        self._network.serve(below)
         runtime = Runtime(federation, folder, KitSigner(self._kit, folder, settings), device.choose())
+        own = dict(walk(federation.silos))[self._kit.name].participation or federation.participation
+        self._network.attendance.max_absence = own.max_absence
         self._network.share_settings(settings)
         if (folder / "start").exists():
             self._network.share_start(pack(folder / "start", self._files / "start.bundle"))
         verified = VerifiedLink(self._network, KitSigner(self._kit, folder, settings, self._network.run))
         bounded = DeadlineLink(verified, self._kit.info.rounds, lambda: self.deadline())
-        region = RegionNode(SiloHost(runtime), self._kit, AuditedLink(bounded, self._log), bool(self._sources))
+        region = RegionNode(SiloHost(runtime), self._kit, AuditedLink(bounded, self._log, context), bool(self._sources))
         if self._enforcer is not None:
-            return self._enforcer.guard(region.answer, runtime)
-        return AuditedNode(region.answer, self._log, self._kit.parent.node)
+            return self._enforcer.guard(region.answer, runtime, context)
+        return AuditedNode(region.answer, self._log, self._kit.parent.node, context)
 
 
 class RegionNode:
@@ -83,7 +96,7 @@ class RegionNode:
 
     def __init__(self, host: SiloHost, kit: Kit, link: Link, holds_data: bool) -> None:
         name, runtime = kit.name, host.runtime
-        names = [*kit.info.children, *([name] if holds_data else [])]
+        names = [*dict(walk(runtime.federation.silos))[name].silos, *([name] if holds_data else [])]
         self._host = host
         self._link = TreeLink(link, {name: host.silo(name).answer}) if holds_data else link
         # Sizes of the children are not known yet, and requests before the first round do not need them.

@@ -1,7 +1,7 @@
 """The server session of a coordinator or a region: broker, blob server, journal, and the link that uses them."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import time
@@ -9,13 +9,15 @@ from time import time
 from hansa.core.errors import HansaError, UserError, printable
 from hansa.deploy.broker import Broker
 from hansa.deploy.kit import Kit
+from hansa.deploy.listener import ChildListener
 from hansa.deploy.lock_file import lock_folder
 from hansa.deploy.network.address import Loopback
 from hansa.deploy.network.blob_server import BlobServer
 from hansa.deploy.network.journal import Journal
 from hansa.deploy.network.link import NatsLink
+from hansa.deploy.network.presence import Presence
 from hansa.deploy.network.session import Session, no_log
-from hansa.deploy.status import JOURNAL, HeartbeatListener, WaitingLog
+from hansa.deploy.status import JOURNAL, WaitingLog
 
 SUPERVISE_SECONDS = 0.25
 
@@ -23,8 +25,10 @@ Log = Callable[[str], None]
 
 
 @contextmanager
-def server_session(kit: Kit, folder: Path, nats: str | None, log: Log) -> Iterator[NatsLink]:
-    """Serve the children of a node and yield the link to them.
+def server_session(
+    kit: Kit, folder: Path, nats: str | None, log: Log, children: Sequence[str] | None = None
+) -> Iterator[NatsLink]:
+    """Serve the children of a node, by default all members below it, and yield the link to them.
 
     ``folder`` holds everything that survives a crash: a session that is started there again continues. ``nats``: the
     URL of an existing NATS server; by default the kit's, or one that is started here. ``log`` receives problems.
@@ -32,17 +36,23 @@ def server_session(kit: Kit, folder: Path, nats: str | None, log: Log) -> Iterat
     endpoint = kit.endpoint
     with ExitStack() as stack:
         stack.enter_context(lock_folder(folder, "hansa serve"))
+        kit.list.remember_in(folder)
         journal = Journal(folder / JOURNAL)
         stack.callback(journal.close)
+        presence = Presence(kit, journal, log)
 
         def refused(node: str, reason: str) -> None:
             if journal.count_refusal(node, reason):
                 log(f"{printable(node)}: {printable(reason)}")
 
+        def identify(names: list[str]) -> str:
+            node = kit.identify(names)
+            return "" if node and presence.suspended(node) else node
+
         host = "127.0.0.1" if endpoint.host in ("localhost", "127.0.0.1") else ""
         try:
             address = (host, endpoint.blob_port)
-            blobs = BlobServer(folder / "blobs", address, kit.server_tls(), kit.identify, refused)
+            blobs = BlobServer(folder / "blobs", address, kit.server_tls(), identify, refused)
         except OSError as error:
             raise UserError(
                 f"port {endpoint.blob_port}, for the blob server, cannot be opened ({error.strerror}); free it"
@@ -53,19 +63,19 @@ def server_session(kit: Kit, folder: Path, nats: str | None, log: Log) -> Iterat
             broker = Broker(kit, folder / "broker", log)
             stack.callback(broker.close)
             proxy = Loopback()
-        stack.callback(_start_supervisor(kit, blobs, broker, journal, log))
+        stack.callback(_start_supervisor(kit, blobs, broker, journal, presence, log))
         subjects = kit.child_subjects
         inbox = subjects.inbox(kit.name)
         session = Session(broker_address, kit.client_tls(), inbox, [f"{subjects.root}.rep.*"], log, proxy=proxy)
         stack.callback(session.close)
-        link = NatsLink(kit, subjects, kit.info.children, session, blobs, journal, refused)
+        served = kit.children if children is None else children
+        link = NatsLink(kit, subjects, served, session, blobs, journal, presence, refused)
 
         def heartbeats(stop: Callable[[], bool]) -> Session:
             subject = f"{subjects.root}.heartbeat.*"
             return Session(broker_address, kit.client_tls(), inbox, [subject], no_log, stop, proxy)
 
-        names = {subjects.heartbeat(name): name for name in kit.info.children}
-        stack.callback(HeartbeatListener(heartbeats, names, journal).close)
+        stack.callback(ChildListener(heartbeats, kit, journal, presence, refused, log).close)
         yield link
 
 
@@ -78,23 +88,28 @@ def parse_url(url: str) -> tuple[str, int]:
 
 
 def _start_supervisor(
-    kit: Kit, blobs: BlobServer, broker: Broker | None, journal: Journal, log: Log
+    kit: Kit, blobs: BlobServer, broker: Broker | None, journal: Journal, presence: Presence, log: Log
 ) -> Callable[[], None]:
-    """Restart a dead broker, disconnect revoked members and log awaited nodes, in a thread; returns how to stop it."""
+    """Restart a dead broker, disconnect revoked and suspended members and log awaited nodes, in a thread.
+
+    Returns how to stop it.
+    """
     stop = threading.Event()
-    file = kit.folder / "members.json"
     waiting = WaitingLog(journal, log)
 
     def supervise() -> None:
-        read = file.stat().st_mtime_ns
+        read, suspended = kit.serial, set[str]()
         while not stop.wait(SUPERVISE_SECONDS):
             try:
                 if broker is not None:
                     broker.restart_if_dead()
                 waiting.update(time())
-                if (now := file.stat().st_mtime_ns) != read:
+                if suspended != (found := {name for name in kit.children if presence.suspended(name)}):
+                    suspended = found
+                    blobs.disconnect_revoked()
+                if (now := kit.serial) != read:
                     read = now
-                    log("the list of members has changed")
+                    log(f"the list of members has changed: its serial number is {now}")
                     blobs.disconnect_revoked()
                     if broker is not None:
                         broker.reload()

@@ -1,69 +1,31 @@
 """The status of the nodes below a coordinator or a region: who is connected, what is awaited, what was refused.
 
-Every agent sends a heartbeat each few seconds, with its phase, version and clock. The `HeartbeatListener` writes it to
-the journal, from which `hansa status` reads, also while the coordinator is down.
+The parent's listener (listener.py) writes heartbeats to the journal, from which `hansa status` reads, also while the
+coordinator is down.
 """
 
 import json
 import sqlite3
-import threading
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from importlib.metadata import version
-from math import isfinite
 from pathlib import Path
 from time import time
 from typing import Any
 
-from hansa.core.errors import UserError, parse_json, printable
+from hansa.core.errors import UserError
 from hansa.deploy.lock_file import is_locked
-from hansa.deploy.network.journal import OPEN, Journal
-from hansa.deploy.network.retry import GaveUp
-from hansa.deploy.network.session import Session
+from hansa.deploy.network.journal import HEARTBEAT, OPEN, Journal
+from hansa.deploy.network.presence import SUSPENDED
 
 SERVER_FOLDER = "server"  # the files of a server session, in the run directory
 JOURNAL = "journal.sqlite"
 AWAY_SECONDS = 20.0  # without a heartbeat, after which a node counts as away
 MAX_SKEW = 30.0  # seconds between two clocks before the status marks it
 WAITING_SECONDS = 15.0  # for which a request is open before the log mentions it
-HEARTBEAT = "heartbeat:"  # prefix of heartbeats among the journal's facts
-MAX_HEARTBEAT_BYTES = 4096
-PHASES = ("idle", "fetching", "working", "sending")
 COLUMNS = ["node", "", "phase", "awaited", "version", "clock", "refused"]
-
-
-class HeartbeatListener:
-    """Writes the heartbeats of the nodes below to the journal, in a thread and on a connection of its own.
-
-    ``open`` makes a session that ends when its argument returns true; ``names``: heartbeat subject → node.
-    """
-
-    def __init__(self, open: Callable[[Callable[[], bool]], Session], names: dict[str, str], journal: Journal) -> None:
-        self._stop = threading.Event()
-        self._session, self._names, self._journal = open(self._stop.is_set), names, journal
-        self._session.do(lambda connection: None)  # connect before any request is sent, to miss no heartbeat
-        self._thread = threading.Thread(target=self._listen, name="hansa-heartbeats", daemon=True)
-        self._thread.start()
-
-    def _listen(self) -> None:
-        try:
-            while not self._stop.is_set():
-                message = self._session.next(0.5)
-                if message is None or message.subject not in self._names or len(message.payload) > MAX_HEARTBEAT_BYTES:
-                    continue
-                if found := parse_heartbeat(bytes(message.payload), time()):
-                    self._journal.set_fact(HEARTBEAT + self._names[message.subject], found)
-        except GaveUp:
-            pass
-        finally:
-            self._session.close()
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._stop.set()
-        self._thread.join()
 
 
 class WaitingLog:
@@ -92,18 +54,6 @@ class WaitingLog:
             self._log(text)
 
 
-def parse_heartbeat(payload: bytes, now: float) -> dict[str, Any] | None:
-    """Return a node's phase, version and clock skew, with the time of arrival; None if the payload is malformed."""
-    try:
-        sent = parse_json(payload)
-        phase, release, at = sent["phase"], sent["version"], float(sent["at"])
-    except (ValueError, TypeError, KeyError):
-        return None
-    if phase not in PHASES or not isinstance(release, str) or not isfinite(at):
-        return None
-    return {"phase": phase, "version": printable(release, 40), "last_seen": now, "skew": at - now}
-
-
 @dataclass(frozen=True)
 class NodeStatus:
     """The status of one node. Times are seconds since 1970."""
@@ -117,6 +67,8 @@ class NodeStatus:
     awaited: str  # the request that the node has not answered yet
     deadline: float | None  # of that request
     refused: int  # envelopes and connections of the node that were refused
+    serial: int | None = None  # of the node's list of members
+    suspended: str = ""  # why the node is suspended
 
     @property
     def row(self) -> list[str]:
@@ -124,6 +76,7 @@ class NodeStatus:
         state = "connected" if self.connected else "away" if self.last_seen else "never seen"
         if self.last_seen and not self.connected:
             state += f" since {format_time(self.last_seen)}"
+        state = f"SUSPENDED ({state})" if self.suspended else state
         awaited = f"{self.awaited} until {format_time(self.deadline)}" if self.deadline else self.awaited
         skew = "" if self.skew is None else f"{self.skew:+.1f} s" + (" !" if self.clock_off else "")
         release = self.version + (" !" if self.other_version else "")
@@ -171,8 +124,14 @@ def read_status(folder: Path, now: float) -> list[NodeStatus]:
     heartbeats = {
         name.removeprefix(HEARTBEAT): json.loads(value) for name, value in facts.items() if name.startswith(HEARTBEAT)
     }
+    suspended = {
+        name.removeprefix(SUSPENDED): str(json.loads(value)["reason"])
+        for name, value in facts.items()
+        if name.startswith(SUSPENDED)
+    }
     children = json.loads(facts.get("children", "[]"))
-    return [_status(name, heartbeats.get(name, {}), awaited.get(name, ("", None)), refused, now) for name in children]
+    found = [_status(name, heartbeats.get(name, {}), awaited.get(name, ("", None)), refused, now) for name in children]
+    return [replace(node, suspended=suspended.get(node.node, "")) for node in found]
 
 
 def read_refusals(folder: Path) -> list[RefusalCount]:
@@ -191,6 +150,16 @@ def footnotes(nodes: list[NodeStatus]) -> list[str]:
         )
     if off := [node.node for node in nodes if node.clock_off]:
         notes.append(f"! the clock differs by more than {MAX_SKEW:.0f} s: {', '.join(off)}; synchronise it")
+    for node in nodes:
+        if node.suspended:
+            notes.append(
+                f"ALARM: {node.node} is suspended: {node.suspended}; let the authority sign a new key for it, or run "
+                f"'hansa kit resolve RUN {node.node}'"
+            )
+    serials = {node.serial for node in nodes if node.serial is not None and node.connected}
+    if len(serials) > 1:
+        lists = ", ".join(f"{node.node} {node.serial}" for node in nodes if node.serial is not None and node.connected)
+        notes.append(f"! different lists of members (serial numbers): {lists}")
     return notes
 
 
@@ -216,7 +185,9 @@ def _status(
     connected = last is not None and now - last < AWAY_SECONDS
     phase = heartbeat.get("phase", "") if connected else ""
     release, skew = heartbeat.get("version", ""), heartbeat.get("skew")
-    return NodeStatus(name, connected, last, phase, release, skew, *awaited, refused.get(name, 0))
+    return NodeStatus(
+        name, connected, last, phase, release, skew, *awaited, refused.get(name, 0), heartbeat.get("serial")
+    )
 
 
 def as_dict(nodes: list[NodeStatus], refused: list[RefusalCount], running: bool) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Build a model from a Hugging Face folder or hub id, or from a preset with random weights."""
 
-from threading import Lock
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +14,8 @@ from hansa.models.settings import Model
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-ONE_AT_A_TIME = Lock()  # while transformers builds a model, it patches torch functions for all threads
+# While transformers builds a model, it patches torch functions for all threads; the seed is the process's, too.
+ONE_AT_A_TIME = RLock()
 
 SIZES = {"mini": (2, 64, 2), "tiny": (2, 128, 2), "small": (4, 256, 4), "base": (12, 768, 12)}  # layers, width, heads
 AUTO = {
@@ -128,7 +129,7 @@ def initial(
     seed: int,
 ) -> "PreTrainedModel":
     """The model that training starts from. Random weights depend on the seed only."""
-    with torch_seeded(seed, "initial weights"):
+    with ONE_AT_A_TIME, torch_seeded(seed, "initial weights"):
         if settings.preset is not None:
             model = preset(settings.preset, auto, tokenizer, max_length, settings.dropout, labels)
         else:

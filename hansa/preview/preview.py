@@ -14,6 +14,7 @@ from hansa.config.method import build_method
 from hansa.config.nodes import ROOT, repeats, walk
 from hansa.config.outline import Branch, outline, ratios
 from hansa.config.tree import holders, is_tree
+from hansa.core.claims import UNSTATED_SHARE, largest_count
 from hansa.core.errors import DataError
 from hansa.core.messages import Update
 from hansa.core.model_parts import parts
@@ -77,6 +78,7 @@ class Preview:
             "silos": [vars(s) for s in self.silos],
             "languages": {name: vars(share) for name, share in self.languages.items()},
             "sampling": self.sampling,
+            "claims": self.claims,
             "parameters": self.parameters,
             "traffic_per_round": self.traffic.total if self.traffic else None,
             "traffic": vars(self.traffic) if self.traffic else None,
@@ -96,6 +98,18 @@ class Preview:
             name: LanguagePreview(round(texts[name]), of_round[name], weights[name] if known else None)
             for name in texts
         }
+
+    @property
+    def claims(self) -> str:
+        """How far the weight of a silo may follow the number of samples that it claims."""
+        share = self.federation.participation.max_share
+        if share is not None:
+            return f"no silo counts more than {share:.0%} of all training samples, whatever it claims"
+        return (
+            "a silo's weight follows the samples that it claims when the run begins, without a bound; between "
+            f"organisations a silo that claims more than {UNSTATED_SHARE:.0%} of all is left out (participation.max_share "
+            "sets a bound)"
+        )
 
     @property
     def tree(self) -> Branch | None:
@@ -144,7 +158,9 @@ def _weights(federation: Federation, silos: list[SiloPreview]) -> list[float] | 
     known = method.weighting.known_before_training and method.aggregator.linear
     if federation.kind != "federated" or not known or is_tree(federation):
         return [None] * len(silos)
-    weights = {s.name: _weighing(federation)(s.samples) for s in silos}
+    counts, share = [s.samples for s in silos], federation.participation.max_share
+    most = max(counts) if share is None else largest_count(counts, share)
+    weights = {s.name: _weighing(federation)(min(s.samples, most)) for s in silos}
     cap = federation.secure_aggregation.max_share if federation.secure_aggregation is not None else 1.0
     return list(capped(weights, cap).values())
 

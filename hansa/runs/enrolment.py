@@ -1,34 +1,51 @@
 """Enrolment before the first round: which silos take part, with what data.
 
 In a simulation every silo must answer. Between organisations a silo whose data cannot be read, whose policy forbids it,
-or whose reply is invalid does not stop the others: it is left out with the reason, and the quorum decides whether the
-run begins. When the coordinator is restarted, silos that answered before are not asked again; the others are, until a
-round's deadline.
+whose clock is wrong, or whose reply is invalid does not stop the others: it is left out with the reason. A silo that does
+not answer is awaited until `participation.enrolment` (by default the deadline of a round), and longer only while the
+quorum is missing. When the coordinator is restarted, silos that answered before are not asked again; the others are.
 """
 
 from collections.abc import Callable, Mapping
 from math import ceil
+from time import monotonic
 from typing import TypeVar
 
+from hansa.core.claims import outsized
 from hansa.core.errors import DataError, RunFailed
 from hansa.core.link import Link
-from hansa.core.messages import CollectVocabulary, DataCard, DescribeData, Failure, NodeId, VocabularyCounts
-from hansa.core.participation import Participation, deadline_of
+from hansa.core.messages import (
+    NO_ANSWER,
+    CollectVocabulary,
+    DataCard,
+    DescribeData,
+    Failure,
+    NodeId,
+    VocabularyCounts,
+)
+from hansa.core.participation import Participation, enrolment_deadline
 from hansa.core.round import MAX_SAMPLES
 from hansa.runs.callbacks import RunCallbacks
 from hansa.runs.ledger import Ledger
+
+MAX_WAIT_SECONDS = 7 * 86400.0  # for the quorum
 
 T = TypeVar("T", VocabularyCounts, DataCard)
 
 
 def surveyed(
-    link: Link, names: list[NodeId], request: CollectVocabulary, quorum: float, ledger: Ledger, callbacks: RunCallbacks
+    link: Link,
+    names: list[NodeId],
+    request: CollectVocabulary,
+    participation: Participation,
+    ledger: Ledger,
+    callbacks: RunCallbacks,
 ) -> dict[NodeId, VocabularyCounts]:
     """Ask the silos for word pieces and labels; return the valid replies.
 
     Raises `RunFailed` if fewer than the quorum answer.
     """
-    found, lost = _gather(link, names, request, VocabularyCounts, _bad_counts, quorum)
+    found, lost = _gather(link, names, request, VocabularyCounts, _bad_counts, participation, callbacks)
     _note(lost, ledger, callbacks)
     return found
 
@@ -57,9 +74,12 @@ def described(
         return wrong
 
     before = {name: known[name] for name in names if name in known}
-    deadline = deadline_of(participation) if before else None
     rest = [name for name in names if name not in before]
-    found, lost = _gather(link, rest, DescribeData(), DataCard, odd, participation.quorum, deadline, before)
+    found, lost = _gather(link, rest, DescribeData(), DataCard, odd, participation, callbacks, before)
+    if remote and participation.max_share is None:
+        large = outsized({name: card.samples() for name, card in found.items()})
+        found, lost = {name: card for name, card in found.items() if name not in large}, lost | large
+        _check_quorum(found, lost, len(names), participation, DescribeData.__name__)
     _note(lost, ledger, callbacks)
     return {name: found[name] for name in names if name in found}
 
@@ -70,27 +90,57 @@ def _gather(
     request: CollectVocabulary | DescribeData,
     kind: type[T],
     flaw: Callable[[NodeId, T], str],
-    quorum: float,
-    deadline: float | None = None,
+    participation: Participation,
+    callbacks: RunCallbacks,
     known: Mapping[NodeId, T] | None = None,
 ) -> tuple[dict[NodeId, T], dict[NodeId, str]]:
-    """Replies that can be used, with those ``known`` before, and why others gave none."""
+    """Replies that can be used, with those ``known`` before, and why others gave none.
+
+    Between organisations, silos that have not answered by the deadline are asked again while the quorum is missing:
+    without it the run cannot begin anyway.
+    """
     found: dict[NodeId, T] = dict(known or {})
     lost: dict[NodeId, str] = {}
-    everybody = len(found) + len(names)
-    for answer in link.ask(dict.fromkeys(names, request), deadline):
-        reply = answer.reply
-        if not isinstance(reply, kind):
-            lost[answer.node] = reply.reason if isinstance(reply, Failure) else f"it sent a {type(reply).__name__}"
-        elif wrong := flaw(answer.node, reply):
-            lost[answer.node] = wrong
-        else:
-            found[answer.node] = reply
-    needed = ceil(quorum * everybody) if link.remote else everybody
-    if lost and len(found) < max(1, needed):
-        name, reason = next(iter(lost.items()))
-        raise RunFailed(f"silo '{name}' could not answer a {type(request).__name__} request: {reason}")
+    everybody, asked, began = len(found) + len(names), names, monotonic()
+    needed = max(1, ceil(participation.quorum * everybody)) if link.remote else everybody
+    while asked:
+        deadline = enrolment_deadline(participation) if link.remote else None
+        for answer in link.ask(dict.fromkeys(asked, request), deadline):
+            reply = answer.reply
+            lost.pop(answer.node, None)
+            if not isinstance(reply, kind):
+                lost[answer.node] = reply.reason if isinstance(reply, Failure) else f"it sent a {type(reply).__name__}"
+            elif wrong := flaw(answer.node, reply):
+                lost[answer.node] = wrong
+            else:
+                found[answer.node] = reply
+        away = [name for name in asked if lost.get(name) == NO_ANSWER]
+        possible = len(found) + len(away) >= needed > len(found)
+        asked = away if link.remote and possible and monotonic() - began < MAX_WAIT_SECONDS else []
+        if asked:
+            callbacks.say(
+                f"{len(found)} of {everybody} silos have answered, {needed} needed: asking again {_few(away)}"
+            )
+    _check_quorum(found, lost, everybody, participation, type(request).__name__, needed)
     return found, lost
+
+
+def _check_quorum(
+    found: Mapping[NodeId, object],
+    lost: Mapping[NodeId, str],
+    everybody: int,
+    participation: Participation,
+    request: str,
+    needed: int | None = None,
+) -> None:
+    needed = max(1, ceil(participation.quorum * everybody)) if needed is None else needed
+    if lost and len(found) < needed:
+        name, reason = next(iter(lost.items()))
+        raise RunFailed(f"silo '{name}' could not answer a {request} request: {reason}")
+
+
+def _few(names: list[NodeId]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} others" if len(names) > 5 else "")
 
 
 def _bad_counts(name: NodeId, found: VocabularyCounts) -> str:

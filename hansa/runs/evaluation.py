@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from time import perf_counter
 
-from hansa.client.evaluation import PARTS, deviations, whole
+from hansa.client.evaluation import deviations, whole
 from hansa.config.federation import Federation
 from hansa.core.errors import RunFailed
 from hansa.core.inner_node import InnerNode
-from hansa.core.messages import DataCard, Evaluate, Failure, NodeId, Request, Scores, no_tensors
+from hansa.core.messages import PARTS, DataCard, Evaluate, Failure, NodeId, Request, Scores, no_tensors
 from hansa.core.participation import deadline_of
 from hansa.core.state import ServerState
 from hansa.runs.callbacks import RunCallbacks

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from hansa.client.evaluation import PARTS, evaluate, whole
+from hansa.client.evaluation import evaluate, whole
 from hansa.client.host import SiloHost
 from hansa.client.personalisation import overall
 from hansa.client.runtime import Runtime
@@ -15,6 +15,7 @@ from hansa.config.tree import holders
 from hansa.core import device
 from hansa.core.errors import UserError, did_you_mean
 from hansa.core.learner import on_device
+from hansa.core.messages import PARTS
 from hansa.data import examples
 from hansa.data.source import Source
 from hansa.models import build

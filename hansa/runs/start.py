@@ -72,7 +72,7 @@ def _collected(
     request = CollectVocabulary(minimum if pieces else 0, labels)
     # A mixture would count its silos' words again.
     own = [ROOT] * bool(federation.root and federation.root.sources) + list(leaves(federation.silos))
-    replies = surveyed(link, own, request, federation.participation.quorum, ledger, callbacks)
+    replies = surveyed(link, own, request, federation.participation, ledger, callbacks)
     ledger.fact("survey", _released(replies, minimum, pieces))
     merged = merge(list(replies.values()))
     assert isinstance(merged, VocabularyCounts)

@@ -11,6 +11,7 @@ from hansa.client.state import StateFolder
 from hansa.config.federation import Federation
 from hansa.config.nodes import ROOT, Node, repeats, walk
 from hansa.config.tree import is_masked, masked_families
+from hansa.core.claims import bounded
 from hansa.core.errors import ConfigError
 from hansa.core.hierarchy import own_model
 from hansa.core.inner_node import InnerNode, OwnTree
@@ -37,6 +38,7 @@ def build_topology(host: SiloHost, link: Link, cards: Mapping[NodeId, DataCard])
     federation, method = host.runtime.federation, host.runtime.method
     builder = _Builder(host, link, cards, repeats(federation.silos) | {ROOT: 1})
     children, below = builder.children(federation.silos)
+    children = bounded(children, federation.participation.max_share)
     name = ROOT if method.hierarchy is not None else federation.name
     server = Server(name, children, below, method, round_settings(federation))
     mixture = federation.root is not None and federation.root.mixture
@@ -95,6 +97,7 @@ class _Builder:
         method = replace(method, participation=without_waiting(method.participation))
         if method.hierarchy is None:  # it averages, whatever the root does with the result
             method = replace(method, server=ServerSgd())
+        below = bounded(below, settings.participation.max_share)
         inner = self.node(Server(name, below, link, method, settings), node.rounds, node.mixture)
         held = self.child(name) if node.holds else Child(0, 0)
         samples = held.samples + sum(child.samples for child in below.values())
@@ -102,7 +105,7 @@ class _Builder:
         steps = node.rounds * inner.steps if method.hierarchy is not None else 0
         duration = _duration(name, below, settings, node.rounds)
         answer = self._masked(name, inner.answer, samples, method)
-        return self.host.guarded(name, answer), Child(samples, work, steps, duration)
+        return self.host.guarded(name, answer), Child(samples, work, steps, duration, claimed=samples)
 
     def _masked(
         self, name: NodeId, answer: Callable[[Request], Reply], samples: int, method: Method
@@ -133,9 +136,11 @@ class _Builder:
     def child(self, name: NodeId) -> Child:
         """What the parent of a node with data knows of it."""
         card, batch = self.cards[name], self.host.runtime.federation.train.batch
+        claimed = card.samples()
         if card.inner:
-            return Child(card.samples(), card.per_round, card.steps)
-        return Child(card.samples(), card.per_round, ceil(card.per_round / self.times[name] / batch))
+            return Child(claimed, card.per_round, card.steps, claimed=claimed)
+        steps = ceil(card.per_round / self.times[name] / batch)
+        return Child(claimed, card.per_round, steps, claimed=claimed)
 
     def _settings(self, name: NodeId, node: Node, method: Method) -> RoundSettings:
         """The settings of a region's rounds: its own participation; schedules go by its own rounds."""

@@ -21,6 +21,7 @@ from hansa.deploy.region import serve_region
 from hansa.deploy.request_reader import Answer
 from hansa.runs.callbacks import NoCallbacks
 from hansa.runs.run import Outcome
+from tests.policies import admit_everywhere
 
 NUMBERS = count()
 
@@ -44,6 +45,7 @@ def make_kits(federation: Federation, folder: Path, **options: object) -> Path:
     ports = free_ports(2 * len(serving))
     addresses = {n: f"localhost:{ports[2 * i]}+{ports[2 * i + 1]}" for i, n in enumerate(serving)}
     authority.create(federation, folder, addresses, int(str(options.get("days", 30))))
+    admit_everywhere(federation, folder)
     return folder
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from hansa.config.shared import shared_settings
 from hansa.core import wire
 from hansa.core.messages import CollectVocabulary, DescribeData, Failure, VocabularyCounts
 from hansa.deploy.agent import Agent
-from hansa.deploy.coordinator import shared_settings
 from hansa.deploy.join import SiloService
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.network.envelope import Envelope
@@ -157,7 +157,7 @@ def test_failures_are_not_stored(module_federation: Any, tmp_path: Path) -> None
         link.share_settings(shared_settings(module_federation).model_dump_json().encode())
         [refused] = link.ask({"north": CollectVocabulary(5)}, monotonic() + WAIT_SECONDS)
         assert isinstance(refused.reply, Failure)
-        assert "it has no rules" in refused.reply.reason
+        assert "its policy refuses" in refused.reply.reason
         policy.write_text(good)
         [answer] = link.ask({"north": CollectVocabulary(5)}, monotonic() + WAIT_SECONDS)
         assert not isinstance(answer.reply, Failure)

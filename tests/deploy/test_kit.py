@@ -31,7 +31,7 @@ def test_every_node_of_a_tree_gets_a_kit_of_its_own(federation: Build, tmp_path:
     assert kinds == {"coordinator": "coordinator", "west": "region", "north": "silo", "south": "silo", "east": "silo"}
     west, north = Kit(kits / "west").info, Kit(kits / "north").info
     assert west.parent is not None
-    assert (west.parent.node, west.children, west.rounds) == (COORDINATOR, ("north", "south"), 2)
+    assert (west.parent.node, Kit(kits / "west").children, west.rounds) == (COORDINATOR, ("north", "south"), 2)
     assert north.parent == west.serves
     assert [source.train for source in north.sources] == [""], "a kit holds no paths of the silo's data"
     for name in kinds:
@@ -42,7 +42,8 @@ def test_every_node_of_a_tree_gets_a_kit_of_its_own(federation: Build, tmp_path:
 
 def test_a_child_may_use_only_its_own_subjects(federation: Build, tmp_path: Path) -> None:
     kits = make_kits(federation(), tmp_path / "kits")
-    rules = json.loads(authorization(Kit(kits / COORDINATOR)).removeprefix("authorization "))
+    kit = Kit(kits / COORDINATOR)
+    rules = json.loads(authorization("small", kit.members(), [COORDINATOR]).removeprefix("authorization "))
     [north] = [user["permissions"] for user in rules["users"] if user["user"].startswith("north.")]
     for words in (*north["publish"]["allow"], *north["subscribe"]["allow"]):
         assert "north" in words.split(".")[-1] or words.endswith(".north.>")
@@ -147,7 +148,9 @@ def test_a_damaged_list_of_members_leaves_the_previous_one_in_use(
         assert kit.members() == before
     file.unlink()
     assert kit.members() == before
-    assert "the previous list of members stays in use" in caplog.text
+    assert "the newest list of members stays in use" in caplog.text
+    assert Kit(kits / "north").members() == before, "a restarted node uses the newest list that it has seen"
+    (kits / "north" / "members.newest.json").unlink()
     with pytest.raises(UserError, match=r"members.json cannot be used"):
         Kit(kits / "north")
     authority.revoke(kits, "south")

@@ -15,7 +15,7 @@ from hansa.deploy.join import SiloService
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.policy_enforcer import PolicyEnforcer
 from hansa.privacy.policy.audit_log import entries, verify
-from hansa.privacy.policy.guard import Guard
+from hansa.privacy.policy.guard import NO_RUN, Guard
 from hansa.privacy.policy.proposal import POLICY_FILE
 from tests.conftest import Build
 from tests.deploy.conftest import make_kits
@@ -58,7 +58,7 @@ def test_a_silo_without_a_policy_releases_nothing_and_both_sides_get_the_reason(
     with pytest.raises(RunFailed, match=r"silo 'north' could not answer .* policy refuses"):
         run_with_policies(settings, kits, tmp_path, log)
     assert "north refused a CollectVocabulary of coordinator" in caplog.text
-    assert {e["event"] for e in entries(tmp_path / "north" / "audit.jsonl")} == {"request", "refusal"}
+    assert {e["event"] for e in entries(tmp_path / "north" / "audit.jsonl")} == {"approved", "request", "refusal"}
 
 
 def test_the_policy_of_a_kit_is_for_its_federation_only(federation: Build, tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_the_policy_of_a_kit_is_for_its_federation_only(federation: Build, tmp_p
 
     enforcer = PolicyEnforcer.load(Kit(kits / "north"), None, tmp_path / "home")
     received = federation(name="other")
-    guard = enforcer.guard(lambda request: Failure("not asked"), Runtime(received, tmp_path))
+    guard = enforcer.guard(lambda request: Failure("not asked"), Runtime(received, tmp_path), NO_RUN)
     assert isinstance(guard, Guard)
     assert guard.purpose.federation == "small"
 

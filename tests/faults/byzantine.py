@@ -115,3 +115,47 @@ def curious_server() -> None:
         return found
 
     MaskingServer._ask, MaskingServer.extend = ask, extend  # type: ignore[method-assign]
+
+
+def clock_ahead() -> None:
+    """The clock of this process is 20 minutes ahead."""
+    _set_clock(1200.0)
+
+
+def clock_behind() -> None:
+    """The clock of this process is 20 minutes behind."""
+    _set_clock(-1200.0)
+
+
+def _set_clock(seconds: float) -> None:
+    from dataclasses import fields
+    from time import time
+
+    from hansa.deploy import agent
+    from hansa.deploy.network import envelope
+
+    def wrong() -> float:
+        return time() + seconds
+
+    agent.time = envelope.time = wrong  # type: ignore[attr-defined]
+    [dated] = [field for field in fields(envelope.Envelope) if field.name == "sent_at"]
+    defaults = envelope.Envelope.__init__
+
+    def init(self: Any, *args: Any, **values: Any) -> None:
+        defaults(self, *args, **({dated.name: wrong()} | values))
+
+    envelope.Envelope.__init__ = init  # type: ignore[method-assign]
+
+
+def waits_for_everybody() -> None:
+    """A coordinator that does not look at the clocks of its silos."""
+    from hansa.deploy.network.presence import Presence
+
+    Presence.reason_not_to_wait = lambda self, node: ""  # type: ignore[method-assign]
+
+
+def ignores_positions() -> None:
+    """A coordinator that does not look at the positions in heartbeats."""
+    from hansa.deploy.network.presence import Presence
+
+    Presence.overtaken = lambda self, node, envelope: 0  # type: ignore[method-assign]

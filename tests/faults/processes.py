@@ -23,6 +23,7 @@ from hansa.config.nodes import leaves
 from hansa.deploy import authority
 from hansa.deploy.kit import COORDINATOR
 from tests.deploy.conftest import free_ports
+from tests.policies import admit_everywhere
 
 WAIT_SECONDS = 300.0  # for a loaded machine
 
@@ -70,17 +71,19 @@ def run_command(
 ) -> None:
     """Run the command line in a process of the deployment.
 
-    ``behaviour``: a function of byzantine.py that changes the process; ``max_file_bytes``: a limit on the size of every
+    ``behaviour``: functions of byzantine.py or of tests/redteam/undefended.py that change the process, joined by '+';
+    ``max_file_bytes``: a limit on the size of every
     file that it writes. Another test may have started the parent process, so ``environment`` is passed explicitly.
     """
     os.setsid()
     os.environ.update(environment)
     if namespace:
         _enter(namespace)
-    if behaviour:
+    for one in filter(None, behaviour.split("+")):
         from tests.faults import byzantine
+        from tests.redteam import undefended
 
-        getattr(byzantine, behaviour)()
+        getattr(byzantine if hasattr(byzantine, one) else undefended, one)()
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
@@ -135,6 +138,7 @@ class Deployment:
         ports = free_ports(2 * len(serving))
         places = {n: f"localhost:{ports[2 * i]}+{ports[2 * i + 1]}" for i, n in enumerate(serving)}
         authority.create(federation, self.kits, {**places, **(addresses or {})}, 30)
+        admit_everywhere(federation, self.kits)
         self._context = get_context("forkserver")
         imported = ["hansa.deploy.coordinator", "hansa.deploy.region", "hansa.report.html", "hansa.models.preloaded"]
         self._context.set_forkserver_preload(imported)

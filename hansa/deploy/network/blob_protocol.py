@@ -25,7 +25,14 @@ class RequestRefused(Exception):
 
 
 class InvalidRequest(RequestRefused):
-    """A request that can never be fulfilled: repeating it changes nothing."""
+    """A request that can never be fulfilled: repeating it changes nothing.
+
+    ``detail``: the reason for the node's own operator, where the sender must not learn it.
+    """
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason)
+        self.detail = detail or reason
 
 
 class Interrupted(ConnectionError):

@@ -3,7 +3,7 @@
 A blob is named by the digest of its content: a broadcast is offered once, directly from memory; an interrupted transfer
 continues in either direction; a blob that is sent twice is stored once. Uploads are written to files, so that early
 replies wait on disk and survive a crash of the parent. A child may fetch what is offered to it, and upload the reply
-that it was asked for, up to its quota.
+that it was asked for, up to its quota. Strangers cannot turn members away (connection_table.py).
 
 Through the broker's store the same bytes took three times as long as plain gRPC: each is encrypted four times and
 written once.
@@ -14,6 +14,7 @@ import os
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,14 +33,14 @@ from hansa.deploy.network.blob_protocol import (
     receive_into,
     write_line,
 )
+from hansa.deploy.network.connection_table import ConnectionLimits, ConnectionTable, shut_down
 from hansa.deploy.network.envelope import Ref, is_digest
 from hansa.deploy.network.subjects import token
 from hansa.deploy.network.tls import Tls
 
-HANDSHAKE_SECONDS = 10.0
 IDLE_SECONDS = 3600.0
-MAX_CONNECTIONS = 1024
-MAX_CONNECTIONS_PER_NODE = 3
+BACKLOG = 1024  # connections that the kernel holds until they are accepted
+OUT_OF_DESCRIPTORS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 DISK_FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS, errno.EIO}
 
 Identify = Callable[[list[str]], str]  # the member that a certificate's names belong to; empty if there is none
@@ -75,6 +76,7 @@ class BlobServer:
         tls: Tls,
         identify: Identify,
         refused: Callable[[str, str], None],
+        limits: ConnectionLimits | None = None,
     ) -> None:
         self.folder, self._tls, self._identify, self._refused = folder, tls, identify, refused
         folder.mkdir(parents=True, exist_ok=True)
@@ -82,9 +84,10 @@ class BlobServer:
         self._quotas: dict[str, UploadQuota] = {}
         self._verified: set[Path] = set()  # files whose digest was checked
         self._lock = threading.Lock()
-        self._open: dict[socket.socket, str] = {}
+        self._connections = ConnectionTable(limits or ConnectionLimits())
         self._closing = False
-        self._socket = socket.create_server(address, reuse_port=False, backlog=256)
+        self._socket = socket.create_server(address, reuse_port=False, backlog=BACKLOG)
+        self._socket.settimeout(1.0)  # so that overdue handshakes are ended also when nobody connects
         threading.Thread(target=self._accept, name="hansa-blob-server", daemon=True).start()
 
     # ── for the parent's own process ──────────────────────────────────────────────────────────────────────────────
@@ -141,69 +144,61 @@ class BlobServer:
 
     def disconnect_revoked(self) -> None:
         """Close the connections of nodes that are no longer members."""
-        with self._lock:
-            connections = list(self._open)
-        for connection in connections:
+        for connection in self._connections.members():
             if isinstance(connection, ssl.SSLSocket) and not self._identify(certificate_names(connection)):
-                _shut_down(connection)
+                shut_down(connection)
 
     def close(self) -> None:
         """Stop listening and close all connections."""
         self._closing = True
-        _shut_down(self._socket)
-        with self._lock:
-            connections = list(self._open)
-        for connection in connections:
-            _shut_down(connection)
+        shut_down(self._socket)
+        with suppress(OSError):
+            self._socket.close()
+        self._connections.close_all()
 
     # ── connections of children ───────────────────────────────────────────────────────────────────────────────────
 
     def _accept(self) -> None:
         while not self._closing:
+            self._connections.close_overdue()
             try:
                 connection, peer = self._socket.accept()
-            except OSError:
-                return
-            with self._lock:
-                full = len(self._open) >= MAX_CONNECTIONS
-                if not full:
-                    self._open[connection] = ""
-            if full:
+            except TimeoutError:
+                continue
+            except OSError as error:
+                if self._closing or error.errno not in OUT_OF_DESCRIPTORS:
+                    return
+                self._connections.make_room()
+                time.sleep(0.05)  # their threads close them
+                continue
+            try:
+                secured = self._tls.wrap_socket(connection, server_side=True, handshake=False)
+            except OSError:  # it has ended already
                 connection.close()
                 continue
-            threading.Thread(target=self._serve, args=(connection, peer[0]), daemon=True).start()
+            self._connections.add(secured, peer[0])
+            threading.Thread(target=self._serve, args=(secured, peer[0]), daemon=True).start()
 
-    def _serve(self, connection: socket.socket, peer: str) -> None:
-        plain = connection
+    def _serve(self, connection: ssl.SSLSocket, peer: str) -> None:
         try:
-            connection.settimeout(HANDSHAKE_SECONDS)
-            connection = secured = self._tls.wrap_socket(connection, server_side=True)
-            node = self._identify(certificate_names(secured))
+            connection.settimeout(self._connections.limits.handshake_seconds)
+            connection.do_handshake()
+            node = self._identify(certificate_names(connection))
             if not node:
                 self._refused(peer, "its certificate at the blob server belongs to no member")
                 return
-            if self._admit(plain, connection, node):
+            if self._connections.admit(connection, node):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._serve_requests(connection, node)
+            else:
+                self._refused(node, "it opened too many connections to the blob server")
         except ssl.SSLError as error:
             self._refused(peer, f"no TLS connection to the blob server ({error.reason or error})")
         except (OSError, ValueError):
             pass  # the client is gone, and connects again if it needs something
         finally:
-            with self._lock:
-                self._open.pop(connection, None)
-                self._open.pop(plain, None)
+            self._connections.remove(connection)
             connection.close()
-
-    def _admit(self, plain: socket.socket, connection: socket.socket, node: str) -> bool:
-        with self._lock:
-            self._open.pop(plain, None)
-            full = list(self._open.values()).count(node) >= MAX_CONNECTIONS_PER_NODE
-            if not full:
-                self._open[connection] = node
-        if full:
-            self._refused(node, "it opened too many connections to the blob server")
-        return not full
 
     def _serve_requests(self, connection: socket.socket, node: str) -> None:
         while not self._closing:
@@ -303,10 +298,3 @@ def certificate_names(connection: ssl.SSLSocket) -> list[str]:
     """The identities in the peer's certificate."""
     certificate: Any = connection.getpeercert() or {}
     return [value for kind, value in certificate.get("subjectAltName", ()) if kind == "email"]
-
-
-def _shut_down(connection: socket.socket) -> None:
-    with suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
-    with suppress(OSError):
-        connection.close()

@@ -15,13 +15,16 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from hansa.core.errors import parse_json, printable
+from hansa.deploy.network.instance import FORMAT
 
-PROTOCOL = 3
+PROTOCOL = 4
 MAX_BYTES = 48 << 10
 MAX_SKEW = 600.0  # seconds: an envelope from further in the future comes from a wrong clock
 SIGNATURE_BYTES = 64
 MAX_TIME = 1e11  # seconds since 1970
 MAX_INTEGER = 1 << 53
+LEAVE = "Leave"  # the kind of the envelope by which a child leaves for good
+NO_RUN = "0" * 16  # in such an envelope, of a child that has not taken part in a run
 
 Ref = tuple[str, int]  # a blob: its digest and its size in bytes
 
@@ -42,6 +45,10 @@ class Identity(Protocol):
 
     def trusts(self, node: str) -> bool:
         """Whether a node is a member that was not revoked."""
+
+    @property
+    def serial(self) -> int:
+        """The serial number of the list of members."""
 
 
 class EnvelopeError(Exception):
@@ -66,6 +73,8 @@ class Envelope:
     start: Ref | None = None  # of a request: tokenizer, labels and initial weights
     deadline: float | None = None  # of a request: when the sender stops waiting, by the sender's clock
     sent_at: float = field(default_factory=time)
+    members: int = 0  # the serial number of the sender's list of members
+    instance: str = ""  # of a reply: the process that sends it (instance.py)
     protocol: int = PROTOCOL
 
     @property
@@ -89,10 +98,12 @@ FIELDS: Mapping[str, tuple[type, ...]] = {
     "start": (list, type(None)),
     "deadline": (int, float, type(None)),
     "sent_at": (int, float),
+    "members": (int,),
+    "instance": (str,),
     "protocol": (int,),
 }
 # Runs and requests become names of folders, kinds and vectors appear in logs: only these forms are accepted.
-FORMATS = {"run": r"[0-9a-f]{16}", "request": r"[0-9a-f]{32}", "kind": r"[A-Za-z]{1,40}"}
+FORMATS = {"run": r"[0-9a-f]{16}", "request": r"[0-9a-f]{32}", "kind": r"[A-Za-z]{1,40}", "instance": f"({FORMAT})?"}
 VECTOR_FORMAT = r"[a-z_][a-z0-9_.]{0,99}"
 
 
@@ -160,7 +171,7 @@ def _check_values(raw: Mapping[str, Any]) -> None:
     for name in ("run_started", "deadline", "sent_at"):
         if raw.get(name) is not None and not 0 <= raw[name] <= MAX_TIME:  # nor NaN
             raise EnvelopeError(f"the field '{name}' is not a valid time")
-    for name in ("sequence", "round"):
+    for name in ("sequence", "round", "members"):
         if name in raw and not 0 <= raw[name] < MAX_INTEGER:
             raise EnvelopeError(f"the field '{name}' is out of range")
 

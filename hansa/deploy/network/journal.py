@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from secrets import token_hex
 from time import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hansa.deploy.network.envelope import Envelope
 
@@ -24,6 +24,8 @@ create table if not exists refusals (node text, reason text, times integer, at r
 """
 MAX_REASONS = 200  # in all, so that invalid messages cannot fill the disk
 OPEN = "answered is null and failure is null"
+HEARTBEAT = "heartbeat:"  # prefix of heartbeats among the facts
+LEFT = "left:"  # prefix of the nodes that have left for good
 
 
 class OpenRequest(NamedTuple):
@@ -63,6 +65,14 @@ class Journal:
             self._db.execute("insert into facts values ('sequence', '1') on conflict do update set value = value + 1")
             [(value,)] = self._db.execute("select value from facts where name='sequence'").fetchall()
         return int(value)
+
+    def raise_sequence(self, least: int) -> None:
+        """Continue with numbers above ``least``."""
+        self._write(
+            "insert into facts values ('sequence', ?) on conflict do update "
+            "set value = max(cast(value as integer), cast(excluded.value as integer))",
+            (str(least),),
+        )
 
     def record_request(self, id: str, node: str, round: int, kind: str, deadline: float | None) -> None:
         """Note that a request is sent; nothing changes if it was sent before."""
@@ -126,6 +136,28 @@ class Journal:
     def set_fact(self, name: str, value: object) -> None:
         """Store a value under a name, for `hansa status`."""
         self._write("insert or replace into facts values (?,?)", (name, json.dumps(value)))
+
+    def fact(self, name: str) -> Any:
+        """The value that `set_fact` stored under a name; None if there is none."""
+        rows = self._rows("select value from facts where name=?", name)
+        return json.loads(rows[0][0]) if rows else None
+
+    def delete_fact(self, name: str) -> None:
+        """Forget what `set_fact` stored under a name."""
+        self._write("delete from facts where name=?", (name,))
+
+    def heartbeat(self, node: str) -> dict[str, Any]:
+        """The newest heartbeat of a node; empty if there was none."""
+        rows = self._rows("select value from facts where name=?", HEARTBEAT + node)
+        return dict(json.loads(rows[0][0])) if rows else {}
+
+    def record_leave(self, node: str) -> None:
+        """Note that a node has left for good."""
+        self.set_fact(LEFT + node, time())
+
+    def has_left(self, node: str) -> bool:
+        """Whether a node has left for good."""
+        return bool(self._rows("select 1 from facts where name=?", LEFT + node))
 
     def _rows(self, query: str, *arguments: object) -> list[tuple]:  # type: ignore[type-arg]
         with self._lock:

@@ -21,11 +21,22 @@ from hansa.core import wire
 from hansa.core.errors import RunFailed, printable
 from hansa.core.link import Answer
 from hansa.core.messages import NO_ANSWER, Failure, NodeId, Request, Train
+from hansa.deploy.network.attendance import Attendance
 from hansa.deploy.network.blob_protocol import digest
 from hansa.deploy.network.blob_server import BlobServer
 from hansa.deploy.network.connection import Connection, JetStreamError
-from hansa.deploy.network.envelope import Envelope, EnvelopeError, Identity, Ref, open_envelope, sign_envelope
+from hansa.deploy.network.envelope import (
+    LEAVE,
+    NO_RUN,
+    Envelope,
+    EnvelopeError,
+    Identity,
+    Ref,
+    open_envelope,
+    sign_envelope,
+)
 from hansa.deploy.network.journal import Journal
+from hansa.deploy.network.presence import EARLIER_PROCESS, Presence
 from hansa.deploy.network.retry import GaveUp
 from hansa.deploy.network.session import Session
 from hansa.deploy.network.subjects import Subjects
@@ -54,7 +65,8 @@ class MissingParts(RunFailed):
 class NatsLink:
     """The link to the children of a coordinator or a region; see the module.
 
-    ``refused`` is called with the name of a node whose envelope was rejected, and the reason.
+    ``presence`` says which children are suspended; ``refused`` is called with the name of a node whose envelope was
+    rejected, and the reason.
     """
 
     remote = True
@@ -67,19 +79,28 @@ class NatsLink:
         session: Session,
         blobs: BlobServer,
         journal: Journal,
+        presence: Presence,
         refused: Callable[[str, str], None],
     ) -> None:
-        self._identity, self._subjects, self._names = identity, subjects, tuple(children)
+        self._identity, self._subjects, self._presence = identity, subjects, presence
         self._session, self._blobs, self._journal, self._refused = session, blobs, journal, refused
-        self._children = {subjects.reply(name): name for name in children}
+        self._names: tuple[NodeId, ...] = ()
+        self._children: dict[str, NodeId] = {}
+        self.attendance = Attendance(journal, identity, presence)
         self._one_at_a_time = threading.Lock()
         self._settings: Ref | None = None
         self._start: Ref | None = None
         self._pending: dict[NodeId, PendingRequest] = {}
         self._replies: dict[NodeId, Envelope] = {}
         self._sent_on = 0  # the connection on which requests were sent; a reply cannot be missed while it lasts
-        journal.set_fact("children", list(children))
+        self.serve(children)
         session.do(self._create_stream)
+
+    def serve(self, children: Sequence[NodeId]) -> None:
+        """Set the nodes that this link reaches."""
+        self._names = tuple(children)
+        self._children = {self._subjects.reply(name): name for name in children}
+        self._journal.set_fact("children", list(children))
 
     @property
     def size(self) -> int:
@@ -95,7 +116,7 @@ class NatsLink:
         """Create the stream that stores the newest request and reply of every child on the broker's disk."""
         wanted = {
             "name": self._subjects.stream,
-            "subjects": [f"{self._subjects.root}.req.*", f"{self._subjects.root}.rep.*"],
+            "subjects": [f"{self._subjects.root}.{kind}.*" for kind in ("req", "rep", "note")],
             "storage": "file",
             "max_msgs_per_subject": 1,
             "max_msg_size": 64 << 10,
@@ -184,6 +205,7 @@ class NatsLink:
             settings=self._settings,
             start=self._start,
             deadline=deadline,
+            members=self._identity.serial,
         )
 
     def _request_id(self, node: NodeId, request: Request, vectors: dict[str, Ref]) -> str:
@@ -200,7 +222,7 @@ class NatsLink:
 
     def _send(self, nodes: list[NodeId], until: float) -> None:
         """Publish the requests together; those that are not acknowledged are published again on the next connection."""
-        left = dict.fromkeys(node for node in nodes if not self._revoked(node))
+        left = dict.fromkeys(node for node in nodes if not self.attendance.reason_not_to_wait(node))
         self._sent_on = self._session.connections
 
         def send(connection: Connection) -> None:
@@ -227,16 +249,21 @@ class NatsLink:
         while True:
             envelope = self._await_envelope(node, until)
             if envelope is None:
-                reason = "it was revoked" if self._revoked(node) else NO_ANSWER
+                reason = self.attendance.reason_not_to_wait(node) or NO_ANSWER
                 self._journal.record_failure(pending.envelope.request, reason)
                 return Answer(node, Failure(reason), pending.sent)
             try:
                 return self._read_reply(node, pending, envelope)
             except MissingParts:
                 del self._replies[node]
-                again = replace(pending.envelope, sequence=self._journal.next_sequence(), sent_at=time())
-                self._pending[node] = replace(pending, envelope=again)
-                self._send([node], until)
+                self._send_again(node, until)
+
+    def _send_again(self, node: NodeId, until: float) -> None:
+        """Send a request once more, with a new sequence number."""
+        pending = self._pending[node]
+        again = replace(pending.envelope, sequence=self._journal.next_sequence(), sent_at=time())
+        self._pending[node] = replace(pending, envelope=again)
+        self._send([node], until)
 
     def _read_reply(self, node: NodeId, pending: PendingRequest, envelope: Envelope) -> Answer:
         """The reply that an envelope announces; its tensors are mapped from the blob server's files."""
@@ -261,8 +288,11 @@ class NatsLink:
         """Wait for the reply of a node; None after the deadline. Replies of other nodes that arrive are kept."""
         checked = self._sent_on
         while node not in self._replies:
-            if monotonic() >= until or self._revoked(node):
+            if monotonic() >= until or self.attendance.reason_not_to_wait(node):
                 return None
+            if newer := self.attendance.overtaken(node, self._pending[node].envelope):
+                self._journal.raise_sequence(newer)
+                self._send_again(node, until)
             if checked != self._session.connections:  # a notification may have been missed between two connections
                 checked = self._session.connections
                 self._read_stored(node, until)
@@ -291,11 +321,19 @@ class NatsLink:
         ``notified``: it arrived just now, so it is not an old message that the broker still stores.
         """
         try:
-            if self._revoked(node):
+            if not self._identity.trusts(node):
                 raise EnvelopeError("its membership was revoked")
             envelope = open_envelope(data, node, self._identity.name, self._identity.public_key(node))
+            if reason := self._presence.refusal(envelope, stored=not notified):
+                if reason == EARLIER_PROCESS:
+                    return  # its newer process sends the reply again
+                raise EnvelopeError(reason)
         except EnvelopeError as error:
             self._refused(node, str(error))
+            return
+        if envelope.kind == LEAVE:
+            if envelope.run in (self._journal.run, NO_RUN):
+                self._journal.record_leave(node)
             return
         pending = self._pending.get(node)
         asked = pending.envelope if pending is not None else None
@@ -309,9 +347,6 @@ class NatsLink:
             self._journal.record_arrival(envelope.request)
         elif notified:
             self._refused(node, DUPLICATE_REPLY)
-
-    def _revoked(self, node: NodeId) -> bool:
-        return not self._identity.trusts(node)
 
     def _close_request(self, node: NodeId) -> None:
         self._pending.pop(node, None)

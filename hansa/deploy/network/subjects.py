@@ -1,8 +1,8 @@
 """Names of NATS subjects and streams, and the permissions of every node on them.
 
 Every child of a parent has a request subject (``req``, the parent writes), a reply subject (``rep``, the child writes)
-and a heartbeat subject. The stream stores the newest message of ``req`` and ``rep``. A child may use its own subjects
-only.
+a heartbeat subject and a subject of notes (``note``, the parent writes). The stream stores the newest message of
+``req``, ``rep`` and ``note``. A child may use its own subjects only.
 """
 
 import hashlib
@@ -47,6 +47,10 @@ class Subjects:
         """The subject of a child's heartbeats."""
         return f"{self.root}.heartbeat.{token(node)}"
 
+    def note(self, node: str) -> str:
+        """The subject of the parent's notes to a child."""
+        return f"{self.root}.note.{token(node)}"
+
     def inbox(self, node: str) -> str:
         """The prefix of the subjects on which the broker answers a node; no other node may subscribe to it."""
         return f"_INBOX.{self.root}.{token(node)}"
@@ -55,17 +59,25 @@ class Subjects:
         """The JetStream API subject that returns the newest stored message of a subject."""
         return f"$JS.API.DIRECT.GET.{self.stream}.{subject}"
 
+    def heard_by(self, node: str) -> list[str]:
+        """The subjects that a child hears: what its parent sends it, and what anyone sends under its own name."""
+        return [self.request(node), self.note(node), self.heartbeat(node), self.reply(node)]
+
     def child_permissions(self, node: str) -> dict[str, list[str]]:
         """The subjects on which a child may publish and subscribe."""
         return {
-            "publish": [self.reply(node), self.heartbeat(node), self.latest(self.request(node))],
-            "subscribe": [self.request(node), f"{self.inbox(node)}.>"],
+            "publish": [
+                self.reply(node),
+                self.heartbeat(node),
+                *map(self.latest, (self.request(node), self.note(node))),
+            ],
+            "subscribe": [*self.heard_by(node), f"{self.inbox(node)}.>"],
         }
 
     def parent_permissions(self) -> dict[str, list[str]]:
         """The subjects on which the parent may publish and subscribe."""
         api = [f"$JS.API.STREAM.{verb}.{self.stream}" for verb in ("CREATE", "UPDATE", "INFO", "PURGE")]
         return {
-            "publish": [f"{self.root}.req.*", *api, f"$JS.API.DIRECT.GET.{self.stream}.>"],
+            "publish": [f"{self.root}.req.*", f"{self.root}.note.*", *api, f"$JS.API.DIRECT.GET.{self.stream}.>"],
             "subscribe": [f"{self.root}.>", f"{self.inbox(self.parent)}.>"],
         }

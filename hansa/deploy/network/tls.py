@@ -18,10 +18,16 @@ class Tls:
         self._context = self._load()
 
     def wrap_socket(
-        self, plain: socket.socket, server_side: bool = False, server_hostname: str | None = None
+        self,
+        plain: socket.socket,
+        server_side: bool = False,
+        server_hostname: str | None = None,
+        handshake: bool = True,
     ) -> ssl.SSLSocket:
-        """Do the TLS handshake on a connected socket with the newest certificate."""
-        return self._newest().wrap_socket(plain, server_side=server_side, server_hostname=server_hostname)
+        """A TLS socket with the newest certificate; without ``handshake`` the caller does the handshake later."""
+        return self._newest().wrap_socket(
+            plain, server_side=server_side, do_handshake_on_connect=handshake, server_hostname=server_hostname
+        )
 
     def _newest(self) -> ssl.SSLContext:
         """Load the files again if they have changed; while they are being copied, the previous ones stay in use."""

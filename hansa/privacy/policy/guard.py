@@ -1,184 +1,88 @@
 """The guard of a node: enforces the node's policy on every request and reply, and writes both to its audit log.
 
-The guard judges twice: before the work, by what the request asks for; after it, by what the reply contains, tensor by
-tensor. A message or a field that this module does not list is refused, so that a new one cannot leave by accident.
+Before the work the guard judges the request: whether the approved settings imply it (request_limits.py), whether the
+policy's rules allow what the reply would release (rules.py), whether enough samples are behind it, and whether its
+model is one that this run may send (model_check.py). After the work it judges the reply, tensor by tensor, and removes
+scores with too few samples behind them. A message or a field that this module does not list is refused, so that a new
+one cannot leave by accident.
+
+The operator of the node finds the reason for a refusal in the log; between organisations the node that asked learns
+only that there was one.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, is_dataclass, replace
-from hashlib import sha256
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hansa.config.federation import Federation
-from hansa.config.nodes import walk
 from hansa.core import wire
-from hansa.core.codec import encoded_fields
-from hansa.core.encoding import EncodedUpdate
 from hansa.core.errors import HansaError, RunFailed
-from hansa.core.messages import (
-    AdvertisedKeys,
-    AdvertiseKeys,
-    CollectVocabulary,
-    DataCard,
-    DescribeData,
-    Evaluate,
-    Failure,
-    Knowledge,
-    Personalise,
-    PersonalScores,
-    Reply,
-    Request,
-    RevealedShares,
-    RevealShares,
-    Scores,
-    SecretShares,
-    ShareKnowledge,
-    ShareSecrets,
-    Train,
-    Update,
-    VocabularyCounts,
-)
-from hansa.core.tensors import Tensors
-from hansa.privacy.policy.audit_log import AUDIT_LOG, AuditLog
-from hansa.privacy.policy.rules import Kind, Policy, Purpose, ReleaseItem, Verdict
+from hansa.core.messages import Evaluate, Failure, Personalise, Reply, Request, Scores, ShareSecrets, Train, Update
+from hansa.privacy.policy.audit_log import AuditLog
+from hansa.privacy.policy.limits import Limits
+from hansa.privacy.policy.model_check import ModelHistory, Received, received_models
+from hansa.privacy.policy.releases import PartOf, digest, released_items, requested_items
+from hansa.privacy.policy.request_limits import RequestLimits
+from hansa.privacy.policy.rules import Policy, Purpose, ReleaseItem, Verdict
 
+REFUSED = "its policy refuses this request; the log of the silo says why"
 log = logging.getLogger("hansa.policy")
 
-# What each field of each reply releases; fields of an optional part are written ``part.field``.
-RELEASE_KINDS: Mapping[type, Mapping[str, Kind]] = {
-    VocabularyCounts: {"pieces": "word_pieces", "withheld": "word_pieces", "labels": "labels"},
-    DataCard: dict.fromkeys(("groups", "per_round", "problems", "inner", "steps"), "samples"),
-    Update: {
-        "gradient": "tensors",
-        "samples": "samples",
-        "seen": "samples",
-        "steps": "samples",
-        "loss": "metrics",
-        "seconds": "metrics",
-        "encoded": "tensors",
-        "movement": "metrics",
-        "masked.clipped": "tensors",
-        "below.failures": "metrics",
-        "below.sent": "metrics",
-        "below.received": "metrics",
-        "layers.residuals": "layers",
-        "layers.attention": "layers",
-        "layers.refused": "layers",
-        "layers.keys": "layers",
-        "shared_state": "tensors",
-    },
-    # Keys and shares serve the sum of the updates and release nothing beyond it.
-    AdvertisedKeys: {
-        "seal": "tensors",
-        "mask": "tensors",
-        "samples": "samples",
-        "model": "tensors",
-        "signature": "tensors",
-    },
-    SecretShares: {"sealed": "tensors"},
-    RevealedShares: {"shares": "tensors"},
-    Knowledge: dict.fromkeys(("tensors", "members", "lengths", "withheld"), "knowledge"),
-    Scores: {"sums": "metrics"},
-    PersonalScores: {
-        "gradient": "tensors",
-        "sums": "personal",
-        "losses": "personal",
-        "curves": "personal",
-        "alpha": "personal",
-    },
-}
-SHARED_STATE = "shared_state"  # the part of tensors of a method's shared state that the model does not have
-
 Answering = Callable[[Request], Reply]
-PartOf = Callable[[str], str]  # tensor → the part of the model that it belongs to; KeyError for other tensors
 
 
-def requested_items(request: object) -> list[ReleaseItem] | None:
-    """What the reply to a request would release, as far as the request shows; None for an unlisted request."""
-    match request:
-        case CollectVocabulary():
-            counts = [ReleaseItem("word_pieces", min_count=request.min_count)] if request.min_count else []
-            return counts + ([ReleaseItem("labels")] if request.labels else [])
-        case DescribeData():
-            return [ReleaseItem("samples")]
-        case ShareKnowledge():
-            return [ReleaseItem("knowledge")]
-        case Train():
-            held = request.knowledge is not None and request.knowledge.model_held
-            trains = request.model.layout.names or held or request.shared_state is not None
-            return [*([ReleaseItem("tensors")] if trains else []), ReleaseItem("samples"), ReleaseItem("metrics")]
-        case AdvertiseKeys():
-            return [ReleaseItem("tensors"), ReleaseItem("samples")]
-        case ShareSecrets() | RevealShares():
-            return [ReleaseItem("tensors")]
-        case Evaluate():
-            return [ReleaseItem("metrics")]
-        case Personalise():
-            return [ReleaseItem("personal")] + ([ReleaseItem("tensors")] if request.share else [])
-        case _:
-            return None
+@dataclass(frozen=True)
+class Behind:
+    """How many samples a release stands for.
+
+    ``groups``: for scores, by the name under which they leave; ``patients``: None where rows name no patients.
+    """
+
+    samples: int = 0
+    patients: int | None = None
+    groups: Mapping[str, int] = field(default_factory=dict)
 
 
-def released_items(reply: Reply, request: Request, part_of: PartOf) -> list[ReleaseItem] | None:
-    """What a reply contains; None if it has a field that is not listed, or a tensor that is not of the model."""
-    kinds, present = RELEASE_KINDS.get(type(reply)), dict(nonempty_fields(reply))
-    if kinds is None or any(name not in kinds for name in present):
-        return None
-    min_count = request.min_count if isinstance(request, CollectVocabulary) else 0
-    found: dict[Kind, ReleaseItem] = {}
-    for name, value in present.items():
-        kind = kinds[name]
-        parts: frozenset[str] = frozenset()
-        if kind == "tensors":
-            try:
-                of = state_part(part_of) if name == SHARED_STATE else part_of
-                parts = frozenset(map(of, _tensor_names(value)))
-            except KeyError:
-                return None
-        earlier = found.get(kind, ReleaseItem(kind))
-        found[kind] = ReleaseItem(kind, earlier.parts | parts, min_count if kind == "word_pieces" else 0)
-    return list(found.values())
+@dataclass(frozen=True)
+class RunContext:
+    """The run that requests belong to, for the audit log: its id, the digests of its settings and of its start."""
+
+    run: str = ""
+    settings: str = ""
+    start: str = ""
+
+    def entry(self, request: Request, models: Sequence[Received] | None = None) -> dict[str, Any]:
+        """What every entry of an audit log about a request names; ``models``: the request's, if they are known."""
+        entry: dict[str, Any] = {"message": type(request).__name__, "round": getattr(request, "round", 0)}
+        entry |= {name: value for name, value in vars(self).items() if value}
+        for received in (received_models(request) if models is None else models)[:1]:
+            entry["model"] = received.digest
+        if isinstance(request, Evaluate):
+            entry |= {"split": request.split, "parts": request.parts, "share": request.share}
+        return entry
 
 
-def state_part(part_of: PartOf) -> PartOf:
-    """Return ``part_of`` for tensors of a method's shared state: those that the model lacks are `SHARED_STATE`."""
-
-    def part(tensor: str) -> str:
-        try:
-            return part_of(tensor)
-        except KeyError:
-            return SHARED_STATE
-
-    return part
+NO_RUN = RunContext()
 
 
-def nonempty_fields(message: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The fields of a message that are not empty, with their values; those of an optional part as ``part.field``."""
-    for name, _ in encoded_fields(message.__class__):
-        value = getattr(message, name)
-        if is_dataclass(value) and not isinstance(value, Tensors | EncodedUpdate):
-            yield from nonempty_fields(value, f"{prefix}{name}.")
-        elif not _empty(value):
-            yield prefix + name, value
+@dataclass(frozen=True)
+class SiloChecks:
+    """What a guard checks at a silo, beside its rules; regions leave it to the silos below them."""
 
-
-def _tensor_names(value: Any) -> tuple[str, ...]:
-    """The names of the tensors in the value of a field."""
-    return value.layout.names if isinstance(value, Tensors) else value.names if isinstance(value, EncodedUpdate) else ()
-
-
-def _empty(value: Any) -> bool:
-    return not _tensor_names(value) if isinstance(value, Tensors | EncodedUpdate) else not value
+    requests: RequestLimits
+    models: ModelHistory
+    behind: Callable[[Request], Behind]
+    needs_losses: bool = False  # the method's weights follow from losses, so that they cannot be withheld
 
 
 @dataclass(frozen=True)
 class Guard:
     """Answers requests with a node's ``answer``, within its policy.
 
-    ``to``: the name of the node that asks, for the audit log. The policy file is read for every request, so that a
-    change by its operator takes effect at once.
+    ``to``: the name of the node that asks, for the audit log; ``explain``: tell it why a request is refused, as in a
+    simulation, where both belong to the same person. The policy file is read for every request, so that a change by
+    its operator takes effect at once.
     """
 
     answer: Answering
@@ -187,14 +91,17 @@ class Guard:
     log: AuditLog
     part_of: PartOf
     to: str
+    context: RunContext = NO_RUN
+    checks: SiloChecks | None = None
+    explain: bool = True
 
     def __call__(self, request: Request) -> Reply:
-        """The node's reply, or a `Failure` with the reason where the policy refuses the request or the reply."""
-        entry = {"message": type(request).__name__, "round": getattr(request, "round", 0), "to": self.to}
-        policy, items = Policy.read(self.policy), requested_items(request)
-        self.log.add("request", **entry, bytes=wire.size(request) if items is not None else 0)
-        masked = bool(roster_of(request))
-        refusal, _ = _judge(policy, purpose_of_request(self.purpose, request, masked), items, type(request).__name__)
+        """The node's reply, or a `Failure` where the policy refuses the request or the reply."""
+        policy, models = Policy.read(self.policy), received_models(request)
+        entry = self.context.entry(request, models) | {"to": self.to}
+        refusal, figures = self._judge_request(policy, request, models)
+        known = requested_items(request) is not None
+        self.log.add("request", **entry | figures, bytes=wire.size(request) if known else 0)
         if refusal:
             return self._refuse(entry, refusal)
         reply = self._work(request, entry)
@@ -202,15 +109,73 @@ class Guard:
             self.log.add("failed", **entry, reason=reply.reason)
             return reply
         entry["message"] = type(reply).__name__
-        masked = masked and (not isinstance(reply, Update) or reply.masked is not None)
+        return self._release(policy, request, reply, entry)
+
+    def _judge_request(self, policy: Policy, request: Request, models: list[Received]) -> tuple[str, dict[str, Any]]:
+        """Why a request is refused, empty if it is not, and figures for the audit log."""
+        masked = bool(roster_of(request))
+        items = requested_items(request)
+        if isinstance(request, Train) and items is not None and not self._keeps_losses:
+            items = [item for item in items if item.kind != "metrics"]  # what no rule releases is left out of the reply
+        refusal, _ = _judge(policy, purpose_of_request(self.purpose, request, masked), items, type(request).__name__)
+        if refusal or self.checks is None:
+            return refusal, {}
+        refusal = self.checks.requests.objection(request) or self._too_few(policy.limits, request)
+        if refusal:
+            return refusal, {}
+        judged = self.checks.models.judge(request, models, policy.limits)
+        return judged.refusal, judged.figures
+
+    @property
+    def _keeps_losses(self) -> bool:
+        return self.checks is not None and self.checks.needs_losses
+
+    def _too_few(self, limits: Limits, request: Request) -> str:
+        """Why too little data is behind an update or a personal model; empty if there is enough."""
+        assert self.checks is not None
+        if isinstance(request, Personalise):
+            few = {name: n for name, n in self.checks.behind(request).groups.items() if n < limits.min_samples}
+            return "" if not few else _few(f"scores of {min(few)}", few[min(few)], limits.min_samples, "min_samples")
+        if not isinstance(request, Train):
+            return ""
+        behind = self.checks.behind(request)
+        if behind.samples < limits.min_update_samples:
+            return _few("an update", behind.samples, limits.min_update_samples, "min_update_samples")
+        if behind.patients is None and limits.min_update_patients:
+            return "the policy has min_update_patients, and the settings name no field for patients (privacy.field)"
+        if behind.patients is not None and behind.patients < limits.min_update_patients:
+            return _few("an update", behind.patients, limits.min_update_patients, "min_update_patients", "patients")
+        return ""
+
+    def _release(self, policy: Policy, request: Request, reply: Reply, entry: dict[str, Any]) -> Reply:
+        """What of a reply leaves: all of it, less what the policy withholds, or a refusal."""
+        masked = bool(roster_of(request)) and (not isinstance(reply, Update) or reply.masked is not None)
         purpose = purpose_of_request(self.purpose, request, masked)
+        reply, withheld = self._without_metrics(policy, purpose, request, reply)
+        if isinstance(reply, Scores) and isinstance(request, Evaluate) and self.checks is not None:
+            reply, few = _without_small_groups(reply, self.checks.behind(request), policy.limits.min_samples)
+            withheld += few
+            if few and not reply.sums:
+                return self._refuse(entry, f"no group has {policy.limits.min_samples} samples (limits.min_samples)")
         items = released_items(reply, request, self.part_of)
         refusal, verdicts = _judge(policy, purpose, items, type(reply).__name__)
         if refusal:
             return self._refuse(entry, refusal)
         rules = {verdict.item.kind: verdict.rule for verdict in verdicts}
-        self.log.add("release", **entry, bytes=wire.size(reply), digest=digest(reply), rules=rules)
+        left = {"withheld": withheld} if withheld else {}
+        self.log.add("release", **entry, **left, bytes=wire.size(reply), digest=digest(reply), rules=rules)
         return reply
+
+    def _without_metrics(
+        self, policy: Policy, purpose: Purpose, request: Request, reply: Reply
+    ) -> tuple[Reply, list[str]]:
+        """An update without losses and times, where no rule releases metrics; and what was left out."""
+        if not isinstance(reply, Update) or self._keeps_losses or not isinstance(request, Train):
+            return reply, []
+        if policy.judge(ReleaseItem("metrics"), purpose).allowed:
+            return reply, []
+        plain = replace(reply, loss=0.0, seconds=0.0, movement=(), below=None)
+        return plain, ["metrics"]
 
     def _work(self, request: Request, entry: dict[str, Any]) -> Reply:
         """The node's own reply. An error's message may quote the silo's text, so only the error's type is released."""
@@ -227,7 +192,17 @@ class Guard:
         """Write a refusal to the operator's log and to the audit log; return it for the node that asked."""
         log.warning("%s refused a %s of %s: %s", self.log.node, entry["message"], self.to, reason)
         self.log.add("refusal", **entry, reason=reason)
-        return Failure(f"its policy refuses: {reason}")
+        return Failure(f"its policy refuses: {reason}" if self.explain else REFUSED)
+
+
+def _few(what: str, seen: int, needed: int, setting: str, unit: str = "samples") -> str:
+    return f"{seen} {unit} are behind {what}, and the policy needs {needed} (limits.{setting})"
+
+
+def _without_small_groups(scores: Scores, behind: Behind, least: int) -> tuple[Scores, list[str]]:
+    """Scores without the groups and parts that stand for fewer than ``least`` samples, and the names of those."""
+    few = sorted(name for name in scores.sums if behind.groups.get(name, 0) < least)
+    return replace(scores, sums={name: sums for name, sums in scores.sums.items() if name not in few}), few
 
 
 def roster_of(request: Request) -> Mapping[str, tuple[str, ...]]:
@@ -256,23 +231,3 @@ def _judge(
         return f"no rule can allow this {message}, because it has content that policies do not know", []
     verdicts = [policy.judge(item, purpose) for item in items]
     return next((f"{v.item.kind} may not leave: {v.reason}" for v in verdicts if not v.allowed), ""), verdicts
-
-
-def digest(message: Any) -> str:
-    """SHA-256 of a message: of its header and its tensors, in hexadecimal."""
-    header, vectors = wire.split(message)
-    found = sha256(header.encode())
-    for vector in vectors.values():
-        values: Any = vector.contiguous().numpy()
-        found.update(values)
-    return found.hexdigest()
-
-
-def guarded(name: str, federation: Federation, folder: Path, answer: Answering, part_of: PartOf) -> Answering:
-    """Return ``answer`` of a simulated node behind a `Guard`, if the federation file names a policy for the node."""
-    node = dict(walk(federation.silos)).get(name)
-    if node is None or node.policy is None:
-        return answer
-    audit_log = AuditLog(folder / "silos" / name / AUDIT_LOG, name)
-    purpose = Purpose.of(federation, name)
-    return Guard(answer, Path(node.policy), purpose, audit_log, part_of, f"federation {federation.name}")

@@ -30,7 +30,8 @@ from hansa.core.tensors import Layout, Tensors
 from hansa.models import build
 from hansa.models.adapt import adapt
 from hansa.models.tokenizer import byte_tokenizer
-from hansa.privacy.policy.guard import purpose_of_request, requested_items, state_part
+from hansa.privacy.policy.guard import purpose_of_request
+from hansa.privacy.policy.releases import requested_items, state_part
 from hansa.privacy.policy.rules import Kind, Policy, Purpose, ReleaseItem, Verdict
 from hansa.tasks.base import TASKS, LabelledTask, Task
 

@@ -36,12 +36,15 @@ def propose_policy(federation: Federation) -> dict[str, Any]:
     }
     release |= {kind: True for kind, asked in needed.items() if asked}
     scope = {"federations": [federation.name], "methods": [federation.method.name]}
+    # Random weights move far while they learn the most; pre-trained ones do not.
+    fresh = federation.model.preset is not None or federation.model.fresh
+    limits = {"limits": {"max_model_step": 1.0, "max_model_drift": 10.0}} if fresh else {}
     if federation.secure_aggregation is None:
-        return {"rules": {federation.name: {**scope, "release": release}}}
+        return {"rules": {federation.name: {**scope, "release": release}}} | limits
     # Updates leave masked or not at all, also if the coordinator removes 'secure_aggregation' from its settings later.
     personal = {kind: release.pop(kind) for kind in ("personal",) if kind in release}
     rules = {federation.name: {**scope, "release": release, "require": {"secure_aggregation": True}}}
-    return {"rules": rules | ({"personal models": {**scope, "release": personal}} if personal else {})}
+    return {"rules": rules | ({"personal models": {**scope, "release": personal}} if personal else {})} | limits
 
 
 def policy_template(federation: Federation) -> str:

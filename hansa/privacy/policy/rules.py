@@ -13,8 +13,9 @@ rules:
       knowledge: false              # what silos share before training, such as FedKC's centroids
       layers: false                 # WorldLM: layers for other nodes, and attention weights
       personal: false               # scores of the silo's personal models
-    require: {cohort: 3, epsilon: 8, secure_aggregation: false}
+    require: {cohort: 3, epsilon: 8, secure_aggregation: false, secure_metrics: false}
 within: jurisdiction.yaml           # another policy, which must allow the release too
+limits: …   budget: …   approve: …  # see limits.py
 
 What no rule allows does not leave. A policy that is missing or invalid allows nothing and states why. Without secure
 aggregation the server sees every update by itself: ``cohort`` is then what the federation file promises, not something
@@ -22,7 +23,7 @@ that the silo can verify.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -37,6 +38,7 @@ from hansa.core.errors import ConfigError
 from hansa.core.participation import Participation, cohort_size
 from hansa.core.settings import Count, Positive, Section
 from hansa.privacy.dp.prices import exchange_price, update_prices
+from hansa.privacy.policy.limits import AutomaticApproval, Budget, Limits
 
 Kind = Literal["tensors", "samples", "metrics", "word_pieces", "labels", "knowledge", "layers", "personal"]
 RENAMED = {"pieces": "word_pieces", "offers": "knowledge", "residuals": "layers"}  # old name of a kind → its name
@@ -70,6 +72,7 @@ class Requirements(Section):
     cohort: Count = 1
     epsilon: Positive | None = None
     secure_aggregation: bool = False
+    secure_metrics: bool = False
 
 
 class Rule(Section):
@@ -84,6 +87,9 @@ class Rule(Section):
 class _File(Section):
     rules: dict[str, Rule]
     within: str | None = None
+    limits: Limits = Limits()
+    budget: Budget | None = None
+    approve: AutomaticApproval | None = None
 
 
 @dataclass(frozen=True)
@@ -95,6 +101,7 @@ class Purpose:
     cohort: int  # the smallest number of updates that one server step may be made of
     epsilon: float | None  # the largest ε of the silo's releases (updates and exchange); None: not promised
     secure_aggregation: bool = False
+    secure_metrics: bool = False  # losses and scores travel under masks too
 
     @staticmethod
     def of(federation: Federation, node: str) -> "Purpose":
@@ -153,6 +160,9 @@ class Policy:
     rules: Mapping[str, Rule]
     within: "Policy | None" = None
     flaw: str = ""  # why the file could not be read; then there are no rules
+    limits: Limits = field(default_factory=Limits)  # the stricter of its own and the outer policy's
+    budget: Budget | None = None  # none: the silo keeps no budget
+    approve: AutomaticApproval | None = None  # none: an administrator approves every run
 
     @staticmethod
     def read(path: Path, depth: int = MAX_DEPTH) -> "Policy":
@@ -164,7 +174,25 @@ class Policy:
         except ConfigError as error:
             return Policy(path.name, {}, None, str(error))
         within = Policy.read(path.parent / file.within, depth - 1) if file.within is not None else None
-        return Policy(path.name, file.rules, within)
+        if within is None:
+            return Policy(path.name, file.rules, None, "", file.limits, file.budget, file.approve)
+        return Policy(
+            path.name,
+            file.rules,
+            within,
+            "",
+            file.limits.within(within.limits),
+            _smaller(file.budget, within.budget),
+            file.approve,
+        )
+
+    def needs_approval(self, federation: Federation) -> str:
+        """Why an administrator must approve a run of this federation file; empty if the policy approves it."""
+        if self.flaw or self.approve is None:
+            return "the policy approves no run by itself"
+        objection = self.approve.objection(federation)
+        outer = self.within.approve if self.within is not None else None
+        return objection or (outer.objection(federation) if outer is not None else "")
 
     def judge(self, item: ReleaseItem, purpose: Purpose) -> Verdict:
         """Decide whether an item may leave; the verdict names the first rule that allows it, or every objection."""
@@ -179,6 +207,11 @@ class Policy:
             return Verdict(item, allowing)
         outer = self.within.judge(item, purpose)
         return Verdict(item, f"{allowing} within {outer.rule}" if outer.allowed else "", outer.reason)
+
+
+def _smaller(own: Budget | None, outer: Budget | None) -> Budget | None:
+    given = [budget for budget in (own, outer) if budget is not None]
+    return min(given, key=lambda budget: budget.epsilon, default=None)
 
 
 def _parse(path: Path) -> _File:
@@ -205,6 +238,8 @@ def _unmet(require: Requirements, purpose: Purpose) -> str:
             "requires secure aggregation, and the federation file has no 'secure_aggregation' section or the request "
             "asks for an update without masks"
         )
+    if require.secure_metrics and not purpose.secure_metrics:
+        return "requires losses and scores under secure aggregation, and the federation file leaves them unmasked"
     if purpose.cohort < require.cohort:
         return f"requires a cohort of {require.cohort}, and a round may consist of {purpose.cohort}"
     if require.epsilon is not None and purpose.epsilon is None:

@@ -26,7 +26,8 @@ from hansa.core.messages import (
 from hansa.core.tensors import Layout, Tensors
 from hansa.links.local import attempt
 from hansa.privacy.policy.audit_log import AuditLog, entries
-from hansa.privacy.policy.guard import RELEASE_KINDS, Guard, digest, released_items, requested_items
+from hansa.privacy.policy.guard import Guard
+from hansa.privacy.policy.releases import RELEASE_KINDS, digest, released_items, requested_items
 from hansa.privacy.policy.rules import Kind, Purpose, ReleaseItem
 from tests.privacy.policy.policies import ALL, HERE, policy
 

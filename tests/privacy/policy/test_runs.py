@@ -12,12 +12,13 @@ from hansa.privacy.policy.proposal import propose_policy
 from hansa.runs.ledger import Ledger
 from hansa.runs.run import run
 from tests.conftest import Build, same, weights
+from tests.policies import NO_LIMITS
 from tests.privacy.policy.policies import outside_method, with_policy
 
 
 def test_a_run_under_a_policy_gives_the_same_bits_and_a_sound_log(federation: Build, tmp_path: Path) -> None:
     settings = federation(rounds=2)
-    (tmp_path / "policy.yaml").write_text(yaml.safe_dump(propose_policy(settings)))
+    (tmp_path / "policy.yaml").write_text(yaml.safe_dump(propose_policy(settings) | {"limits": NO_LIMITS}))
     plain = run(settings, tmp_path / "plain", workers=0).folder
     held = run(with_policy(settings, tmp_path / "policy.yaml"), tmp_path / "held", workers=0).folder
     assert same(weights(plain / "model"), weights(held / "model"))
@@ -35,7 +36,7 @@ def test_a_run_under_a_policy_gives_the_same_bits_and_a_sound_log(federation: Bu
 def test_the_proposed_policy_lets_its_federation_work(federation: Build, tmp_path: Path, method: Any) -> None:
     """Only a method that forwards layers to other nodes needs a rule for it."""
     settings = federation(rounds=1, task="causal-lm", method=method)
-    (tmp_path / "policy.yaml").write_text(yaml.safe_dump(propose_policy(settings)))
+    (tmp_path / "policy.yaml").write_text(yaml.safe_dump(propose_policy(settings) | {"limits": NO_LIMITS}))
     assert ("layers" in propose_policy(settings)["rules"]["small"]["release"]) == (method == "worldlm")
     held = run(with_policy(settings, tmp_path / "policy.yaml"), tmp_path / "held", workers=0).folder
     log = held / "silos" / "north" / "audit.jsonl"
@@ -49,7 +50,7 @@ def test_a_shared_state_of_an_outside_method_passes_the_guard_in_a_run(
 ) -> None:
     with outside_method(like_model) as name:
         settings = federation(rounds=1, method=name)
-        (tmp_path / "policy.yaml").write_text(yaml.safe_dump(propose_policy(settings)))
+        (tmp_path / "policy.yaml").write_text(yaml.safe_dump(propose_policy(settings) | {"limits": NO_LIMITS}))
         held = run(with_policy(settings, tmp_path / "policy.yaml"), tmp_path / "held", workers=0).folder
         log = held / "silos" / "north" / "audit.jsonl"
         assert [e["event"] for e in entries(log) if e["message"] in ("Train", "Update")] == ["request", "release"]
@@ -57,7 +58,7 @@ def test_a_shared_state_of_an_outside_method_passes_the_guard_in_a_run(
 
 def test_a_silo_that_refuses_to_train_is_left_out_and_the_round_completes(federation: Build, tmp_path: Path) -> None:
     settings = federation(rounds=1)
-    proposed = propose_policy(settings)
+    proposed = propose_policy(settings) | {"limits": NO_LIMITS}
     proposed["rules"]["small"]["release"]["tensors"] = ["head", "norm"]
     (tmp_path / "policy.yaml").write_text(yaml.safe_dump(proposed))
     folder = run(with_policy(settings, tmp_path / "policy.yaml"), tmp_path / "run", workers=0).folder

@@ -1,0 +1,206 @@
+"""Approval of runs: a silo works only on settings, a starting model and plug-ins that its administrator approved.
+
+`hansa approve FED.yaml --kit KIT` shows one page (approval_page.py) and records an approval in
+``KIT/approvals``: the canonical settings (hansa.config.shared), the digests of the silo's own plug-ins, how the
+starting model is verified, and for how many runs. A run whose settings differ is refused; the agent writes it to
+``pending`` in the silo's home, where `hansa approve --kit KIT --pending` shows the difference to what was approved
+before. A policy may approve runs by itself, within bounds (``approve:``, hansa.privacy.policy.limits).
+
+Settings that only make sense in a rehearsal (``simulate``, ``release_log``, baselines, noise from the seed) are refused
+whatever was approved.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from getpass import getuser
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from hansa.config.federation import Federation
+from hansa.config.sections import ReleaseLog
+from hansa.config.shared import canonical, differences, digest
+from hansa.core.errors import UserError
+from hansa.core.simulation import Simulation
+from hansa.files import write_file
+from hansa.privacy.policy.rules import Policy
+
+APPROVALS = "approvals"  # in the kit: what the administrator decided
+PENDING = "pending"  # in the silo's home: runs that were refused for want of an approval
+RUNS = "runs.jsonl"  # beside the approvals: which runs used them
+MAX_PENDING = 20  # files, so that a coordinator cannot fill the disk with settings
+MAX_SHOWN = 12  # differences in one sentence
+
+
+class NotApproved(Exception):
+    """A run that the silo does not work on, with the reason for its operator."""
+
+
+@dataclass(frozen=True)
+class Approval:
+    """What an administrator approved.
+
+    ``settings``: canonical; ``plugins``: file name → SHA-256; ``model``: the silo's own copy of the model folder, by
+    which the start is verified; ``start``: digests of the files of a start that was looked at and approved as it is.
+    """
+
+    federation: str
+    settings: dict[str, Any]
+    plugins: dict[str, str] = field(default_factory=dict)
+    model: str = ""
+    start: dict[str, str] = field(default_factory=dict)
+    runs: int = 1
+    approved_at: str = ""
+    by: str = ""
+
+    @property
+    def digest(self) -> str:
+        """The digest of what was approved; runs are counted apart."""
+        return digest([self.settings, self.plugins])
+
+
+def approval_of(
+    federation: Federation, plugins: Sequence[Path] = (), model: Path | None = None, runs: int = 1
+) -> Approval:
+    """An approval of a federation file by whoever runs this process."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    digests = {file.name: sha256(file.read_bytes()).hexdigest() for file in plugins}
+    copy = str(model.resolve()) if model is not None else ""
+    return Approval(federation.name, canonical(federation), digests, copy, {}, runs, now, _user())
+
+
+def _user() -> str:
+    try:
+        return getuser()
+    except (OSError, KeyError):
+        return f"user {os.getuid()}"
+
+
+class Approvals:
+    """The approvals of one node, in its kit; and the runs that wait for one, in its home."""
+
+    def __init__(self, kit: Path, home: Path) -> None:
+        self._folder, self._pending = kit / APPROVALS, home / PENDING
+        self._runs = home / RUNS
+
+    def add(self, approval: Approval) -> Path:
+        """Record an approval; returns its file."""
+        file = self._folder / f"{approval.digest}.json"
+        write_file(file, json.dumps(asdict(approval), ensure_ascii=False, indent=1).encode())
+        (self._pending / file.name).unlink(missing_ok=True)
+        return file
+
+    def all(self) -> list[Approval]:
+        """All approvals, the newest last; raises `UserError` if one is damaged."""
+        return sorted(_read(self._folder), key=lambda approval: approval.approved_at)
+
+    def pending(self) -> list[Approval]:
+        """Runs that were refused for want of an approval, as approvals that nobody has given, the newest last."""
+        return sorted(_read(self._pending), key=lambda approval: approval.approved_at)
+
+    def withdraw(self, prefix: str) -> int:
+        """Delete the approvals whose digest begins with ``prefix``; returns how many there were."""
+        files = [file for file in self._folder.glob("*.json") if file.name.startswith(prefix)]
+        for file in files:
+            file.unlink()
+        return len(files)
+
+    # ── at the agent ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def check(self, federation: Federation, plugins: Mapping[str, str], run: str, policy: Policy) -> Approval:
+        """The approval that covers a run; ``plugins``: the digests of the silo's own plug-ins.
+
+        The run is noted as one of those that the approval is for. Raises `NotApproved`, and notes the run as pending.
+        """
+        if rehearsal := rehearsal_settings(federation):
+            raise NotApproved(rehearsal)
+        wanted = Approval(federation.name, canonical(federation), dict(plugins))
+        found = next((one for one in self.all() if one.digest == wanted.digest), None)
+        if found is None:
+            objection = policy.needs_approval(federation)
+            if objection:
+                self._note_pending(wanted)
+                raise NotApproved(self._difference(wanted, objection))
+            assert policy.approve is not None
+            found = Approval(federation.name, wanted.settings, dict(plugins), runs=policy.approve.runs, by="policy")
+        self._count(found, run)
+        return found
+
+    def _difference(self, wanted: Approval, objection: str) -> str:
+        """Why a run is not approved: how it differs from the newest approval for the same federation."""
+        before = [one for one in self.all() if one.federation == wanted.federation]
+        how = "no run of this federation was approved"
+        if before:
+            lines = list(differences(before[-1].settings, wanted.settings))
+            lines += list(differences(before[-1].plugins, wanted.plugins, "plugins"))
+            more = f" and {len(lines) - MAX_SHOWN} more" if len(lines) > MAX_SHOWN else ""
+            how = f"it differs from what was approved: {'; '.join(lines[:MAX_SHOWN])}{more}"
+        return f"the run is not approved ({how}; {objection}); look at it with 'hansa approve --pending'"
+
+    def _count(self, approval: Approval, run: str) -> None:
+        """Note a run under its approval; raises `NotApproved` if the approval is for fewer runs."""
+        used = self._used(approval.digest)
+        if run in used:
+            return
+        if len(used) >= approval.runs:
+            raise NotApproved(
+                f"the approval is for {approval.runs} run{'s' * (approval.runs > 1)}, and this would be another one "
+                f"({run}); approve it with 'hansa approve FED.yaml --runs {len(used) + 1}'"
+            )
+        self._runs.parent.mkdir(parents=True, exist_ok=True)
+        with self._runs.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps({"approval": approval.digest, "run": run}) + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def _used(self, approval: str) -> list[str]:
+        try:
+            lines = [json.loads(line) for line in self._runs.read_text(encoding="utf-8").splitlines() if line]
+            return list(dict.fromkeys(line["run"] for line in lines if line["approval"] == approval))
+        except FileNotFoundError:
+            return []
+        except (ValueError, KeyError, TypeError):
+            raise NotApproved(
+                f"{self._runs} is damaged, so it is not known how many runs used the approval; restore it, or delete "
+                "it and approve again"
+            ) from None
+
+    def note_start(self, approval: Approval, start: dict[str, str]) -> None:
+        """Note a run whose start could not be verified, with the digests of the files that were received."""
+        self._note_pending(replace(approval, start=start, by=""))
+
+    def _note_pending(self, wanted: Approval) -> None:
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        files = sorted(self._pending.glob("*.json"), key=lambda file: file.stat().st_mtime)
+        for old in files[: len(files) - MAX_PENDING + 1]:
+            old.unlink()
+        values = {**asdict(wanted), "approved_at": now}
+        write_file(self._pending / f"{wanted.digest}.json", json.dumps(values, ensure_ascii=False).encode())
+
+
+def _read(folder: Path) -> Iterator[Approval]:
+    for file in folder.glob("*.json"):
+        try:
+            found = Approval(**json.loads(file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(
+                f"{file} is damaged ({type(error).__name__}): delete it, and approve the run again"
+            ) from None
+        if not re.fullmatch("[0-9a-f]{64}", file.stem) or found.digest != file.stem:
+            raise UserError(f"{file} was changed after the approval: delete it, and approve the run again")
+        yield found
+
+
+def rehearsal_settings(federation: Federation) -> str:
+    """Which section of the settings is for rehearsals only, and must not reach a deployed silo; empty if none."""
+    if federation.kind != "federated":
+        return f"kind is '{federation.kind}', and baselines need all data in one place"
+    if federation.simulate != Simulation():
+        return "the settings have a section 'simulate', which is for rehearsals in one place"
+    if federation.release_log != ReleaseLog():
+        return "the settings have a section 'release_log', which is for rehearsals in one place"
+    return ""

@@ -1,0 +1,132 @@
+"""A parent's listener: it hears the heartbeats of the children, and sends them notes.
+
+It has a connection of its own, in a thread. Heartbeats go to the journal, from which `hansa status` reads, and to
+`Presence`, which suspends a name that two processes use. Notes tell every child the newest list of members, and whether
+it is suspended; the broker stores them for children that are away.
+"""
+
+import threading
+from collections.abc import Callable
+from time import monotonic, time
+
+from hansa.core.errors import printable
+from hansa.deploy.kit import Kit
+from hansa.deploy.network.connection import Connection, JetStreamError
+from hansa.deploy.network.heartbeat import Heartbeat, describe, open_heartbeat
+from hansa.deploy.network.journal import HEARTBEAT, Journal
+from hansa.deploy.network.note import Note, pack_list, sign_note
+from hansa.deploy.network.presence import Presence
+from hansa.deploy.network.retry import GaveUp
+from hansa.deploy.network.session import Session
+
+NOTE_SECONDS = 0.5  # between two looks at what the children should be told
+MAX_COMPARED = 1000  # differing lists that are remembered
+
+Log = Callable[[str], None]
+
+
+class ChildListener:
+    """Listens to the children of the node with ``kit`` and sends them notes.
+
+    ``open`` makes a session that ends when its argument returns true; ``refused`` is called with a node and the reason
+    why its heartbeat was refused.
+    """
+
+    def __init__(
+        self,
+        open: Callable[[Callable[[], bool]], Session],
+        kit: Kit,
+        journal: Journal,
+        presence: Presence,
+        refused: Callable[[str, str], None],
+        log: Log,
+    ) -> None:
+        self._stop = threading.Event()
+        self._kit, self._journal, self._presence = kit, journal, presence
+        self._refused, self._log = refused, log
+        self._subjects = kit.child_subjects
+        self._noted: dict[str, tuple[int, str]] = {}  # what the newest note to a child says
+        self._connections = 0
+        self._compared: set[tuple[str, int, str]] = set()
+        self._session = open(self._stop.is_set)
+        self._session.do(lambda connection: None)  # connect before any request is sent, to miss no heartbeat
+        self._thread = threading.Thread(target=self._listen, name="hansa-heartbeats", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._stop.set()
+        self._thread.join()
+
+    def _listen(self) -> None:
+        notes_at = 0.0
+        try:
+            while not self._stop.is_set():
+                if monotonic() >= notes_at:
+                    self._send_notes()
+                    notes_at = monotonic() + NOTE_SECONDS
+                message = self._session.next(0.5)
+                if message is not None:
+                    self._receive(message.subject, bytes(message.payload))
+        except GaveUp:
+            pass
+        finally:
+            self._session.close()
+
+    def _receive(self, subject: str, data: bytes) -> None:
+        node = next((name for name in self._kit.children if self._subjects.heartbeat(name) == subject), None)
+        if node is None or not self._kit.trusts(node):
+            return
+        try:
+            heartbeat = open_heartbeat(data, node, self._kit.name, self._kit.public_key(node))
+        except ValueError as error:
+            self._refused(node, printable(str(error)))
+            return
+        self._presence.heard(heartbeat)
+        self._compare(heartbeat)
+        self._journal.set_fact(HEARTBEAT + node, describe(heartbeat, time()))
+
+    def _compare(self, heartbeat: Heartbeat) -> None:
+        """Log, once, that a child's list of members differs from this node's."""
+        own = self._kit.list.current()
+        seen = heartbeat.node, heartbeat.serial, heartbeat.digest
+        if (heartbeat.serial, heartbeat.digest) == (own.serial, own.digest) or seen in self._compared:
+            return
+        if len(self._compared) >= MAX_COMPARED:
+            return
+        if heartbeat.serial == own.serial:
+            self._log(
+                f"{heartbeat.node} has another list of members with serial number {own.serial}: two copies of the "
+                "authority sign lists; ask the authority"
+            )
+        elif heartbeat.serial > own.serial:
+            self._log(
+                f"{heartbeat.node} has list of members {heartbeat.serial}, and this node has {own.serial}: copy the "
+                f"newest members.json into {self._kit.folder}"
+            )
+        self._compared.add(seen)
+
+    def _send_notes(self) -> None:
+        """Send a note to every child for which something has changed."""
+        if self._connections != self._session.connections:  # the broker may have lost its store
+            self._noted, self._connections = {}, self._session.connections
+        serial = self._kit.serial
+        wanted = {name: (serial, self._presence.suspended(name)) for name in self._kit.children}
+        changed = {name: state for name, state in wanted.items() if self._noted.get(name) != state}
+        if not changed:
+            return
+        members = pack_list(self._kit.list.current().text)
+        if not members:
+            self._log("the list of members is too long for a note: copy members.json into the kits of all members")
+        for name, state in changed.items():
+            note = Note(self._kit.name, name, time(), state[1], members)
+            data = sign_note(note, self._kit.key)
+            try:
+                self._session.do(lambda connection, n=name, d=data: self._publish(connection, n, d))  # type: ignore[misc]
+            except JetStreamError as error:
+                self._log(f"a note to {name} cannot be stored ({error}); 'hansa serve' tries again")
+                return
+            self._noted[name] = state
+
+    def _publish(self, connection: Connection, node: str, data: bytes) -> None:
+        connection.checked(connection.request(self._subjects.note(node), data))

@@ -1,0 +1,104 @@
+"""Heartbeats: every agent says each few seconds that it is there, signed with its key.
+
+A heartbeat names the process that sends it (instance.py), its phase, version and clock, and the serial number and
+digest of its list of members, so that both ends notice when their lists differ.
+"""
+
+import json
+from dataclasses import asdict, dataclass, fields, replace
+from math import isfinite
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from hansa.core.errors import parse_json, printable
+from hansa.deploy.network.envelope import SIGNATURE_BYTES
+from hansa.deploy.network.instance import Instance
+
+PURPOSE = b"hansa heartbeat 1\n"
+MAX_HEARTBEAT_BYTES = 4096
+PHASES = ("idle", "fetching", "working", "sending")
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """One heartbeat; ``at`` is the sender's clock. ``alarm``: the sender has seen another process under its name."""
+
+    node: str
+    parent: str
+    instance: str
+    phase: str
+    version: str
+    at: float
+    serial: int
+    digest: str
+    alarm: bool
+    position: tuple[str, int, str] | None = None  # run, number and request of the newest envelope that it accepted
+
+    @property
+    def process(self) -> Instance:
+        """The process that has sent it."""
+        return Instance.parse(self.instance)
+
+
+KINDS: dict[str, tuple[type, ...]] = {
+    "node": (str,),
+    "parent": (str,),
+    "instance": (str,),
+    "phase": (str,),
+    "version": (str,),
+    "at": (int, float),
+    "serial": (int,),
+    "digest": (str,),
+    "alarm": (bool,),
+    "position": (list, type(None)),
+}
+assert set(KINDS) == {field.name for field in fields(Heartbeat)}
+
+
+def sign_heartbeat(heartbeat: Heartbeat, key: Ed25519PrivateKey) -> bytes:
+    """A heartbeat as bytes: the signature, then the JSON text."""
+    body = json.dumps(asdict(heartbeat)).encode()
+    return key.sign(PURPOSE + body) + body
+
+
+def open_heartbeat(data: bytes, node: str, parent: str, key: Ed25519PublicKey) -> Heartbeat:
+    """The heartbeat that ``node`` has signed for ``parent``; raises `ValueError` if it is anything else."""
+    if not SIGNATURE_BYTES < len(data) <= MAX_HEARTBEAT_BYTES:
+        raise ValueError("a heartbeat has the wrong size")
+    try:
+        key.verify(data[:SIGNATURE_BYTES], PURPOSE + data[SIGNATURE_BYTES:])
+    except InvalidSignature:
+        raise ValueError("a heartbeat is not signed by its sender") from None
+    raw: Any = parse_json(data[SIGNATURE_BYTES:])
+    if not isinstance(raw, dict) or set(raw) != set(KINDS):
+        raise ValueError("a heartbeat does not have the fields of this version of Hansa")
+    if any(type(raw[name]) not in kinds for name, kinds in KINDS.items()):
+        raise ValueError("a field of a heartbeat has the wrong type")
+    found = Heartbeat(**raw)
+    if (found.node, found.parent) != (node, parent) or found.phase not in PHASES or not isfinite(found.at):
+        raise ValueError("a heartbeat has invalid values")
+    Instance.parse(found.instance)
+    return replace(found, position=_position(raw["position"]))
+
+
+def _position(value: Any) -> tuple[str, int, str] | None:
+    match value:
+        case [str(run), int(sequence), str(request)] if type(sequence) is int:
+            return run, sequence, request
+        case None:
+            return None
+    raise ValueError("a heartbeat has an invalid position")
+
+
+def describe(heartbeat: Heartbeat, now: float) -> dict[str, Any]:
+    """What the journal keeps of a heartbeat that arrived at ``now``."""
+    return {
+        "phase": heartbeat.phase,
+        "version": printable(heartbeat.version, 40),
+        "last_seen": now,
+        "skew": heartbeat.at - now,
+        "serial": heartbeat.serial,
+        "position": heartbeat.position,
+    }

@@ -1,0 +1,126 @@
+"""Verification of the starting model that a coordinator sends, before a silo works on it.
+
+The approved settings determine the start: random weights follow from the seed and the sizes, a pre-trained model from
+its folder, of which the silo has its own copy (`hansa approve --model`). The silo builds the start again from its own
+files and compares configuration, weights and tokenizer. What it cannot build, because it has no copy of the model, it
+accepts only if an administrator approved exactly these files (`hansa approve --pending`).
+
+A vocabulary that was built from counts of all silos cannot be built again by one of them. The silo checks that it has
+the form of such a vocabulary (the rules by which text is cut, the size); its entries are the coordinator's choice.
+"""
+
+import json
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hansa.config.federation import Federation
+from hansa.config.nodes import walk
+from hansa.config.tree import federated_vocabulary
+from hansa.core.errors import HansaError
+from hansa.deploy.approval import Approval, NotApproved
+from hansa.models import build, tokenizer
+from hansa.tasks.base import TASKS
+
+TOLERANCE = 1e-5  # of a weight: other versions of torch round differently
+EXTRA_TOKENS = 4  # per source, such as tags of languages and markers of entities
+FREE_KEYS = ("transformers_version", "_name_or_path", "torch_dtype", "dtype", "architectures")  # of config.json
+
+
+def start_files(folder: Path) -> dict[str, str]:
+    """File name → SHA-256 of the files of a start."""
+    files = sorted(file for file in folder.iterdir() if file.is_file())
+    return {file.name: sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def verify_start(folder: Path, federation: Federation, approval: Approval) -> str:
+    """How the start in ``folder`` was verified, in words; raises `NotApproved` if it was not."""
+    if approval.start:
+        if start_files(folder) == approval.start:
+            return "the files of the start are those that were approved"
+        raise NotApproved("the files of the starting model are not those that were approved")
+    if federation.model.preset is None and not approval.model:
+        raise NotApproved(
+            f"the starting model cannot be verified, because the silo has no copy of '{federation.model.path}': give "
+            "its folder with 'hansa approve FED.yaml --model FOLDER', or approve the received files with --accept-start"
+        )
+    _check_tokenizer(folder, federation, approval)
+    expected = _rebuilt(folder, federation, approval)
+    _check_config(folder, expected)
+    _check_weights(folder, federation, expected)
+    return "the start was built again from the approved settings and is the same"
+
+
+def _rebuilt(folder: Path, federation: Federation, approval: Approval) -> Any:
+    """The start, built by the silo itself."""
+    task = TASKS.build(federation.task)
+    settings = federation.model.model_copy(update={"path": approval.model}) if approval.model else federation.model
+    words = tokenizer.load(str(folder))
+    labels = tuple(json.loads((folder / "labels.json").read_text(encoding="utf-8")))
+    try:
+        return build.initial(settings, task.auto, words, federation.data.max_length, labels, federation.seed)
+    except HansaError as error:
+        raise NotApproved(f"the starting model cannot be built from the approved settings ({error})") from None
+
+
+def _check_config(folder: Path, expected: Any) -> None:
+    sent = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    own = json.loads(expected.config.to_json_string(use_diff=False))
+    own |= json.loads(expected.config.to_json_string())
+    for key, value in sent.items():
+        if key not in FREE_KEYS and own.get(key) != value:
+            raise NotApproved(f"the configuration of the starting model has another '{key[:40]}' than the approved one")
+
+
+def _check_weights(folder: Path, federation: Federation, expected: Any) -> None:
+    received = build.load(str(folder), TASKS.build(federation.task).auto).state_dict()
+    own = expected.state_dict()
+    if {name: tuple(t.shape) for name, t in received.items()} != {name: tuple(t.shape) for name, t in own.items()}:
+        raise NotApproved("the starting model has other tensors than the approved one")
+    for name, values in own.items():
+        if values.is_floating_point() and not torch.allclose(received[name], values, rtol=0.0, atol=TOLERANCE):
+            raise NotApproved(
+                f"the weights of the starting model are not the approved ones: '{name}' differs by up to "
+                f"{float((received[name] - values).abs().max()):.3g}"
+            )
+
+
+def _check_tokenizer(folder: Path, federation: Federation, approval: Approval) -> None:
+    file = folder / "tokenizer.json"
+    if not file.is_file() or (federation.tokenizer.path is not None and not federated_vocabulary(federation)):
+        raise NotApproved(
+            "the tokenizer of the starting model cannot be built again by the silo: look at the received files, and "
+            "approve them with 'hansa approve --pending --accept-start'"
+        )
+    sent = json.loads(file.read_text(encoding="utf-8"))
+    if federated_vocabulary(federation):
+        own, limit = _backend(tokenizer.train_vocabulary({"a": 1}, 300)), federation.tokenizer.size
+        extra = len(sent["added_tokens"]) - len(own["added_tokens"])
+        sources = sum(len(node.sources) for _, node in walk(federation.silos))
+        if _form(sent) != _form(own) or len(sent["model"]["vocab"]) > limit or extra > EXTRA_TOKENS * sources:
+            raise NotApproved(
+                f"the vocabulary ({len(sent['model']['vocab'])} entries) is not one that counts of word pieces give; "
+                f"the settings allow {limit} entries"
+            )
+        return
+    expected = tokenizer.byte_tokenizer() if federation.tokenizer.kind == "bytes" else tokenizer.load(approval.model)
+    if _vocabulary(_backend(expected)) != _vocabulary(sent):
+        raise NotApproved("the tokenizer of the starting model is not the approved one")
+
+
+def _backend(words: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(words.backend_tokenizer.to_str())
+    return found
+
+
+def _form(words: dict[str, Any]) -> dict[str, Any]:
+    """A tokenizer without its entries: how it cuts text."""
+    model = {key: value for key, value in words["model"].items() if key not in ("vocab", "merges")}
+    return {"model": model} | {key: words[key] for key in ("normalizer", "pre_tokenizer", "decoder")}
+
+
+def _vocabulary(words: dict[str, Any]) -> tuple[Any, ...]:
+    model = words["model"]
+    return model["type"], model["vocab"], model.get("merges"), words["normalizer"], words["pre_tokenizer"]

@@ -1,0 +1,218 @@
+"""Which models a silo works on: one per round, close to the last one and to the approved start.
+
+A coordinator that may send any weights can craft them so that the update, or the scores, spell out the text (Fowl et
+al., 2022, Robbing the Fed; Fowl et al., 2023, Decepticons). A silo therefore keeps, for each run and on its own disk,
+the digest of the model of every round and the last model it accepted, and refuses
+
+- a second model for the same round: `Train` of round r+1 starts from the model of round r, which `Evaluate` of round r
+  scores; so a coordinator can ask about the one model that its rounds lead to, and about no other;
+- a model with tensors or shapes that the approved start does not have, or values that are not finite;
+- a model that lies too far from the last accepted one, or from the start: for every part p of the model
+  ‖θ_p − θ'_p‖ ≤ limit · max(‖θ'_p‖, 0.02·√d_p), with the limits of the policy; d_p: number of values of the part.
+
+The distances go into the audit log. A model within the limits may still be crafted; `hansa audit attack --kind
+crafted-model` measures what such a model reveals.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hansa.core.messages import AdvertiseKeys, Evaluate, Personalise, Request, ShareKnowledge, Train
+from hansa.core.tensors import Layout, Tensors, is_finite
+from hansa.files import write_file
+from hansa.privacy.policy.limits import Limits
+from hansa.privacy.secure_aggregation.announcement import model_digest
+
+LEAST_DEVIATION = 0.02  # of a value: parts whose norm is smaller are measured against this one, as new heads are zero
+START = 0  # the round of the starting model
+SAME = 1e-3  # distance up to which a model counts as the approved start: other versions of torch round differently
+
+
+@dataclass(frozen=True)
+class Received:
+    """A model in a request: which round's it is, and for what it was sent."""
+
+    round: int  # the model after this round; 0: the start
+    purpose: str
+    model: Tensors
+
+    @cached_property
+    def digest(self) -> str:
+        """The digest of the model."""
+        return model_digest(self.model)
+
+
+@dataclass(frozen=True)
+class ModelJudgement:
+    """What the check found: the reason for a refusal, empty if there is none, and figures for the audit log."""
+
+    refusal: str = ""
+    figures: dict[str, Any] = field(default_factory=dict)
+
+
+def received_models(request: Request) -> list[Received]:
+    """The models in a request. A model that did not travel again was checked when it came."""
+    match request:
+        case Train() if request.model.layout.names:
+            return [Received(request.round - 1, "train", request.model)]
+        case ShareKnowledge():
+            return [Received(request.round - 1, "train", request.model)]
+        case Evaluate() if request.model.layout.names:
+            return [Received(request.round, "evaluate", request.model)]
+        case Personalise():
+            return [Received(request.round, "evaluate", request.model)]
+        case _:
+            return []
+
+
+class ModelHistory:
+    """The models of one run that a silo has accepted.
+
+    ``folder``: where the silo keeps them; ``start``: the approved start; ``part_of``: tensor → part of the model;
+    ``one_model``: whether scores are asked of the very model that the next round starts from (false on trees of
+    models, for asynchronous methods and for partial downlinks).
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        start: Callable[[], Tensors],
+        part_of: Callable[[str], str],
+        one_model: bool = True,
+    ) -> None:
+        self._file, self._last_file = folder / "models.json", folder / "last_model.bin"
+        self._start, self._part_of, self._one_model = start, part_of, one_model
+        self._digests: dict[str, str] = self._read()
+        self._last: Tensors | None = None
+
+    def judge(self, request: Request, models: list[Received], limits: Limits) -> ModelJudgement:
+        """Check the ``models`` of a request; accepted ones are remembered, on disk, before this returns."""
+        figures: dict[str, Any] = {}
+        if isinstance(request, AdvertiseKeys):
+            return self._announced(request)
+        for received in models:
+            found = self._judge(received, limits)
+            figures |= found.figures
+            if found.refusal:
+                return ModelJudgement(found.refusal, figures)
+        if isinstance(request, Personalise):
+            return self._judge_start(request, limits, figures)
+        return ModelJudgement("", figures)
+
+    def _judge(self, received: Received, limits: Limits) -> ModelJudgement:
+        model, digest, key = received.model, received.digest, self._name(received.round, received.purpose)
+        figures: dict[str, Any] = {"model": digest}
+        known = self._digests.get(key)
+        if known == digest:
+            return ModelJudgement("", figures)
+        if known is not None:
+            return ModelJudgement(
+                f"it is another model for round {received.round} than the one that was sent before", figures
+            )
+        start = self._start()
+        if problem := _unknown_tensors(model.layout, start.layout):
+            return ModelJudgement(problem, figures)
+        if not is_finite(model.flat):
+            return ModelJudgement("the model has values that are not finite", figures)
+        for name, base, limit in (
+            ("step", self._last_model(start), limits.max_model_step),
+            ("drift", start, limits.max_model_drift),
+        ):
+            part, distance = largest_distance(model, base, self._part_of)
+            figures |= {name: round(distance, 4), f"{name}_part": part}
+            limit = SAME if received.round == START else limit
+            if not distance <= limit:
+                since = "the last accepted model" if name == "step" else "the approved start"
+                return ModelJudgement(
+                    f"part '{part}' of the model lies {distance:.3g} times its norm from {since}, and the policy "
+                    f"accepts {limit:g} (limits.max_model_{name})",
+                    figures,
+                )
+        self._accept(key, digest, model)
+        return ModelJudgement("", figures)
+
+    def _announced(self, request: AdvertiseKeys) -> ModelJudgement:
+        """Secure aggregation announces the digest before the model comes: it must be the one that was accepted."""
+        known = self._digests.get(self._name(request.round - 1, "train"))
+        if known is not None and request.model and known != request.model:
+            reason = f"it announces another model for round {request.round - 1} than the one that was sent before"
+            return ModelJudgement(reason, {"model": request.model})
+        return ModelJudgement("", {"model": request.model})
+
+    def _judge_start(self, request: Personalise, limits: Limits, figures: dict[str, Any]) -> ModelJudgement:
+        """A personal model starts from the shared model of some round, or close to it (a mixture with other silos)."""
+        if model_digest(request.start) in {*self._digests.values()}:
+            return ModelJudgement("", figures)
+        start = self._start()
+        problem = _unknown_tensors(request.start.layout, start.layout)
+        if not problem:
+            part, drift = largest_distance(request.start, start, self._part_of)
+            figures |= {"drift": round(drift, 4), "drift_part": part}
+            if not drift <= limits.max_model_drift:
+                problem = f"the start of the personal model lies {drift:.3g} times its norm from the approved start"
+        return ModelJudgement(problem, figures)
+
+    def _name(self, round: int, purpose: str) -> str:
+        return f"{round}" if self._one_model else f"{round} {purpose}"
+
+    def _last_model(self, start: Tensors) -> Tensors:
+        """The last accepted model; the start before there is one."""
+        if self._last is None:
+            self._last = start
+            if self._last_file.exists() and self._last_file.stat().st_size == 4 * start.layout.size:
+                flat = torch.from_file(str(self._last_file), shared=False, size=start.layout.size)
+                self._last = Tensors(start.layout, flat.clone())
+        return self._last
+
+    def _accept(self, key: str, digest: str, model: Tensors) -> None:
+        """Remember a model: its digest for ever, its values until the next one."""
+        last = self._last_model(self._start())
+        if last is self._start():
+            last = self._last = last.copy()
+        last.write(model)
+        self._digests[key] = digest
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        draft = self._last_file.with_suffix(".draft")
+        values: Any = last.flat.numpy()
+        draft.write_bytes(values)  # not synced: after a power failure the model is measured from the start alone
+        draft.replace(self._last_file)
+        write_file(self._file, json.dumps(self._digests).encode())
+
+    def _read(self) -> dict[str, str]:
+        try:
+            return {str(key): str(value) for key, value in json.loads(self._file.read_text()).items()}
+        except FileNotFoundError:
+            return {}
+
+
+def _unknown_tensors(layout: Layout, known: Layout) -> str:
+    """Why a layout is not a part of the start's; empty if it is."""
+    shapes = dict(zip(known.names, known.shapes, strict=True))
+    for name, shape in zip(layout.names, layout.shapes, strict=True):
+        if shapes.get(name) != shape:
+            return f"the model has a tensor '{name[:80]}' of shape {list(shape)[:8]}, which the approved start lacks"
+    return ""
+
+
+def largest_distance(model: Tensors, base: Tensors, part_of: Callable[[str], str]) -> tuple[str, float]:
+    """The part of the model that lies furthest from ``base``, and how far, relative to the part's norm there."""
+    squares: dict[str, list[float]] = {}
+    other = base.named()
+    for name, values in model.named().items():
+        was = other[name]
+        sums = squares.setdefault(part_of(name), [0.0, 0.0, 0.0])
+        sums[0] += float(torch.dist(values, was)) ** 2
+        sums[1] += float(was.norm()) ** 2
+        sums[2] += was.numel()
+    distances = {
+        part: sqrt(moved) / max(sqrt(norm), LEAST_DEVIATION * sqrt(count))
+        for part, (moved, norm, count) in squares.items()
+    }
+    return max(distances.items(), key=lambda item: item[1], default=("", 0.0))

@@ -1,0 +1,92 @@
+"""Which requests the approved settings imply: a silo answers these and no others.
+
+The settings say how many rounds there are, when the model is scored, on which split and on what share of it. A request
+for another round, for scores of the training data, or for scores that the run does not need, asks for a release that
+nobody approved.
+"""
+
+from hansa.config.federation import Federation
+from hansa.config.method import build_method
+from hansa.config.nodes import repeats
+from hansa.config.tree import federated_vocabulary
+from hansa.core.messages import (
+    PARTS,
+    AdvertiseKeys,
+    CollectVocabulary,
+    Evaluate,
+    Personalise,
+    Request,
+    RevealShares,
+    ShareKnowledge,
+    ShareSecrets,
+    Train,
+)
+
+EVALUATED = ("valid", "test")  # splits whose scores may leave
+
+
+class RequestLimits:
+    """The requests that a federation's settings imply for one of its nodes."""
+
+    def __init__(self, federation: Federation, node: str) -> None:
+        self._federation = federation
+        self._repeats = repeats(federation.silos).get(node, 1)
+        self._buffer = build_method(federation).participation.buffer or 1
+
+    def objection(self, request: Request) -> str:
+        """Why the settings do not imply a request; empty if they do."""
+        match request:
+            case CollectVocabulary():
+                return self._vocabulary(request)
+            case Train() | ShareKnowledge() | AdvertiseKeys() | ShareSecrets() | RevealShares():
+                return self._round(request.round)
+            case Evaluate():
+                return self._evaluation(request)
+            case Personalise():
+                return self._personal(request)
+            case _:
+                return ""
+
+    def evaluations(self) -> int:
+        """How many rounds are scored in a run, the start included."""
+        rounds, every = self._federation.rounds, self._federation.evaluate.every
+        return 1 + rounds // every + bool(rounds % every)
+
+    def _vocabulary(self, request: CollectVocabulary) -> str:
+        settings = self._federation
+        if request.min_count and not federated_vocabulary(settings):
+            return "the settings build no vocabulary from counts of word pieces"
+        if request.min_count and request.min_count < settings.tokenizer.min_count:
+            return (
+                f"it asks for word pieces seen {request.min_count} times, and the settings have "
+                f"{settings.tokenizer.min_count}"
+            )
+        return ""
+
+    def _round(self, number: int) -> str:
+        most = self._federation.rounds * self._repeats * self._buffer
+        return "" if 1 <= number <= most else f"it is for round {number}, and the settings have {most}"
+
+    def _evaluation(self, request: Evaluate) -> str:
+        settings, rounds = self._federation.evaluate, self._federation.rounds
+        if request.split not in EVALUATED:
+            return f"it asks for scores of the {request.split[:20]} data; only validation and test data are scored"
+        number, rest = divmod(request.round, self._repeats)
+        last = number == rounds
+        if rest or not 0 <= number <= rounds or (number % settings.every and not last):
+            return f"the settings score no model after round {request.round}"
+        if request.parts not in (1, PARTS) or (request.parts > 1 and (request.split, request.share) != ("test", 1.0)):
+            return f"it asks for scores of {request.parts} parts, which the settings do not have"
+        if request.share != settings.share and not (last and request.share == 1.0):
+            return f"it asks for scores of a share of {request.share:g} of the data, and the settings have another"
+        return ""
+
+    def _personal(self, request: Personalise) -> str:
+        settings = self._federation.personal
+        if settings is None:
+            return "the settings have no personal models"
+        if request.round != self._federation.rounds:
+            return f"it is for round {request.round}, and personal models follow the last round"
+        if request.share and not settings.nearby:
+            return "it asks for the update of a personal model, and the settings compare none"
+        return ""

@@ -1,0 +1,3 @@
+"""Fixtures of the red team: those of the fault tests."""
+
+from tests.faults.conftest import gated  # noqa: F401

@@ -1,0 +1,297 @@
+"""Attacks on availability: each succeeds with its defence switched off, and fails with it on.
+
+The attackers are a stranger with network access, a member silo, and misfortune: a wrong clock, a stopped silo, a backup,
+a full disk. Servers are real processes or real sockets.
+"""
+
+import resource
+import selectors
+import shutil
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import get_context
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import psutil
+import pytest
+
+from hansa.deploy import nats_config
+from hansa.deploy.broker import Broker
+from hansa.deploy.kit import COORDINATOR, Kit
+from hansa.deploy.network.blob_client import BlobClient
+from hansa.deploy.network.blob_server import BlobServer
+from hansa.deploy.network.connection import Connection, ConnectionLost
+from hansa.deploy.network.connection_table import ConnectionLimits, ConnectionTable
+from hansa.deploy.network.retry import GaveUp, Retry
+from tests.conftest import Build
+from tests.deploy.conftest import free_ports, make_kits
+from tests.faults.processes import Deployment
+from tests.faults.test_network_faults import Gate, assert_uninterrupted, contributions_of
+
+# ── a stranger's idle sockets at the blob server ──────────────────────────────────────────────────────────────────────
+
+IDLE_SOCKETS = 1100
+DESCRIPTORS = 1024  # the usual limit of a process
+BLOB = b"weights" * 1000
+NO_LIMITS = ConnectionLimits(pending=10**9, pending_per_address=10**9, handshake_seconds=3600.0)
+
+
+def serve_blob(folder: str, kits: str, port: int, limits: ConnectionLimits | None, ready: Any) -> None:
+    """A process with a blob server that offers one blob to north."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
+    if limits == NO_LIMITS:
+        ConnectionTable.make_room = lambda self: None  # type: ignore[method-assign]
+    kit = Kit(Path(kits) / COORDINATOR)
+    server = BlobServer(Path(folder), ("127.0.0.1", port), kit.server_tls(), kit.identify, lambda *_: None, limits)
+    ready.put(server.offer(memoryview(BLOB), ["north"]))
+    threading.Event().wait()
+
+
+@contextmanager
+def idle_sockets(port: int, many: int) -> Iterator[None]:
+    """A stranger that keeps connections open and sends nothing; each one that is closed is opened again."""
+    stop, opened = threading.Event(), threading.Event()
+    selector = selectors.DefaultSelector()
+
+    def connect() -> None:
+        one = socket.socket()
+        one.setblocking(False)
+        with suppress(BlockingIOError):
+            one.connect(("127.0.0.1", port))
+        selector.register(one, selectors.EVENT_READ)
+
+    def attack() -> None:
+        for _ in range(many):
+            connect()
+        sleep(1.0)
+        opened.set()
+        while not stop.is_set():
+            for key, _ in selector.select(0.05):
+                selector.unregister(key.fileobj)
+                key.fileobj.close()  # type: ignore[union-attr]
+                connect()
+
+    thread = threading.Thread(target=attack, daemon=True)
+    thread.start()
+    try:
+        assert opened.wait(60)
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        for key in list(selector.get_map().values()):
+            key.fileobj.close()  # type: ignore[union-attr]
+        selector.close()
+
+
+def fetched(kits: Path, port: int, ref: Any, seconds: float) -> bool:
+    """Whether north gets its blob in time."""
+    until = monotonic() + seconds
+    target = memoryview(bytearray(len(BLOB)))
+    client = BlobClient(
+        ("localhost", port),
+        Kit(kits / "north").client_tls(),
+        lambda: Retry(lambda _: None, lambda: monotonic() > until, until),
+    )
+    found: list[bool] = []
+
+    def fetch() -> None:
+        with suppress(GaveUp):
+            client.fetch(ref, target)
+            found.append(bytes(target) == BLOB)
+
+    thread = threading.Thread(target=fetch, daemon=True)
+    thread.start()
+    thread.join(seconds + 1)
+    in_time = found == [True]
+    thread.join()  # a connection attempt that is under way has a bound of its own
+    client.close()
+    return in_time
+
+
+@pytest.mark.parametrize(("limits", "served"), [(NO_LIMITS, False), (None, True)], ids=["off", "on"])
+def test_idle_sockets_of_a_stranger_do_not_turn_members_away(
+    federation: Build, tmp_path: Path, limits: Any, served: bool
+) -> None:
+    """The stranger has the same address as the member: the harder case."""
+    kits, [port] = make_kits(federation(), tmp_path / "kits"), free_ports(1)
+    context = get_context("forkserver")
+    ready = context.Queue()
+    process = context.Process(target=serve_blob, args=(str(tmp_path / "blobs"), str(kits), port, limits, ready))
+    process.start()
+    try:
+        ref = ready.get(timeout=120)
+        assert fetched(kits, port, ref, 30), "without an attack north gets its blob"
+        with idle_sockets(port, IDLE_SOCKETS):
+            began = monotonic()
+            attempts = [fetched(kits, port, ref, 30 if served else 4) for _ in range(5 if served else 1)]
+            assert set(attempts) == {served}
+            assert not served or monotonic() - began < 30
+    finally:
+        process.kill()
+        process.join()
+
+
+# ── subscriptions of a member at the broker ───────────────────────────────────────────────────────────────────────────
+
+SUBSCRIPTIONS = 60_000
+
+
+@pytest.mark.parametrize("defended", [False, True], ids=["off", "on"])
+def test_a_member_cannot_fill_the_brokers_memory_with_subscriptions(
+    federation: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, defended: bool
+) -> None:
+    if not defended:
+        monkeypatch.setattr(nats_config, "MAX_SUBSCRIPTIONS", 0)  # NATS: no limit
+    kits = make_kits(federation(), tmp_path / "kits")
+    kit, north = Kit(kits / COORDINATOR), Kit(kits / "north")
+    broker = Broker(kit, tmp_path / "broker", print)
+    try:
+        memory = psutil.Process(broker.pid).memory_info
+        before, inbox = memory().rss, north.parent_subjects.inbox("north")
+        accepted = subscribed(north, inbox)
+        grown = memory().rss - before
+        print(f"{accepted} subscriptions, {grown / 2**20:.0f} MB more")
+        assert (accepted == SUBSCRIPTIONS) is not defended
+        assert (grown > 20 << 20) is not defended
+        south = Kit(kits / "south")
+        Connection(south.parent.broker_address, south.client_tls(), south.parent_subjects.inbox("south")).close()
+    finally:
+        broker.close()
+
+
+def subscribed(kit: Kit, inbox: str) -> int:
+    """How many subscriptions the broker accepts on connections that are opened again when they are closed."""
+    done = 0
+    for _ in range(3):
+        connection = Connection(kit.parent.broker_address, kit.client_tls(), inbox)
+        try:
+            while done < SUBSCRIPTIONS:
+                for number in range(done, done + 1000):
+                    connection.subscribe(f"{inbox}.{number}.{'x' * 60}")
+                connection._send(b"PING\r\n")
+                connection._await_pong(monotonic() + 30)
+                done += 1000
+        except (ConnectionLost, TimeoutError, OSError):
+            pass  # the broker refused the subscriptions
+        finally:
+            connection.close()
+    return done
+
+
+# ── real coordinators and silos ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.slow_fault
+@pytest.mark.parametrize("defended", [False, True], ids=["off", "on"])
+@pytest.mark.parametrize("behaviour", ["clock_ahead", "clock_behind"])
+def test_a_wrong_clock_does_not_hold_the_first_round(
+    federation: Build, tmp_path: Path, behaviour: str, defended: bool
+) -> None:
+    """Without a deadline, the silo whose clock is wrong is named and left out; the others go on."""
+    with Deployment(federation(rounds=2), tmp_path / "deployment") as deployment:
+        undefended = "" if defended else "waits_for_everybody"
+        deployment.start_all(behaviours={"south": behaviour, COORDINATOR: undefended})
+        process = deployment.processes[COORDINATOR]
+        if not defended:
+            for name in ("north", "east"):
+                deployment.wait(name, lambda name=name: "reply sent" in deployment.log(name))  # type: ignore[misc]
+            process.join(12)
+            assert process.is_alive(), "it waits for south, which cannot answer"
+            assert not (deployment.run / "start").exists()
+            return
+        deployment.finished()
+        way = "ahead of" if behaviour == "clock_ahead" else "behind"
+        assert f"south does not take part: its clock is 1200 s {way} this machine's" in deployment.log(COORDINATOR)
+        assert (2, "north") in contributions_of(deployment)
+
+
+@pytest.mark.slow_fault
+@pytest.mark.parametrize("defended", [False, True], ids=["off", "on"])
+def test_an_absent_silo_does_not_hold_the_first_round(federation: Build, tmp_path: Path, defended: bool) -> None:
+    waits = {"enrolment": 6.0} if defended else {}
+    settings = federation(rounds=2, participation={"quorum": 0.6, **waits})
+    with Deployment(settings, tmp_path / "deployment") as deployment:
+        for name in (COORDINATOR, "north", "east"):
+            deployment.start(name)
+        process = deployment.processes[COORDINATOR]
+        if not defended:
+            for name in ("north", "east"):
+                deployment.wait(name, lambda name=name: "reply sent" in deployment.log(name))  # type: ignore[misc]
+            process.join(12)
+            assert process.is_alive()
+            assert not (deployment.run / "start").exists(), "it waits for south"
+            return
+        deployment.finished()
+        assert "south does not take part: it did not answer before the deadline" in deployment.log(COORDINATOR)
+
+
+@pytest.mark.slow_fault
+def test_the_quorum_is_awaited_beyond_the_deadline(federation: Build, tmp_path: Path) -> None:
+    """Silos are started when their operators find the time: a run that cannot begin yet goes on waiting."""
+    settings = federation(rounds=1, participation={"quorum": 1.0, "enrolment": 3.0})
+    with Deployment(settings, tmp_path / "deployment") as deployment:
+        for name in (COORDINATOR, "north", "east"):
+            deployment.start(name)
+        deployment.wait("another request", lambda: "asking again south" in deployment.log(COORDINATOR))
+        deployment.start("south")
+        deployment.finished()
+        assert len(contributions_of(deployment)) == 3
+
+
+@pytest.mark.slow_fault
+@pytest.mark.parametrize("defended", [False, True], ids=["off", "on"])
+def test_a_coordinator_restored_from_a_backup_finds_its_place(gated: Any, tmp_path: Path, defended: bool) -> None:
+    """The backup is of round 1, and the silos have seen later rounds. The result is that of an undisturbed run."""
+    settings, gate = gated(rounds=4), Gate(tmp_path / "marks", "south")
+    with Deployment(settings, tmp_path / "deployment") as deployment:
+        gate.shut()
+        deployment.start_all()
+        deployment.wait("south at work", gate.reached)
+        deployment.kill(COORDINATOR)
+        shutil.copytree(deployment.run, tmp_path / "backup")
+        deployment.start(COORDINATOR)
+        gate.open()
+        deployment.wait("round 3", (deployment.run / "checkpoints" / "round-3").exists)
+        deployment.kill(COORDINATOR)
+        shutil.rmtree(deployment.run)
+        shutil.copytree(tmp_path / "backup", deployment.run)
+        deployment.start(COORDINATOR, behaviour="" if defended else "ignores_positions")
+        process = deployment.processes[COORDINATOR]
+        if not defended:
+            deployment.wait("a refusal", lambda: "older than one that was accepted" in deployment.log("north"))
+            process.join(15)
+            assert process.is_alive()
+            assert not any((deployment.run / "checkpoints").glob("round-*")), "no silo answers it"
+            return
+        deployment.finished()
+        assert_uninterrupted(settings, deployment, tmp_path)
+
+
+@pytest.mark.slow_fault
+@pytest.mark.parametrize("defended", [False, True], ids=["off", "on"])
+def test_fedbuff_does_not_wait_for_a_stopped_silo(gated: Any, tmp_path: Path, defended: bool) -> None:
+    settings = gated(
+        rounds=4,
+        method={"name": "fedbuff", "buffer": 2},
+        participation={"max_absence": 6.0 if defended else 3600.0, "quorum": 0.5},
+        evaluate={"every": 99, "share": 1.0},
+    )
+    gate = Gate(tmp_path / "marks", "south")
+    with Deployment(settings, tmp_path / "deployment") as deployment:
+        gate.shut()
+        deployment.start_all()
+        deployment.wait("south at work", gate.reached)
+        deployment.kill("south")
+        process = deployment.processes[COORDINATOR]
+        process.join(20 if defended else 12)
+        if not defended:
+            assert process.is_alive(), "it waits for south"
+            return
+        deployment.finished()
+        reasons = deployment.log(COORDINATOR)
+        assert "it has given no sign of life for 6 s" in reasons
