@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hansa.client.runtime import Runtime
 from hansa.config.sections import SecureAggregation
+from hansa.config.tree import protected
 from hansa.core.hierarchy import KeyLayers
 from hansa.core.messages import (
     AdvertiseKeys,
@@ -32,6 +33,7 @@ from hansa.privacy.secure_aggregation.limits import MaskingLimits
 from hansa.privacy.secure_aggregation.memory import CohortMemory
 from hansa.privacy.secure_aggregation.protocol import Refused
 
+COVERING_NOISE = 0.3  # deviation of a silo's own noise over its clipping norm, from which it counts as noise at all
 POISON = "the settings make silos send false updates ('simulate.poison'), which would leave one update in the sum"
 
 
@@ -44,9 +46,9 @@ def masking_client(runtime: Runtime, name: NodeId, home: Path, samples: int, dat
     settings = federation.secure_aggregation or SecureAggregation()
     limits = MaskingLimits.of(settings) if runtime.limits is None else runtime.limits.within(MaskingLimits.of(settings))
     deployed = runtime.signer is not None
-    memory = CohortMemory(
-        runtime.folder.parent if deployed else home, data, limits.min_cohort, frozenset(runtime.private)
-    )
+    noisy = protected(federation).items()
+    covered = {name for name, one in noisy if one.noise_multiplier / one.noise_shared_by >= COVERING_NOISE}
+    memory = CohortMemory(runtime.folder.parent if deployed else home, data, limits.min_cohort, frozenset(covered))
     return MaskingClient(
         name,
         federation.name,

@@ -25,7 +25,7 @@ class SecureAggregation(Section):
         default=MAX_MASKED_SHARE,
         gt=0.0,
         le=MAX_MASKED_SHARE,
-        description="Largest weight of one silo in a sum; what larger silos exceed it by goes to the others in proportion.",
+        description="Largest weight of one silo in a sum; what it has beyond that goes to the others in proportion.",
     )
     min_cohort: int = Field(
         default=MIN_MASKED_COHORT, ge=MIN_MASKED_COHORT, description="Smallest number of silos in a sum."

@@ -27,6 +27,7 @@ from hansa.preview.annotation import SourceReader, language_warning
 from hansa.preview.traffic import Traffic, predict_traffic
 from hansa.privacy.policy.disclosures import disclosures
 from hansa.privacy.policy.preview import refusals
+from hansa.privacy.secure_aggregation.limits import capped
 from hansa.runs.topology import check_models
 from hansa.tasks.base import TASKS
 
@@ -159,8 +160,9 @@ def _weights(federation: Federation, silos: list[SiloPreview]) -> list[float] | 
         return [None] * len(silos)
     counts, share = [s.samples for s in silos], federation.participation.max_share
     most = max(counts) if share is None else largest_count(counts, share)
-    weights = [_weighing(federation)(min(count, most)) for count in counts]
-    return [weight / sum(weights) for weight in weights]
+    weights = {s.name: _weighing(federation)(min(s.samples, most)) for s in silos}
+    cap = federation.secure_aggregation.max_share if federation.secure_aggregation is not None else 1.0
+    return list(capped(weights, cap).values())
 
 
 def _weighing(federation: Federation) -> Callable[[int], float]:
@@ -193,6 +195,7 @@ def _warnings(seen: Preview) -> list[str]:
                 f"{name} has {language.weight:.0%} of the aggregate weight; set aggregate.weights.temperature to "
                 "0.5 to weigh silos by the square root of their samples, or aggregate.weights to 'uniform'"
             )
+    found += _capped_weights(seen)
     small = [s.name for s in silos if s.samples < federation.train.batch]
     if small and federation.train.samples.epochs is not None:
         found.append(f"these silos have fewer samples than one batch of {federation.train.batch}: {', '.join(small)}")
@@ -208,6 +211,22 @@ def _warnings(seen: Preview) -> list[str]:
     if federation.kind == "central" and inner:
         found.append("a central run pools all data and ignores the regions of the tree")
     return found + refusals(federation)
+
+
+def _capped_weights(seen: Preview) -> list[str]:
+    """The silos that secure aggregation gives a smaller weight than the method would."""
+    settings = seen.federation.secure_aggregation
+    if settings is None or any(silo.weight is None for silo in seen.silos):
+        return []
+    weigh = _weighing(seen.federation)
+    total = sum(weigh(silo.samples) for silo in seen.silos)
+    return [
+        f"{silo.name} would have {weigh(silo.samples) / total:.0%} of the weight, and secure aggregation gives a silo "
+        f"{settings.max_share:.0%} at most; set aggregate.weights.temperature below 1, or 'uniform', to choose the "
+        "weights yourself"
+        for silo in seen.silos
+        if weigh(silo.samples) / total > settings.max_share
+    ]
 
 
 def _model(federation: Federation, labels: tuple[str, ...]) -> tuple[int | None, Traffic | None]:

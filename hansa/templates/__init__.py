@@ -16,6 +16,8 @@ SIZES = {"en": 3000, "de": 400, "es": 350, "fr": 330, "it": 300, "pt": 280, "ru"
 
 CLIENTS, PER_CLIENT = {"en": 6, "de": 2, "es": 2, "fr": 2}, 300  # pairs: monolingual clients with a dominant language
 TREE = {"fr": 900, "it": 700, "bg": 600, "uk": 500}  # worldlm: two regions of two languages each
+# Of seven equal shards of a language, how many each level of the tree holds (Iacob et al., 2024, appendix A.2).
+SHARDS = {"": 3, "-region": 2, "-root": 2}
 
 
 def templates() -> list[str]:
@@ -53,8 +55,22 @@ Sources = dict[str, tuple[str, Iterator[dict[str, Any]]]]  # silo → settings o
 def notes(template: str, seed: int) -> Sources:
     """One silo per language with generated clinical notes."""
     write = assertions if template in ("classify", "lora") else generator.notes
-    sizes = TREE if template == "worldlm" else SIZES
-    return {language: (f"language: {language}", write(language, count, seed)) for language, count in sizes.items()}
+    return {language: (f"language: {language}", write(language, count, seed)) for language, count in SIZES.items()}
+
+
+def shards(seed: int) -> Sources:
+    """Generated clinical notes of four languages, dealt out to a leaf, its region and the root: no two nodes share any.
+
+    Note i of a language belongs to shard i mod 7.
+    """
+    found: Sources = {}
+    for language, size in TREE.items():
+        rows, first = list(generator.notes(language, size, seed)), 0
+        for level, count in SHARDS.items():
+            dealt = [row for i, row in enumerate(rows) if first <= i % sum(SHARDS.values()) < first + count]
+            found[language + level] = (f"language: {language}", iter(dealt))
+            first += count
+    return found
 
 
 def translations(seed: int) -> Sources:
@@ -89,7 +105,7 @@ def _matches(language: str, seed: int) -> Iterator[dict[str, Any]]:
         yield {"finding": found, "sentence": sentence, "label": "yes" if match else "no", "lang": language}
 
 
-WRITERS = {"translation": translations, "pairs": matches}
+WRITERS = {"translation": translations, "pairs": matches, "worldlm": shards}
 
 
 def assertions(language: str, count: int, seed: int) -> Iterator[dict[str, Any]]:

@@ -243,10 +243,10 @@ def test_with_a_buffer_the_region_of_a_slow_leaf_comes_late_and_the_other_does_n
 
 
 def test_whom_a_private_leaf_listens_to_stays_with_it(tree: Build, tmp_path: Path) -> None:
-    settings = tree(rounds=1)
+    settings = tree(rounds=1, root=None)
     below = {n: node.model_copy(update={"privacy": Privacy()}) for n, node in settings.silos["west"].silos.items()}
     below["north-2"] = settings.silos["west"].silos["north-2"]
-    west = settings.silos["west"].model_copy(update={"silos": below})
+    west = settings.silos["west"].model_copy(update={"silos": below, "mixture": False})
     folder = run(
         settings.model_copy(update={"silos": settings.silos | {"west": west}}), tmp_path / "r", workers=0
     ).folder

@@ -40,6 +40,45 @@ def test_a_tree_over_sockets_gives_the_bits_of_a_run(federation: Build, tmp_path
     assert same(weights(here.folder / "model"), weights(there.folder / "model"))
 
 
+@pytest.mark.parametrize("method", ["fedavg", "worldlm"])
+def test_secure_aggregation_in_regions_over_sockets_gives_the_bits_of_a_run(
+    federation: Build, tmp_path: Path, log: Any, method: str
+) -> None:
+    """Two regions and a silo below the root, which aggregates all three under masks; so does each region its silos."""
+    names = [f"{word}-{number}" for number in (1, 2) for word in ("north", "south", "east")]
+    flat = federation(
+        sizes=dict.fromkeys([*names, "north"], 30),
+        rounds=2,
+        task="causal-lm",
+        method=method,
+        aggregate={"weights": "uniform"},
+        secure_aggregation=True,
+        evaluate={"every": 2, "share": 1.0},
+    )
+
+    def region(rounds: int, *below: str) -> Node:
+        return Node(silos={name: flat.silos[name] for name in below}, rounds=rounds)
+
+    silos = {"west": region(2, *names[:3]), "far": region(1, *names[3:]), "north": flat.silos["north"]}
+    tree = flat.model_copy(update={"silos": silos})
+    here = run(tree, tmp_path / "here", workers=0)
+    there = over_the_network(tree, tmp_path / "there", log)
+    assert same(weights(here.folder / "model"), weights(there.folder / "model"))
+    assert here.metrics == there.metrics
+
+
+def test_two_regions_aggregate_securely_below_a_root_that_sees_their_means(
+    federation: Build, tmp_path: Path, log: Any
+) -> None:
+    names = [f"{word}-{number}" for number in (1, 2) for word in ("north", "south", "east")]
+    flat = federation(sizes=dict.fromkeys(names, 30), rounds=1, secure_aggregation=True)
+    silos = {f"part-{i}": Node(silos={n: flat.silos[n] for n in names[3 * i : 3 * i + 3]}) for i in range(2)}
+    tree = flat.model_copy(update={"silos": silos})
+    here = run(tree, tmp_path / "here", workers=0)
+    there = over_the_network(tree, tmp_path / "there", log)
+    assert same(weights(here.folder / "model"), weights(there.folder / "model"))
+
+
 def test_worldlm_over_sockets_gives_the_bits_of_a_run(federation: Build, tmp_path: Path, log: Any) -> None:
     """A root, two regions, one of them with its own data, four silos; residuals and attention go over the network."""
     flat = federation(

@@ -1,6 +1,8 @@
 """The trees of WorldLM's experiments, written from real text, and the small model that all runs start from.
 
-Four languages, four genres of one language, or four equal parts of one language.
+Four languages, four genres of one language, or four equal parts of one language. Iacob et al. (2024), appendix A.2:
+each source is cut into equal shards, which are dealt out, three to its leaf and two to each level above. So a region
+and the root train on text of the languages below them that no leaf holds, and no node reads another node's text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,16 +24,18 @@ PARTS = ("one", "two", "three", "four")
 # Training texts of the language leaves, ordered by size as in the paper's Table 7 but less skewed. `everything` (the
 # models with unbounded data) uses all texts.
 TEXTS = {"fr": 26_000, "it": 13_000, "uk": 2_500, "bg": 5_000}
-TESTED = 150  # test texts of each source
+SHARDS = {"leaf": 3, "region": 2, "root": 2}  # of the seven equal shards of a source: how many each level holds
+TESTED = 350  # test texts of each source at most; they are dealt out too: 150 to its leaf
 Splits = dict[str, list[Row]]
+Sources = Mapping[str, dict[str, str]]  # level → the files of a source's shards there
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Leaves with their sources, in two regions."""
+    """Leaves in two regions. ``sources``: leaf → the shards of its source, by the level that holds them."""
 
     regions: Mapping[str, Sequence[str]]
-    sources: Mapping[str, dict[str, str]]
+    sources: Mapping[str, Sources]
 
     @property
     def leaves(self) -> list[str]:
@@ -44,26 +48,39 @@ class Layout:
         return Layout({one: (a, d), two: (c, b)}, self.sources)
 
     def tree(self, own: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """The settings ``silos`` and ``root``; inner nodes hold mixtures of their leaves. ``own``: leaf → settings."""
+        """The settings ``silos`` and ``root``; every node holds shards of its own. ``own``: leaf → settings."""
         silos = {
-            region: {"mixture": True, "silos": {leaf: {**self.sources[leaf], **own.get(leaf, {})} for leaf in leaves}}
+            region: {**self._shards("region", leaves), "silos": {leaf: self._leaf(leaf, own) for leaf in leaves}}
             for region, leaves in self.regions.items()
         }
-        return {"silos": silos, "root": "mixture"}
+        return {"silos": silos, "root": self._shards("root", self.leaves)}
 
     def flat(self, own: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """The same seven nodes as silos of one server."""
-        inner = {"all": self.leaves, **self.regions}
-        mixtures = {name: {"sources": [self.sources[leaf] for leaf in leaves]} for name, leaves in inner.items()}
-        return {"silos": mixtures | {leaf: {**self.sources[leaf], **own.get(leaf, {})} for leaf in self.leaves}}
+        inner = {region: self._shards("region", leaves) for region, leaves in self.regions.items()}
+        leaves = {leaf: self._leaf(leaf, own) for leaf in self.leaves}
+        return {"silos": {"all": self._shards("root", self.leaves)} | inner | leaves}
 
     def pooled(self) -> dict[str, Any]:
-        """All data at one node."""
-        return {"silos": {"all": {"sources": [self.sources[leaf] for leaf in self.leaves]}}}
+        """All data at one node, tested on the leaves' test texts."""
+        return {"silos": {"all": {"sources": [shard for leaf in self.leaves for shard in self._whole(leaf)]}}}
 
     def local(self) -> dict[str, Any]:
-        """The leaves as silos."""
-        return {"silos": {leaf: self.sources[leaf] for leaf in self.leaves}}
+        """The leaves as silos, each with all shards of its source."""
+        return {"silos": {leaf: {"sources": self._whole(leaf)} for leaf in self.leaves}}
+
+    def _leaf(self, leaf: str, own: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        return {**self.sources[leaf]["leaf"], **own.get(leaf, {})}
+
+    def _shards(self, level: str, leaves: Sequence[str]) -> dict[str, Any]:
+        """What an inner node holds; its scores are grouped apart from those on the leaves' test texts."""
+        return {"sources": [{**self.sources[leaf][level], "domain": f"{leaf} at {level}"} for leaf in leaves]}
+
+    def _whole(self, leaf: str) -> list[dict[str, str]]:
+        """All training texts of a source; the test texts of its leaf."""
+        shards = self.sources[leaf]
+        others = ({k: v for k, v in shards[level].items() if k != "test"} for level in SHARDS if level != "leaf")
+        return [shards["leaf"], *others]
 
 
 def lay_out(data: Path | None, folder: Path) -> dict[str, Layout]:
@@ -77,12 +94,16 @@ def lay_out(data: Path | None, folder: Path) -> dict[str, Layout]:
     return layouts
 
 
-def _write(folder: Path, leaf: str, splits: Splits) -> dict[str, str]:
-    found = {"language": leaf}
-    for split, rows in splits.items():
-        file = folder / f"{leaf}.{split}.jsonl"
-        icd10.write_rows(file, rows)
-        found[split] = str(file.resolve())
+def _write(folder: Path, leaf: str, splits: Splits) -> dict[str, dict[str, str]]:
+    """Deal a source out to the levels of the tree and write the files; row i belongs to shard i mod 7."""
+    found, first, count = {}, 0, sum(SHARDS.values())
+    for level, shards in SHARDS.items():
+        files = {"language": leaf}
+        for split, rows in splits.items():
+            file = folder / f"{leaf}.{level}.{split}.jsonl"
+            icd10.write_rows(file, [row for i, row in enumerate(rows) if first <= i % count < first + shards])
+            files[split] = str(file.resolve())
+        found[level], first = files, first + shards
     return found
 
 
@@ -118,7 +139,7 @@ def _shuffled(leaf: str, splits: Splits) -> Splits:
 
 
 def _parts(splits: Splits) -> dict[str, Splits]:
-    """One language in four equal parts with the same test texts."""
+    """One language in four equal parts with the same test texts, each dealt out as a source of its own."""
     return {
         part: {"train": splits["train"][number :: len(PARTS)], "test": splits["test"]}
         for number, part in enumerate(PARTS)
@@ -129,8 +150,8 @@ def _generated() -> dict[str, dict[str, Splits]]:
     """The same layouts from a few generated notes, for a test that takes seconds."""
 
     def splits(code: str, seed: int) -> Splits:
-        notes = [{"text": note["text"]} for note in generator.notes(code, 16, seed=seed, sentences=(1, 1))]
-        return {"train": notes[3:], "test": notes[:3]}
+        notes = [{"text": note["text"]} for note in generator.notes(code, 42, seed=seed, sentences=(1, 1))]
+        return {"train": notes[7:], "test": notes[:7]}
 
     languages = {leaf: splits(leaf, 1) for leaf in LANGUAGES}
     return {

@@ -1,9 +1,10 @@
 """WorldLM (Iacob et al., 2024): Tables 1 to 4 and Figure 4, on real text.
 
 Seven nodes, a root, two regions and four leaves, in three layouts: languages (fr + it, uk + bg), genres of English
-(general text, medical text) and equal parts of French. Every method takes the same number of sequential steps from the
-same start, with the same local optimizer at a constant rate and its state kept. Every method is scored twice: a node's
-*own* model after its last steps, and the *global* model at the root; both on the leaves' test sets.
+(general text, medical text) and equal parts of French. Each node holds shards of its own (trees.py). Every method takes
+the same number of sequential steps from the same start, with the same local optimizer at a constant rate and its state
+kept. Every method is scored twice: a node's *own* model after its last steps, and the *global* model at the root; both
+on the leaves' test sets.
 """
 
 import json
@@ -211,7 +212,7 @@ def reproduce(options: Options) -> Reproduction:
     first = {name: outcome[0] for name, outcome in outcomes.items() if outcome[0]}
     private = federation("price", planned["WorldLM, DP"], layouts["languages"], size, paths["languages"], 0)
     claims = claims_of(found, price(private))
-    curves = {name: curve_of(first[name].folder) for name in SHOWN if name in first}
+    curves = {name: curve_of(first[name].folder, layouts["languages"].leaves) for name in SHOWN if name in first}
     tables = tables_of(found, curves, len(size.seeds))
     report = html.write(
         [(name, first[name].folder) for name in SHOWN if name in first],
@@ -233,7 +234,7 @@ def _result(jobs: Jobs, name: str) -> Outcome | None:
 
 def start(layouts: Mapping[str, Layout], name: str, folder: Path, size: Size) -> str:
     """Write the tokenizer and the model configuration for a layout; return their folder."""
-    files = [Path(source["train"]) for source in layouts[name].sources.values()]
+    files = [Path(shard["train"]) for source in layouts[name].sources.values() for shard in source.values()]
     rows = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
     return shape(folder / name, rows, size.vocabulary, size.length, size.blocks, size.width)
 

@@ -104,22 +104,22 @@ def deviation(values: Sequence[float]) -> float:
 def _own(outcome: Outcome, leaves: Sequence[str]) -> dict[str, dict[str, float]]:
     """The scores of own models by node; by language if the run has only one model, or only models of silos."""
     own = RunResults.read(outcome.folder).own
-    return own if set(leaves) <= set(own) else outcome.metrics
+    return own if set(leaves) <= set(own) else {leaf: outcome.metrics[leaf] for leaf in leaves}
 
 
-def curve_of(folder: Path) -> Curve:
-    """The mean perplexity of all nodes' own models, and of the global model, after every pass."""
+def curve_of(folder: Path, leaves: Sequence[str]) -> Curve:
+    """The mean perplexity on the leaves' test texts, of their own models and of the global one, after every pass."""
     return {
-        "own": _means(read_scores(folder, "perplexity", own=True)),
-        "global": _means(read_scores(folder, "perplexity")),
+        "own": _means(read_scores(folder, "perplexity", own=True), leaves),
+        "global": _means(read_scores(folder, "perplexity"), leaves),
     }
 
 
-def _means(scores: Sequence[Score]) -> list[float]:
-    """The mean over groups, round by round, of the evaluations during training."""
+def _means(scores: Sequence[Score], leaves: Sequence[str]) -> list[float]:
+    """The mean over leaves, round by round, of the evaluations during training."""
     rounds: dict[int, list[float]] = {}
     for score in scores:
-        if score.share < 1.0:
+        if score.share < 1.0 and score.group in leaves:
             rounds.setdefault(score.round, []).append(score.value)
     return [fmean(values) for values in rounds.values()]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from hansa.config.federation import Federation
 from hansa.config.method import build_method
-from hansa.config.tree import federated_vocabulary
+from hansa.config.tree import families, federated_vocabulary, is_tree, masked_families, mixtures
 from hansa.core.method import Exchange, Method
 from hansa.privacy.dp.accounting import price
 from hansa.privacy.dp.prices import update_mechanisms, update_prices
@@ -70,10 +70,11 @@ def _in_rounds(federation: Federation, method: Method) -> Iterator[str]:
         )
     if method.exchange is not None:
         yield from _exchange(method.exchange, federation.rounds)
-    if federation.secure_aggregation is not None:
+    yield from _masking(federation, method)
+    for name in mixtures(federation):
         yield (
-            "The updates are masked (secure aggregation): the server learns only their sum. Between organisations, the "
-            "silos verify one another's signatures (docs/privacy.md). Sample counts, losses and scores are not masked."
+            f"'{name}' trains on the text of all silos below it ('mixture'): in a simulation alone; between "
+            "organisations it is refused."
         )
     yield from _noise(federation)
     if method.hierarchy is not None and method.hierarchy.forwards_layers:
@@ -87,6 +88,33 @@ def _in_rounds(federation: Federation, method: Method) -> Iterator[str]:
         yield f"The update is compressed{by} before it leaves; bytes are counted as they are sent."
     if method.upload.selects:
         yield "With the update: which tensors were chosen, and how far each tensor moved since the silo's last round."
+
+
+def _masking(federation: Federation, method: Method) -> Iterator[str]:
+    settings = federation.secure_aggregation
+    if settings is None:
+        return
+    yield (
+        "The updates are masked (secure aggregation): the server learns only their sum. Between organisations, the "
+        "silos verify one another's signatures (docs/privacy.md). Sample counts, losses and scores are not masked."
+    )
+    yield (
+        f"A silo weighs at most {settings.max_share:.0%} of a sum; what it has beyond that goes to the others in "
+        f"proportion. A sum has {settings.min_cohort} silos or more."
+    )
+    masked = masked_families(federation)
+    for family in families(federation):
+        if is_tree(federation) and family.name not in masked:
+            regions = ", ".join(family.children)
+            yield (
+                f"Each of {regions} aggregates its silos under masks, and its mean goes up unmasked: "
+                f"{len(family.children)} regions are too few to hide in."
+            )
+    if method.hierarchy is not None and method.hierarchy.keys_travel:
+        yield (
+            "On the tree the backbone is masked. Key layers travel unmasked, because attention needs each child's (a "
+            "policy refuses them with 'layers: false'). Residuals are not used where updates are masked."
+        )
 
 
 def _exchange(exchange: Exchange, rounds: int) -> Iterator[str]:

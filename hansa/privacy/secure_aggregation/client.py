@@ -47,6 +47,7 @@ from hansa.privacy.secure_aggregation.memory import CohortMemory
 from hansa.privacy.secure_aggregation.protocol import Refused, Secrets
 
 PLAIN = ("schedule", "capacity", "reference", "subtree", "shared_state")  # what a masked `Train` must not have
+DEFAULT_WEIGHTS, DEFAULT_LIMITS = BySamples(), MaskingLimits()
 ON_TREES = ("schedule", "subtree")  # what it may have where nodes have models of their own, at a constant rate
 
 
@@ -102,9 +103,9 @@ class MaskingClient:
     home: Path
     samples: int
     signer: AnnouncementSigner | None = None
-    weighting: Weighting = BySamples()
+    weighting: Weighting = DEFAULT_WEIGHTS
     cap: float = MAX_MASKED_SHARE
-    limits: MaskingLimits = MaskingLimits()
+    limits: MaskingLimits = DEFAULT_LIMITS
     memory: CohortMemory | None = None
     refusal: str = ""
     own_models: bool = False

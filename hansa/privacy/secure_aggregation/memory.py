@@ -97,12 +97,18 @@ class CohortMemory:
         if not self.file.is_file():
             return []
         try:
-            return [Summed(**json.loads(line)) for line in self.file.read_text().splitlines()]
-        except (ValueError, TypeError):
+            return [_parse(line) for line in self.file.read_text().splitlines()]
+        except (ValueError, TypeError, AttributeError):
             raise Refused(
                 f"{self.file.name} is damaged, so it is not known with whom the silo was summed; restore it from a "
                 "backup, or move it away if no run from the same model will follow"
             ) from None
+
+
+def _parse(line: str) -> Summed:
+    """A line of the file; raises `ValueError`, `TypeError` or `AttributeError` if it is malformed."""
+    raw = Summed(**json.loads(line))
+    return Summed(str(raw.model), str(raw.data), {str(name): float(weight) for name, weight in raw.weights.items()})
 
 
 def exposed(rows: list[dict[NodeId, float]], min_cohort: int, covered: frozenset[NodeId] = frozenset()) -> str:

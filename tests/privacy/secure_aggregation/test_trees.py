@@ -131,7 +131,7 @@ def test_a_region_one_below_the_threshold_gives_nothing_and_the_others_go_on(fed
 
 def test_residuals_do_not_reach_single_children_under_masks(federation: Build, tmp_path: Path) -> None:
     """A residual for one child alone would be another model for it: see Pasquini et al. (2022)."""
-    method = {"method": {"name": "worldlm", "residuals": 1}, "task": "causal-lm"}
+    method: dict[str, Any] = {"method": {"name": "worldlm", "residuals": 1}, "task": "causal-lm"}
     one, _ = trained(tree(federation, 3, secure_aggregation={"bound": 4.0}, **method), tmp_path / "one")
     none, _ = trained(tree(federation, 3, secure_aggregation={"bound": 4.0}, **METHODS["worldlm"]), tmp_path / "none")
     close(none, one, atol=0.0)
