@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from hansa.core.schedules import Schedule
-from hansa.core.settings import Count, Named, Positive, Section, Share
+from hansa.core.settings import Count, Named, Positive, Section, Share, refuse_secret
 
 MIN_MASKED_COHORT = 3  # with two silos, each could compute the other's update from the sum
 MAX_LOSS_TEMPERATURE = 50.0  # of a softmax over losses: beyond it a single silo would count
@@ -29,7 +29,8 @@ class Privacy(Section):
         default=0.5, description="Standard deviation of the noise over the clipping norm, σ."
     )
     clip: Positive | Literal["median"] = Field(
-        default="median", description="Clipping norm C of an update; `median`: the norm of the silo's last update."
+        default=1.0,
+        description="Clipping norm C of an update; `median`: the norm of the silo's last update (not covered by ε).",
     )
     noise_shared_by: Count = Field(
         default=1, description="Number n of updates whose mean carries the noise: each adds noise of deviation σ·C/n."
@@ -39,9 +40,15 @@ class Privacy(Section):
         default=False,
         description="After the noise, scale the update by 1/(1 + d·(σ/n)²), the factor of least mean square error.",
     )
-    secret: bool = Field(
-        default=False, description="Draw the noise from the operating system instead of the seed: for real use."
+    seeded: bool = Field(
+        default=False,
+        description="Draw the noise from the seed, so that a simulation repeats; refused between organisations.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _noise_is_secret(cls, value: Any) -> Any:
+        return refuse_secret(value)
 
 
 class AdaptiveSampling(Section):

@@ -113,8 +113,7 @@ def discrete_gaussian(sigma: float, count: int, source: Source) -> NDArray[np.in
 
 def uniform(count: int, source: Source) -> NDArray[np.float64]:
     """``count`` multiples of 2⁻⁵³, uniform in [0, 1)."""
-    drawn: NDArray[np.float64] = (source.words(count) >> np.uint64(11)) * 2.0**-53
-    return drawn
+    return (source.words(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 class _Table(NamedTuple):

@@ -18,6 +18,7 @@ from hansa.deploy.kit import Kit
 from hansa.deploy.network.blob_protocol import InvalidRequest
 from hansa.deploy.policy_enforcer import PolicyEnforcer
 from hansa.deploy.signatures import KitSigner
+from hansa.privacy.dp.prices import seeded_noise
 
 NO_SOURCES = (Source(train=""),)  # in place of data of another node
 
@@ -65,6 +66,8 @@ class SiloService:
         torch.set_num_threads(self._threads)
         federation = own_settings(settings, self._kit.name, self._sources, self._plugins)
         runtime = Runtime(federation, folder, KitSigner(self._kit, folder, settings), device.choose())
+        if seeded := seeded_noise(federation):  # once the plug-ins are loaded: methods may come from them
+            raise InvalidRequest(f"the noise of {seeded[0]} comes from the seed ('seeded: true'), for simulations only")
         answer = SiloHost(runtime).silo(self._kit.name).answer
         return self._enforcer.guard(answer, runtime) if self._enforcer is not None else answer
 

@@ -22,6 +22,15 @@ def update_prices(federation: Federation, rounds: int) -> dict[str, Spent]:
     return {name: price(mechanism, rounds * times[name]) for name, mechanism in update_mechanisms(federation).items()}
 
 
+def seeded_noise(federation: Federation) -> list[str]:
+    """What a federation file has noise from the seed for, which anyone who knows the seed can subtract."""
+    found = [f"the updates of '{name}'" for name, one in update_mechanisms(federation).items() if one.seeded]
+    exchange = build_method(federation).exchange if federation.kind == "federated" else None
+    if exchange is not None and exchange.release is not None and exchange.release.seeded:
+        found.append("shared knowledge")
+    return found
+
+
 def exchange_price(federation: Federation, rounds: int) -> Spent | None:
     """The price of the knowledge that a silo shares; None if it shares none, or shares it without a mechanism."""
     if federation.kind != "federated":
