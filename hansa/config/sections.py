@@ -23,8 +23,24 @@ class SecureAggregation(Section):
 
 
 class Privacy(Section):
-    """Differential privacy of a silo's updates: clip, then add Gaussian noise. The protected unit is the silo."""
+    """Differential privacy of a silo's updates: clip, then add noise. The protected unit is the silo, or a patient."""
 
+    unit: Literal["silo", "patient", "document"] = Field(
+        default="silo",
+        description="What ε protects: all data of the silo (one clipped and noisy update per round), or all data of a "
+        "patient or document (a clipped sum of gradients for each, and noise in every step).",
+    )
+    field: str | None = Field(
+        default=None, description="unit patient, document: the field of a row that names the patient or document."
+    )
+    sampling: Share = Field(
+        default=0.1,
+        gt=0.0,
+        description="unit patient, document: probability with which each one takes part in a step, drawn in secret.",
+    )
+    steps: Count = Field(
+        default=10, description="unit patient, document: local steps in a round, instead of `train.samples`."
+    )
     noise_multiplier: Positive = Field(
         default=0.5, description="Standard deviation of the noise over the clipping norm, σ."
     )
@@ -49,6 +65,23 @@ class Privacy(Section):
     @classmethod
     def _noise_is_secret(cls, value: Any) -> Any:
         return refuse_secret(value)
+
+    @model_validator(mode="after")
+    def _fits_the_unit(self) -> "Privacy":
+        if self.unit == "silo":
+            given = sorted({"field", "sampling", "steps"} & self.model_fields_set)
+            if given:
+                raise ValueError(
+                    f"'{given[0]}' belongs to 'unit: patient', and the unit is the silo: give both, or none"
+                )
+            return self
+        if not self.field:
+            raise ValueError(f"'unit: {self.unit}' needs 'field', the field of a row that names the {self.unit}")
+        if self.clip == "median":
+            raise ValueError(f"'unit: {self.unit}' needs a number as 'clip', the bound of each {self.unit}'s gradient")
+        if self.noise_shared_by > 1 or self.shrink:
+            raise ValueError(f"'noise_shared_by' and 'shrink' belong to 'unit: silo', and the unit is the {self.unit}")
+        return self
 
 
 class AdaptiveSampling(Section):

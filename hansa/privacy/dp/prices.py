@@ -8,12 +8,16 @@ from hansa.config.method import build_method
 from hansa.config.nodes import repeats
 from hansa.config.tree import protected
 from hansa.privacy.dp.accounting import Spent, price
+from hansa.privacy.dp.units import UnitMechanism
 from hansa.privacy.dp.updates import UpdateMechanism
 
 
-def update_mechanisms(federation: Federation) -> dict[str, UpdateMechanism]:
+def update_mechanisms(federation: Federation) -> dict[str, UpdateMechanism | UnitMechanism]:
     """Silo → the mechanism on its updates, for the silos with differential privacy."""
-    return {name: UpdateMechanism(settings) for name, settings in protected(federation).items()}
+    return {
+        name: UpdateMechanism(settings) if settings.unit == "silo" else UnitMechanism(settings)
+        for name, settings in protected(federation).items()
+    }
 
 
 def update_prices(federation: Federation, rounds: int) -> dict[str, Spent]:
