@@ -179,7 +179,7 @@ def clipped(update: dict[str, Tensor], clip: float, noise: float, seed: int) -> 
     """The update clipped to a norm and, with noise, protected as a silo with `privacy` would (dp/updates.py)."""
     whole = Tensors.of(update)
     if noise:
-        UpdateMechanism(Privacy(clip=clip, noise_multiplier=noise)).apply(whole.flat, None, seed, "audit")
+        UpdateMechanism(Privacy(clip=clip, noise_multiplier=noise, seeded=True)).apply(whole.flat, None, seed, "audit")
     else:
         whole.flat.mul_(min(1.0, clip / max(float(whole.flat.norm()), 1e-30)))
     return whole.named()

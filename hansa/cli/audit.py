@@ -80,6 +80,38 @@ def show_logs(
     finish(format, {"logs": found}, show)
 
 
+@audit.command("budget")
+def show_budget(
+    home: Annotated[Path, typer.Argument(metavar="HOME|FILE", help="home of a silo, or the file of its budget")],
+    delta: Annotated[float, typer.Option(min=1e-300, max=0.5, help="δ at which ε is stated")] = 1e-5,
+    format: FormatOption = Format.text,
+) -> None:
+    """Show a silo's privacy budget: what was charged in each run, and the ε of everything together."""
+    from hansa.privacy.dp.budget import BUDGET_FILE, by_run, charges, total
+
+    files = sorted(home.rglob(BUDGET_FILE)) if home.is_dir() else [home]
+    if not files or not files[0].is_file():
+        raise UserError(f"{home}: there is no {BUDGET_FILE} here; a silo whose policy has a 'budget' writes one")
+    held = {str(file): charges(file) for file in files}
+    whole = {file: total((one.event for one in some), delta) for file, some in held.items()}
+
+    def show() -> None:
+        columns = ["run", "charges", "first", "last", "ε alone", "unit", "mechanism"]
+        for file, some in held.items():
+            rows = [
+                [one.run, str(one.charges), one.first, one.last, f"{one.epsilon:.4g}", one.unit, one.mechanism]
+                for one in by_run(some, delta)
+            ]
+            output.print(table(columns, rows, file, figures=False))
+            output.print(f"ε = {whole[file]:.4g} at δ = {delta:g} after {len(some)} charges", highlight=False)
+
+    found = [
+        {"file": file, "delta": delta, "epsilon": whole[file], "runs": [vars(one) for one in by_run(some, delta)]}
+        for file, some in held.items()
+    ]
+    finish(format, {"budgets": found}, show)
+
+
 def _logs(path: Path) -> list[Path]:
     """The audit logs at a path; raises `UserError` if there is none."""
     from hansa.privacy.policy.audit_log import AUDIT_LOG, anchor_file

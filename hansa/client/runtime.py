@@ -14,7 +14,6 @@ from hansa.config.federation import Federation
 from hansa.config.method import build_method
 from hansa.config.nodes import Node, repeats, walk
 from hansa.config.plugins import load_plugins
-from hansa.config.tree import protected
 from hansa.core import representations
 from hansa.core.device import CPU
 from hansa.core.hierarchy import KeyLayers
@@ -26,6 +25,8 @@ from hansa.core.seeds import derive
 from hansa.core.tensors import Layout, Tensors
 from hansa.models import build, tokenizer
 from hansa.models.adapt import adapt
+from hansa.privacy.dp.prices import update_mechanisms
+from hansa.privacy.dp.units import UnitMechanism
 from hansa.privacy.dp.updates import UpdateMechanism
 from hansa.privacy.secure_aggregation.announcement import AnnouncementSigner
 from hansa.privacy.secure_aggregation.limits import MaskingLimits
@@ -73,9 +74,14 @@ class Runtime:
         return self.method if node is None else build_method(self.federation, node)
 
     @cached_property
-    def private(self) -> dict[str, UpdateMechanism]:
+    def private(self) -> dict[str, UpdateMechanism | UnitMechanism]:
         """Silo → the mechanism on its updates, for silos with differential privacy."""
-        return {name: UpdateMechanism(settings) for name, settings in protected(self.federation).items()}
+        return update_mechanisms(self.federation)
+
+    def unit_field(self, name: str) -> str:
+        """The field that names the patient or document of a silo's row, where that is what privacy protects."""
+        mechanism = self.private.get(name)
+        return mechanism.field if isinstance(mechanism, UnitMechanism) else ""
 
     @cached_property
     def repeats(self) -> dict[str, int]:

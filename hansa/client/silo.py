@@ -12,10 +12,12 @@ from hansa.client.adaptive_sampling import SampleFactor, next_factor
 from hansa.client.evaluation import scored
 from hansa.client.masking import mask_update, masking_client
 from hansa.client.personalisation import overall, personalise
+from hansa.client.private_training import train_private
 from hansa.client.release_log import log_knowledge, log_update
 from hansa.client.resident import PERSONAL, PersonalTensors, ResidentSilo
 from hansa.client.state import StoredStates
 from hansa.client.training import OptimizerState, Trained, train
+from hansa.client.unit_gradients import UnitGradients
 from hansa.config.sections import Training
 from hansa.core.compression import OutgoingUpdate, UploadState
 from hansa.core.device import CPU
@@ -50,7 +52,8 @@ from hansa.data.examples import content_digest
 from hansa.data.rows import Problems
 from hansa.data.splits import rows
 from hansa.models.tokenizer import count_pieces
-from hansa.privacy.dp.updates import UpdateNorm
+from hansa.privacy.dp.units import UnitMechanism
+from hansa.privacy.dp.updates import UpdateMechanism, UpdateNorm
 from hansa.privacy.policy.guard import Behind
 from hansa.privacy.secure_aggregation.client import MaskingClient
 from hansa.privacy.secure_aggregation.protocol import Refused
@@ -197,12 +200,18 @@ class Silo:
             if {*restored, *request.model.layout.names} < {*runtime.shared.names}:
                 return Failure("it was sent some of the tensors only, and does not remember the others")
         training, factor = self._amount(request.round, states)
-        work = self._work(request, states)
-        batches = resident.batches(request.round + REFERENCE_ROUNDS * request.reference, training)
+        work, rate = self._work(request, states), self._rate(request)
+        number = request.round + REFERENCE_ROUNDS * request.reference
         kept = states.get(OPTIMIZER, OptimizerState) if training.keep_optimizer else None
-        with torch_seeded(federation.seed, request.round, self.name, "dropout"):
-            rate = self._rate(request)
-            done = train(work, runtime.task, method.objective, training, batches, rate, kept=kept)
+        mechanism = runtime.private.get(self.name)
+        if isinstance(mechanism, UnitMechanism):
+            held, vocabulary = resident.examples("train"), runtime.vocabulary
+            units = UnitGradients(work, runtime.task, vocabulary, method.objective, training, held)
+            done = train_private(units, mechanism, rate, (federation.seed, number, self.name), kept)
+        else:
+            batches = resident.batches(number, training)
+            with torch_seeded(federation.seed, request.round, self.name, "dropout"):
+                done = train(work, runtime.task, method.objective, training, batches, rate, kept=kept)
         outgoing, norm, sent = self._outgoing(request, received, upload, states)
         if not request.reference:
             slots = self._slots(done, factor, outgoing.kept, norm, own)
@@ -264,7 +273,8 @@ class Silo:
         model = runtime.learner.state.only(layout.names).to(CPU)
         flat = torch.sub(received.flat, model.flat, out=runtime.learner.scratch(layout.size))
         norm = None
-        if (mechanism := runtime.private.get(self.name)) is not None:
+        mechanism = runtime.private.get(self.name)
+        if isinstance(mechanism, UpdateMechanism):  # privacy of single patients has noise in every step already
             norm = mechanism.apply(flat, states.get(PRIVACY, UpdateNorm), seed, request.round, self.name)
         if poison := runtime.federation.simulate.poison.get(self.name):
             flat.mul_(poison.times)

@@ -19,6 +19,7 @@ from hansa.deploy.kit import Kit
 from hansa.deploy.network.blob_protocol import InvalidRequest
 from hansa.deploy.policy_enforcer import PolicyEnforcer
 from hansa.deploy.signatures import KitSigner
+from hansa.privacy.dp.prices import seeded_noise
 from hansa.privacy.policy.audit_heads import Anchors
 
 
@@ -68,6 +69,8 @@ class SiloService:
         enforcer = self._enforcer
         context = enforcer.admit(received_settings(settings), folder, self._plugins) if enforcer is not None else None
         runtime = Runtime(federation, folder, KitSigner(self._kit, folder, settings), device.choose())
+        if seeded := seeded_noise(federation):  # once the plug-ins are loaded: methods may come from them
+            raise InvalidRequest(f"the noise of {seeded[0]} comes from the seed ('seeded: true'), for simulations only")
         host = SiloHost(runtime)
         answer = host.silo(self._kit.name).answer
         if enforcer is None or context is None:

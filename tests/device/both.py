@@ -51,7 +51,7 @@ def federation(folder: Path, settings: dict[str, Any]) -> Any:
             file.write_text("".join(json.dumps(row) + "\n" for row in rows))
         silos[name] = {"train": str(file)}
     if private := settings.pop("privacy", None):
-        silos[private]["privacy"] = {"noise_multiplier": 1e-9, "clip": 0.5}
+        silos[private]["privacy"] = {"noise_multiplier": 1e-9, "clip": 0.5, "seeded": True}
     if settings.pop("tree", False):
         silos = {"west": {"silos": {n: silos[n] for n in ("north", "south")}}, "east": silos["east"]}
     usual = {

@@ -8,18 +8,31 @@ from hansa.config.method import build_method
 from hansa.config.nodes import repeats
 from hansa.config.tree import protected
 from hansa.privacy.dp.accounting import Spent, price
+from hansa.privacy.dp.units import UnitMechanism
 from hansa.privacy.dp.updates import UpdateMechanism
 
 
-def update_mechanisms(federation: Federation) -> dict[str, UpdateMechanism]:
+def update_mechanisms(federation: Federation) -> dict[str, UpdateMechanism | UnitMechanism]:
     """Silo → the mechanism on its updates, for the silos with differential privacy."""
-    return {name: UpdateMechanism(settings) for name, settings in protected(federation).items()}
+    return {
+        name: UpdateMechanism(settings) if settings.unit == "silo" else UnitMechanism(settings)
+        for name, settings in protected(federation).items()
+    }
 
 
 def update_prices(federation: Federation, rounds: int) -> dict[str, Spent]:
     """Silo → the price of its updates after ``rounds`` rounds of the root, if it took part in all of them."""
     times = repeats(federation.silos)
     return {name: price(mechanism, rounds * times[name]) for name, mechanism in update_mechanisms(federation).items()}
+
+
+def seeded_noise(federation: Federation) -> list[str]:
+    """What a federation file has noise from the seed for, which anyone who knows the seed can subtract."""
+    found = [f"the updates of '{name}'" for name, one in update_mechanisms(federation).items() if one.seeded]
+    exchange = build_method(federation).exchange if federation.kind == "federated" else None
+    if exchange is not None and exchange.release is not None and exchange.release.seeded:
+        found.append("shared knowledge")
+    return found
 
 
 def exchange_price(federation: Federation, rounds: int) -> Spent | None:

@@ -16,8 +16,8 @@ from hansa.privacy.dp.prices import update_mechanisms, update_prices
 from hansa.tasks.base import TASKS, GenerationTask
 
 SEEDED = (
-    "is drawn from the federation's seed, and anyone who knows the seed can subtract it: that is for simulations; set "
-    "'secret: true' to draw it from the operating system."
+    "is drawn from the federation's seed, and anyone who knows the seed can subtract it: that is for simulations; "
+    "leave 'seeded' out to draw it from the operating system."
 )
 
 
