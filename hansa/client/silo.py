@@ -368,6 +368,10 @@ class Silo:
         resident, federation = self.resident, self.resident.runtime.federation
         match request:
             case Train():
+                held = resident.examples("train")
+                if isinstance(resident.runtime.private.get(self.name), UnitMechanism):
+                    # Every patient takes part with some probability; who does is secret, also from the count.
+                    return Behind(len(held), len(np.unique(held.units)))
                 training = federation.train
                 if training.samples.adapt is not None:  # at least so many
                     fewest = training.samples.scaled(training.samples.adapt.least)

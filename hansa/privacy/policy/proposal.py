@@ -1,5 +1,6 @@
 """The policy that a kit contains: the narrowest one under which its silo can take part in the federation."""
 
+from math import ceil
 from typing import Any
 
 import yaml
@@ -20,6 +21,7 @@ def propose_policy(federation: Federation) -> dict[str, Any]:
     from hansa.config.method import build_method  # slow to import, and most commands on kits propose nothing
     from hansa.config.plugins import load_plugins
     from hansa.config.tree import federated_vocabulary
+    from hansa.privacy.dp.prices import run_price
     from hansa.privacy.policy.preview import collects_labels
     from hansa.tasks.base import TASKS
 
@@ -38,7 +40,9 @@ def propose_policy(federation: Federation) -> dict[str, Any]:
     scope = {"federations": [federation.name], "methods": [federation.method.name]}
     # Random weights move far while they learn the most; pre-trained ones do not.
     fresh = federation.model.preset is not None or federation.model.fresh
-    limits = {"limits": {"max_model_step": 1.0, "max_model_drift": 10.0}} if fresh else {}
+    limits: dict[str, Any] = {"limits": {"max_model_step": 1.0, "max_model_drift": 10.0}} if fresh else {}
+    if (cost := run_price(federation)) is not None:  # what one run costs, and nothing beyond it
+        limits["budget"] = {"epsilon": ceil(cost[0] * 1000) / 1000, "delta": cost[1]}
     if federation.secure_aggregation is None:
         return {"rules": {federation.name: {**scope, "release": release}}} | limits
     # Updates leave masked or not at all, also if the coordinator removes 'secure_aggregation' from its settings later.
