@@ -5,9 +5,8 @@ The key of the surrogates is created once and stays in the cache folder of this 
 
 from collections.abc import Iterator
 
-from hansa.core.errors import DataError
 from hansa.data.cache import cache_folder
-from hansa.data.deidentification.deidentify import load, rewrite
+from hansa.data.deidentification.deidentify import failure, load, rewrite
 from hansa.data.deidentification.keys import surrogate_key
 from hansa.data.rows import Problems, Row
 from hansa.data.source import Source
@@ -29,8 +28,8 @@ def deidentified(rows: Iterator[Row], source: Source, spec: str, problems: Probl
             continue
         try:
             replaced, _ = rewrite(row, source.text, language, finder, key, "surrogates")
-        except DataError as error:
-            problems.note(row.place, str(error))
+        except Exception as error:  # whatever a row's text does to the finder must not end the federation
+            problems.note(row.place, failure(error))
             continue
         kept = Row(replaced)
         kept.place = row.place
