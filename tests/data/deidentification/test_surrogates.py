@@ -195,8 +195,8 @@ def test_every_way_to_write_a_month_is_found_and_moved(code: Any) -> None:
     """Hebrew month names end with a geresh, which a keyboard writes as an apostrophe: this raised a KeyError."""
     words = vocabulary(code)
     names = {form for table in (words.full_months, words.short_months) for month in table for form in month}
-    for name in sorted({form for name in names for form in in_cases(name)}):
-        for plain, written in (("", ""), ("׳", "'"), ("'", "’"), (".", "")):  # noqa: RUF001
+    for name in sorted({form for one in names for form in in_cases(one)}):
+        for plain, written in (("", ""), ("׳", "'"), ("'", "’"), (".", "")):
             text = f"12 {name.replace(plain, written)} 2019" if plain else f"12 {name} 2019"
             new, _ = deidentify(text, code, Rules(), "key")
             assert new != text or not any(c.isalpha() for c in text)
