@@ -8,6 +8,7 @@ words (names, numbers, spelling variants) are withheld, and the report states wh
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -109,7 +110,9 @@ def _wrap(tokenizer: Tokenizer) -> "PreTrainedTokenizerBase":
 def load(path: str) -> "PreTrainedTokenizerBase":
     """The tokenizer of a folder or hub id; raises `ConfigError` if it cannot be loaded."""
     try:
-        tokenizer: PreTrainedTokenizerBase = transformers().AutoTokenizer.from_pretrained(path)
+        tokenizer: PreTrainedTokenizerBase = transformers().AutoTokenizer.from_pretrained(
+            path, trust_remote_code=False, local_files_only=Path(path).is_dir()
+        )
     except (OSError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise ConfigError(f"tokenizer: {path} cannot be loaded: {first}") from None

@@ -18,7 +18,7 @@ from hansa.core.inner_node import merge
 from hansa.core.link import Link
 from hansa.core.messages import CollectVocabulary, DataCard, NodeId, VocabularyCounts
 from hansa.files import atomically
-from hansa.models import build, tokenizer
+from hansa.models import build, folder, tokenizer
 from hansa.runs.callbacks import RunCallbacks
 from hansa.runs.directory import RunDirectory
 from hansa.runs.enrolment import described, surveyed
@@ -54,6 +54,7 @@ def begin(federation: Federation, directory: RunDirectory, link: Link, ledger: L
     with atomically(directory.start) as draft:
         words.save_pretrained(draft)
         model.save_pretrained(draft)
+        folder.tidy(draft)  # what silos in other organisations accept, and nothing else
         (draft / "labels.json").write_text(json.dumps(labels, ensure_ascii=False), encoding="utf-8")
     facts = {name: version(name) for name in VERSIONS} | {"python": platform.python_version()}
     ledger.fact("versions", facts)
