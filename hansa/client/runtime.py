@@ -34,7 +34,10 @@ MODEL_FILES = ("model", "config.json", "generation_config.json")  # how their na
 
 
 class Runtime:
-    """The shared resources of one process; ``signer``: between organisations, signs what silos announce."""
+    """The shared resources of one process; ``signer``: between organisations, signs what silos announce.
+
+    ``deployed``: requests come from another organisation, as they do wherever there is a signer.
+    """
 
     def __init__(
         self,
@@ -42,8 +45,10 @@ class Runtime:
         folder: Path,
         signer: AnnouncementSigner | None = None,
         device: torch.device = CPU,
+        deployed: bool = False,
     ) -> None:
         self.federation, self.folder, self.signer, self.device = federation, folder, signer, device
+        self.deployed = deployed or signer is not None
         load_plugins(federation.plugins)
 
     @cached_property

@@ -1,6 +1,7 @@
 """What is refused before anything is loaded or written. It needs no model, so that a mistake is answered at once."""
 
 from pathlib import Path
+from typing import cast
 
 from hansa.config.compatibility import refuse_node
 from hansa.config.federation import Federation
@@ -10,7 +11,7 @@ from hansa.config.plugins import load_plugins
 from hansa.config.tree import holders
 from hansa.core.errors import ConfigError, DataError
 from hansa.core.method import Method
-from hansa.tasks.base import TASKS, MultiTextTask, Task
+from hansa.tasks.base import TASKS, LabelledTask, MultiTextTask, Task, discovery_of
 
 CLASSIFIER = "AutoModelForSequenceClassification"
 
@@ -56,6 +57,17 @@ def check_settings(federation: Federation) -> None:
         raise ConfigError(
             f"model: {path} is not a Hugging Face model folder (no config.json there); give such a folder, a hub id, "
             "or a preset: mini, tiny, small, base"
+        )
+
+
+def check_labels(federation: Federation) -> None:
+    """Raise `ConfigError` if silos in other organisations would have to report labels without having agreed to it."""
+    task = TASKS.build(federation.task)
+    if task.needs_labels and not cast(LabelledTask, task).labels and not discovery_of(task).allowed:
+        raise ConfigError(
+            f"task '{federation.task.name}' lists no labels, and silos in other organisations do not report those in "
+            "their data: list them in task.labels, or set task.discover_labels: true to let a silo report the labels "
+            f"that at least task.min_label_rows ({discovery_of(task).min_rows}) of its rows have"
         )
 
 

@@ -30,11 +30,12 @@ def no_tensors() -> Tensors:
 class CollectVocabulary:
     """Before there is a model: count word pieces, and list the labels that the training rows use.
 
-    ``min_count``: count only pieces seen at least this often; 0 counts none.
+    ``min_count``: count only pieces that at least so many rows have; 0 counts none. ``labels``: list only labels that
+    at least so many rows have; 0 lists none.
     """
 
     min_count: int = 0
-    labels: bool = False
+    labels: int = 0
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ class RegionService:
     def open_run(self, folder: Path, settings: bytes) -> Callable[[Request], Reply]:
         """How the region answers in the run in ``folder``; raises `InvalidRequest` if the settings cannot be used."""
         federation = own_settings(settings, self._kit.name, self._sources, self._plugins)
-        runtime = Runtime(federation, folder, device=device.choose())
+        runtime = Runtime(federation, folder, device=device.choose(), deployed=True)
         self._network.share_settings(settings)
         if (folder / "start").exists():
             self._network.share_start(pack(folder / "start", self._files / "start.bundle"))

@@ -1,7 +1,7 @@
 """Text classification: one label for a text, for a mention (assertion) or for a pair of mentions (relation) in it.
 
-The labels are listed in the federation file. If they are not, the silos report the label names in their data, which is
-a release and stated in the report.
+The labels are listed in the federation file. If they are not, the silos of a simulation report the label names in their
+data; between organisations they do so only with ``discover_labels``. It is a release and stated in the report.
 """
 
 import re
@@ -18,12 +18,21 @@ from torch import Tensor, nn
 
 from hansa.core.batch import Batch
 from hansa.core.errors import UserError
-from hansa.core.settings import Section
 from hansa.data.examples import Encoded, Examples, Unusable
 from hansa.data.formats.annotated import NO_RELATION, BadRow, Entity, label_of, mark, mentions, pairs
 from hansa.data.rows import Row
 from hansa.data.source import Source
-from hansa.tasks.base import TASKS, Task, Vocabulary, as_tensors, f1_averages, pad
+from hansa.tasks.base import (
+    NO_DISCOVERY,
+    TASKS,
+    LabelDiscovery,
+    LabelSettings,
+    Task,
+    Vocabulary,
+    as_tensors,
+    f1_averages,
+    pad,
+)
 
 Focus = tuple[int, int]  # the part of a text that must not be truncated
 Sample = tuple[str, str, Focus]  # text, label, focus
@@ -59,6 +68,7 @@ class Classify:
     samples: Callable[[Row, Source], Iterable[Sample]] = whole_texts
     negative: str = ""  # the negative class, which counts for accuracy but not for F1
     headline: str = "accuracy"
+    discovery: LabelDiscovery = NO_DISCOVERY
     auto: ClassVar[str] = "AutoModelForSequenceClassification"
     lower_metrics: ClassVar[frozenset[str]] = frozenset({"loss"})
     needs_labels: ClassVar[bool] = True
@@ -201,32 +211,27 @@ def _around(vocabulary: Vocabulary, texts: list[str], focuses: list[Focus]) -> l
 
 
 @TASKS.register("classify")
-class Settings(Section):
+class Settings(LabelSettings):
     """Settings of the task ``classify``."""
-
-    labels: tuple[str, ...] = Field(default=(), description="Label names; default: those in the silos' data.")
 
     def build(self) -> Task:
         """Build the task."""
-        return Classify(self.labels)
+        return Classify(self.labels, discovery=self.discovery)
 
 
 @TASKS.register("assertion")
-class Assertion(Section):
+class Assertion(LabelSettings):
     """Settings of the task ``assertion``: classify mentions, for example as present, absent or possible."""
-
-    labels: tuple[str, ...] = Field(default=(), description="Label names; default: those in the silos' data.")
 
     def build(self) -> Task:
         """Build the task."""
-        return Classify(self.labels, marked_mentions, headline="macro_f1")
+        return Classify(self.labels, marked_mentions, headline="macro_f1", discovery=self.discovery)
 
 
 @TASKS.register("relation")
-class Relation(Section):
+class Relation(LabelSettings):
     """Settings of the task ``relation``: classify the relation of two mentions."""
 
-    labels: tuple[str, ...] = Field(default=(), description="Label names; default: those in the silos' data.")
     negative: Annotated[
         str, Field(min_length=1, description="Label of pairs without a relation; it does not count for F1.")
     ] = NO_RELATION
@@ -235,4 +240,4 @@ class Relation(Section):
         """Build the task."""
         missing = (self.negative,) if self.labels and self.negative not in self.labels else ()
         samples = partial(marked_pairs, unrelated=self.negative)
-        return Classify(self.labels + missing, samples, self.negative, headline="micro_f1")
+        return Classify(self.labels + missing, samples, self.negative, "micro_f1", self.discovery)

@@ -13,16 +13,25 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
 from torch import Tensor, nn
 
 from hansa.core.batch import Batch
-from hansa.core.settings import Section
 from hansa.data.examples import Encoded, Examples, Unusable
 from hansa.data.formats.annotated import OUTSIDE, WORD, BadRow, bio_spans, words_and_tags
 from hansa.data.rows import Row
 from hansa.data.source import Source
-from hansa.tasks.base import TASKS, Task, Vocabulary, as_tensors, f1_averages, logits_at, pad
+from hansa.tasks.base import (
+    NO_DISCOVERY,
+    TASKS,
+    LabelDiscovery,
+    LabelSettings,
+    Task,
+    Vocabulary,
+    as_tensors,
+    f1_averages,
+    logits_at,
+    pad,
+)
 
 NO_TAG = -1  # the tag of special tokens, and of all tokens of a word after its first
 Span = tuple[int, int, str]
@@ -33,6 +42,7 @@ class Tag:
     """The task ``ner``."""
 
     labels: tuple[str, ...] = ()  # entity types
+    discovery: LabelDiscovery = NO_DISCOVERY
     auto: ClassVar[str] = "AutoModelForTokenClassification"
     headline: ClassVar[str] = "strict_f1"
     lower_metrics: ClassVar[frozenset[str]] = frozenset({"loss"})
@@ -213,11 +223,9 @@ def _sample(pieces: Pieces, tags: list[int], vocabulary: Vocabulary) -> Encoded:
 
 
 @TASKS.register("ner")
-class Settings(Section):
-    """Settings of the task ``ner``."""
-
-    labels: tuple[str, ...] = Field(default=(), description="Entity types; default: those in the silos' data.")
+class Settings(LabelSettings):
+    """Settings of the task ``ner``; its labels are the entity types."""
 
     def build(self) -> Task:
         """Build the task."""
-        return Tag(self.labels)
+        return Tag(self.labels, self.discovery)
