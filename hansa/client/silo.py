@@ -1,5 +1,6 @@
 """A silo: holds text that stays, and answers requests. What it releases is in its replies and nowhere else."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil, inf, isfinite
@@ -47,6 +48,7 @@ from hansa.privacy.dp.updates import UpdateNorm
 from hansa.privacy.secure_aggregation.client import MaskingClient
 from hansa.privacy.secure_aggregation.protocol import Refused
 
+log = logging.getLogger("hansa.silo")
 REFERENCE_ROUNDS = 1_000_000  # reference updates use batches of rounds that never come
 OPTIMIZER, OBJECTIVE, UPLOAD, PRIVACY, SAMPLING = "optimizer", "objective", "upload", "privacy", "sampling"  # slots
 
@@ -98,6 +100,10 @@ class Silo:
         splits = {split: self.resident.examples(split) for split in ("train", "valid", "test")}
         used = self.resident.runtime.federation.train.per_round(len(splits["train"]))
         problems = tuple(dict.fromkeys(f"{split}: {p}" for split, held in splits.items() for p in held.problems))
+        if self.resident.runtime.deployed:  # places and reasons stay in the silo's own log
+            for problem in problems:
+                log.warning("%s", problem)
+            problems = tuple(f"{split}: {p}" for split, held in splits.items() for p in held.released_problems)
         return DataCard({split: held.counts() for split, held in splits.items()}, used, problems)
 
     # ── a round ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -58,7 +58,7 @@ class DataCard:
 
     groups: dict[str, dict[str, int]]
     per_round: int  # training samples used in one round
-    problems: tuple[str, ...] = ()  # rows that could not be used, and why
+    problems: tuple[str, ...] = ()  # rows that could not be used; between organisations only kinds and counts
     inner: bool = False  # the card of a region in another organisation: it covers all nodes below it
     steps: int = 0  # of such a region, where nodes work one after another: sequential steps for one reply
 

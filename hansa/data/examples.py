@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from hansa.data.cache import cache_folder
 from hansa.data.readers import ANNOTATION, READERS, data_files, split_paths
-from hansa.data.rows import Problems, Row
+from hansa.data.rows import UNUSABLE, Problems, Row
 from hansa.data.settings import Data
 from hansa.data.source import Source
 from hansa.data.splits import rows
 
-FORMAT = 5  # version of the cached arrays
+FORMAT = 6  # version of the cached arrays
 ARRAYS = ("ids", "offsets", "labels", "tags", "texts", "text_offsets")
 
 
@@ -48,6 +48,7 @@ class Unusable(NamedTuple):
     place: str
     reason: str
     derived: bool = False
+    kind: str = UNUSABLE  # one of the kinds of `hansa.data.rows`: it leaves the silo, unlike place and reason
 
 
 Encoder = Callable[[list[Row], Source], Iterable[Encoded | Unusable]]
@@ -88,7 +89,8 @@ class Examples:
     group: NDArray[np.int32]  # of each sample, the index into `groups`
     groups: tuple[str, ...]  # languages or domains
     tags: NDArray[np.int32]  # one per token id; empty if the task has none
-    problems: tuple[str, ...] = ()  # rows that could not be used, and why
+    problems: tuple[str, ...] = ()  # rows that could not be used, where and why
+    released_problems: tuple[str, ...] = ()  # the same as kinds and counts, which may leave the silo
     texts: Texts = field(default_factory=Texts)
 
     def __len__(self) -> int:
@@ -129,6 +131,7 @@ def load(
         groups=groups,
         tags=np.concatenate([p.tags for p in parts]),
         problems=tuple(problem for p in parts for problem in p.problems),
+        released_problems=tuple(problem for p in parts for problem in p.released_problems),
         texts=Texts.joined([p.texts for p in parts]),
     )
 
@@ -150,6 +153,7 @@ def _load_one(source: Source, split: str, data: Data, encode: Encoder, fingerpri
         groups=("",),
         tags=tags,
         problems=tuple(meta["problems"]),
+        released_problems=tuple(meta["released"]),
         texts=Texts(text, text_offsets),
     )
 
@@ -184,7 +188,7 @@ def _write(folder: Path, source: Source, split: str, data: Data, encode: Encoder
     )
     for name, array in zip(ARRAYS, arrays, strict=True):
         np.save(draft / f"{name}.npy", array)
-    (draft / "meta.json").write_text(json.dumps({"problems": problems.summary()}))
+    (draft / "meta.json").write_text(json.dumps({"problems": problems.summary(), "released": problems.released()}))
     try:
         draft.rename(folder)
     except OSError:  # another process has stored the same content
@@ -196,7 +200,7 @@ def note_sample(problems: Problems, sample: Unusable) -> None:
     if sample.derived:
         problems.derived[sample.reason] += 1
     else:
-        problems.note(sample.place, sample.reason)
+        problems.note(sample.place, sample.reason, sample.kind)
 
 
 def in_batches(items: Iterator[Row], size: int) -> Iterator[list[Row]]:

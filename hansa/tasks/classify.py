@@ -20,7 +20,7 @@ from hansa.core.batch import Batch
 from hansa.core.errors import UserError
 from hansa.data.examples import Encoded, Examples, Unusable
 from hansa.data.formats.annotated import NO_RELATION, BadRow, Entity, label_of, mark, mentions, pairs
-from hansa.data.rows import Row
+from hansa.data.rows import BAD_ANNOTATION, OTHER_LABEL, TOO_LONG, Row
 from hansa.data.source import Source
 from hansa.tasks.base import (
     NO_DISCOVERY,
@@ -92,11 +92,12 @@ class Classify:
             try:
                 found = list(self.samples(row, source))
             except BadRow as error:
-                yield Unusable(row.place, str(error))
+                yield Unusable(row.place, str(error), kind=BAD_ANNOTATION)
                 continue
             if any(label not in known for _, label, _ in found):
                 names = ", ".join(vocabulary.labels)
-                yield Unusable(row.place, f"its label (field '{source.label}') is not one of {names}")
+                reason = f"its label (field '{source.label}') is not one of {names}"
+                yield Unusable(row.place, reason, kind=OTHER_LABEL)
                 continue
             # In a text with entities, every pair without a relation is a derived sample of the negative class.
             samples += [(row.place, sample, len(found) > 1 and sample[1] == self.negative) for sample in found]
@@ -185,7 +186,7 @@ def _encoded(samples: list[Placed], known: dict[str, int], vocabulary: Vocabular
     for (place, _, derived), ids, label in found:
         if ids is None:
             reason = f"its mentions are too far apart for a sample of {vocabulary.max_length} tokens (data.max_length)"
-            yield Unusable(place, reason, derived)
+            yield Unusable(place, reason, derived, TOO_LONG)
         else:
             yield Encoded(ids, known[label])
 

@@ -18,7 +18,7 @@ from hansa.core.batch import Batch
 from hansa.core.errors import UserError
 from hansa.data.examples import Encoded, Examples, Unusable
 from hansa.data.formats.annotated import BadRow, label_of
-from hansa.data.rows import Row
+from hansa.data.rows import BAD_ANNOTATION, OTHER_LABEL, Row
 from hansa.data.source import Source
 from hansa.tasks.base import TASKS, LabelDiscovery, LabelSettings, Task, Vocabulary, as_tensors, pad
 from hansa.tasks.classify import Classify, class_probabilities
@@ -69,10 +69,12 @@ class Pairs:
         for row in rows:
             try:
                 second, label = second_of(row, source), label_of(row, source.label)
-                if label not in known:
-                    raise BadRow(f"its label (field '{source.label}') is not one of {', '.join(vocabulary.labels)}")
             except BadRow as error:
-                yield Unusable(row.place, str(error))
+                yield Unusable(row.place, str(error), kind=BAD_ANNOTATION)
+                continue
+            if label not in known:
+                reason = f"its label (field '{source.label}') is not one of {', '.join(vocabulary.labels)}"
+                yield Unusable(row.place, reason, kind=OTHER_LABEL)
                 continue
             firsts.append(row[source.text])
             seconds.append(second)

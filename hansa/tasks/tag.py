@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from hansa.core.batch import Batch
 from hansa.data.examples import Encoded, Examples, Unusable
 from hansa.data.formats.annotated import OUTSIDE, WORD, BadRow, bio_spans, words_and_tags
-from hansa.data.rows import Row
+from hansa.data.rows import BAD_ANNOTATION, OTHER_LABEL, TOO_LONG, Row
 from hansa.data.source import Source
 from hansa.tasks.base import (
     NO_DISCOVERY,
@@ -68,11 +68,13 @@ class Tag:
         for row in rows:
             try:
                 words, named = words_and_tags(row, source.text)
-                if not known.keys() >= set(named):
-                    types = ", ".join(tag[2:] for tag in vocabulary.labels if tag.startswith("B-"))
-                    raise BadRow(f"it has an entity type that is not one of {types}")
             except BadRow as error:
-                yield Unusable(row.place, str(error))
+                yield Unusable(row.place, str(error), kind=BAD_ANNOTATION)
+                continue
+            if not known.keys() >= set(named):
+                types = ", ".join(tag[2:] for tag in vocabulary.labels if tag.startswith("B-"))
+                reason = f"it has an entity type that is not one of {types}"
+                yield Unusable(row.place, reason, kind=OTHER_LABEL)
                 continue
             usable.append(row)
             texts.append(words)
@@ -82,7 +84,7 @@ class Tag:
             spans = bio_spans([vocabulary.labels[number] for number in numbers])
             if max((sum(map(len, pieces[s:e])) for s, e, _ in spans), default=0) > vocabulary.text_length:
                 reason = f"an entity does not fit into a sample of {vocabulary.max_length} tokens (data.max_length)"
-                yield Unusable(row.place, reason)
+                yield Unusable(row.place, reason, kind=TOO_LONG)
             else:
                 yield from _windows(pieces, numbers, inside, vocabulary)
 

@@ -1,7 +1,7 @@
-"""Labels and word pieces: a coordinator that lies asks a deployed silo for names that the federation file does not list.
+"""Labels and word pieces: a lying coordinator asks a deployed silo for names that the federation file does not list.
 
-The silo is the one that `hansa join` starts. The control is a simulation of the same files, in which the silo belongs to
-the user: there the names leave.
+The silo is the one that `hansa join` starts. The control is a simulation of the same files, in which the silo belongs
+to the user: there the names leave.
 """
 
 import json

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from hansa.data.cache import cache_folder
 from hansa.data.deidentification.deidentify import failure, load, rewrite
 from hansa.data.deidentification.keys import surrogate_key
-from hansa.data.rows import Problems, Row
+from hansa.data.rows import NOT_DEIDENTIFIED, Problems, Row
 from hansa.data.source import Source
 
 
@@ -21,15 +21,21 @@ def deidentified(rows: Iterator[Row], source: Source, spec: str, problems: Probl
     for row in rows:
         language = str(row.get("lang") or source.language or "")
         if not language:
-            problems.note(row.place, "its language is not known: set 'language:' of the silo, or 'lang' in the row")
+            problems.note(
+                row.place,
+                "its language is not known: set 'language:' of the silo, or 'lang' in the row",
+                NOT_DEIDENTIFIED,
+            )
             continue
         if "tokens" in row:
-            problems.note(row.place, "its text is split into tokens: de-identify it before tokenisation")
+            problems.note(
+                row.place, "its text is split into tokens: de-identify it before tokenisation", NOT_DEIDENTIFIED
+            )
             continue
         try:
             replaced, _ = rewrite(row, source.text, language, finder, key, "surrogates")
         except Exception as error:  # whatever a row's text does to the finder must not end the federation
-            problems.note(row.place, failure(error))
+            problems.note(row.place, failure(error), NOT_DEIDENTIFIED)
             continue
         kept = Row(replaced)
         kept.place = row.place
