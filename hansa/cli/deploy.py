@@ -13,6 +13,7 @@ import typer
 
 from hansa.cli.console import INTERRUPTED, Format, FormatOption, errors, finish, output, show_metrics, table
 from hansa.cli.logs import LogFormat, LogFormatOption, LogLevel, LogLevelOption, configure
+from hansa.cli.options import RunPlugins
 from hansa.core.errors import UserError, printable
 
 log = logging.getLogger("hansa")
@@ -67,11 +68,14 @@ def create(
         typer.Option(metavar="HOST:PORT", help="an existing NATS server, for which a configuration is written"),
     ] = None,
     days: Days = 365,
+    run_plugins: RunPlugins = False,
     format: FormatOption = Format.text,
 ) -> None:
     """Create a certificate authority and a kit for the coordinator, every region and every silo."""
     require_extra()
+    from hansa.config.checks import check_labels, refuse_unknown_names
     from hansa.config.file import read
+    from hansa.config.plugins import load_plugins
     from hansa.deploy import authority
     from hansa.deploy.kit import COORDINATOR
 
@@ -79,7 +83,12 @@ def create(
     for one in address or []:
         name, equals, place = one.rpartition("=")
         addresses[name if equals else COORDINATOR] = place
-    made = authority.create(read(federation), out, addresses, days, nats)
+    described = read(federation)
+    if run_plugins:
+        load_plugins(described.plugins)
+    refuse_unknown_names(described, "add --run-plugins")
+    check_labels(described)
+    made = authority.create(described, out, addresses, days, nats)
 
     def show() -> None:
         for folder in made:

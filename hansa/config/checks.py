@@ -7,10 +7,11 @@ from hansa.config.compatibility import refuse_node
 from hansa.config.federation import Federation
 from hansa.config.method import build_method
 from hansa.config.nodes import ROOT, Node, walk
-from hansa.config.plugins import load_plugins
+from hansa.config.plugins import find_plugin, load_entry_points, load_plugins
 from hansa.config.tree import holders
+from hansa.core.compression import COMPRESSORS
 from hansa.core.errors import ConfigError, DataError
-from hansa.core.method import Method
+from hansa.core.method import AGGREGATORS, METHODS, Method
 from hansa.tasks.base import TASKS, LabelledTask, MultiTextTask, Task, discovery_of
 
 CLASSIFIER = "AutoModelForSequenceClassification"
@@ -19,6 +20,11 @@ CLASSIFIER = "AutoModelForSequenceClassification"
 def check(federation: Federation) -> None:
     """Refuse unknown methods and tasks, combinations that make no sense, and data that is not there."""
     check_settings(federation)
+    check_data_files(federation)
+
+
+def check_data_files(federation: Federation) -> None:
+    """Raise `DataError` if a file or folder with data is not there."""
     for name, node in holders(federation).items():
         for source in node.sources:
             beside = source.aligned.files().values() if source.aligned is not None else ()
@@ -29,8 +35,42 @@ def check(federation: Federation) -> None:
                     )
 
 
+def named_code(federation: Federation) -> tuple[str, ...]:
+    """What a federation file names to be executed: plug-in files, and a finder of personal details."""
+    finder = federation.data.deidentify
+    return (*federation.plugins, *([finder] if finder not in (None, "rules") else []))
+
+
+def check_without_code(federation: Federation) -> None:
+    """What can be checked without executing what the file names: that the named files are there."""
+    for file in federation.plugins:
+        find_plugin(file)
+    check_data_files(federation)
+
+
+def refuse_unknown_names(federation: Federation, remedy: str) -> None:
+    """Raise `ConfigError` if the task, the method or another part is registered by a plug-in that was not executed.
+
+    ``remedy``: how to have plug-ins executed.
+    """
+    load_entry_points()
+    aggregation = federation.aggregate
+    named = [
+        (TASKS, federation.task),
+        *((METHODS, method) for method in (federation.method, *(n.method for _, n in walk(federation.silos)))),
+        *((COMPRESSORS, step) for step in federation.upload.steps),
+        (AGGREGATORS, aggregation.named if aggregation is not None else None),
+    ]
+    for registry, one in named:
+        if one is not None and federation.plugins and one.name not in registry.entries:
+            raise ConfigError(
+                f"{registry.what} '{one.name}' is not part of Hansa, and the plug-ins that the file names were not "
+                f"executed: {remedy}, if you trust them"
+            )
+
+
 def check_settings(federation: Federation) -> None:
-    """What can be checked without the data, which may lie in other organisations."""
+    """What can be checked without the data, which may lie in other organisations. Executes the file's plug-ins."""
     load_plugins(federation.plugins)
     task = TASKS.build(federation.task)
     method = build_method(federation)
