@@ -1,7 +1,7 @@
 """What is refused before anything is loaded or written. It needs no model, so that a mistake is answered at once."""
 
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from hansa.config.compatibility import refuse_node
 from hansa.config.federation import Federation
@@ -12,6 +12,8 @@ from hansa.config.tree import holders
 from hansa.core.compression import COMPRESSORS
 from hansa.core.errors import ConfigError, DataError
 from hansa.core.method import AGGREGATORS, METHODS, Method
+from hansa.core.registry import Registry
+from hansa.core.settings import Named
 from hansa.tasks.base import TASKS, LabelledTask, MultiTextTask, Task, discovery_of
 
 CLASSIFIER = "AutoModelForSequenceClassification"
@@ -55,7 +57,7 @@ def refuse_unknown_names(federation: Federation, remedy: str) -> None:
     """
     load_entry_points()
     aggregation = federation.aggregate
-    named = [
+    named: list[tuple[Registry[Any], Named | None]] = [
         (TASKS, federation.task),
         *((METHODS, method) for method in (federation.method, *(n.method for _, n in walk(federation.silos)))),
         *((COMPRESSORS, step) for step in federation.upload.steps),

@@ -90,8 +90,8 @@ class Examples:
     groups: tuple[str, ...]  # languages or domains
     tags: NDArray[np.int32]  # one per token id; empty if the task has none
     problems: tuple[str, ...] = ()  # rows that could not be used, where and why
-    released_problems: tuple[str, ...] = ()  # the same as kinds and counts, which may leave the silo
     texts: Texts = field(default_factory=Texts)
+    released_problems: tuple[str, ...] = ()  # the problems as kinds and counts, which may leave the silo
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -130,7 +130,9 @@ def test_names_of_files_labels_and_fields_stay_in_their_silo(
     settings = federation(
         rounds=1, task="classify", data={"max_length": 16, "max_bad_rows": allowed}, participation={"quorum": 0.5}
     )
-    settings = settings.model_copy(update={"task": Named(name="classify", labels=["high", "low"])})
+    settings = settings.model_copy(
+        update={"task": Named.model_validate({"name": "classify", "labels": ["high", "low"]})}
+    )
     file = tmp_path / "data" / f"{NAMED[2]}.jsonl"
     rows = [json.dumps({"text": "fever", "label": NAMED[0]}), json.dumps({NAMED[1]: "fever", "label": "low"})]
     good = (tmp_path / "data" / "north.jsonl").read_text()
