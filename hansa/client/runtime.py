@@ -38,7 +38,8 @@ MODEL_FILES = ("model", "config.json", "generation_config.json")  # how their na
 class Runtime:
     """The shared resources of one process; ``signer``: between organisations, signs what silos announce.
 
-    ``limits``: of a silo's own policy on masked sums, beside those of the federation file.
+    ``limits``: of a silo's own policy on masked sums, beside those of the federation file; ``deployed``: requests come
+    from another organisation, as they do wherever there is a signer.
     """
 
     def __init__(
@@ -48,9 +49,10 @@ class Runtime:
         signer: AnnouncementSigner | None = None,
         device: torch.device = CPU,
         limits: MaskingLimits | None = None,
+        deployed: bool = False,
     ) -> None:
         self.federation, self.folder, self.signer, self.device = federation, folder, signer, device
-        self.limits = limits
+        self.limits, self.deployed = limits, deployed or signer is not None
         load_plugins(federation.plugins)
 
     @cached_property

@@ -1,9 +1,10 @@
 """A silo: holds text that stays, and answers requests. What it releases is in its replies and nowhere else."""
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil, inf, isfinite
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,11 +19,11 @@ from hansa.client.resident import PERSONAL, PersonalTensors, ResidentSilo
 from hansa.client.state import StoredStates
 from hansa.client.training import OptimizerState, Trained, train
 from hansa.client.unit_gradients import UnitGradients
+from hansa.client.vocabulary import collect_vocabulary
 from hansa.config.sections import Training
 from hansa.core.compression import OutgoingUpdate, UploadState
 from hansa.core.device import CPU
 from hansa.core.encoding import EncodedUpdate
-from hansa.core.errors import DataError
 from hansa.core.hierarchy import SLOT, OwnModel, adopt_parent, layers_part, own_model, to_keep
 from hansa.core.knowledge import Samples
 from hansa.core.learner import Work
@@ -43,23 +44,18 @@ from hansa.core.messages import (
     ShareSecrets,
     Train,
     Update,
-    VocabularyCounts,
 )
 from hansa.core.schedules import schedule_factor
 from hansa.core.seeds import stream, torch_seeded
 from hansa.core.tensors import NOTHING, Tensors
 from hansa.data.examples import content_digest
-from hansa.data.rows import Problems
-from hansa.data.splits import rows
-from hansa.models.tokenizer import count_pieces
 from hansa.privacy.dp.units import UnitMechanism
 from hansa.privacy.dp.updates import UpdateMechanism, UpdateNorm
 from hansa.privacy.policy.guard import Behind
 from hansa.privacy.secure_aggregation.client import MaskingClient
 from hansa.privacy.secure_aggregation.protocol import Refused
-from hansa.tasks.base import LabelledTask, texts_of
 
-MAX_LABELS = 50  # so many different labels are plausible, however few rows there are
+log = logging.getLogger("hansa.silo")
 REFERENCE_ROUNDS = 1_000_000  # reference updates use batches of rounds that never come
 OPTIMIZER, OBJECTIVE, UPLOAD, PRIVACY, SAMPLING = "optimizer", "objective", "upload", "privacy", "sampling"  # slots
 
@@ -80,7 +76,7 @@ class Silo:
         """The reply to a request; a `Failure` where the silo cannot or must not give one."""
         match request:
             case CollectVocabulary():
-                return self._vocabulary(request)
+                return collect_vocabulary(self.name, self.resident.holder, self.resident.runtime, request)
             case DescribeData():
                 return self._describe()
             case ShareKnowledge():
@@ -107,35 +103,14 @@ class Silo:
 
     # ── before the first round ────────────────────────────────────────────────────────────────────────────────────
 
-    def _vocabulary(self, request: CollectVocabulary) -> VocabularyCounts:
-        runtime, problems = self.resident.runtime, Problems()
-        data, task = runtime.federation.data, runtime.task
-        texts_in, labels, seen = texts_of(task), set[str](), 0
-
-        def texts() -> Iterator[str]:
-            """One by one: all of a silo's text may be more than its memory."""
-            nonlocal seen
-            for source in self.resident.holder.sources:
-                for row in rows(source, "train", data, problems):
-                    seen += 1
-                    if request.labels:
-                        labels.update(cast(LabelledTask, task).labels_in(row, source))
-                    if request.min_count:
-                        yield from texts_in(row, source)
-                problems.check(data.max_bad_rows, source.train)
-
-        pieces, withheld = count_pieces(texts(), request.min_count)
-        if len(labels) > max(MAX_LABELS, seen // 2):
-            raise DataError(
-                f"silos.{self.name}: {len(labels)} different labels in {seen} rows are text, which does not leave; "
-                "name the right field with 'label:', or list the labels in task.labels"
-            )
-        return VocabularyCounts(pieces, tuple(sorted(labels)), withheld)
-
     def _describe(self) -> DataCard:
         splits = {split: self.resident.examples(split) for split in ("train", "valid", "test")}
         used = self.resident.runtime.federation.train.per_round(len(splits["train"]))
         problems = tuple(dict.fromkeys(f"{split}: {p}" for split, held in splits.items() for p in held.problems))
+        if self.resident.runtime.deployed:  # places and reasons stay in the silo's own log
+            for problem in problems:
+                log.warning("%s", problem)
+            problems = tuple(f"{split}: {p}" for split, held in splits.items() for p in held.released_problems)
         return DataCard({split: held.counts() for split, held in splits.items()}, used, problems)
 
     # ── a round ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hansa.core.errors import DataError
 from hansa.data.cache import cache_folder
 from hansa.data.readers import ANNOTATION, READERS, data_files, split_paths
-from hansa.data.rows import Problems, Row
+from hansa.data.rows import UNUSABLE, Problems, Row
 from hansa.data.settings import Data
 from hansa.data.source import Source
 from hansa.data.splits import rows
@@ -49,6 +49,7 @@ class Unusable(NamedTuple):
     place: str
     reason: str
     derived: bool = False
+    kind: str = UNUSABLE  # one of the kinds of `hansa.data.rows`: it leaves the silo, unlike place and reason
 
 
 Encoder = Callable[[list[Row], Source], Iterable[Encoded | Unusable]]
@@ -89,9 +90,10 @@ class Examples:
     group: NDArray[np.int32]  # of each sample, the index into `groups`
     groups: tuple[str, ...]  # languages or domains
     tags: NDArray[np.int32]  # one per token id; empty if the task has none
-    problems: tuple[str, ...] = ()  # rows that could not be used, and why
+    problems: tuple[str, ...] = ()  # rows that could not be used, where and why
     texts: Texts = field(default_factory=Texts)
     units: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # whose each sample is, if asked
+    released_problems: tuple[str, ...] = ()  # the problems as kinds and counts, which may leave the silo
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -138,6 +140,7 @@ def load(
         groups=groups,
         tags=np.concatenate([p.tags for p in parts]),
         problems=tuple(problem for p in parts for problem in p.problems),
+        released_problems=tuple(problem for p in parts for problem in p.released_problems),
         texts=Texts.joined([p.texts for p in parts]),
         units=np.concatenate([p.units for p in parts]),
     )
@@ -162,6 +165,7 @@ def _load_one(source: Source, split: str, data: Data, encode: Encoder, fingerpri
         groups=("",),
         tags=tags,
         problems=tuple(meta["problems"]),
+        released_problems=tuple(meta["released"]),
         texts=Texts(text, text_offsets),
         units=units,
     )
@@ -200,7 +204,7 @@ def _write(folder: Path, source: Source, split: str, data: Data, encode: Encoder
     )
     for name, array in zip(ARRAYS, arrays, strict=True):
         np.save(draft / f"{name}.npy", array)
-    (draft / "meta.json").write_text(json.dumps({"problems": problems.summary()}))
+    (draft / "meta.json").write_text(json.dumps({"problems": problems.summary(), "released": problems.released()}))
     try:
         draft.rename(folder)
     except OSError:  # another process has stored the same content
@@ -212,7 +216,7 @@ def note_sample(problems: Problems, sample: Unusable) -> None:
     if sample.derived:
         problems.derived[sample.reason] += 1
     else:
-        problems.note(sample.place, sample.reason)
+        problems.note(sample.place, sample.reason, sample.kind)
 
 
 def of_units(read: Iterator[Row], unit: str, problems: Problems) -> Iterator[tuple[int, list[Row]]]:

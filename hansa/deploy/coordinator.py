@@ -10,7 +10,7 @@ import torch
 
 from hansa.client.host import SiloHost
 from hansa.client.runtime import Runtime
-from hansa.config.checks import check_settings
+from hansa.config.checks import check_labels, check_settings
 from hansa.config.federation import Federation
 from hansa.config.method import build_method
 from hansa.config.nodes import ROOT, walk
@@ -49,6 +49,7 @@ def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, callbac
         raise UserError(f"{kit.folder} is the kit of {kit.info.kind} '{kit.name}'; give the coordinator's kit")
     check_deployable(federation, kit)
     check_settings(federation)
+    check_labels(federation)
     torch.set_num_threads(1)
     children = _direct_children(federation)
     directory = RunDirectory.create(children, out, resume=(out / "federation.yaml").is_file())

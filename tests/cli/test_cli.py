@@ -114,7 +114,7 @@ def test_check_previews_and_writes_nothing(file: Any, tmp_path: Path) -> None:
     assert told["traffic_per_round"] > 0
     text = ok("check", str(file), "--set", "train.samples={fraction: 1.0}")
     assert "warning: north is" not in text, "57% of a round is no reason to warn"
-    assert "word pieces that a silo has seen at least 2 times" in " ".join(text.split())
+    assert "word pieces that at least 2 rows of a silo have" in " ".join(text.split())
     assert sorted(tmp_path.rglob("*")) == before
 
 

@@ -48,12 +48,12 @@ def _before_training(federation: Federation, survey: Mapping[str, Any] | None) -
         yield f"All data: a {federation.kind} run pools the silos' data. Use it for comparison only."
     if survey is None and federated_vocabulary(federation):
         min_count = federation.tokenizer.min_count
-        yield f"Once, to build the vocabulary: counts of word pieces that a silo has seen at least {min_count} times."
+        yield f"Once, to build the vocabulary: counts of word pieces that at least {min_count} rows of a silo have."
     if survey is not None and survey["minimum"]:
         sent, withheld = (sum(s[key] for s in survey["silos"].values()) for key in ("told", "withheld"))
         yield (
-            f"Once, to build the vocabulary: counts of {sent:,} word pieces that a silo had seen at least "
-            f"{survey['minimum']} times; {withheld:,} rarer ones were withheld."
+            f"Once, to build the vocabulary: counts of {sent:,} word pieces that at least {survey['minimum']} "
+            f"rows of a silo had; {withheld:,} rarer ones were withheld."
         )
     if survey is not None and any(s["labels"] for s in survey["silos"].values()):
         yield "Once: the names of the labels that each silo uses."

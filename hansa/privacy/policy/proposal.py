@@ -17,15 +17,18 @@ PREFACE = """\
 
 
 def propose_policy(federation: Federation) -> dict[str, Any]:
-    """Return the narrowest policy under which a silo can take part in this federation, as plain values."""
-    from hansa.config.method import build_method  # slow to import, and most commands on kits propose nothing
-    from hansa.config.plugins import load_plugins
+    """Return the narrowest policy under which a silo can take part in this federation, as plain values.
+
+    Executes no plug-in; raises `ConfigError` if the policy depends on one that was not executed before.
+    """
+    from hansa.config.checks import refuse_unknown_names  # slow to import, and most commands on kits propose nothing
+    from hansa.config.method import build_method
     from hansa.config.tree import federated_vocabulary
     from hansa.privacy.dp.prices import run_price
     from hansa.privacy.policy.preview import collects_labels
     from hansa.tasks.base import TASKS
 
-    load_plugins(federation.plugins)
+    refuse_unknown_names(federation, "run 'hansa kit create --run-plugins'")
     task, method = TASKS.build(federation.task), build_method(federation)
     release: dict[str, Any] = {"tensors": "any", "samples": True, "metrics": True}
     if federated_vocabulary(federation):
