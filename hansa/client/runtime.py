@@ -7,6 +7,7 @@ run folder, and loads each thing when it is first needed.
 import json
 from functools import cached_property
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -16,6 +17,7 @@ from hansa.config.nodes import Node, repeats, walk
 from hansa.config.plugins import load_plugins
 from hansa.core import representations
 from hansa.core.device import CPU
+from hansa.core.errors import ConfigError
 from hansa.core.hierarchy import KeyLayers
 from hansa.core.knowledge import Sizes
 from hansa.core.learner import Learner
@@ -30,7 +32,7 @@ from hansa.privacy.dp.units import UnitMechanism
 from hansa.privacy.dp.updates import UpdateMechanism
 from hansa.privacy.secure_aggregation.announcement import AnnouncementSigner
 from hansa.privacy.secure_aggregation.limits import MaskingLimits
-from hansa.tasks.base import TASKS, Task, Vocabulary
+from hansa.tasks.base import TASKS, LabelledTask, Task, Vocabulary
 
 MODEL_FILES = ("model", "config.json", "generation_config.json")  # how their names begin; the rest is words and labels
 
@@ -95,8 +97,18 @@ class Runtime:
         """The tokenizer and the labels."""
         start = self.folder / "start"
         labels = json.loads((start / "labels.json").read_text(encoding="utf-8"))
+        self._check_labels(tuple(labels))
         types = json.loads((start / "config.json").read_text()).get("type_vocab_size", 0)
         return Vocabulary(tokenizer.load(str(start)), self.federation.data.max_length, tuple(labels), types)
+
+    def _check_labels(self, labels: tuple[str, ...]) -> None:
+        """Raise `ConfigError` if a coordinator's model has labels that the federation file does not list.
+
+        The counts of a silo's samples would tell which of them its rows have.
+        """
+        listed = cast(LabelledTask, self.task).labels if self.task.needs_labels else ()
+        if self.deployed and listed and labels != cast(LabelledTask, self.task).classes(listed):
+            raise ConfigError("the labels of the initial model are not those that task.labels lists")
 
     @cached_property
     def fingerprint(self) -> str:

@@ -5,6 +5,7 @@ to the user: there the names leave.
 """
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def build(tmp_path: Path) -> Callable[..., Federation]:
                 "name": "labels",
                 "task": {"name": "classify", **task},
                 "tokenizer": {"size": 330, "min_count": 5},
-                "data": {"max_length": 16, "valid": 0.0, "test": 0.0, "max_bad_rows": 0.5},
+                "data": {"max_length": 16, "valid": 0.0, "test": 0.0, "max_bad_rows": 0.9},
                 "silos": silos,
                 "rounds": 1,
                 "train": {"lr": 0.1, "batch": 8, "samples": {"floor": 8}},
@@ -110,6 +111,29 @@ def test_word_pieces_are_counted_by_row_and_their_floor_is_the_files(build: Any,
     assert not any("borkelmund" in piece for piece in reply.pieces), "one row repeats it ten times"
     for floor in (1, 4, -1):
         assert isinstance(ask(CollectVocabulary(floor)), Failure)
+
+
+@pytest.mark.parametrize("defended", [True, False])
+def test_the_initial_model_cannot_ask_for_other_labels(
+    build: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, defended: bool
+) -> None:
+    """A model with the class `quartzibelle` would count the rows that have this name as their label."""
+    federation = build(labels=["high", "low"])
+    outcome = run(federation, tmp_path / "run", workers=0)
+    ask = deployed(federation, tmp_path / "deployed")
+    start = tmp_path / "deployed" / "run" / "start"
+    shutil.copytree(outcome.folder / "start", start)
+    (start / "labels.json").write_text(json.dumps(["high", NAMES[0]]))
+    if defended:
+        with pytest.raises(ConfigError, match="not those that task"):
+            ask(DescribeData())
+        return
+    monkeypatch.setattr(Runtime, "_check_labels", lambda self, labels: None)
+    card = deployed(build(labels=["high", "low"]), tmp_path / "control")
+    shutil.copytree(start, tmp_path / "control" / "run" / "start")
+    told = card(DescribeData())
+    assert isinstance(told, DataCard)
+    assert told.samples() == 41, "the control: 40 rows are 'high', and one has the name"
 
 
 def test_rows_with_other_labels_count_as_bad_rows_and_are_not_named(build: Any, tmp_path: Path) -> None:
