@@ -16,7 +16,15 @@ audit = typer.Typer(no_args_is_help=True, help=HELP)
 def _group() -> None: ...
 
 
-KINDS = ("embedding-inversion", "nearest-token", "gradient-inversion")
+KINDS = (
+    "embedding-inversion",
+    "nearest-token",
+    "gradient-inversion",
+    "crafted-model",
+    "membership",
+    "canary",
+    "backdoor",
+)
 LogOrRun = Annotated[Path, typer.Argument(metavar="FILE|RUN", help="audit log, or run directory with audit logs")]
 
 
@@ -92,23 +100,38 @@ def attack(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="run directory")],
     kind: Annotated[str, typer.Option(help=" · ".join(KINDS))] = KINDS[0],
     centroids: Annotated[int, typer.Option(min=1, help="largest number of centroids to attack")] = 40,
-    silo: Annotated[str | None, typer.Option(help="gradient inversion: silo to attack; default: the smallest")] = None,
+    silo: Annotated[
+        str | None, typer.Option(help="silo to attack (backdoor: the malicious silo); default: the smallest")
+    ] = None,
+    shadows: Annotated[int, typer.Option(min=0, help="membership: number of shadow models")] = 8,
     format: FormatOption = Format.text,
 ) -> None:
-    """Try to reconstruct text from what the silos of a run released. Needs the silos' data, to score the result."""
+    """Attack what the silos of a run released, or its models. Needs the silos' data, to score the result.
+
+    Canary and backdoor repeat the run with changed rows at one silo; the run itself is not changed.
+    """
     if kind not in KINDS:
         raise UserError(f"--kind {kind} is not known; {did_you_mean(kind, KINDS)}")
+    from hansa.attacks import backdoor, canary, crafted_attack, gradient, membership
     from hansa.attacks import centroids as leak
-    from hansa.attacks import gradient
     from hansa.report import html
     from hansa.report.progress import Progress
     from hansa.runs.results import save_audit
 
     say = Progress(errors, "audit").say
-    if kind == "gradient-inversion":
-        found = gradient.attack_update(run, silo, say)
-    else:
-        found = leak.attack_knowledge(run, cast(leak.Kind, kind), centroids, say)
+    match kind:
+        case "gradient-inversion":
+            found = gradient.attack_update(run, silo, say)
+        case "crafted-model":
+            found = crafted_attack.attack_with_crafted_models(run, silo, say)
+        case "membership":
+            found = membership.attack_membership(run, silo, shadows, say)
+        case "canary":
+            found = canary.attack_canaries(run, silo, say)
+        case "backdoor":
+            found = backdoor.attack_with_backdoor(run, silo, say)
+        case _:
+            found = leak.attack_knowledge(run, cast(leak.Kind, kind), centroids, say)
     file = save_audit(run, found)
     report = html.write([(run.name, run)], run / "report.html")
     finish(format, found | {"file": str(file), "report": str(report)}, lambda: show(found, report))
