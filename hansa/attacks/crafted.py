@@ -247,5 +247,5 @@ def within(crafted: Tensors, honest: Tensors, parts: Mapping[str, str], limit: f
     near, far = crafted.copy(), distances(crafted, honest, parts)
     for name in honest.layout.names:
         share = min(1.0, limit / max(far[parts[name]], 1e-30))
-        near[name].copy_(honest[name] + share * (crafted[name] - honest[name]))
+        near[name].copy_(torch.lerp(honest[name], crafted[name], share))
     return near

@@ -224,7 +224,7 @@ def reading(found: dict[str, Any]) -> list[str]:
         f"of {found['silo']} from one step without a defence; guessing the most frequent tokens gives "
         f"{bare['frequent']:.1%}, the honest model {rows['(honest model)']['recovered']:.1%}."
     ]
-    if bare["recovered"] <= bare["frequent"] + MARGIN:
+    if (bare["placed"] or 0.0) <= MARGIN:  # frequent tokens say nothing about positions
         return [*lines, "The attack is too weak on this model to show anything about defences."]
     open_, shut = list[str](), list[str]()
     for name, row in rows.items():

