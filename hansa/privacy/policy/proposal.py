@@ -6,8 +6,8 @@ from typing import Any
 import yaml
 
 from hansa.config.federation import Federation
+from hansa.privacy.policy import POLICY_FILE as POLICY_FILE
 
-POLICY_FILE = "policy.yaml"
 PREFACE = """\
 # What may leave this silo. This file belongs to the silo: no federation can override it, and what no rule allows does
 # not leave. It allows what the federation {name} asks for, and nothing else. Review it and change what you do not
