@@ -18,7 +18,18 @@ from typing import Any
 
 from hansa.core import wire
 from hansa.core.errors import HansaError, RunFailed
-from hansa.core.messages import Evaluate, Failure, Personalise, Reply, Request, Scores, ShareSecrets, Train, Update
+from hansa.core.messages import (
+    Evaluate,
+    Failure,
+    Personalise,
+    Reply,
+    Request,
+    RevealShares,
+    Scores,
+    ShareSecrets,
+    Train,
+    Update,
+)
 from hansa.privacy.policy.audit_log import AuditLog
 from hansa.privacy.policy.limits import Limits
 from hansa.privacy.policy.model_check import ModelHistory, Received, received_models
@@ -215,8 +226,11 @@ def roster_of(request: Request) -> Mapping[str, tuple[str, ...]]:
 def purpose_of_request(purpose: Purpose, request: Request, masked: bool) -> Purpose:
     """What the federation file promises, reduced to what this request keeps of it.
 
-    An update without masks is not aggregated securely; with masks, the roster shows how many updates are summed.
+    An update without masks is not aggregated securely; with masks, the roster shows how many updates are summed, and
+    after that the list of silos that answered.
     """
+    if isinstance(request, RevealShares):
+        return replace(purpose, cohort=min(purpose.cohort, len(set(request.answered))))
     roster = roster_of(request)
     if isinstance(request, Train | Personalise) and not masked:
         purpose = replace(purpose, secure_aggregation=False)
