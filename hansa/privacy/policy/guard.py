@@ -25,6 +25,7 @@ from hansa.core.messages import (
     Personalise,
     Reply,
     Request,
+    RevealShares,
     Scores,
     ShareKnowledge,
     ShareSecrets,
@@ -244,8 +245,11 @@ def roster_of(request: Request) -> Mapping[str, tuple[str, ...]]:
 def purpose_of_request(purpose: Purpose, request: Request, masked: bool) -> Purpose:
     """What the federation file promises, reduced to what this request keeps of it.
 
-    An update without masks is not aggregated securely; with masks, the roster shows how many updates are summed.
+    An update without masks is not aggregated securely; with masks, the roster shows how many updates are summed, and
+    after that the list of silos that answered.
     """
+    if isinstance(request, RevealShares):
+        return replace(purpose, cohort=min(purpose.cohort, len(set(request.answered))))
     roster = roster_of(request)
     if isinstance(request, Train | Personalise) and not masked:
         purpose = replace(purpose, secure_aggregation=False)

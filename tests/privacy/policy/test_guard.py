@@ -18,6 +18,8 @@ from hansa.core.messages import (
     MaskedPart,
     MaskingPart,
     Reply,
+    RevealedShares,
+    RevealShares,
     Scores,
     Train,
     Update,
@@ -179,6 +181,10 @@ def test_a_promise_of_secure_aggregation_is_held_against_each_request(tmp_path: 
     lying = replace(held, answer=lambda request: update("head-w"))
     reply = lying(Train(4, model, masking=MaskingPart(roster)))
     assert isinstance(reply, Failure), "an update that is not masked in the end does not leave"
+    revealing = replace(held, answer=lambda request: RevealedShares({"south": ("1", "2")}))
+    assert isinstance(revealing(RevealShares(1, {}, names)), RevealedShares)
+    for answered in (names[:2], ("north", "north", "south"), ()):
+        assert "a round may consist of" in reason(revealing(RevealShares(1, {}, answered)))
 
 
 def test_refused_work_is_not_done(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
