@@ -19,6 +19,7 @@ from hansa.cli.deploy import TERMINATED, join, kit, serve, status
 from hansa.cli.experiments import demo, reproduce
 from hansa.cli.models import evaluate, predict
 from hansa.cli.run import compare, report, run
+from hansa.cli.withdrawal import leave, retrain
 from hansa.core.errors import HansaError, RunFailed, UserError
 from hansa.files import disk_problem
 
@@ -28,7 +29,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train one language model across organisations and borders, while the text stays home.",
 )
-for _command in (demo, new, schema, check, run, compare, reproduce, evaluate, predict, report, serve, join, status):
+for _command in (demo, new, schema, check, run, compare, reproduce, evaluate, predict, report, retrain):
+    app.command()(_command)
+for _command in (serve, join, status, leave):
     app.command()(_command)
 for _name, _group in {"data": data, "audit": audit, "kit": kit}.items():
     app.add_typer(_group, name=_name)

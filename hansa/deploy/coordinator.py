@@ -79,7 +79,9 @@ def check_deployable(federation: Federation, kit: Kit) -> None:
     """Raise `ConfigError` if a federation file does not belong to the kit, or cannot be run between organisations."""
     if federation.kind != "federated":
         raise ConfigError(f"kind is '{federation.kind}': baselines need all data in one place; use 'hansa run'")
-    if federation.name != kit.info.federation or set(federation.silos) != set(kit.info.children):
+    missing = set(kit.info.children) - set(federation.silos)
+    unknown = set(federation.silos) - set(kit.info.children)
+    if federation.name != kit.info.federation or unknown or any(kit.trusts(name) for name in missing):
         raise ConfigError(
             f"the kit is for federation '{kit.info.federation}' with {sorted(kit.info.children)}, the file has "
             f"'{federation.name}' with {sorted(federation.silos)}; create kits for this file"
