@@ -29,9 +29,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train one language model across organisations and borders, while the text stays home.",
 )
-for _command in (demo, new, schema, check, run, compare, reproduce, evaluate, predict, report, retrain):
-    app.command()(_command)
-for _command in (serve, join, status, leave):
+for _command in (
+    *(demo, new, schema, check, run, compare, reproduce, evaluate, predict, report, retrain),
+    *(serve, join, status, leave),
+):
     app.command()(_command)
 for _name, _group in {"data": data, "audit": audit, "kit": kit}.items():
     app.add_typer(_group, name=_name)

@@ -36,8 +36,8 @@ from hansa.runs.evaluation import Evaluator
 from hansa.runs.export import Exporter
 from hansa.runs.ledger import OWN, Ledger
 from hansa.runs.personalisation import personal_models
-from hansa.runs.start import begin, describe
 from hansa.runs.remains import note_withdrawal
+from hansa.runs.start import begin, describe
 from hansa.runs.topology import build_topology
 
 Links = Literal["pool", "ray"]
@@ -169,7 +169,9 @@ class Run:
     def _go_on_without(self, left: list[NodeId], state: ServerState) -> None:
         """Leave silos that have left for good out of all later rounds; raises `RunFailed` if nobody is left."""
         for node in left:
-            self.callbacks.say(f"{node} has left the federation after round {state.round}; later rounds go on without it")
+            self.callbacks.say(
+                f"{node} has left the federation after round {state.round}; later rounds go on without it"
+            )
             note_withdrawal(self.ledger, node, self.cards[node].samples(), state.round)
         self.cards = {node: card for node, card in self.cards.items() if node not in left}
         if not self.cards:

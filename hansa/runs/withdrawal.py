@@ -1,9 +1,9 @@
 """Withdrawal: a run is repeated without a silo, so that nothing of it remains in the model.
 
-The run is repeated without the silo, from the newest checkpoint before the silo's first round. The tokenizer and the labels
-may come from counts of all silos. Where the silo's counts are among them, where no such checkpoint was kept, or where
-silos or the server keep state between rounds that depends on who took part, the run is repeated from the start; it then
-equals a run of the federation file without the silo, bit for bit.
+The run is repeated without the silo, from the newest checkpoint before the silo's first round. The tokenizer and the
+labels may come from counts of all silos. Where the silo's counts are among them, where no such checkpoint was kept, or
+where silos or the server keep state between rounds that depends on who took part, the run is repeated from the start;
+it then equals a run of the federation file without the silo, bit for bit.
 """
 
 import shutil

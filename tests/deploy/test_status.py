@@ -10,8 +10,8 @@ import pytest
 
 from hansa.core.errors import UserError
 from hansa.deploy.lock_file import lock_folder
-from hansa.deploy.network.journal import Journal
-from hansa.deploy.status import HEARTBEAT, parse_heartbeat, read_status
+from hansa.deploy.network.journal import HEARTBEAT, Journal
+from hansa.deploy.status import parse_heartbeat, read_status
 from tests.cli.test_cli import ok
 from tests.conftest import Build
 from tests.deploy.conftest import over_the_network

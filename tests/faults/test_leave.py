@@ -1,4 +1,4 @@
-"""A silo leaves for good while a run is going on: real processes. The others go on, and the report says what remains."""
+"""A silo leaves for good during a run of real processes: the others go on, and the report says what remains."""
 
 from pathlib import Path
 from typing import Any

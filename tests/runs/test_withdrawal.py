@@ -109,7 +109,9 @@ def test_state_that_depends_on_others_is_not_continued(late: Any) -> None:
 
 def test_regions_and_settings_that_name_the_silo_go_with_it(federation: Build) -> None:
     flat = federation(simulate={"delay": {"east": 2.0}}, participation={"count": 2})
-    tree = flat.model_copy(update={"silos": {"north": flat.silos["north"], "far": Node(silos={"east": flat.silos["east"]})}})
+    tree = flat.model_copy(
+        update={"silos": {"north": flat.silos["north"], "far": Node(silos={"east": flat.silos["east"]})}}
+    )
     left = without(tree, "east")
     assert list(leaves(left.silos)) == ["north"]
     assert left.participation.count == 1

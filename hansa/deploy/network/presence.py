@@ -1,9 +1,10 @@
 """What a parent knows of a child besides its replies: its heartbeats, and whether it has left.
 
-A child that cannot answer is not awaited: its clock is wrong (its envelopes, or those it receives, would be rejected), it
-has given no sign of life for too long, or it has left the federation for good. In its heartbeats a child also states,
-signed, the newest envelope that it accepted. A parent that was restored from a backup continues its sequence numbers
-above that one. This opens no replay: only the parent's own counter rises, and the child still accepts nothing older.
+A child that cannot answer is not awaited: its clock is wrong (its envelopes, or those it receives, would be rejected),
+it has given no sign of life for too long, or it has left the federation for good. In its heartbeats a child also
+states, signed, the newest envelope that it accepted. A parent that was restored from a backup continues its sequence
+numbers above that one. This opens no replay: only the parent's own counter rises, and the child still accepts nothing
+older.
 """
 
 import json
