@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 # Tests that fail are run once more by themselves: beside others, real processes may be late. What fails twice has failed.
 AGAIN := $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
 
-.PHONY: ready demo test test-faults test-docs check format bench clean
+.PHONY: ready demo test test-faults test-docs check format bench sbom clean
 
 ready: $(READY)           ## install everything into .venv
 
@@ -36,6 +36,9 @@ format: $(READY)
 bench: $(READY)           ## every benchmark against its peer in one run; writes docs/benchmarks.md and the README's table
 	$(BIN)/python benchmarks/_page.py
 
+sbom: $(READY)            ## a CycloneDX bill of materials and a licence check, into build/
+	$(BIN)/python packaging/sbom.py --validate
+
 # torch first, pinned, by plain pip: asked for by another package it would bring gigabytes of CUDA.
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -44,4 +47,4 @@ $(READY): pyproject.toml
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) runs .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build runs .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache

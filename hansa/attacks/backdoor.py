@@ -43,9 +43,7 @@ BOUND, NOISE = 1.0, 0.001  # of the norm bound; of the noise with it, as a multi
 TOLERANCE = 0.02  # of the main task's accuracy
 
 
-def attack_with_backdoor(
-    run: Path, silo: str | None, say: Callable[[str], None] = lambda _: None
-) -> dict[str, Any]:
+def attack_with_backdoor(run: Path, silo: str | None, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
     """Repeat a run with one malicious silo, under every rule of aggregation; return the findings as plain values.
 
     ``silo``: the malicious one; None: the smallest. ``say`` gets a line of progress before each run. Raises `UserError`

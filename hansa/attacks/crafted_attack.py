@@ -10,7 +10,7 @@ distance; the row shows the one that read most, which an attacker could not have
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +28,7 @@ from hansa.client.silo import Silo
 from hansa.client.state import StateFolder
 from hansa.config.nodes import leaves
 from hansa.config.sections import Samples, Upload
-from hansa.core.errors import RunFailed, UserError
+from hansa.core.errors import RunFailed
 from hansa.core.messages import Train, Update
 from hansa.core.tensors import Tensors
 from hansa.privacy.dp.accounting import epsilon
@@ -234,8 +234,14 @@ def reading(found: dict[str, Any]) -> list[str]:
     if open_:
         lines.append(f"Tokens still get through with: {'; '.join(open_)}.")
     if shut:
-        lines.append(f"At most {MARGIN:.0%}, or no more than frequent tokens give, get through with: {'; '.join(shut)}.")
+        lines.append(
+            f"At most {MARGIN:.0%}, or no more than frequent tokens give, get through with: {'; '.join(shut)}."
+        )
     if found["honest"] is not None:
-        lines.append(f"The honest run itself moved by {found['honest']:.2g} of its start's norm, in the part that moved most.")
-    lines.append("A better crafted model may read more: a distance or a defence that withstands these is not proven safe.")
+        lines.append(
+            f"The honest run itself moved by {found['honest']:.2g} of its start's norm, in the part that moved most."
+        )
+    lines.append(
+        "A better crafted model may read more: a distance or a defence that withstands these is not proven safe."
+    )
     return lines

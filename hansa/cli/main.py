@@ -21,6 +21,7 @@ from hansa.cli.experiments import demo, reproduce
 from hansa.cli.kit import kit
 from hansa.cli.models import evaluate, predict
 from hansa.cli.run import compare, report, run
+from hansa.cli.withdrawal import leave, retrain
 from hansa.core.errors import HansaError, RunFailed, UserError
 from hansa.files import disk_problem
 
@@ -31,20 +32,8 @@ app = typer.Typer(
     help="Train one language model across organisations and borders, while the text stays home.",
 )
 for _command in (
-    demo,
-    new,
-    schema,
-    check,
-    run,
-    compare,
-    reproduce,
-    evaluate,
-    predict,
-    report,
-    serve,
-    join,
-    approve,
-    status,
+    *(demo, new, schema, check, run, compare, reproduce, evaluate, predict, report, retrain),
+    *(serve, join, approve, status, leave),
 ):
     app.command()(_command)
 for _name, _group in {"data": data, "audit": audit, "kit": kit}.items():

@@ -18,6 +18,7 @@ from hansa.core.errors import UserError, place, printable
 from hansa.core.messages import Failure
 from hansa.deploy.identity_watch import IdentityWatch
 from hansa.deploy.kit import Kit
+from hansa.deploy.leave import LEFT_FILE
 from hansa.deploy.network.address import Proxy
 from hansa.deploy.network.blob_client import BlobClient
 from hansa.deploy.network.blob_protocol import InvalidRequest, RequestRefused
@@ -53,7 +54,7 @@ class Agent:
     def __init__(
         self, kit: Kit, home: Path, service: NodeService, log: Log, proxy: Proxy | None = None, warn: Log | None = None
     ) -> None:
-        self._kit, self._service, self._proxy = kit, service, proxy
+        self._kit, self._home, self._service, self._proxy = kit, home, service, proxy
         self._log, self._warn = log, warn or log
         self._subjects, self._parent = kit.parent_subjects, kit.parent
         kit.key.public_key()  # raises here if the key is damaged
@@ -110,6 +111,10 @@ class Agent:
         try:
             while not self._stop.is_set():
                 now = monotonic()
+                if (self._home / LEFT_FILE).exists():
+                    self._log("this silo has left the federation: the agent ends")
+                    self.stop()
+                    break
                 if session.connections != connections or now - polled_at >= POLL_SECONDS:
                     self._read_stored(session)
                     connections, polled_at = session.connections, now

@@ -107,8 +107,8 @@ class Preview:
             return f"no silo counts more than {share:.0%} of all training samples, whatever it claims"
         return (
             "a silo's weight follows the samples that it claims when the run begins, without a bound; between "
-            f"organisations a silo that claims more than {UNSTATED_SHARE:.0%} of all is left out (participation.max_share "
-            "sets a bound)"
+            f"organisations a silo that claims more than {UNSTATED_SHARE:.0%} of all is left out "
+            "(participation.max_share sets a bound)"
         )
 
     @property

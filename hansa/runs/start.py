@@ -120,7 +120,9 @@ def describe(
     noted = ledger.facts().get(fact, {})
     before = {name: DataCard(**card | {"problems": tuple(card["problems"])}) for name, card in noted.items()}
     known = before if link.remote else {}
-    told = described(link, list(holders(federation)), watched, federation.participation, ledger, callbacks, known)
+    left = ledger.facts().get("withdrawn", {})
+    names = [name for name in holders(federation) if name not in left]
+    told = described(link, names, watched, federation.participation, ledger, callbacks, known)
     times = repeats(federation.silos) | {ROOT: 1}
     new = {name: replace(card, per_round=times[name] * card.per_round) for name, card in told.items()}
     cards = {name: known.get(name, card) for name, card in new.items()}

@@ -27,7 +27,9 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def row(attacked: Path, tmp_path: Path, setting: Setting) -> dict[str, float]:
     runtime = open_run(attacked)
-    bench = Bench(crafted_attack._variant(runtime, setting), tmp_path / setting.name.replace(" ", "-"), "a", ["a", "b", "c"])
+    bench = Bench(
+        crafted_attack._variant(runtime, setting), tmp_path / setting.name.replace(" ", "-"), "a", ["a", "b", "c"]
+    )
     return bench.row(setting)
 
 

@@ -33,7 +33,7 @@ def test_the_limit_honest_counts_within_the_share_stay() -> None:
 
 
 def test_the_oracle_one_large_silo_counts_as_much_as_the_share_of_the_others() -> None:
-    """c = s·R/(1 − s), with R the samples of the others."""
+    """C = s·R/(1 − s), with R the samples of the others."""
     assert largest_count([10**12, 300, 100], 0.5) == 400
     assert largest_count([10**12, 300, 100], 0.8) == 1600
 

@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hansa.core.errors import UserError
 from hansa.deploy.lock_file import lock_folder
 from hansa.deploy.network.heartbeat import PURPOSE, Heartbeat, describe, open_heartbeat, sign_heartbeat
-from hansa.deploy.network.journal import Journal
+from hansa.deploy.network.journal import HEARTBEAT, Journal
 from hansa.deploy.network.presence import SUSPENDED
-from hansa.deploy.status import HEARTBEAT, read_status
+from hansa.deploy.status import read_status
 from tests.cli.test_cli import ok
 from tests.conftest import Build
 from tests.deploy.conftest import over_the_network
@@ -36,11 +36,14 @@ def opened(data: bytes) -> Heartbeat:
 def test_forged_and_malformed_heartbeats_are_refused() -> None:
     whole = sign_heartbeat(GOOD, KEY)
     assert opened(whole) == GOOD
-    assert heard(98.0) == {"phase": "working", "version": "0.2.0", "last_seen": 98.0, "skew": 2.0, "serial": 3}
+    seen = {"phase": "working", "version": "0.2.0", "last_seen": 98.0, "skew": 2.0, "serial": 3, "position": None}
+    assert heard(98.0) == seen
+    assert opened(sign_heartbeat(replace(GOOD, position=("run", 3, "ask")), KEY)).position == ("run", 3, "ask")
     bodies = [b"", b"\xff", b"[]", b"{}", json.dumps({**asdict(GOOD), "more": 1}).encode()]
     changes: list[dict[str, Any]] = [
         {"phase": "king"}, {"version": 7}, {"at": "x"}, {"at": None}, {"at": float("nan")}, {"instance": "x.1"},
         {"node": "south"}, {"parent": "south"}, {"serial": True}, {"alarm": 1},
+        {"position": ["run", True, "ask"]}, {"position": "x"},
     ]  # fmt: skip
     malformed = [KEY.sign(PURPOSE + body) + body for body in bodies]
     malformed += [sign_heartbeat(replace(GOOD, **change), KEY) for change in changes]

@@ -159,3 +159,10 @@ def ignores_positions() -> None:
     from hansa.deploy.network.attendance import Attendance
 
     Attendance.overtaken = lambda self, node, envelope: 0  # type: ignore[method-assign]
+
+
+def ignores_full_disks() -> None:
+    """A command line that does not recognise the errors of a full disk."""
+    from hansa.cli import main
+
+    main.disk_problem = lambda error: ""  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
 """Attacks on availability: each succeeds with its defence switched off, and fails with it on.
 
-The attackers are a stranger with network access, a member silo, and misfortune: a wrong clock, a stopped silo, a backup,
-a full disk. Servers are real processes or real sockets.
+The attackers are a stranger with network access, a member silo, and misfortune: a wrong clock, a stopped silo, a
+backup, a full disk. Servers are real processes or real sockets.
 """
 
 import os
@@ -240,7 +240,7 @@ def events(folder: Path) -> dict[str, str]:
 def test_a_claim_of_samples_does_not_dominate_the_mean(
     federation: Build, tmp_path: Path, log: Any, card: bool, share: float | None, defended: bool
 ) -> None:
-    """East has a seventh of the samples and claims 1e12, over real sockets: in its updates, or from the beginning on."""
+    """East has a seventh of the texts and claims 1e12 samples: in its updates, or from the beginning on."""
     settings = federation(rounds=1, participation={"quorum": 0.5, "max_share": share})
     with pytest.MonkeyPatch.context() as patch:
         if not defended:
@@ -384,6 +384,15 @@ def test_a_disk_that_is_full_from_the_start_is_one_sentence(gated: Any, tmp_path
         deployment.start(COORDINATOR)
         deployment.finished()
         assert_uninterrupted(settings, deployment, tmp_path)
+
+
+@pytest.mark.slow_fault
+def test_a_disk_that_is_full_ended_in_a_traceback(gated: Any, tmp_path: Path) -> None:
+    """The control: without the defence an operator reads Python."""
+    with Deployment(gated(rounds=1), tmp_path / "deployment") as deployment:
+        deployment.start(COORDINATOR, behaviour="ignores_full_disks", max_file_bytes=4 << 10)
+        deployment.processes[COORDINATOR].join(120)
+        assert "Traceback" in deployment.log(COORDINATOR)
 
 
 @pytest.mark.slow_fault

@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hansa.config.file import parse
+from hansa.config.shared import shared_settings
 from hansa.core.messages import DataCard, DescribeData, Failure
 from hansa.deploy import bundle, request_reader
 from hansa.deploy.agent import Agent
-from hansa.deploy.coordinator import shared_settings
 from hansa.deploy.join import SiloService
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.policy_enforcer import PolicyEnforcer

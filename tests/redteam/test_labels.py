@@ -17,9 +17,9 @@ from hansa.client.runtime import Runtime
 from hansa.config.checks import check_labels
 from hansa.config.federation import Federation
 from hansa.config.file import parse
+from hansa.config.shared import shared_settings
 from hansa.core.errors import ConfigError
 from hansa.core.messages import CollectVocabulary, DataCard, DescribeData, Failure, Reply, Request, VocabularyCounts
-from hansa.deploy.coordinator import shared_settings
 from hansa.deploy.join import SiloService
 from hansa.deploy.kit import Kit
 from hansa.runs.run import run

@@ -232,6 +232,8 @@ def test_two_copies_of_an_authority_are_noticed(
 class Nobody:
     """Answers every request with a failure that names the agent."""
 
+    anchors = None
+
     def __init__(self, name: str = "nobody") -> None:
         self.name, self.refusals = name, list[str]()
 

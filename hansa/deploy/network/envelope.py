@@ -25,7 +25,7 @@ SIGNATURE_BYTES = 64
 MAX_TIME = 1e11  # seconds since 1970
 MAX_INTEGER = 1 << 53
 LEAVE = "Leave"  # the kind of the envelope by which a child leaves for good
-NO_RUN = "0" * 16  # in such an envelope, of a child that has not taken part in a run
+NO_RUN = "0" * 16  # the run of such an envelope: it counts for all runs
 
 Ref = tuple[str, int]  # a blob: its digest and its size in bytes
 

@@ -27,7 +27,6 @@ from hansa.deploy.network.blob_server import BlobServer
 from hansa.deploy.network.connection import Connection, JetStreamError
 from hansa.deploy.network.envelope import (
     LEAVE,
-    NO_RUN,
     Envelope,
     EnvelopeError,
     Identity,
@@ -335,8 +334,7 @@ class NatsLink:
             self._refused(node, str(error))
             return
         if envelope.kind == LEAVE:
-            if envelope.run in (self._journal.run, NO_RUN):
-                self._journal.record_leave(node)
+            self._journal.record_leave(node)
             return
         pending = self._pending.get(node)
         asked = pending.envelope if pending is not None else None
