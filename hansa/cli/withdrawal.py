@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from hansa.cli.console import Format, FormatOption, errors, finish, output, show_metrics
-from hansa.cli.deploy import ProxyOption, require_extra
+from hansa.cli.deploy import ProxyOption
+from hansa.cli.kit import require_extra
 from hansa.cli.logs import LogFormat, LogFormatOption, LogLevel, LogLevelOption, configure
 from hansa.cli.options import RunFolder, WorkersOption
 
