@@ -109,8 +109,8 @@ def _secure_aggregation(federation: Federation, method: Method) -> None:
     """Masks add up whole updates, with weights that are known before training."""
     if federation.participation.max_share is not None:
         raise ConfigError(
-            "participation.max_share bounds weights at the server, and with 'secure_aggregation' each silo weighs its own "
-            "update: leave one of the two out"
+            "participation.max_share bounds weights at the server, and with 'secure_aggregation' each silo weighs its "
+            "own update: leave one of the two out"
         )
     if not method.aggregator.linear:
         raise ConfigError(

@@ -99,6 +99,7 @@ def _start_supervisor(
             try:
                 if broker is not None:
                     broker.restart_if_dead()
+                    broker.limit_connections()
                 waiting.update(time())
                 if (now := file.stat().st_mtime_ns) != read:
                     read = now
