@@ -108,6 +108,11 @@ def refuse_node(name: str, own: Method, method: Method) -> None:
 
 def _secure_aggregation(federation: Federation, method: Method) -> None:
     """Masks add up whole updates, with weights that are known before training."""
+    if federation.participation.max_share is not None:
+        raise ConfigError(
+            "participation.max_share bounds weights at the server, and with 'secure_aggregation' each silo weighs its "
+            "own update: leave one of the two out"
+        )
     if not method.aggregator.linear:
         raise ConfigError(
             f"'secure_aggregation' hides each update in the sum, but the aggregation of '{method.name}' must see each "

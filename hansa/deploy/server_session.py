@@ -111,6 +111,7 @@ def _start_supervisor(
             try:
                 if broker is not None:
                     broker.restart_if_dead()
+                    broker.limit_connections()
                 waiting.update(time())
                 if suspended != (found := {name for name in kit.children if presence.suspended(name)}):
                     suspended = found

@@ -173,6 +173,47 @@ def test_a_member_cannot_fill_the_brokers_memory_with_subscriptions(
         broker.close()
 
 
+@pytest.mark.parametrize("defended", [False, True], ids=["off", "on"])
+def test_a_member_cannot_take_all_connections_to_the_broker(
+    federation: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, defended: bool
+) -> None:
+    """North opens as many connections as it can; then south wants one."""
+    monkeypatch.setattr(nats_config, "MAX_CONNECTIONS", 100)
+    monkeypatch.setattr("hansa.deploy.broker.COUNT_SECONDS", 0.0)
+    kits = make_kits(federation(), tmp_path / "kits")
+    north, south, said = Kit(kits / "north"), Kit(kits / "south"), list[str]()
+    broker = Broker(Kit(kits / COORDINATOR), tmp_path / "broker", said.append)
+    held, tls = [], north.client_tls()
+    try:
+        with suppress(ConnectionLost):
+            for _ in range(120):
+                held.append(Connection(north.parent.broker_address, tls, north.parent_subjects.inbox("north")))
+        assert len(held) == 100
+        until = monotonic() + 10
+        while defended and not said and monotonic() < until:
+            broker.limit_connections()
+        assert bool(said) is defended
+        assert connects(south, 10 if defended else 1) is defended
+        assert connects(north, 1) is False
+    finally:
+        for connection in held:
+            connection.close()
+        broker.close()
+
+
+def connects(kit: Kit, seconds: float) -> bool:
+    until = monotonic() + seconds
+    while True:
+        try:
+            address, inbox = kit.parent.broker_address, kit.parent_subjects.inbox(kit.name)
+            Connection(address, kit.client_tls(), inbox).close()
+            return True
+        except ConnectionLost:
+            if monotonic() > until:
+                return False
+            sleep(0.1)
+
+
 def subscribed(kit: Kit, inbox: str) -> int:
     """How many subscriptions the broker accepts on connections that are opened again when they are closed."""
     done = 0
