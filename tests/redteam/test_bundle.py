@@ -5,7 +5,9 @@ the silo, asks a hub for code, builds thousands of layers). With the checks of `
 nothing is written.
 """
 
+import inspect
 import json
+import os
 import pickle
 import shutil
 from collections.abc import Callable
@@ -24,7 +26,7 @@ from hansa.core.errors import ConfigError
 from hansa.deploy import quota
 from hansa.deploy.bundle import pack, unpack
 from hansa.deploy.network.blob_protocol import InvalidRequest
-from hansa.models import build, folder, weights
+from hansa.models import build, folder, library, weights
 from hansa.models.tokenizer import byte_tokenizer
 from hansa.models.tokenizer import load as load_tokenizer
 from tests.tasks.test_tasks import DECODERS, ENCODERS
@@ -219,6 +221,17 @@ def test_an_attention_implementation_from_a_hub_is_refused(start: Path, monkeypa
     with pytest.raises(ConfigError, match="names the attention implementation 'kernels-community/evil'"):
         build.load(str(start), MASKED)  # nor does a model folder of one's own load it
     assert len(asked) == 1
+
+
+def test_model_types_do_not_load_kernels_from_a_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mamba and others ask a hub for compiled code when they are built, unless this variable says no."""
+    from transformers.integrations import hub_kernels
+
+    assert 'os.environ.get("USE_HUB_KERNELS", "YES")' in inspect.getsource(hub_kernels), "the control: on by default"
+    monkeypatch.delenv("USE_HUB_KERNELS", raising=False)
+    library._imported.cache_clear()
+    library.transformers()
+    assert os.environ["USE_HUB_KERNELS"] == "NO"
 
 
 def test_code_beside_a_model_is_refused_and_not_executed(start: Path, tmp_path: Path) -> None:
