@@ -71,7 +71,7 @@ def test_a_revocation_is_not_rolled_back_by_a_restart(federation: Build, tmp_pat
         backup = shutil.copytree(deployment.kits / COORDINATOR, tmp_path / "backup")
         for name in (COORDINATOR, "north", "south"):
             deployment.start(name)
-        deployment.wait("the coordinator asks", lambda: (deployment.run / "server" / "members.newest.json").exists())
+        deployment.wait("the coordinator asks", lambda: "reply sent" in deployment.log("north"))  # and waits for east
         authority.revoke(deployment.kits, "east")
         deployment.wait("the revocation", lambda: "its serial number is 2" in deployment.log(COORDINATOR))
         deployment.kill(COORDINATOR)
