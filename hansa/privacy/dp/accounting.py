@@ -72,7 +72,8 @@ def _gaussian(events: Sequence[GaussianEvent], delta: float) -> float:
     whole = sum(event.count / event.noise_multiplier**2 for event in events if event.sampling == 1.0)
     sampled = [event for event in events if event.sampling < 1.0]
     if not sampled:
-        return float(accounting.get_epsilon_gaussian(1 / sqrt(whole), delta))
+        with np.errstate(all="ignore"):  # next to no noise: the library's logarithms reach −∞
+            return float(accounting.get_epsilon_gaussian(1 / sqrt(whole), delta))
     from dp_accounting.pld import PLDAccountant
 
     accountant = PLDAccountant(value_discretization_interval=GRID_STEP)
