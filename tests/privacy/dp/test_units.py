@@ -215,6 +215,7 @@ def test_a_run_repeats_if_it_is_seeded_and_states_its_unit(federation: Build, tm
     lines = " ".join(disclosures(settings))
     assert "protected unit: all data of a patient (field 'patient_id')" in lines
     assert "computing time and scores" in lines
+    assert "The training loss of north does not leave." in lines
 
 
 # ── refusals ──────────────────────────────────────────────────────────────────────────────────────────────────────
