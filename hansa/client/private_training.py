@@ -50,7 +50,7 @@ def train_private(
     finally:
         if units.together is not None:
             units.together.close()
-    done.seen = round(rate * done.steps * len(units.held))  # expected: how many were drawn stays secret
+    done.seen = mechanism.expected(len(units.held))  # how many were drawn stays secret
     done.seconds = perf_counter() - began
     done.objective = units.objective.finish(work)
     done.optimizer = optimizer.state() if settings.keep_optimizer else None

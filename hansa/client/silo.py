@@ -105,7 +105,10 @@ class Silo:
 
     def _describe(self) -> DataCard:
         splits = {split: self.resident.examples(split) for split in ("train", "valid", "test")}
-        used = self.resident.runtime.federation.train.per_round(len(splits["train"]))
+        samples, mechanism = len(splits["train"]), self.resident.runtime.private.get(self.name)
+        used = self.resident.runtime.federation.train.per_round(samples)
+        if isinstance(mechanism, UnitMechanism):
+            used = mechanism.expected(samples)
         problems = tuple(dict.fromkeys(f"{split}: {p}" for split, held in splits.items() for p in held.problems))
         if self.resident.runtime.deployed:  # places and reasons stay in the silo's own log
             for problem in problems:
@@ -193,7 +196,9 @@ class Silo:
             resident.store.keep(request.round, slots, request.durable)
             if federation.release_log.updates:
                 left = sent.open(request.model.layout) if isinstance(sent, EncodedUpdate) else sent
-                log_update(resident.home, request.round, left, resident.drawn(request.round, training), request.model)
+                several = isinstance(mechanism, UnitMechanism)  # any of its samples may have been drawn
+                drawn = np.arange(samples) if several else resident.drawn(request.round, training)
+                log_update(resident.home, request.round, left, drawn, request.model)
         update = Update(NOTHING, samples, done.seen, done.steps, done.loss, done.seconds, movement=outgoing.movement)
         if work.contribution is not None:
             update = replace(update, shared_state=work.contribution.to(CPU))

@@ -79,7 +79,9 @@ class Privacy(Section):
     @model_validator(mode="after")
     def _fits_the_unit(self) -> "Privacy":
         if self.unit == "silo":
-            given = sorted({"field", "sampling", "steps"} & self.model_fields_set)
+            # settings that travel name every field: what counts is a value that is not the default
+            known = type(self).model_fields
+            given = [name for name in ("field", "sampling", "steps") if getattr(self, name) != known[name].default]
             if given:
                 raise ValueError(
                     f"'{given[0]}' belongs to 'unit: patient', and the unit is the silo: give both, or none"

@@ -24,7 +24,8 @@ from hansa.core.noise import MAX_SIGMA, SAMPLING_ERROR, Source, discrete_gaussia
 
 FINENESS = 2.0**24  # cells in C/√d, at least
 MAX_SIZE = 2.0**40  # values of a vector, at most
-CHUNK = 1 << 20  # values at a time, to need little memory beside the vector
+CHUNK = 1 << 16  # values at a time, so that they stay in the processor's cache
+NOISE_CHUNK = 1 << 20  # drawn at a time, to need little memory beside the vector
 
 
 def grid_error(multiplier: float) -> float:
@@ -70,13 +71,15 @@ class Grid:
         found, scale = np.empty(flat.size, np.int64), factor / self.cell
         for start in range(0, flat.size, CHUNK):
             part = slice(start, start + CHUNK)
-            found[part] = np.rint(flat[part].astype(np.float64) * scale)
+            scaled = flat[part].astype(np.float64)
+            scaled *= scale
+            found[part] = np.rint(scaled, out=scaled)
         return found
 
     def add_noise(self, integers: NDArray[np.int64], source: Source) -> None:
         """Add discrete Gaussian noise to integers on the grid, in place."""
-        for start in range(0, integers.size, CHUNK):
-            part = integers[start : start + CHUNK]
+        for start in range(0, integers.size, NOISE_CHUNK):
+            part = integers[start : start + NOISE_CHUNK]
             part += discrete_gaussian(self.deviation / self.cell, part.size, source)
 
     def write(self, integers: NDArray[np.int64], values: Tensor, factor: float = 1.0) -> None:
@@ -89,6 +92,4 @@ class Grid:
 
 def norm_of(values: Tensor) -> float:
     """The Euclidean norm in double precision."""
-    flat = values.detach().numpy().reshape(-1)
-    chunks = (flat[start : start + CHUNK].astype(np.float64) for start in range(0, flat.size, CHUNK))
-    return sqrt(sum(float(chunk @ chunk) for chunk in chunks))
+    return float(torch.linalg.vector_norm(values.detach(), dtype=torch.float64))

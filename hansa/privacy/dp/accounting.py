@@ -23,6 +23,7 @@ from hansa.core.mechanism import Event, GaussianEvent, Mechanism, ZCdpEvent
 GRID_STEP = 1e-3  # of the privacy loss: rounds ε up, never down; ten times finer changes ε by less than 0.01
 ROOM = (1e-6, 1e-3, 0.1, 0.5)  # parts of δ that are tried for what noise on a grid takes
 MAX_EXPONENT = 700.0
+MIN_NOISE = 0.2  # of sampled releases: with less, ε is far above 10 and privacy loss distributions need gigabytes
 
 
 def epsilon(noise_multiplier: float, releases: int, delta: float, sampling: float = 1.0) -> float:
@@ -49,11 +50,9 @@ def composed(events: Iterable[Event], delta: float) -> float:
     if len(gaussian) < len(happened):
         return _concentrated(happened, delta)
     error = sum(event.count * event.error for event in gaussian)
-    if not error:
-        return _gaussian(gaussian, delta)
-    for room in ROOM:
+    for room in ROOM if error else (0.0,):
         found = _gaussian(gaussian, delta * (1 - room))
-        if found < MAX_EXPONENT and (1 + exp(found)) * error <= room * delta:
+        if found < inf and (not error or (found < MAX_EXPONENT and (1 + exp(found)) * error <= room * delta)):
             return found
     return _concentrated(happened, delta)
 
@@ -67,12 +66,15 @@ def _happened(event: Event) -> bool:
 
 
 def _gaussian(events: Sequence[GaussianEvent], delta: float) -> float:
-    """The ε of Gaussian noise: exact without sampling, an upper bound with it."""
+    """The ε of Gaussian noise: exact without sampling, an upper bound with it; inf where that needs too much memory."""
     accounting = _library()
     whole = sum(event.count / event.noise_multiplier**2 for event in events if event.sampling == 1.0)
     sampled = [event for event in events if event.sampling < 1.0]
     if not sampled:
-        return float(accounting.get_epsilon_gaussian(1 / sqrt(whole), delta))
+        with np.errstate(all="ignore"):  # next to no noise: the library's logarithms reach −∞
+            return float(accounting.get_epsilon_gaussian(1 / sqrt(whole), delta))
+    if min(event.noise_multiplier for event in events) < MIN_NOISE:
+        return inf
     from dp_accounting.pld import PLDAccountant
 
     accountant = PLDAccountant(value_discretization_interval=GRID_STEP)
@@ -92,7 +94,7 @@ def _concentrated(events: Sequence[Event], delta: float) -> float:
     rho = sum(event.count / (2 * event.noise_multiplier**2) for event in events)
     bound = concentrated_epsilon(rho, delta)
     sampled = [event for event in events if isinstance(event, GaussianEvent) and event.sampling < 1.0]
-    if not sampled or any(event.error for event in sampled):
+    if not sampled or any(event.error or event.noise_multiplier < MIN_NOISE for event in sampled):
         return bound
     accounting = _library()
     from dp_accounting.rdp import RdpAccountant

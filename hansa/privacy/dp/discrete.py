@@ -64,5 +64,4 @@ def conditional_rounding(values: NDArray[np.floating], bound: float, source: Sou
 
 
 def _norm(values: NDArray[np.floating] | NDArray[np.int64]) -> float:
-    flat = values.astype(np.float64, copy=False).ravel()
-    return float(sqrt(flat @ flat))
+    return sqrt(float(np.square(values, dtype=np.float64).sum()))

@@ -75,6 +75,10 @@ class UnitMechanism:
         count = rounds * self.settings.steps
         return GaussianEvent(self.multiplier, count, self.settings.sampling, grid_error(self.multiplier))
 
+    def expected(self, samples: int) -> int:
+        """How many of a silo's samples are used in a round, on average."""
+        return round(self.settings.sampling * self.settings.steps * samples)
+
     def source(self, *purpose: str | int) -> Source:
         """Where a round's sampling and noise come from; ``purpose``: the seed, then what it is for."""
         seed, *rest = purpose

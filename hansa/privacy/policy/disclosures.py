@@ -13,6 +13,7 @@ from hansa.config.tree import families, federated_vocabulary, is_tree, masked_fa
 from hansa.core.method import Exchange, Method
 from hansa.privacy.dp.accounting import price
 from hansa.privacy.dp.prices import update_mechanisms, update_prices
+from hansa.privacy.dp.units import UnitMechanism
 from hansa.tasks.base import TASKS, GenerationTask
 
 SEEDED = (
@@ -132,6 +133,9 @@ def _exchange(exchange: Exchange, rounds: int) -> Iterator[str]:
 def _noise(federation: Federation) -> Iterator[str]:
     for name, spent in update_prices(federation, federation.rounds).items():
         yield f"The updates of '{name}' are clipped and noise is added before they leave: {spent.line}."
+    inside = [name for name, one in update_mechanisms(federation).items() if isinstance(one, UnitMechanism)]
+    if inside:
+        yield f"The training loss of {', '.join(inside)} does not leave."
     seeded = [name for name, mechanism in update_mechanisms(federation).items() if mechanism.seeded]
     if seeded:
         yield f"The noise of {', '.join(seeded)} {SEEDED}"

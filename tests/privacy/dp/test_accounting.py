@@ -117,3 +117,11 @@ def test_where_delta_has_no_room_the_bound_is_that_of_concentrated_privacy() -> 
     assert found == concentrated_epsilon(3 / (2 * 0.07**2), 1e-5)
     assert epsilon(0.07, 3, 1e-5) < found < 1.05 * epsilon(0.07, 3, 1e-5)
     assert composed([GaussianEvent(1.0, 1, error=1.0), ZCdpEvent(0.0, 5)], 1e-5) == concentrated_epsilon(0.5, 1e-5)
+
+
+@pytest.mark.parametrize("noise", [1e-9, 1e-3, 0.1])
+def test_next_to_no_noise_has_a_price_too(noise: Any) -> None:
+    for sampling in (1.0, 0.1):
+        for error in (0.0, grid_error(noise)):
+            found = composed([GaussianEvent(noise, 3, sampling, error), GaussianEvent(1.0, 1)], 1e-5)
+            assert 1 / noise**2 < found < inf

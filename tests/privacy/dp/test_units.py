@@ -35,7 +35,7 @@ FIELD = {"unit": "patient", "field": "patient_id"}
 
 
 def mechanism(**settings: Any) -> UnitMechanism:
-    return UnitMechanism(Privacy(**FIELD, **settings))
+    return UnitMechanism(Privacy.model_validate(FIELD | settings))
 
 
 def patients(federation: Build, tmp_path: Path, rows: int = 40, **privacy: Any) -> Federation:
@@ -215,6 +215,7 @@ def test_a_run_repeats_if_it_is_seeded_and_states_its_unit(federation: Build, tm
     lines = " ".join(disclosures(settings))
     assert "protected unit: all data of a patient (field 'patient_id')" in lines
     assert "computing time and scores" in lines
+    assert "The training loss of north does not leave." in lines
 
 
 # ── refusals ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -234,6 +235,13 @@ def test_a_run_repeats_if_it_is_seeded_and_states_its_unit(federation: Build, tm
 def test_settings_that_make_no_sense_are_refused(settings: Any, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         parse({"task": "mlm", "silos": {"a": {"train": "a.jsonl", "privacy": settings}}})
+
+
+@pytest.mark.parametrize("settings", [{"noise_multiplier": 2.0}, {**FIELD, "steps": 4}])
+def test_settings_survive_the_way_to_a_silo(settings: Any) -> None:
+    """On the wire every field is named, defaults included."""
+    given = Privacy.model_validate(settings)
+    assert Privacy.model_validate_json(given.model_dump_json()) == given
 
 
 @pytest.mark.parametrize("method", ["moon", "fedprox", "fedavg"])
