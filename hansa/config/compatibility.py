@@ -7,7 +7,7 @@ Each refusal says what was asked for, why it cannot be, and what to do. They rea
 
 from hansa.config.federation import Federation
 from hansa.config.nodes import Node, walk
-from hansa.config.tree import is_tree, masked_families, mixtures, protected
+from hansa.config.tree import Family, is_tree, masked_families, mixtures, protected
 from hansa.core.errors import ConfigError
 from hansa.core.method import Method
 from hansa.core.participation import cohort_size
@@ -150,6 +150,23 @@ def _secure_aggregation(federation: Federation, method: Method) -> None:
                 f"secure_aggregation.max_share is {settings.max_share:g}, and {family.cohort} silos take part in a "
                 f"round{where}, so that their weights cannot sum to one: set it to {1 / family.cohort:.3g} or more"
             )
+        _same_work(family)
+
+
+def _same_work(family: Family) -> None:
+    """Refuse settings of single children: they could leave one update in the sum.
+
+    A huge proximal term, a tiny clipping norm or a server rate near 0 for all others gives updates of zero.
+    """
+    first, *rest = family.children.items()
+    for name, child in rest:
+        for setting in ("method", "privacy", "server"):
+            if getattr(child, setting) != getattr(first[1], setting):
+                raise ConfigError(
+                    f"'secure_aggregation' hides an update among others of the same kind, and '{first[0]}' and "
+                    f"'{name}' have a different '{setting}': give all silos of a sum the same, or leave "
+                    "'secure_aggregation' out"
+                )
 
 
 def _masked_hierarchy(federation: Federation, method: Method) -> None:

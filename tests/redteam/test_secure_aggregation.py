@@ -21,6 +21,7 @@ from hansa.config import compatibility
 from hansa.config.federation import Federation
 from hansa.config.file import parse
 from hansa.config.method import build_method
+from hansa.config.nodes import Node
 from hansa.config.sections import SecureAggregation
 from hansa.config.tree import holders
 from hansa.core.errors import ConfigError, RunFailed
@@ -334,6 +335,37 @@ def test_others_are_scaled_to_nothing(
     found = members.round(settings, "attacked")
     assert found is not None
     assert known(Tensors(found.layout, len(SIZES) * found.flat), truth)
+
+
+SINGLED_OUT: dict[str, dict[str, Any]] = {
+    "privacy": {"privacy": {"clip": 1e-9, "noise_multiplier": 1e-9, "secret": True}},
+    "method": {"method": {"name": "fedprox", "mu": 4.9}},  # at this learning rate each step undoes those before it
+}
+
+
+@pytest.mark.parametrize("setting", SINGLED_OUT)
+def test_settings_of_all_others_that_empty_their_updates(
+    federation: Build, silos: Callable[..., Silos], monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    plain = federated(federation, aggregate=UNIFORM)
+    nodes = {
+        name: Node.model_validate(node.model_dump() | SINGLED_OUT[setting]) if name in OTHERS else node
+        for name, node in plain.silos.items()
+    }
+    settings = plain.model_copy(update={"silos": nodes})
+    with pytest.raises(ConfigError, match=f"have a different '{setting}'"):
+        build_method(settings)
+    monkeypatch.setattr(compatibility, "_same_work", lambda family: None)
+    members = silos(settings)
+    found, truth = members.round(settings, "attacked"), members.truth(settings)
+    assert found is not None
+    recovered = Tensors(found.layout, len(SIZES) * found.flat)
+    if setting == "privacy":
+        assert known(recovered, truth)
+    else:  # a proximal term shortens the others' updates
+        rest = recovered.flat - truth.flat
+        honest = sum(members.truth(plain, name).flat for name in OTHERS)
+        assert rest.norm() < 0.7 * honest.norm()
 
 
 GUARDED: dict[str, Any] = {
