@@ -26,6 +26,7 @@ from hansa.core.seeds import derive
 from hansa.core.tensors import Layout, Tensors
 from hansa.models import build, tokenizer
 from hansa.models.adapt import adapt
+from hansa.privacy.dp.distributed import DistributedMechanism, distributed_mechanism
 from hansa.privacy.dp.updates import UpdateMechanism
 from hansa.privacy.secure_aggregation.announcement import AnnouncementSigner
 from hansa.tasks.base import TASKS, Task, Vocabulary
@@ -70,6 +71,11 @@ class Runtime:
     def private(self) -> dict[str, UpdateMechanism]:
         """Silo → the mechanism on its updates, for silos with differential privacy."""
         return {name: UpdateMechanism(settings) for name, settings in protected(self.federation).items()}
+
+    @cached_property
+    def distributed(self) -> DistributedMechanism | None:
+        """The mechanism on the sum of the updates; None if the federation file asks for none."""
+        return distributed_mechanism(self.federation)
 
     @cached_property
     def repeats(self) -> dict[str, int]:

@@ -47,6 +47,7 @@ from hansa.core.tensors import NOTHING, Tensors, is_finite
 from hansa.data.rows import Problems
 from hansa.data.splits import rows
 from hansa.models.tokenizer import count_pieces
+from hansa.privacy.dp.distributed import SiloNoise
 from hansa.privacy.dp.updates import UpdateNorm
 from hansa.privacy.secure_aggregation.client import MaskingClient
 from hansa.privacy.secure_aggregation.protocol import Refused
@@ -325,10 +326,19 @@ class Silo:
             return Failure("its update has values that are not finite (NaN or Inf)")
         try:
             weighting = self.resident.runtime.method.weighting
-            masked, clipped = self._masking.mask(request, sent, weighting, settings.bound)
+            masked, clipped = self._masking.mask(request, sent, weighting, settings.bound, self._noise_share())
         except Refused as why:
             return Failure(f"it refuses: {why}")
         return replace(update, gradient=masked, masked=MaskedPart(clipped))
+
+    def _noise_share(self) -> SiloNoise | None:
+        """The silo's share of the noise of the sum; raises `Refused` where others could subtract it."""
+        runtime = self.resident.runtime
+        if runtime.distributed is None:
+            return None
+        if runtime.distributed.seeded and runtime.signer is not None:
+            raise Refused("the noise would be drawn from the seed (secure_aggregation.noise.seeded), which others know")
+        return SiloNoise(runtime.distributed, runtime.federation.seed, self.name)
 
     # ── evaluation ────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -10,8 +10,10 @@ from hansa.config.nodes import Node
 from hansa.config.sections import MIN_MASKED_COHORT
 from hansa.config.tree import is_tree, protected
 from hansa.core.errors import ConfigError
+from hansa.core.messages import Update
 from hansa.core.method import Method
 from hansa.core.participation import cohort_size
+from hansa.core.tensors import NOTHING
 
 PROTOCOLS = {"participation": "hansa/core/participation.py", "upload": "hansa/core/compression.py"}
 DECLARATIONS = {
@@ -107,6 +109,7 @@ def refuse_node(name: str, own: Method, method: Method) -> None:
 
 def _secure_aggregation(federation: Federation, method: Method) -> None:
     """Masks add up whole updates, with weights that are known before training."""
+    settings = federation.secure_aggregation
     if not method.aggregator.linear:
         raise ConfigError(
             f"'secure_aggregation' hides each update in the sum, but the aggregation of '{method.name}' must see each "
@@ -131,11 +134,43 @@ def _secure_aggregation(federation: Federation, method: Method) -> None:
         raise ConfigError(
             "'secure_aggregation' works in a flat federation: the silos must stand directly below 'silos'"
         )
+    if settings is not None and settings.noise is not None:
+        _distributed_noise(federation, method)
     fewest = cohort_size(federation.participation, len(federation.silos))
     if fewest < MIN_MASKED_COHORT:
         raise ConfigError(
             f"'secure_aggregation' needs a cohort of at least {MIN_MASKED_COHORT} silos to hide in, and {fewest} take "
             "part in a round: raise participation.count or .share, or leave 'secure_aggregation' out"
+        )
+
+
+def _distributed_noise(federation: Federation, method: Method) -> None:
+    """Noise in shares covers a plain sum of clipped updates, and nothing else that silos send."""
+    weights = {method.weighting.weight(Update(NOTHING, samples, 0, 0, 0.0, 0.0)) for samples in (1, 1000)}
+    if len(weights) > 1:
+        raise ConfigError(
+            f"'secure_aggregation.noise' bounds what one silo adds to the sum, and the weights of '{method.name}' "
+            "follow from sample counts: set aggregate: {weights: uniform}"
+        )
+    if is_tree(federation):
+        raise ConfigError(
+            "'secure_aggregation.noise' works in a flat federation: the silos must stand directly below 'silos'"
+        )
+    if method.exchange is not None and method.exchange.release is None:
+        raise ConfigError(
+            f"'secure_aggregation.noise' covers the sum of the updates, not what method '{method.name}' has silos "
+            "share with one another: use another method, or leave the noise out"
+        )
+    private = sorted(protected(federation))
+    if private:
+        raise ConfigError(
+            f"silo '{private[0]}' has 'privacy' and the federation has 'secure_aggregation.noise': both add noise to "
+            "the same update; leave one of the two out"
+        )
+    if federation.personal is not None and federation.personal.nearby:
+        raise ConfigError(
+            "personal.nearby compares the updates of the silos' own models, and 'secure_aggregation.noise' does not "
+            "cover them: leave one of the two out"
         )
 
 

@@ -11,6 +11,19 @@ MIN_MASKED_COHORT = 3  # with two silos, each could compute the other's update f
 MAX_LOSS_TEMPERATURE = 50.0  # of a softmax over losses: beyond it a single silo would count
 
 
+class DistributedNoise(Section):
+    """Differential privacy of the sum: every silo adds a share of the noise before its update is masked."""
+
+    multiplier: Positive = Field(
+        default=1.0, description="Standard deviation of the noise in the sum over the clipping norm, σ."
+    )
+    clip: Positive = Field(default=1.0, description="Clipping norm C of an update.")
+    delta: float = Field(default=1e-5, gt=0.0, lt=1.0, description="The δ at which ε is stated.")
+    seeded: bool = Field(
+        default=False, description="Draw the noise from the seed, so that a simulation repeats; not for real use."
+    )
+
+
 class SecureAggregation(Section):
     """Secure aggregation: the server learns only the sum of the silos' updates."""
 
@@ -20,6 +33,14 @@ class SecureAggregation(Section):
     bound: Positive = Field(
         default=1.0, description="Each value of an update is clipped to ±bound before it is masked."
     )
+    noise: DistributedNoise | None = Field(
+        default=None, description="Differential privacy of the sum: noise in shares; `true`: with defaults."
+    )
+
+    @field_validator("noise", mode="before")
+    @classmethod
+    def _switch(cls, value: Any) -> Any:
+        return {} if value is True else None if value is False else value
 
 
 class Privacy(Section):

@@ -21,6 +21,18 @@ class GaussianEvent:
     sampling: float = 1.0
 
 
+@dataclass(frozen=True)
+class ConcentratedEvent:
+    """``count`` releases that are each ``rho``-concentrated differentially private (zCDP, Bun and Steinke, 2016).
+
+    ``noise_multiplier``: standard deviation of the noise over the sensitivity, for reports.
+    """
+
+    rho: float
+    count: int
+    noise_multiplier: float
+
+
 class Mechanism(Protocol):
     """What protects a release. Each mechanism adds a method that applies it to the values it protects."""
 
@@ -40,5 +52,5 @@ class Mechanism(Protocol):
     def not_covered(self) -> str:
         """What leaves beside the protected values and is outside of ε, in words."""
 
-    def event(self, rounds: int) -> GaussianEvent:
+    def event(self, rounds: int) -> GaussianEvent | ConcentratedEvent:
         """What a unit that took part in every one of ``rounds`` rounds has to be accounted for."""

@@ -115,7 +115,7 @@ class _Builder:
             rounds,
             tree,
             sizes=lambda: runtime.sizes,
-            masking=None if settings is None else lambda: MaskingServer(settings),
+            masking=None if settings is None else lambda: MaskingServer(settings, runtime.distributed),
         )
 
     def child(self, name: NodeId) -> Child:

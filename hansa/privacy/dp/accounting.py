@@ -10,7 +10,7 @@ from math import inf, sqrt
 from typing import Any
 
 from hansa.core.errors import ConfigError
-from hansa.core.mechanism import Mechanism
+from hansa.core.mechanism import ConcentratedEvent, Mechanism
 
 GRID_STEP = 1e-3  # of the privacy loss: rounds ε up, never down; ten times finer changes ε by less than 0.01
 
@@ -43,6 +43,21 @@ def epsilon(noise_multiplier: float, releases: int, delta: float, sampling: floa
     return float(accountant.get_epsilon(delta))
 
 
+def concentrated_epsilon(rho: float, releases: int, delta: float) -> float:
+    """Return ε at ``delta`` after ``releases`` releases, each ``rho``-concentrated differentially private.
+
+    Raises `ConfigError` if dp-accounting is not installed.
+    """
+    if releases <= 0:
+        return 0.0
+    accounting = _library()
+    from dp_accounting.rdp import RdpAccountant
+
+    accountant = RdpAccountant()
+    accountant.compose(accounting.ZCDpEvent(rho), releases)
+    return float(accountant.get_epsilon(delta))
+
+
 @dataclass(frozen=True)
 class Spent:
     """The price of a mechanism after some rounds."""
@@ -70,7 +85,10 @@ def price(mechanism: Mechanism, rounds: int) -> Spent:
     Raises `ConfigError` if dp-accounting is not installed.
     """
     event, delta = mechanism.event(rounds), mechanism.delta
-    cost = epsilon(event.noise_multiplier, event.count, delta, event.sampling)
+    if isinstance(event, ConcentratedEvent):
+        cost = concentrated_epsilon(event.rho, event.count, delta)
+    else:
+        cost = epsilon(event.noise_multiplier, event.count, delta, event.sampling)
     return Spent(cost, delta, event.noise_multiplier, event.count, mechanism.unit, mechanism.not_covered)
 
 

@@ -7,13 +7,18 @@ from hansa.config.federation import Federation
 from hansa.config.method import build_method
 from hansa.config.nodes import repeats
 from hansa.config.tree import protected
+from hansa.core.mechanism import Mechanism
 from hansa.privacy.dp.accounting import Spent, price
+from hansa.privacy.dp.distributed import distributed_mechanism
 from hansa.privacy.dp.updates import UpdateMechanism
 
 
-def update_mechanisms(federation: Federation) -> dict[str, UpdateMechanism]:
-    """Silo → the mechanism on its updates, for the silos with differential privacy."""
-    return {name: UpdateMechanism(settings) for name, settings in protected(federation).items()}
+def update_mechanisms(federation: Federation) -> dict[str, Mechanism]:
+    """Silo → the mechanism on its updates or on their sum, for the silos with differential privacy."""
+    found: dict[str, Mechanism] = {}
+    if (distributed := distributed_mechanism(federation)) is not None:
+        found |= dict.fromkeys(federation.silos, distributed)
+    return found | {name: UpdateMechanism(settings) for name, settings in protected(federation).items()}
 
 
 def update_prices(federation: Federation, rounds: int) -> dict[str, Spent]:

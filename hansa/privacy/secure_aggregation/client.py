@@ -8,9 +8,11 @@ import json
 import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from hansa.core.messages import (
     AdvertisedKeys,
@@ -80,6 +82,13 @@ class RoundProgress:
         os.replace(draft, file)
 
 
+class NoiseShare(Protocol):
+    """Differential privacy of the sum, as the silo's side of secure aggregation sees it."""
+
+    def encode(self, update: NDArray[np.float32], round: int, smallest: int, /) -> protocol.Words:
+        """The update with the silo's share of the noise; ``smallest``: the fewest silos that can be in the sum."""
+
+
 @dataclass(frozen=True)
 class MaskingClient:
     """A silo's side of secure aggregation.
@@ -112,10 +121,18 @@ class MaskingClient:
         except Refused as why:
             return Failure(f"it refuses: {why}")
 
-    def mask(self, request: Train, update: Tensors, weighting: Weighting, bound: float) -> tuple[Tensors, int]:
+    def mask(
+        self,
+        request: Train,
+        update: Tensors,
+        weighting: Weighting,
+        bound: float,
+        noise: NoiseShare | None = None,
+    ) -> tuple[Tensors, int]:
         """Return the update under the silo's masks, and how many of its values were clipped to the bound.
 
-        Raises `Refused` if the request does not match what the silo agreed to before.
+        ``noise``: clips the update as a whole and adds the silo's share of the noise, instead. Raises `Refused` if the
+        request does not match what the silo agreed to before.
         """
         progress, roster = self._recall(request.round), request.masking.roster if request.masking is not None else {}
         shared_with = progress.roster or {}
@@ -124,8 +141,15 @@ class MaskingClient:
             raise Refused("the roster of the request is not the one that this silo shared its secrets with")
         if self.signer is not None and progress.masked_with is not None:
             raise Refused("it has sent its update of this round, and sends no other under the same masks")
-        weight = roster_weights(shared_with, weighting)[self.name]
-        values, clipped = protocol.to_fixed(update.flat.numpy(), weight, bound)
+        if noise is None:
+            weight = roster_weights(shared_with, weighting)[self.name]
+            values, clipped = protocol.to_fixed(update.flat.numpy(), weight, bound)
+        else:
+            # How many values were clipped is not said: the noise does not cover it.
+            try:
+                values, clipped = noise.encode(update.flat.numpy(), request.round, progress.threshold + 1), 0
+            except ValueError as error:
+                raise Refused(str(error)) from None
         masked = protocol.mask(self.name, progress.secrets, keys, values, progress.label)
         replace(progress, masked_with=roster).save(self.file)
         return Tensors(update.layout, torch.from_numpy(masked.view(np.float32))), clipped

@@ -35,6 +35,8 @@ from hansa.core.messages import (
 from hansa.core.participation import Assignment
 from hansa.core.round import Round, RoundPart
 from hansa.core.tensors import Layout, Tensors
+from hansa.privacy.dp.distributed import DistributedMechanism
+from hansa.privacy.dp.rotation import Rotation
 from hansa.privacy.secure_aggregation import protocol
 from hansa.privacy.secure_aggregation.announcement import (
     Announcement,
@@ -48,9 +50,10 @@ from hansa.privacy.secure_aggregation.protocol import Refused, Words
 
 @dataclass
 class MaskingServer(RoundPart):
-    """One round of secure aggregation, as the server sees it."""
+    """One round of secure aggregation, as the server sees it; ``noise``: what the silos add to their updates."""
 
     settings: SecureAggregation
+    noise: DistributedMechanism | None = None
     threshold: int = 0
     announced: dict[NodeId, tuple[str, ...]] = field(default_factory=dict)  # silo → its announcement
     sealed: dict[NodeId, dict[NodeId, str]] = field(default_factory=dict)  # silo → its encrypted shares for the others
@@ -102,6 +105,9 @@ class MaskingServer(RoundPart):
             reasons = "; ".join(f"{node}: {reason}" for node, reason in record.failures.items())
             record.failed = f"round {record.round}: the sum cannot be unmasked, because {why} ({reasons})"
             return Tensors.zeros(layout)
+        if self.noise is not None:
+            rotation = Rotation(layout.size, self._round.server.settings.seed, self._round.number)
+            return Tensors(layout, torch.from_numpy(self.noise.decode(plain, len(answered), rotation)))
         weight = sum(self.weights[node] for node in answered)
         return Tensors(layout, torch.from_numpy(protocol.from_fixed(plain, weight, self.settings.bound)))
 
