@@ -10,14 +10,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from hansa.core.messages import Scores
+from hansa.core.messages import PART, Scores
 from hansa.core.seeds import stream
 from hansa.data.batching import batches
 from hansa.data.examples import Examples
 from hansa.tasks.base import GenerationTask, Task, Vocabulary
 
 PARTS = 4  # of the test set, for the spread that the report shows
-PART = "|"
 
 
 def evaluate(

@@ -28,7 +28,6 @@ from hansa.core.messages import (
     DescribeData,
     Evaluate,
     Failure,
-    MaskedPart,
     NodeId,
     Personalise,
     Reply,
@@ -41,6 +40,7 @@ from hansa.core.messages import (
     Update,
     VocabularyCounts,
 )
+from hansa.core.method import weighs_equally
 from hansa.core.schedules import schedule_factor
 from hansa.core.seeds import stream, torch_seeded
 from hansa.core.tensors import NOTHING, Tensors, is_finite
@@ -51,7 +51,8 @@ from hansa.privacy.dp.distributed import SiloNoise
 from hansa.privacy.dp.updates import UpdateNorm
 from hansa.privacy.secure_aggregation.client import MaskingClient
 from hansa.privacy.secure_aggregation.protocol import Refused
-from hansa.tasks.base import LabelledTask, texts_of
+from hansa.privacy.secure_aggregation.scores import flatten
+from hansa.tasks.base import LabelledTask, NamedSums, texts_of
 
 MAX_LABELS = 50  # so many different labels are plausible, however few rows there are
 REFERENCE_ROUNDS = 1_000_000  # reference updates use batches of rounds that never come
@@ -90,7 +91,7 @@ class Silo:
                 self._held = None  # only now: what fails is tried once more
                 return reply
             case AdvertiseKeys() | ShareSecrets() | RevealShares():
-                return self._masking.answer(request)
+                return replace(self._masking, scores=request.scores).answer(request)
             case Evaluate():
                 return self._evaluate(request)
             case Personalise():
@@ -304,6 +305,9 @@ class Silo:
     def _masking(self) -> MaskingClient:
         resident, runtime = self.resident, self.resident.runtime
         samples = len(resident.examples("train"))
+        settings = runtime.federation.secure_aggregation
+        if settings is not None and settings.metrics and weighs_equally(runtime.method.weighting):
+            samples = 1  # the number of samples changes nothing, so it is not said
         return MaskingClient(self.name, runtime.federation.name, resident.home, samples, runtime.signer)
 
     def _refused(self, request: Train) -> Failure | None:
@@ -326,10 +330,14 @@ class Silo:
             return Failure("its update has values that are not finite (NaN or Inf)")
         try:
             weighting = self.resident.runtime.method.weighting
-            masked, clipped = self._masking.mask(request, sent, weighting, settings.bound, self._noise_share())
+            numbers = [update.loss, update.seen, update.steps, update.seconds] if settings.metrics else []
+            noise = self._noise_share()
+            masked, part = self._masking.mask(request, sent, weighting, settings.bound, noise, numbers)
         except Refused as why:
             return Failure(f"it refuses: {why}")
-        return replace(update, gradient=masked, masked=MaskedPart(clipped))
+        if settings.metrics:
+            update = replace(update, samples=self._masking.samples, loss=0.0, seen=0, steps=0, seconds=0.0)
+        return replace(update, gradient=masked, masked=part)
 
     def _noise_share(self) -> SiloNoise | None:
         """The silo's share of the noise of the sum; raises `Refused` where others could subtract it."""
@@ -342,7 +350,26 @@ class Silo:
 
     # ── evaluation ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _evaluate(self, request: Evaluate) -> Scores:
+    def _evaluate(self, request: Evaluate) -> Reply:
+        settings = self.resident.runtime.federation.secure_aggregation
+        if settings is not None and settings.metrics:
+            return self._masked_scores(request)
+        return self._scores(request)
+
+    def _masked_scores(self, request: Evaluate) -> Reply:
+        """Where the federation file says so, no scores leave without a mask."""
+        runtime, client = self.resident.runtime, replace(self._masking, scores=request.masked_as)
+        if request.masking is None:
+            return Failure("it refuses: its scores leave under masks, and the request asks for them without")
+        names = cast(NamedSums, runtime.task).sum_names(runtime.vocabulary.labels, request.decode)
+        try:
+            client.check_scores(request)
+            sums = flatten(self._scores(request), names, request.parts)
+            return Scores({}, client.mask_scores(request, sums))
+        except (Refused, ValueError) as why:
+            return Failure(f"it refuses: {why}")
+
+    def _scores(self, request: Evaluate) -> Scores:
         resident = self.resident
         if not request.by_node:
             resident.load(request.round + 1, request.model)

@@ -10,10 +10,9 @@ from hansa.config.nodes import Node
 from hansa.config.sections import MIN_MASKED_COHORT
 from hansa.config.tree import is_tree, protected
 from hansa.core.errors import ConfigError
-from hansa.core.messages import Update
-from hansa.core.method import Method
+from hansa.core.method import Method, weighs_equally
 from hansa.core.participation import cohort_size
-from hansa.core.tensors import NOTHING
+from hansa.tasks.base import TASKS, NamedSums
 
 PROTOCOLS = {"participation": "hansa/core/participation.py", "upload": "hansa/core/compression.py"}
 DECLARATIONS = {
@@ -136,6 +135,8 @@ def _secure_aggregation(federation: Federation, method: Method) -> None:
         )
     if settings is not None and settings.noise is not None:
         _distributed_noise(federation, method)
+    if settings is not None and settings.metrics:
+        _masked_metrics(federation)
     fewest = cohort_size(federation.participation, len(federation.silos))
     if fewest < MIN_MASKED_COHORT:
         raise ConfigError(
@@ -146,8 +147,7 @@ def _secure_aggregation(federation: Federation, method: Method) -> None:
 
 def _distributed_noise(federation: Federation, method: Method) -> None:
     """Noise in shares covers a plain sum of clipped updates, and nothing else that silos send."""
-    weights = {method.weighting.weight(Update(NOTHING, samples, 0, 0, 0.0, 0.0)) for samples in (1, 1000)}
-    if len(weights) > 1:
+    if not weighs_equally(method.weighting):
         raise ConfigError(
             f"'secure_aggregation.noise' bounds what one silo adds to the sum, and the weights of '{method.name}' "
             "follow from sample counts: set aggregate: {weights: uniform}"
@@ -171,6 +171,24 @@ def _distributed_noise(federation: Federation, method: Method) -> None:
         raise ConfigError(
             "personal.nearby compares the updates of the silos' own models, and 'secure_aggregation.noise' does not "
             "cover them: leave one of the two out"
+        )
+
+
+def _masked_metrics(federation: Federation) -> None:
+    """Scores under masks are sums over the silos of one flat federation, of quantities that the task names."""
+    if is_tree(federation):
+        raise ConfigError(
+            "'secure_aggregation.metrics' works in a flat federation: the silos must stand directly below 'silos'"
+        )
+    if federation.personal is not None:
+        raise ConfigError(
+            "'secure_aggregation.metrics' hides each silo's scores in a sum, and 'personal' reports them silo by silo: "
+            "leave one of the two out"
+        )
+    if not isinstance(TASKS.build(federation.task), NamedSums):
+        raise ConfigError(
+            f"'secure_aggregation.metrics' needs a task that names its sums before it sees data, and task "
+            f"'{federation.task.name}' has no method 'sum_names': add it, or leave 'metrics' out"
         )
 
 

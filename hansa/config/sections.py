@@ -36,6 +36,9 @@ class SecureAggregation(Section):
     noise: DistributedNoise | None = Field(
         default=None, description="Differential privacy of the sum: noise in shares; `true`: with defaults."
     )
+    metrics: bool = Field(
+        default=False, description="Training losses, counts and scores also leave under masks: only sums are known."
+    )
 
     @field_validator("noise", mode="before")
     @classmethod

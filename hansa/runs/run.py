@@ -34,6 +34,7 @@ from hansa.runs.directory import RunDirectory
 from hansa.runs.evaluation import Evaluator
 from hansa.runs.export import Exporter
 from hansa.runs.ledger import OWN, Ledger
+from hansa.runs.masked_evaluation import masked_evaluation
 from hansa.runs.personalisation import personal_models
 from hansa.runs.start import begin, describe
 from hansa.runs.topology import build_topology
@@ -129,7 +130,8 @@ class Run:
         self.ledger, self.callbacks = ledger, callbacks
         self.host = SiloHost(Runtime(federation, directory.path))
         self.root = build_topology(self.host, link, cards)
-        self.evaluator = Evaluator(federation, self.root, self.host.runtime.task, cards, ledger, callbacks)
+        masked = masked_evaluation(self.host.runtime, self.root)
+        self.evaluator = Evaluator(federation, self.root, self.host.runtime.task, cards, ledger, callbacks, masked)
         self.exporter = Exporter(self.host, directory, cards, ledger, link.remote)
 
     def go(self) -> Outcome:

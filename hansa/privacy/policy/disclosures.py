@@ -74,7 +74,12 @@ def _in_rounds(federation: Federation, method: Method) -> Iterator[str]:
     if federation.secure_aggregation is not None:
         yield (
             "The updates are masked (secure aggregation): the server learns only their sum. Between organisations, the "
-            "silos verify one another's signatures (docs/privacy.md). Sample counts, losses and scores are not masked."
+            "silos verify one another's signatures (docs/privacy.md). "
+            + (
+                "Losses, step counts and scores are masked too: only their sums over the silos are known."
+                if federation.secure_aggregation.metrics
+                else "Sample counts, losses and scores are not masked."
+            )
         )
     yield from _noise(federation)
     if method.hierarchy is not None and method.hierarchy.forwards_layers:

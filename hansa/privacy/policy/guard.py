@@ -60,6 +60,7 @@ RELEASE_KINDS: Mapping[type, Mapping[str, Kind]] = {
         "encoded": "tensors",
         "movement": "metrics",
         "masked.clipped": "tensors",
+        "masked.metrics": "metrics",
         "below.failures": "metrics",
         "below.sent": "metrics",
         "below.received": "metrics",
@@ -79,7 +80,7 @@ RELEASE_KINDS: Mapping[type, Mapping[str, Kind]] = {
     SecretShares: {"sealed": "tensors"},
     RevealedShares: {"shares": "tensors"},
     Knowledge: dict.fromkeys(("tensors", "members", "lengths", "withheld"), "knowledge"),
-    Scores: {"sums": "metrics"},
+    Scores: {"sums": "metrics", "masked": "metrics"},
     PersonalScores: {
         "gradient": "tensors",
         "sums": "personal",
@@ -109,9 +110,9 @@ def requested_items(request: object) -> list[ReleaseItem] | None:
             trains = request.model.layout.names or held or request.shared_state is not None
             return [*([ReleaseItem("tensors")] if trains else []), ReleaseItem("samples"), ReleaseItem("metrics")]
         case AdvertiseKeys():
-            return [ReleaseItem("tensors"), ReleaseItem("samples")]
+            return [ReleaseItem("metrics" if request.scores else "tensors"), ReleaseItem("samples")]
         case ShareSecrets() | RevealShares():
-            return [ReleaseItem("tensors")]
+            return [ReleaseItem("metrics" if request.scores else "tensors")]
         case Evaluate():
             return [ReleaseItem("metrics")]
         case Personalise():
@@ -233,7 +234,7 @@ def roster_of(request: Request) -> Mapping[str, tuple[str, ...]]:
     """The silos whose updates would be summed under masks; empty where no masks are asked for."""
     if isinstance(request, ShareSecrets):
         return request.roster
-    return request.masking.roster if isinstance(request, Train) and request.masking is not None else {}
+    return request.masking.roster if isinstance(request, Train | Evaluate) and request.masking is not None else {}
 
 
 def purpose_of_request(purpose: Purpose, request: Request, masked: bool) -> Purpose:

@@ -13,7 +13,7 @@ from hashlib import sha256
 from typing import Any, Protocol
 
 from hansa.core.errors import printable
-from hansa.core.messages import AdvertisedKeys, NodeId, Update
+from hansa.core.messages import AdvertisedKeys, Evaluate, NodeId, Update
 from hansa.core.method import Weighting
 from hansa.core.tensors import NOTHING, Tensors
 from hansa.privacy.secure_aggregation.protocol import Keys, Refused
@@ -91,6 +91,12 @@ def roster_weights(roster: Roster, weighting: Weighting) -> dict[NodeId, float]:
     weights = {name: weighting.weight(Update(NOTHING, one.samples, 0, 0, 0.0, 0.0)) for name, one in announced}
     total = sum(weights.values())
     return {name: weight / total for name, weight in weights.items()}
+
+
+def evaluation_digest(request: Evaluate) -> str:
+    """SHA-256 of what an evaluation asks for, its model included: silos with another question are not summed."""
+    asked = [model_digest(request.model), request.split, request.share, request.parts, request.decode]
+    return sha256(json.dumps(asked).encode()).hexdigest()
 
 
 def model_digest(model: Tensors) -> str:

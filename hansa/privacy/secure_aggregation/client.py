@@ -6,6 +6,7 @@ restarted in between. It reveals the shares that it holds once: for one list of 
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -17,7 +18,9 @@ from numpy.typing import NDArray
 from hansa.core.messages import (
     AdvertisedKeys,
     AdvertiseKeys,
+    Evaluate,
     Failure,
+    MaskedPart,
     NodeId,
     Reply,
     RevealedShares,
@@ -27,21 +30,24 @@ from hansa.core.messages import (
     Train,
 )
 from hansa.core.method import Weighting
-from hansa.core.tensors import Tensors
+from hansa.core.tensors import Layout, Tensors
 from hansa.privacy.secure_aggregation import protocol
 from hansa.privacy.secure_aggregation.announcement import (
     SECRETS_FILE,
     Announcement,
     AnnouncementSigner,
     Roster,
+    evaluation_digest,
     mask_label,
     model_digest,
     read_roster,
     roster_keys,
     roster_weights,
 )
+from hansa.privacy.secure_aggregation.numbers import to_words
 from hansa.privacy.secure_aggregation.protocol import Refused, Secrets
 
+EVALUATIONS = ("", "valid", "test", "valid-in-parts", "test-in-parts")  # `Evaluate.masked_as`; empty: updates
 PLAIN = ("schedule", "capacity", "reference", "subtree", "shared_state")  # what a masked `Train` must not have
 
 
@@ -89,6 +95,11 @@ class NoiseShare(Protocol):
         """The update with the silo's share of the noise; ``smallest``: the fewest silos that can be in the sum."""
 
 
+def _as_tensors(words: protocol.Words) -> Tensors:
+    """Masked words as a message carries them."""
+    return Tensors(Layout(("words",), ((len(words),),)), torch.from_numpy(words.view(np.float32)))
+
+
 @dataclass(frozen=True)
 class MaskingClient:
     """A silo's side of secure aggregation.
@@ -102,11 +113,14 @@ class MaskingClient:
     home: Path
     samples: int
     signer: AnnouncementSigner | None = None
+    scores: str = ""  # of which evaluation the sum is; empty: of updates
 
     @property
     def file(self) -> Path:
-        """The file with the silo's progress of the newest round."""
-        return self.home / SECRETS_FILE
+        """The file with the silo's progress of the newest round; raises `Refused` for an evaluation of other data."""
+        if self.scores not in EVALUATIONS:
+            raise Refused("it is asked for a masked sum of data that are not for evaluation")
+        return self.home / (SECRETS_FILE if not self.scores else f"secure_aggregation-{self.scores}.json")
 
     def answer(self, request: AdvertiseKeys | ShareSecrets | RevealShares) -> Reply:
         """The reply to a request of the protocol; a `Failure` with the reason where the silo refuses."""
@@ -128,31 +142,56 @@ class MaskingClient:
         weighting: Weighting,
         bound: float,
         noise: NoiseShare | None = None,
-    ) -> tuple[Tensors, int]:
-        """Return the update under the silo's masks, and how many of its values were clipped to the bound.
+        metrics: Sequence[float] = (),
+    ) -> tuple[Tensors, MaskedPart]:
+        """Return the update under the silo's masks, and what is said beside it.
 
-        ``noise``: clips the update as a whole and adds the silo's share of the noise, instead. Raises `Refused` if the
-        request does not match what the silo agreed to before.
+        Its values are clipped to the bound; ``noise``: clips it as a whole and adds the silo's share of the noise,
+        instead; ``metrics``: numbers that are masked with it. Raises `Refused` if the request does not match what the
+        silo agreed to before, or if a number cannot be masked.
         """
-        progress, roster = self._recall(request.round), request.masking.roster if request.masking is not None else {}
-        shared_with = progress.roster or {}
-        keys, known = roster_keys(roster), roster_keys(shared_with)
+        roster = request.masking.roster if request.masking is not None else {}
+        progress = self._agreed(request.round, roster)
+        try:
+            if noise is None:
+                weight = roster_weights(progress.roster or {}, weighting)[self.name]
+                values, clipped = protocol.to_fixed(update.flat.numpy(), weight, bound)
+            else:
+                # How many values were clipped is not said: the noise does not cover it.
+                values, clipped = noise.encode(update.flat.numpy(), request.round, progress.threshold + 1), 0
+            extra = to_words(metrics)
+        except ValueError as error:
+            raise Refused(str(error)) from None
+        masked = self._cover(progress, roster, np.concatenate([values, extra]) if len(extra) else values)
+        cut = len(values)
+        numbers = _as_tensors(masked[cut:]) if len(extra) else None
+        return Tensors(update.layout, torch.from_numpy(masked[:cut].view(np.float32))), MaskedPart(clipped, numbers)
+
+    def mask_scores(self, request: Evaluate, sums: Sequence[float]) -> Tensors:
+        """Return sums of scores under the silo's masks; raises `Refused` as `mask` does."""
+        roster = request.masking.roster if request.masking is not None else {}
+        progress = self._agreed(request.round, roster)
+        try:
+            words = to_words(sums)
+        except ValueError as error:
+            raise Refused(str(error)) from None
+        return _as_tensors(self._cover(progress, roster, words))
+
+    def _agreed(self, round: int, roster: Roster) -> RoundProgress:
+        """The silo's progress of a round; raises `Refused` unless it shared its secrets with those on the roster."""
+        progress = self._recall(round)
+        keys, known = roster_keys(roster), roster_keys(progress.roster or {})
         if not keys.items() <= known.items() or len(keys) <= progress.threshold or self.name not in keys:
             raise Refused("the roster of the request is not the one that this silo shared its secrets with")
         if self.signer is not None and progress.masked_with is not None:
             raise Refused("it has sent its update of this round, and sends no other under the same masks")
-        if noise is None:
-            weight = roster_weights(shared_with, weighting)[self.name]
-            values, clipped = protocol.to_fixed(update.flat.numpy(), weight, bound)
-        else:
-            # How many values were clipped is not said: the noise does not cover it.
-            try:
-                values, clipped = noise.encode(update.flat.numpy(), request.round, progress.threshold + 1), 0
-            except ValueError as error:
-                raise Refused(str(error)) from None
-        masked = protocol.mask(self.name, progress.secrets, keys, values, progress.label)
+        return progress
+
+    def _cover(self, progress: RoundProgress, roster: Roster, values: protocol.Words) -> protocol.Words:
+        """Add the masks; the silo remembers, before anything leaves, with whom it was masked."""
+        masked = protocol.mask(self.name, progress.secrets, roster_keys(roster), values, progress.label)
         replace(progress, masked_with=roster).save(self.file)
-        return Tensors(update.layout, torch.from_numpy(masked.view(np.float32))), clipped
+        return masked
 
     def check(self, request: Train) -> None:
         """Before training: raise `Refused` unless the request is the round that all silos on the roster agreed to."""
@@ -164,6 +203,13 @@ class MaskingClient:
         extra = next((name for name in PLAIN if getattr(request, name)), None)
         if extra is not None:
             raise Refused(f"under masks every silo does the same plain round, and the request has '{extra}'")
+
+    def check_scores(self, request: Evaluate) -> None:
+        """Before an evaluation: raise `Refused` unless it is what all silos on the roster were announced."""
+        if self.signer is None:
+            return
+        if evaluation_digest(request) != self._recall(request.round).model or request.own or request.by_node:
+            raise Refused("the evaluation is not the one that was announced to the silos")
 
     def _advertise(self, request: AdvertiseKeys) -> AdvertisedKeys:
         progress = RoundProgress.load(self.file) if self.signer is not None else None
