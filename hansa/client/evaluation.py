@@ -11,13 +11,11 @@ import torch
 from torch import nn
 
 from hansa.core.knowledge import Indices
-from hansa.core.messages import Scores
+from hansa.core.messages import PART, Scores
 from hansa.core.seeds import stream
 from hansa.data.batching import batches
 from hansa.data.examples import Examples
 from hansa.tasks.base import GenerationTask, Task, Vocabulary
-
-PART = "|"
 
 
 def evaluate(

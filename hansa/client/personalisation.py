@@ -25,14 +25,14 @@ from statistics import fmean, stdev
 import torch
 from torch import Tensor
 
-from hansa.client.evaluation import PART, whole
+from hansa.client.evaluation import whole
 from hansa.client.resident import ResidentSilo
 from hansa.client.training import MicroBatches, Optimizer, train
 from hansa.config.sections import Personal as Settings
 from hansa.config.sections import Training
 from hansa.core.device import CPU
 from hansa.core.learner import Learner, Work
-from hansa.core.messages import PARTS, Failure, Personalise, PersonalScores, Scores
+from hansa.core.messages import PART, PARTS, Failure, Personalise, PersonalScores, Scores
 from hansa.core.schedules import schedule_factor
 from hansa.core.seeds import torch_seeded
 from hansa.core.tensors import Layout, Tensors, is_finite

@@ -27,9 +27,9 @@ from hansa.core.seeds import derive
 from hansa.core.tensors import Layout, Tensors
 from hansa.models import build, tokenizer
 from hansa.models.adapt import adapt
-from hansa.privacy.dp.prices import update_mechanisms
+from hansa.privacy.dp.distributed import DistributedMechanism, distributed_mechanism
+from hansa.privacy.dp.prices import UpdateNoise, update_mechanisms
 from hansa.privacy.dp.units import UnitMechanism
-from hansa.privacy.dp.updates import UpdateMechanism
 from hansa.privacy.secure_aggregation.announcement import AnnouncementSigner
 from hansa.privacy.secure_aggregation.limits import MaskingLimits
 from hansa.tasks.base import TASKS, LabelledTask, Task, Vocabulary
@@ -78,9 +78,14 @@ class Runtime:
         return self.method if node is None else build_method(self.federation, node)
 
     @cached_property
-    def private(self) -> dict[str, UpdateMechanism | UnitMechanism]:
-        """Silo → the mechanism on its updates, for silos with differential privacy."""
+    def private(self) -> dict[str, UpdateNoise]:
+        """Silo → the mechanism on its updates, or on the sum of all updates, for silos with differential privacy."""
         return update_mechanisms(self.federation)
+
+    @cached_property
+    def distributed(self) -> DistributedMechanism | None:
+        """The mechanism on the sum of the updates; None if the federation file asks for none."""
+        return distributed_mechanism(self.federation)
 
     def unit_field(self, name: str) -> str:
         """The field that names the patient or document of a silo's row, where that is what privacy protects."""

@@ -3,15 +3,16 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil, inf, isfinite
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from hansa.client.adaptive_sampling import SampleFactor, next_factor
 from hansa.client.evaluation import scored
-from hansa.client.masking import mask_update, masking_client
+from hansa.client.masking import mask_scores, mask_update, masking_client, noise_share
 from hansa.client.personalisation import overall, personalise
 from hansa.client.private_training import train_private
 from hansa.client.release_log import log_knowledge, log_update
@@ -52,8 +53,9 @@ from hansa.data.examples import content_digest
 from hansa.privacy.dp.units import UnitMechanism
 from hansa.privacy.dp.updates import UpdateMechanism, UpdateNorm
 from hansa.privacy.policy.guard import Behind
-from hansa.privacy.secure_aggregation.client import MaskingClient
+from hansa.privacy.secure_aggregation.client import EVALUATIONS, MaskingClient
 from hansa.privacy.secure_aggregation.protocol import Refused
+from hansa.tasks.base import NamedSums
 
 log = logging.getLogger("hansa.silo")
 REFERENCE_ROUNDS = 1_000_000  # reference updates use batches of rounds that never come
@@ -92,7 +94,7 @@ class Silo:
                 self._held = None  # only now: what fails is tried once more
                 return reply
             case AdvertiseKeys() | ShareSecrets() | RevealShares():
-                return self._masking.answer(request)
+                return self._masking(request.scores).answer(request)
             case Evaluate():
                 return self._evaluate(request)
             case Personalise():
@@ -301,18 +303,18 @@ class Silo:
         node = runtime.nodes.get(self.name)
         return runtime.federation.secure_aggregation is not None and node is not None and not node.silos
 
-    @property
-    def _masking(self) -> MaskingClient:
+    def _masking(self, scores: str = "") -> MaskingClient:
         resident = self.resident
-        data = content_digest(resident.holder.sources, "train")
-        return masking_client(resident.runtime, self.name, resident.home, len(resident.examples("train")), data)
+        split = scores.split("-")[0] if scores in EVALUATIONS else "train"
+        data, samples = content_digest(resident.holder.sources, split), len(resident.examples("train"))
+        return masking_client(resident.runtime, self.name, resident.home, samples, data, scores)
 
     def _refused(self, request: Train) -> Failure | None:
         """Under secure aggregation, why it does not work on this request at all."""
         if not self._masks:
             return None
         try:
-            self._masking.check(request)
+            self._masking().check(request)
         except Refused as why:
             return Failure(f"it refuses: {why}")
         return None
@@ -325,11 +327,20 @@ class Silo:
         settings, hierarchy = runtime.federation.secure_aggregation, runtime.method.hierarchy
         assert settings is not None
         keys = runtime.keys if hierarchy is not None and hierarchy.keys_travel else None
-        return mask_update(self._masking, request, replace(update, gradient=sent), settings.bound, keys)
+        noise = partial(noise_share, runtime, self.name)
+        return mask_update(self._masking(), request, replace(update, gradient=sent), settings, keys, noise)
 
     # ── evaluation ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _evaluate(self, request: Evaluate) -> Scores:
+    def _evaluate(self, request: Evaluate) -> Reply:
+        runtime = self.resident.runtime
+        settings = runtime.federation.secure_aggregation
+        if settings is None or not settings.metrics:
+            return self._scores(request)
+        names = cast(NamedSums, runtime.task).sum_names(runtime.vocabulary.labels, request.decode)
+        return mask_scores(self._masking(request.masked_as), request, names, self._scores)
+
+    def _scores(self, request: Evaluate) -> Scores:
         resident = self.resident
         if not request.by_node:
             resident.load(request.round + 1, request.model)

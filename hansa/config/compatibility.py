@@ -6,6 +6,7 @@ Each refusal says what was asked for, why it cannot be, and what to do. They rea
 """
 
 from hansa.config.federation import Federation
+from hansa.config.masked_sums import check_metrics, check_noise
 from hansa.config.nodes import Node, walk
 from hansa.config.tree import Family, is_tree, masked_families, mixtures, protected
 from hansa.core.errors import ConfigError
@@ -137,6 +138,10 @@ def _secure_aggregation(federation: Federation, method: Method) -> None:
         _masked_hierarchy(federation, method)
     settings = federation.secure_aggregation
     assert settings is not None
+    if settings.noise is not None:
+        check_noise(federation, method)
+    if settings.metrics:
+        check_metrics(federation)
     for family in masked_families(federation).values():
         where = f" below '{family.name}'" if family.name else ""
         if family.cohort < settings.min_cohort:

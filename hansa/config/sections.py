@@ -12,6 +12,19 @@ MAX_MASKED_SHARE = 0.4  # of one silo's weight in a masked sum: below 1/2, three
 MAX_LOSS_TEMPERATURE = 50.0  # of a softmax over losses: beyond it a single silo would count
 
 
+class DistributedNoise(Section):
+    """Differential privacy of the sum: every silo adds a share of the noise before its update is masked."""
+
+    multiplier: Positive = Field(
+        default=1.0, description="Standard deviation of the noise in the sum over the clipping norm, σ."
+    )
+    clip: Positive = Field(default=1.0, description="Clipping norm C of an update.")
+    delta: float = Field(default=1e-5, gt=0.0, lt=1.0, description="The δ at which ε is stated.")
+    seeded: bool = Field(
+        default=False, description="Draw the noise from the seed, so that a simulation repeats; not for real use."
+    )
+
+
 class SecureAggregation(Section):
     """Secure aggregation: the server learns only the sum of the silos' updates."""
 
@@ -30,6 +43,17 @@ class SecureAggregation(Section):
     min_cohort: int = Field(
         default=MIN_MASKED_COHORT, ge=MIN_MASKED_COHORT, description="Smallest number of silos in a sum."
     )
+    noise: DistributedNoise | None = Field(
+        default=None, description="Differential privacy of the sum: noise in shares; `true`: with defaults."
+    )
+    metrics: bool = Field(
+        default=False, description="Training losses, counts and scores also leave under masks: only sums are known."
+    )
+
+    @field_validator("noise", mode="before")
+    @classmethod
+    def _switch(cls, value: Any) -> Any:
+        return {} if value is True else None if value is False else value
 
 
 class Privacy(Section):

@@ -103,7 +103,7 @@ class KnowledgePart:
 
 @dataclass(frozen=True)
 class MaskingPart:
-    """Of `Train`, under secure aggregation: the silos whose masks cancel, with what each announced."""
+    """Of `Train` and `Evaluate`, under secure aggregation: the silos whose masks cancel, with what each announced."""
 
     roster: dict[NodeId, tuple[str, ...]]
 
@@ -152,10 +152,12 @@ class Train:
 class MaskedPart:
     """Of `Update`: the gradient is fixed-point numbers under masks.
 
-    ``clipped``: how many values exceeded the fixed-point bound and were clipped.
+    ``clipped``: how many values exceeded the fixed-point bound and were clipped; ``metrics``: the loss, the counts and
+    the seconds of the update under masks, which are then zero in the update itself.
     """
 
     clipped: int = 0
+    metrics: Tensors | None = None
 
 
 @dataclass(frozen=True)
@@ -205,6 +207,7 @@ class AdvertiseKeys:
 
     round: int
     model: str = ""
+    scores: str = ""  # of which evaluation the sum is (`Evaluate.masked_as`); empty: of the round's updates
 
 
 @dataclass(frozen=True)
@@ -229,6 +232,7 @@ class ShareSecrets:
     round: int
     roster: dict[NodeId, tuple[str, ...]]
     threshold: int
+    scores: str = ""  # as in `AdvertiseKeys`
 
 
 @dataclass(frozen=True)
@@ -245,6 +249,7 @@ class RevealShares:
     round: int
     sealed: dict[NodeId, str]
     answered: tuple[NodeId, ...]
+    scores: str = ""  # as in `AdvertiseKeys`
 
 
 @dataclass(frozen=True)
@@ -255,6 +260,9 @@ class RevealedShares:
 
 
 # ── evaluation and personalisation ────────────────────────────────────────────────────────────────────────────────
+
+
+PART = "|"  # between the name of a group and the number of its part
 
 
 @dataclass(frozen=True)
@@ -269,6 +277,12 @@ class Evaluate:
     decode: bool = False  # also generate texts and compare them, where the task can
     own: bool = False  # score the silo's own model: this one, with the silo's values where it keeps its own
     by_node: bool = False  # on a tree: every node scores its own model (this one, unless it is empty), under its name
+    masking: MaskingPart | None = None  # return the sums under masks: the server learns their total over silos alone
+
+    @property
+    def masked_as(self) -> str:
+        """The name of this evaluation's masked sum: a round has one of each name."""
+        return f"{self.split}-in-parts" if self.parts > 1 else self.split
 
 
 @dataclass(frozen=True)
@@ -276,6 +290,7 @@ class Scores:
     """The reply to `Evaluate`: sums that add up over batches, silos and regions, as ``sums[group][quantity]``."""
 
     sums: dict[str, dict[str, float]]
+    masked: Tensors | None = None  # the sums over all groups, under masks; then ``sums`` is empty
 
     def __add__(self, other: "Scores") -> "Scores":
         merged = {group: dict(values) for group, values in self.sums.items()}

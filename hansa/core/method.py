@@ -24,7 +24,7 @@ from hansa.core.mechanism import Mechanism
 from hansa.core.messages import Knowledge, NodeId, Update
 from hansa.core.participation import ParticipationRule
 from hansa.core.registry import Registry
-from hansa.core.tensors import Layout, Tensors
+from hansa.core.tensors import NOTHING, Layout, Tensors
 
 TaskLoss = Callable[[], Tensor]
 Layers = Mapping[str, Tensor]  # key layers: `block.3` → all of its values, flat
@@ -133,6 +133,12 @@ class Weighting(Protocol):
 
     def weight(self, update: Update) -> float:
         """The weight of an update; its tensors must not be read."""
+
+
+def weighs_equally(weighting: Weighting) -> bool:
+    """Whether every update has the same weight, whatever the number of samples behind it."""
+    given = {weighting.weight(Update(NOTHING, samples, 0, 0, 0.0, 0.0)) for samples in (1, 1000)}
+    return weighting.known_before_training and len(given) == 1
 
 
 class Aggregator(Protocol):

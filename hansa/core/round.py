@@ -62,6 +62,16 @@ class Turn:
     end: float | None = None
 
 
+@dataclass(frozen=True)
+class RoundTotals:
+    """Sums over the silos of a round whose own figures are under masks."""
+
+    loss: float
+    seen: int
+    steps: int
+    seconds: float
+
+
 @dataclass
 class Record:
     """What happened in a round."""
@@ -79,6 +89,7 @@ class Record:
     attention: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)  # on a tree: see `LayersPart`
     refused: dict[NodeId, str] = field(default_factory=dict)  # what was left out of a round that counts, and why
     exchange: ExchangeOutcome = field(default_factory=ExchangeOutcome)
+    hidden: RoundTotals | None = None  # what is known of losses and counts where updates do not state their own
 
     def count_bytes(self, answer: Answer) -> None:
         """Add what an answer took."""
@@ -91,8 +102,19 @@ class Record:
         return summed(here, *(getattr(update.below, way) for update in self.updates.values() if update.below))
 
     @property
+    def totals(self) -> RoundTotals:
+        """Losses, counts and seconds summed over the updates."""
+        if self.hidden is not None:
+            return self.hidden
+        updates = self.updates.values()
+        sums = (sum(getattr(u, name) for u in updates) for name in ("loss", "seen", "steps", "seconds"))
+        return RoundTotals(*sums)
+
+    @property
     def loss(self) -> float:
-        """The mean training loss, weighted by samples."""
+        """The mean training loss: weighted by samples, or over silos where each silo's own is under masks."""
+        if self.hidden is not None:
+            return self.hidden.loss / max(1, len(self.updates))
         samples = sum(u.samples for u in self.updates.values())
         return sum(u.loss * u.samples for u in self.updates.values()) / max(1, samples)
 

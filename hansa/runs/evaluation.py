@@ -13,6 +13,7 @@ from hansa.core.participation import deadline_of
 from hansa.core.state import ServerState
 from hansa.runs.callbacks import RunCallbacks
 from hansa.runs.ledger import OWN, Ledger
+from hansa.runs.masked_evaluation import MaskedEvaluation
 from hansa.tasks.base import GenerationTask, Task
 
 
@@ -26,6 +27,7 @@ class Evaluator:
     cards: Mapping[NodeId, DataCard]
     ledger: Ledger
     callbacks: RunCallbacks
+    masked: MaskedEvaluation | None = None  # where silos send their scores under masks
 
     def evaluate(self, state: ServerState) -> float:
         """Score the model everywhere; return the seconds that it took.
@@ -47,7 +49,10 @@ class Evaluator:
         task, last = self.task, state.round == self.federation.rounds
         parts, decode = PARTS if final else 1, self._decodes(state.round, split)
         request = Evaluate(state.round, state.model, split, share, parts, decode=decode)
-        scores = self._ask(self.root.evaluation_asks(request, lambda: state.model), state.round)
+        if self.masked is not None:
+            scores = self._ask_masked(self.masked, request)
+        else:
+            scores = self._ask(self.root.evaluation_asks(request, lambda: state.model), state.round)
         if final:
             self.ledger.fact("deviations", deviations(task, scores))
             if isinstance(task, GenerationTask):
@@ -93,6 +98,17 @@ class Evaluator:
             # Silos may train without releasing scores: the run goes on without them.
             self.callbacks.say(f"round {round}: no silo released scores ({reasons})")
         return total
+
+    def _ask_masked(self, masked: MaskedEvaluation, request: Evaluate) -> Scores:
+        """The sums over the silos; empty, with the reason in the ledger, if they cannot be unmasked or are wrong."""
+        scores, failures = masked.ask(request)
+        for node, reason in failures.items():
+            self.ledger.event(request.round, node, "not evaluated", reason)
+        if not self._sensible(scores):
+            said = "the sum of the scores is not one of this task: a silo sent wrong numbers"
+            self.ledger.event(request.round, self.root.name, "not evaluated", said)
+            return Scores({})
+        return scores
 
     def _sensible(self, scores: Scores) -> bool:
         """Whether metrics can be computed from them."""

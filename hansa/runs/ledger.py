@@ -81,18 +81,18 @@ class Ledger:
 
     def round(self, record: Record, seconds: Mapping[str, float], workers: int) -> None:
         """Note a round; ``seconds``: by phase."""
-        updates = record.updates.values()
+        updates, totals = record.updates.values(), record.totals
         row = {
             "round": record.round,
             "at": time(),
             "loss": record.loss,
-            "seen": sum(u.seen for u in updates),
-            "steps": sum(u.steps for u in updates),
+            "seen": totals.seen,
+            "steps": totals.steps,
             "cohort": len(record.cohort),
             "lost": len(record.failures),
             "seconds": sum(seconds.values()),
             "work_seconds": seconds.get("work", 0.0),
-            "step_seconds": sum(u.seconds for u in updates) / workers,
+            "step_seconds": totals.seconds / workers,
             "move_seconds": seconds.get("move", 0.0),
             "trade_seconds": seconds.get("exchange", 0.0),
             "evaluate_seconds": seconds.get("evaluate", 0.0),
@@ -110,7 +110,7 @@ class Ledger:
                     sent,
                     received,
                     update.seen if update else 0,
-                    update.loss if update else None,
+                    update.loss if update and record.hidden is None else None,
                     record.exchange.down.get(node, 0),
                     record.exchange.up.get(node, 0),
                 )

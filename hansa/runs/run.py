@@ -35,6 +35,7 @@ from hansa.runs.directory import RunDirectory
 from hansa.runs.evaluation import Evaluator
 from hansa.runs.export import Exporter
 from hansa.runs.ledger import OWN, Ledger
+from hansa.runs.masked_evaluation import masked_evaluation
 from hansa.runs.personalisation import personal_models
 from hansa.runs.remains import note_withdrawal
 from hansa.runs.start import begin, describe
@@ -136,7 +137,8 @@ class Run:
         federation, cards = self.federation, self.cards
         self.host = SiloHost(Runtime(federation, self.directory.path))
         self.root = build_topology(self.host, self.link, cards)
-        self.evaluator = Evaluator(federation, self.root, self.host.runtime.task, cards, self.ledger, self.callbacks)
+        task, masked = self.host.runtime.task, masked_evaluation(self.host.runtime, self.root)
+        self.evaluator = Evaluator(federation, self.root, task, cards, self.ledger, self.callbacks, masked)
         self.exporter = Exporter(self.host, self.directory, cards, self.ledger, self.link.remote)
 
     def go(self) -> Outcome:

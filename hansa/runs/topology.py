@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -117,7 +118,7 @@ class _Builder:
             return answer
         travel = method.hierarchy is not None and method.hierarchy.keys_travel
         client = masking_client(runtime, name, runtime.folder / "silos" / name, samples, "")
-        return MaskedRegion(answer, client, settings.bound, runtime.keys if travel else None).answer
+        return MaskedRegion(answer, client, settings, runtime.keys if travel else None).answer
 
     def node(self, server: Server, rounds: int, mixture: bool) -> InnerNode:
         """An inner node; with a model of its own where the method gives every node one."""
@@ -131,7 +132,8 @@ class _Builder:
         name = server.name if server.name in runtime.nodes else ""
         if settings is None or name not in masked_families(runtime.federation):
             return InnerNode(server, rounds, tree, sizes=lambda: runtime.sizes)
-        return InnerNode(server, rounds, tree, sizes=lambda: runtime.sizes, masking=lambda: MaskingServer(settings))
+        masking = partial(MaskingServer, settings, runtime.distributed)
+        return InnerNode(server, rounds, tree, sizes=lambda: runtime.sizes, masking=masking)
 
     def child(self, name: NodeId) -> Child:
         """What the parent of a node with data knows of it."""

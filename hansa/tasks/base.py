@@ -226,6 +226,14 @@ class GenerationTask(Protocol):
         """The version and parameters of the metrics, as their library reports them."""
 
 
+@runtime_checkable
+class NamedSums(Protocol):
+    """A task that names its statistics before it sees data, so that silos can add them up under masks."""
+
+    def sum_names(self, labels: tuple[str, ...], decode: bool) -> tuple[str, ...]:
+        """Every key that `score` may return for a model with these classes; ``decode``: and those of `compare`."""
+
+
 def pad(
     examples: Examples, indices: NDArray[np.int64], filler: int, values: NDArray[np.int32] | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -305,6 +313,9 @@ def token_metrics(sums: Mapping[str, float]) -> dict[str, float]:
         return {}
     loss = sums["nll"] / tokens
     return {"perplexity": exp(min(loss, 700.0)), "accuracy": sums["correct"] / tokens, "loss": loss}
+
+
+TOKEN_SUMS = ("nll", "tokens", "correct")  # the keys of `token_scores`
 
 
 def f1_averages(sums: Mapping[str, float], hit: str = "hit") -> dict[str, float]:

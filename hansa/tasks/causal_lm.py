@@ -19,7 +19,18 @@ from hansa.core.settings import Section
 from hansa.data.examples import Encoded, Examples
 from hansa.data.rows import Row
 from hansa.data.source import Source
-from hansa.tasks.base import TASKS, Task, Vocabulary, as_tensors, logits_at, pad, token_metrics, token_scores, windows
+from hansa.tasks.base import (
+    TASKS,
+    TOKEN_SUMS,
+    Task,
+    Vocabulary,
+    as_tensors,
+    logits_at,
+    pad,
+    token_metrics,
+    token_scores,
+    windows,
+)
 
 
 @dataclass(frozen=True)
@@ -56,6 +67,10 @@ class CausalLM:
     def score(self, model: nn.Module, batch: Batch) -> dict[str, float]:
         """See `Task.score`."""
         return token_scores(logits_at(model, batch), batch.targets) | {"bytes": float(batch.bytes)}
+
+    def sum_names(self, labels: tuple[str, ...], decode: bool) -> tuple[str, ...]:
+        """See `NamedSums.sum_names`."""
+        return (*TOKEN_SUMS, "bytes")
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """See `Task.metrics`."""

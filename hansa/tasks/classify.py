@@ -135,6 +135,10 @@ class Classify:
             sums[f"true:{name}"] = float(true.sum())
         return sums
 
+    def sum_names(self, labels: tuple[str, ...], decode: bool) -> tuple[str, ...]:
+        """See `NamedSums.sum_names`."""
+        return ("nll", "samples", "correct", *(f"{what}:{x}" for x in labels for what in ("hit", "guessed", "true")))
+
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """See `Task.metrics`."""
         samples = sums.get("samples", 0.0)

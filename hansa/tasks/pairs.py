@@ -101,6 +101,10 @@ class Pairs:
         """See `Task.score`."""
         return self.single.score(model, batch)
 
+    def sum_names(self, labels: tuple[str, ...], decode: bool) -> tuple[str, ...]:
+        """See `NamedSums.sum_names`."""
+        return self.single.sum_names(labels, decode)
+
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """See `Task.metrics`."""
         return self.single.metrics(sums)

@@ -119,6 +119,11 @@ class Tag:
             count(found[0], found[1], sums)
         return sums
 
+    def sum_names(self, labels: tuple[str, ...], decode: bool) -> tuple[str, ...]:
+        """See `NamedSums.sum_names`."""
+        kinds = dict.fromkeys(tag[2:] for tag in labels if tag != OUTSIDE)
+        return ("nll", "words", *(f"{what}:{x}" for x in kinds for what in ("hit", "guessed", "true", "overlap")))
+
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """See `Task.metrics`."""
         words = sums.get("words", 0.0)

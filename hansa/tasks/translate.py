@@ -28,7 +28,7 @@ from hansa.data.examples import Encoded, Examples, Unusable
 from hansa.data.rows import BAD_ANNOTATION, TOO_LONG, Row
 from hansa.data.source import Source
 from hansa.tasks import bleu
-from hansa.tasks.base import TASKS, Task, Vocabulary, as_tensors, logits_at, token_metrics, token_scores
+from hansa.tasks.base import TASKS, TOKEN_SUMS, Task, Vocabulary, as_tensors, logits_at, token_metrics, token_scores
 
 IGNORED = -100  # transformers' label of positions without a target
 
@@ -113,6 +113,10 @@ class Translate:
     def score(self, model: nn.Module, batch: Batch) -> dict[str, float]:
         """See `Task.score`."""
         return token_scores(logits_at(model, _with_decoder(model, batch)), batch.targets)
+
+    def sum_names(self, labels: tuple[str, ...], decode: bool) -> tuple[str, ...]:
+        """See `NamedSums.sum_names`."""
+        return TOKEN_SUMS + (bleu.names() if decode else ())
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """See `Task.metrics`."""

@@ -11,12 +11,18 @@ from hansa.config.nodes import leaves, repeats
 from hansa.config.tree import protected
 from hansa.core.mechanism import Event
 from hansa.privacy.dp.accounting import Spent, composed, price
+from hansa.privacy.dp.distributed import DistributedMechanism, distributed_mechanism
 from hansa.privacy.dp.units import UnitMechanism
 from hansa.privacy.dp.updates import UpdateMechanism
 
+UpdateNoise = UpdateMechanism | UnitMechanism | DistributedMechanism
 
-def update_mechanisms(federation: Federation) -> dict[str, UpdateMechanism | UnitMechanism]:
-    """Silo → the mechanism on its updates, for the silos with differential privacy."""
+
+def update_mechanisms(federation: Federation) -> dict[str, UpdateNoise]:
+    """Silo → the mechanism on its updates, or on the sum of all, for the silos with differential privacy."""
+    distributed = distributed_mechanism(federation)
+    if distributed is not None:  # the federation file has no other noise beside it
+        return dict.fromkeys(leaves(federation.silos), distributed)
     return {
         name: UpdateMechanism(settings) if settings.unit == "silo" else UnitMechanism(settings)
         for name, settings in protected(federation).items()

@@ -11,7 +11,8 @@ from hansa.config.federation import Federation
 from hansa.config.method import build_method
 from hansa.config.tree import families, federated_vocabulary, is_tree, masked_families, mixtures
 from hansa.core.method import Exchange, Method
-from hansa.privacy.dp.accounting import price
+from hansa.privacy.dp.accounting import composed, price
+from hansa.privacy.dp.distributed import DistributedMechanism, distributed_mechanism
 from hansa.privacy.dp.prices import update_mechanisms, update_prices
 from hansa.privacy.dp.units import UnitMechanism
 from hansa.tasks.base import TASKS, GenerationTask
@@ -97,7 +98,12 @@ def _masking(federation: Federation, method: Method) -> Iterator[str]:
         return
     yield (
         "The updates are masked (secure aggregation): the server learns only their sum. Between organisations, the "
-        "silos verify one another's signatures (docs/privacy.md). Sample counts, losses and scores are not masked."
+        "silos verify one another's signatures (docs/privacy.md). "
+        + (
+            "Losses, step counts and scores are masked too: only their sums over the silos are known."
+            if settings.metrics
+            else "Sample counts, losses and scores are not masked."
+        )
     )
     yield (
         f"A silo weighs at most {settings.max_share:.0%} of a sum; what it has beyond that goes to the others in "
@@ -131,6 +137,10 @@ def _exchange(exchange: Exchange, rounds: int) -> Iterator[str]:
 
 
 def _noise(federation: Federation) -> Iterator[str]:
+    distributed = distributed_mechanism(federation)
+    if distributed is not None:
+        yield from _distributed(distributed, federation.rounds)
+        return
     for name, spent in update_prices(federation, federation.rounds).items():
         yield f"The updates of '{name}' are clipped and noise is added before they leave: {spent.line}."
     inside = [name for name, one in update_mechanisms(federation).items() if isinstance(one, UnitMechanism)]
@@ -139,6 +149,28 @@ def _noise(federation: Federation) -> Iterator[str]:
     seeded = [name for name, mechanism in update_mechanisms(federation).items() if mechanism.seeded]
     if seeded:
         yield f"The noise of {', '.join(seeded)} {SEEDED}"
+
+
+def _distributed(mechanism: DistributedMechanism, rounds: int) -> Iterator[str]:
+    """Noise in shares: the price of the sums, what remains of it if silos collude, and what may go wrong."""
+    smallest, cohort = mechanism.smallest, mechanism.cohort
+    yield (
+        f"Every update is clipped to norm {mechanism.settings.clip:g} and gets a share of noise before it is masked; "
+        f"the sum of the fewest silos that can be unmasked ({smallest} of {cohort}) carries all of it: "
+        f"{price(mechanism, rounds).line}."
+    )
+    half = smallest // 2
+    less = composed([mechanism.event(rounds, half)], mechanism.delta)
+    yield (
+        f"If c silos give their share of the noise to the server, the noise in the sum shrinks by √(({smallest} − "
+        f"c)/{smallest}): ε = {less:,.3g} with c = {half}."
+    )
+    yield (
+        f"The probability that a round's sum wraps around, which spoils the round and not privacy, is at most "
+        f"{max(mechanism.wrap_probability(), 1e-99):.1g}."
+    )
+    if mechanism.seeded:
+        yield f"The noise {SEEDED}"
 
 
 def _personal(federation: Federation) -> Iterator[str]:

@@ -20,6 +20,7 @@ from hansa.core import wire
 from hansa.core.errors import HansaError, RunFailed
 from hansa.core.mechanism import Mechanism
 from hansa.core.messages import (
+    PART,
     Evaluate,
     Failure,
     Personalise,
@@ -130,7 +131,8 @@ class Guard:
         """Why a request is refused, empty if it is not, and figures for the audit log."""
         masked = bool(roster_of(request))
         items = requested_items(request)
-        if isinstance(request, Train) and items is not None and not self._keeps_losses:
+        hidden = self.purpose.secure_metrics and masked  # what is masked with the update cannot be left out of it
+        if isinstance(request, Train) and items is not None and not self._keeps_losses and not hidden:
             items = [item for item in items if item.kind != "metrics"]  # what no rule releases is left out of the reply
         refusal, _ = _judge(policy, purpose_of_request(self.purpose, request, masked), items, type(request).__name__)
         if refusal or self.checks is None:
@@ -166,6 +168,8 @@ class Guard:
         if isinstance(request, Personalise):
             few = {name: n for name, n in self.checks.behind(request).groups.items() if n < limits.min_samples}
             return "" if not few else _few(f"scores of {min(few)}", few[min(few)], limits.min_samples, "min_samples")
+        if isinstance(request, Evaluate) and request.masking is not None:
+            return self._too_few_masked(limits, request)
         if not isinstance(request, Train):
             return ""
         behind = self.checks.behind(request)
@@ -177,12 +181,22 @@ class Guard:
             return _few("an update", behind.patients, limits.min_update_patients, "min_update_patients", "patients")
         return ""
 
+    def _too_few_masked(self, limits: Limits, request: Evaluate) -> str:
+        """Why too few samples are behind scores under masks, which are summed over groups; none at all reveal none."""
+        assert self.checks is not None
+        parts: dict[str, int] = {}
+        for group, samples in self.checks.behind(request).groups.items():
+            part = group.rpartition(PART)[2] if request.parts > 1 else ""
+            parts[part] = parts.get(part, 0) + samples
+        few = min((samples for samples in parts.values() if samples), default=limits.min_samples)
+        return "" if few >= limits.min_samples else _few("masked scores", few, limits.min_samples, "min_samples")
+
     def _release(self, policy: Policy, request: Request, reply: Reply, entry: dict[str, Any]) -> Reply:
         """What of a reply leaves: all of it, less what the policy withholds, or a refusal."""
         masked = bool(roster_of(request)) and (not isinstance(reply, Update) or reply.masked is not None)
-        purpose = purpose_of_request(self.purpose, request, masked)
+        purpose = purpose_of_request(self.purpose, request, masked, reply)
         reply, withheld = self._without_metrics(policy, purpose, request, reply)
-        if isinstance(reply, Scores) and isinstance(request, Evaluate) and self.checks is not None:
+        if isinstance(reply, Scores) and isinstance(request, Evaluate) and self.checks is not None and reply.sums:
             reply, few = _without_small_groups(reply, self.checks.behind(request), policy.limits.min_samples)
             withheld += few
             if few and not reply.sums:
@@ -202,7 +216,7 @@ class Guard:
         """An update without losses and times, where no rule releases metrics; and what was left out."""
         if not isinstance(reply, Update) or self._keeps_losses or not isinstance(request, Train):
             return reply, []
-        if policy.judge(ReleaseItem("metrics"), purpose).allowed:
+        if policy.judge(ReleaseItem("metrics"), purpose).allowed or not _plain_metrics(request, reply):
             return reply, []
         plain = replace(reply, loss=0.0, seconds=0.0, movement=(), below=None)
         return plain, ["metrics"]
@@ -239,15 +253,29 @@ def roster_of(request: Request) -> Mapping[str, tuple[str, ...]]:
     """The silos whose updates would be summed under masks; empty where no masks are asked for."""
     if isinstance(request, ShareSecrets):
         return request.roster
-    return request.masking.roster if isinstance(request, Train) and request.masking is not None else {}
+    return request.masking.roster if isinstance(request, Train | Evaluate) and request.masking is not None else {}
 
 
-def purpose_of_request(purpose: Purpose, request: Request, masked: bool) -> Purpose:
-    """What the federation file promises, reduced to what this request keeps of it.
+def _plain_metrics(request: Request, reply: Reply | None) -> bool:
+    """Whether a reply has losses or scores without masks; before there is one, whether the request asks for such."""
+    match reply:
+        case Update():
+            hidden = reply.masked is not None and reply.masked.metrics is not None
+            return not hidden or any((reply.loss, reply.seen, reply.steps, reply.seconds))
+        case Scores():
+            return reply.masked is None or bool(reply.sums)
+        case _:
+            return isinstance(request, Train | Evaluate | Personalise) and not roster_of(request)
+
+
+def purpose_of_request(purpose: Purpose, request: Request, masked: bool, reply: Reply | None = None) -> Purpose:
+    """What the federation file promises, reduced to what this request, and the reply to it, keep of it.
 
     An update without masks is not aggregated securely; with masks, the roster shows how many updates are summed, and
-    after that the list of silos that answered.
+    after that the list of silos that answered. Losses and scores must be masked by themselves.
     """
+    if _plain_metrics(request, reply):
+        purpose = replace(purpose, secure_metrics=False)
     if isinstance(request, RevealShares):
         return replace(purpose, cohort=min(purpose.cohort, len(set(request.answered))))
     roster = roster_of(request)

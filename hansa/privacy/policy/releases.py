@@ -51,6 +51,7 @@ RELEASE_KINDS: Mapping[type, Mapping[str, Kind]] = {
         "encoded": "tensors",
         "movement": "metrics",
         "masked.clipped": "tensors",
+        "masked.metrics": "metrics",
         "below.failures": "metrics",
         "below.sent": "metrics",
         "below.received": "metrics",
@@ -60,7 +61,7 @@ RELEASE_KINDS: Mapping[type, Mapping[str, Kind]] = {
         "layers.keys": "layers",
         "shared_state": "tensors",
     },
-    # Keys and shares serve the sum of the updates and release nothing beyond it.
+    # Keys and shares serve the sum of the updates, or of scores, and release nothing beyond it.
     AdvertisedKeys: {
         "seal": "tensors",
         "mask": "tensors",
@@ -71,7 +72,7 @@ RELEASE_KINDS: Mapping[type, Mapping[str, Kind]] = {
     SecretShares: {"sealed": "tensors"},
     RevealedShares: {"shares": "tensors"},
     Knowledge: dict.fromkeys(("tensors", "members", "lengths", "withheld"), "knowledge"),
-    Scores: {"sums": "metrics"},
+    Scores: {"sums": "metrics", "masked": "metrics"},
     PersonalScores: {
         "gradient": "tensors",
         "sums": "personal",
@@ -100,9 +101,9 @@ def requested_items(request: object) -> list[ReleaseItem] | None:
             trains = request.model.layout.names or held or request.shared_state is not None
             return [*([ReleaseItem("tensors")] if trains else []), ReleaseItem("samples"), ReleaseItem("metrics")]
         case AdvertiseKeys():
-            return [ReleaseItem("tensors"), ReleaseItem("samples")]
+            return [ReleaseItem("metrics" if request.scores else "tensors"), ReleaseItem("samples")]
         case ShareSecrets() | RevealShares():
-            return [ReleaseItem("tensors")]
+            return [ReleaseItem("metrics" if request.scores else "tensors")]
         case Evaluate():
             return [ReleaseItem("metrics")]
         case Personalise():
@@ -117,9 +118,10 @@ def released_items(reply: Reply, request: Request, part_of: PartOf) -> list[Rele
     if kinds is None or any(name not in kinds for name in present):
         return None
     min_count = request.min_count if isinstance(request, CollectVocabulary) else 0
+    scores = isinstance(request, AdvertiseKeys | ShareSecrets | RevealShares) and bool(request.scores)
     found: dict[Kind, ReleaseItem] = {}
     for name, value in present.items():
-        kind = kinds[name]
+        kind: Kind = "metrics" if scores and kinds[name] == "tensors" else kinds[name]
         parts: frozenset[str] = frozenset()
         if kind == "tensors":
             try:

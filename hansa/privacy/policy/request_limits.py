@@ -21,8 +21,10 @@ from hansa.core.messages import (
     ShareSecrets,
     Train,
 )
+from hansa.privacy.secure_aggregation.client import EVALUATIONS as MASKED_EVALUATIONS
 
 EVALUATED = ("valid", "test")  # splits whose scores may leave
+NO_MASKED_SCORES = "the settings mask no scores (secure_aggregation.metrics)"
 
 
 class RequestLimits:
@@ -32,12 +34,16 @@ class RequestLimits:
         self._federation = federation
         self._repeats = repeats(federation.silos).get(node, 1)
         self._buffer = build_method(federation).participation.buffer or 1
+        masking = federation.secure_aggregation
+        self._masks_scores = masking is not None and masking.metrics
 
     def objection(self, request: Request) -> str:
         """Why the settings do not imply a request; empty if they do."""
         match request:
             case CollectVocabulary():
                 return self._vocabulary(request)
+            case AdvertiseKeys() | ShareSecrets() | RevealShares() if request.scores:
+                return self._masked_evaluation(request.round, request.scores)
             case Train() | ShareKnowledge() | AdvertiseKeys() | ShareSecrets() | RevealShares():
                 return self._round(request.round)
             case Evaluate():
@@ -68,17 +74,33 @@ class RequestLimits:
         return "" if 1 <= number <= most else f"it is for round {number}, and the settings have {most}"
 
     def _evaluation(self, request: Evaluate) -> str:
-        settings, rounds = self._federation.evaluate, self._federation.rounds
+        settings = self._federation.evaluate
         if request.split not in EVALUATED:
             return f"it asks for scores of the {request.split[:20]} data; only validation and test data are scored"
-        number, rest = divmod(request.round, self._repeats)
-        last = number == rounds
-        if rest or not 0 <= number <= rounds or (number % settings.every and not last):
-            return f"the settings score no model after round {request.round}"
+        if problem := self._scored(request.round):
+            return problem
+        if (request.masking is not None) != self._masks_scores:
+            return "the settings have scores leave under masks" if self._masks_scores else NO_MASKED_SCORES
+        last = request.round == self._federation.rounds * self._repeats
         if request.parts not in (1, PARTS) or (request.parts > 1 and (request.split, request.share) != ("test", 1.0)):
             return f"it asks for scores of {request.parts} parts, which the settings do not have"
         if request.share != settings.share and not (last and request.share == 1.0):
             return f"it asks for scores of a share of {request.share:g} of the data, and the settings have another"
+        return ""
+
+    def _masked_evaluation(self, round: int, scores: str) -> str:
+        if not self._masks_scores:
+            return NO_MASKED_SCORES
+        if scores not in MASKED_EVALUATIONS:
+            return f"it asks for a masked sum of '{scores[:20]}'; only scores of validation and test data are summed"
+        return self._scored(round)
+
+    def _scored(self, round: int) -> str:
+        """Why no model is scored after a round; empty if one is."""
+        rounds = self._federation.rounds
+        number, rest = divmod(round, self._repeats)
+        if rest or not 0 <= number <= rounds or (number % self._federation.evaluate.every and number != rounds):
+            return f"the settings score no model after round {round}"
         return ""
 
     def _personal(self, request: Personalise) -> str:

@@ -115,7 +115,9 @@ class Purpose:
         exchange = exchange_price(federation, federation.rounds)
         epsilon = None if update is None else max(update.epsilon, exchange.epsilon if exchange else 0.0)
         secure_aggregation = federation.secure_aggregation is not None and federation.kind == "federated"
-        return Purpose(federation.name, name, smallest, epsilon, secure_aggregation)
+        settings = federation.secure_aggregation
+        secure_metrics = secure_aggregation and settings is not None and settings.metrics
+        return Purpose(federation.name, name, smallest, epsilon, secure_aggregation, secure_metrics)
 
 
 def _siblings(silos: Mapping[str, Node], node: str, participation: Participation) -> tuple[int, Participation]:
@@ -239,7 +241,10 @@ def _unmet(require: Requirements, purpose: Purpose) -> str:
             "asks for an update without masks"
         )
     if require.secure_metrics and not purpose.secure_metrics:
-        return "requires losses and scores under secure aggregation, and the federation file leaves them unmasked"
+        return (
+            "requires losses and scores under secure aggregation, and the federation file has no "
+            "'secure_aggregation.metrics' or they would leave without masks"
+        )
     if purpose.cohort < require.cohort:
         return f"requires a cohort of {require.cohort}, and a round may consist of {purpose.cohort}"
     if require.epsilon is not None and purpose.epsilon is None:

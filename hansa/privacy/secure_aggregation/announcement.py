@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from hansa.config.sections import MAX_MASKED_SHARE
 from hansa.core.errors import printable
-from hansa.core.messages import AdvertisedKeys, NodeId, Update
+from hansa.core.messages import AdvertisedKeys, Evaluate, NodeId, Update
 from hansa.core.method import Weighting
 from hansa.core.tensors import NOTHING, Tensors
 from hansa.privacy.secure_aggregation.limits import capped
@@ -101,6 +101,20 @@ def roster_weights(roster: Roster, weighting: Weighting, cap: float = MAX_MASKED
     if not weights or not isfinite(sum(weights.values())) or min(weights.values()) < 0.0 or not any(weights.values()):
         raise Refused("the weights of the silos on the roster are no finite positive numbers; lower the temperature")
     return capped(weights, cap)
+
+
+def evaluation_digest(request: Evaluate) -> str:
+    """SHA-256 of what an evaluation asks for, its model included: silos with another question are not summed."""
+    asked = [model_digest(request.model), request.split, request.share, request.parts, request.decode]
+    return sha256(json.dumps(asked).encode()).hexdigest()
+
+
+def scores_digest(request: Evaluate) -> str:
+    """SHA-256 of what a silo's scores follow from, under which it remembers their sums.
+
+    Another share of the data, or parts of it, is no other question: the sums are almost the same.
+    """
+    return sha256(json.dumps(["scores", model_digest(request.model), request.split]).encode()).hexdigest()
 
 
 def model_digest(model: Tensors) -> str:

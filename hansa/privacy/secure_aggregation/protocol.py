@@ -41,6 +41,8 @@ Share = tuple[int, int]  # a point of the polynomial: x, y
 PRIME = 2**521 - 1  # the field of the shares: a Mersenne prime above any 32-byte secret
 FIXED_POINT_STEPS = 2**30  # from 0 to the bound
 SECRET_BYTES = 32
+CHUNK = 1 << 16  # numbers of a mask at a time
+ZEROS = memoryview(bytes(4 * CHUNK))
 
 
 class Refused(Exception):
@@ -65,9 +67,9 @@ def from_fixed(total: Words, weight: float, bound: float) -> NDArray[np.float32]
 
 def mask_stream(secret: bytes, count: int) -> Words:
     """G: ``count`` pseudorandom numbers from a secret."""
-    # Each secret is used for one stream only, so the counter may begin at zero.
-    cipher = Cipher(algorithms.AES256(secret), modes.CTR(bytes(16))).encryptor()
-    return np.frombuffer(cipher.update(bytes(4 * count)), np.uint32)
+    total = np.zeros(count, np.uint32)
+    _add(total, secret, True)
+    return total
 
 
 # ── shares ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -191,7 +193,8 @@ def decrypt_shares(me: NodeId, mine: Secrets, sender: NodeId, key: str, sealed: 
 
 def mask(me: NodeId, mine: Secrets, roster: Mapping[NodeId, Keys], values: Words, label: str) -> Words:
     """y_u: the values under the silo's self-mask and one pairwise mask for every other silo."""
-    masked = values + mask_stream(bytes.fromhex(mine.own), len(values))
+    masked = values.copy()
+    _add(masked, bytes.fromhex(mine.own), True)
     for other, keys in roster.items():
         if other != me:
             _add(masked, agree_key(mine.mask, keys.mask, label), me < other)
@@ -199,11 +202,13 @@ def mask(me: NodeId, mine: Secrets, roster: Mapping[NodeId, Keys], values: Words
 
 
 def _add(total: Words, secret: bytes, plus: bool) -> None:
-    numbers = mask_stream(secret, len(total))
-    if plus:
-        total += numbers
-    else:
-        total -= numbers
+    """Add G of a secret to the numbers, or subtract it; in pieces that stay in the processor's cache."""
+    # Each secret is used for one stream only, so the counter may begin at zero.
+    cipher = Cipher(algorithms.AES256(secret), modes.CTR(bytes(16))).encryptor()
+    change = np.add if plus else np.subtract
+    for begin in range(0, len(total), CHUNK):
+        part = total[begin : begin + CHUNK]
+        change(part, np.frombuffer(cipher.update(ZEROS[: 4 * len(part)]), np.uint32), out=part)
 
 
 def reveal(

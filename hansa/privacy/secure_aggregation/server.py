@@ -6,7 +6,8 @@
 
 The protocol is that of Bonawitz et al. (2017), in protocol.py; client.py has the silo's side. Between organisations
 the silos sign their announcements (deploy/signatures.py) and take every step of a round once; in a simulation, a round
-may be resumed. Training losses and sample counts are not masked.
+may be resumed. Training losses and counts are masked where ``secure_aggregation.metrics`` says so; the same steps with
+another question then add up scores (runs/masked_evaluation.py). Numbers of samples are not masked.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 
 from hansa.config.sections import SecureAggregation
+from hansa.core.link import Answer
 from hansa.core.messages import (
     AdvertisedKeys,
     AdvertiseKeys,
@@ -32,8 +34,10 @@ from hansa.core.messages import (
     Update,
 )
 from hansa.core.participation import Assignment
-from hansa.core.round import Round, RoundPart
+from hansa.core.round import Round, RoundPart, RoundTotals
 from hansa.core.tensors import Layout, Tensors
+from hansa.privacy.dp.distributed import DistributedMechanism
+from hansa.privacy.dp.rotation import Rotation
 from hansa.privacy.secure_aggregation import protocol
 from hansa.privacy.secure_aggregation.announcement import (
     Announcement,
@@ -43,14 +47,20 @@ from hansa.privacy.secure_aggregation.announcement import (
     roster_weights,
 )
 from hansa.privacy.secure_aggregation.limits import required_threshold
+from hansa.privacy.secure_aggregation.numbers import LIMBS, from_words
 from hansa.privacy.secure_aggregation.protocol import Refused, Words
+
+METRICS = ("loss", "seen", "steps", "seconds")  # of an update: the numbers that are masked with it
 
 
 @dataclass
 class MaskingServer(RoundPart):
-    """One round of secure aggregation, as the server sees it."""
+    """One round of secure aggregation, as the server sees it; ``noise``: what the silos add to their updates."""
 
     settings: SecureAggregation
+    noise: DistributedMechanism | None = None
+    scores: str = ""  # of which evaluation the sum is (`Evaluate.masked_as`); empty: of updates
+    digest: str = ""  # of what the silos are asked for; default: of the model that the round starts from
     threshold: int = 0
     announced: dict[NodeId, tuple[str, ...]] = field(default_factory=dict)  # silo → its announcement
     sealed: dict[NodeId, dict[NodeId, str]] = field(default_factory=dict)  # silo → its encrypted shares for the others
@@ -64,9 +74,11 @@ class MaskingServer(RoundPart):
         self._round = round
         round.masked, round.combine = True, self.combine
         # On a tree whose key layers stay at their node, the backbone alone travels.
-        digest = model_digest(round.start.only(round.aggregated.names) if round.partial else round.start)
+        start = round.start.only(round.aggregated.names) if round.partial else round.start
+        digest = self.digest or model_digest(start)
         round.expected, round.partial = round.aggregated, False
-        keys = self._ask(dict.fromkeys(round.record.cohort, AdvertiseKeys(round.number, digest)), AdvertisedKeys)
+        announce = AdvertiseKeys(round.number, digest, self.scores)
+        keys = self._ask(dict.fromkeys(round.record.cohort, announce), AdvertisedKeys)
         self.announced = self._usable(keys, digest)
         others = len(self.announced) - 1
         self.threshold = required_threshold(self.settings.threshold, others)
@@ -77,7 +89,7 @@ class MaskingServer(RoundPart):
         except Refused as why:
             round.record.failures |= dict.fromkeys(self.announced, str(why))
             return
-        request = ShareSecrets(round.number, self.announced, self.threshold)
+        request = ShareSecrets(round.number, self.announced, self.threshold, self.scores)
         for node, reply in self._ask(dict.fromkeys(self.announced, request), SecretShares).items():
             if set(reply.sealed) == set(self.announced) - {node}:
                 self.sealed[node] = reply.sealed
@@ -96,15 +108,45 @@ class MaskingServer(RoundPart):
 
     def extend(self, assignment: Assignment, request: Train) -> Train | None:
         """Add the roster to the request; None for a silo that is not on it, or if too few silos are."""
-        if assignment.node not in self.sealed or len(self.sealed) < self.fewest:
+        if assignment.node not in self.sealed or not self.ready:
             return None
         return replace(request, masking=MaskingPart(self.roster))
 
+    @property
+    def ready(self) -> bool:
+        """Whether enough silos are on the roster for a sum that can be unmasked."""
+        return len(self.sealed) >= self.fewest
+
+    def sift(self, answers: Iterator[Answer]) -> Iterator[Answer]:
+        """Refuse updates that state figures of their own beside the masked ones, or lack those."""
+        for answer in answers:
+            if isinstance(answer.reply, Update) and (reason := self._unmasked_figures(answer.reply)):
+                answer = replace(answer, reply=Failure(reason))
+            yield answer
+
+    def _unmasked_figures(self, update: Update) -> str:
+        masked = update.masked.metrics if update.masked is not None else None
+        if not self.settings.metrics:
+            return "" if masked is None else "it sent masked figures, and none were asked for"
+        if masked is None or masked.layout.size != LIMBS * len(METRICS):
+            return "its loss and counts are not masked, and secure_aggregation.metrics asks for it"
+        return ""
+
+    def total(self, masked: Mapping[NodeId, Words]) -> Words:
+        """The sum of masked words of the silos that answered; raises `Refused` if it cannot be unmasked."""
+        words = list(masked.values())
+        if not words:
+            raise Refused("no silo answered")
+        return self._unmask(np.sum(words, axis=0, dtype=np.uint32), sorted(masked))
+
     def combine(self, layout: Layout, updates: Iterator[Update]) -> Tensors:
         """The mean of the updates, from their masked sum; if the sum cannot be unmasked, the round fails."""
-        total = np.zeros(layout.size, np.uint32)
+        numbers = LIMBS * len(METRICS) if self.settings.metrics else 0
+        total = np.zeros(layout.size + numbers, np.uint32)
         for update in updates:
-            total += update.gradient.flat.numpy().view(np.uint32)
+            total[: layout.size] += update.gradient.flat.numpy().view(np.uint32)
+            if update.masked is not None and update.masked.metrics is not None:
+                total[layout.size :] += update.masked.metrics.flat.numpy().view(np.uint32)
         record = self._round.record
         answered = sorted(record.updates)
         try:
@@ -113,6 +155,13 @@ class MaskingServer(RoundPart):
             reasons = "; ".join(f"{node}: {reason}" for node, reason in record.failures.items())
             record.failed = f"round {record.round}: the sum cannot be unmasked, because {why} ({reasons})"
             return Tensors.zeros(layout)
+        if numbers:
+            loss, seen, steps, seconds = from_words(plain[layout.size :])
+            record.hidden = RoundTotals(loss, round(seen), round(steps), seconds)
+            plain = plain[: layout.size]
+        if self.noise is not None:
+            rotation = Rotation(layout.size, self._round.server.settings.seed, self._round.number)
+            return Tensors(layout, torch.from_numpy(self.noise.decode(plain, len(answered), rotation)))
         weight = sum(self.weights[node] for node in answered)
         return Tensors(layout, torch.from_numpy(protocol.from_fixed(plain, weight, self.settings.bound)))
 
@@ -135,7 +184,7 @@ class MaskingServer(RoundPart):
         asks: dict[NodeId, Request] = {}
         for node in answered:
             inbox = {sender: sealed[node] for sender, sealed in self.sealed.items() if sender != node}
-            asks[node] = RevealShares(self._round.number, inbox, tuple(answered))
+            asks[node] = RevealShares(self._round.number, inbox, tuple(answered), self.scores)
         shares: dict[NodeId, list[protocol.Share]] = {}
         for node, reply in self._ask(asks, RevealedShares).items():
             for silo, point in reply.shares.items():
