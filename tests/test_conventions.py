@@ -14,7 +14,7 @@ PACKAGE = ROOT / "hansa"
 HELPERS = {"centroids", "centroid_noise"}  # of methods: no papers of their own
 METHODS = sorted(p.stem for p in (PACKAGE / "methods").glob("*.py") if p.stem not in {"__init__", *HELPERS})
 # Folders of tests that go across packages instead of mirroring one.
-ACROSS = {"benchmarks", "device", "docs", "examples", "faults", "golden"}
+ACROSS = {"benchmarks", "device", "docs", "examples", "faults", "golden", "redteam"}
 
 
 def sources(folder: str) -> list[Path]:
