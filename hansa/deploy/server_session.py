@@ -104,7 +104,7 @@ def _start_supervisor(
                 if broker is not None:
                     broker.restart_if_dead()
                 waiting.update(time())
-                if suspended != (found := {name for name in kit.children if presence.suspended(name)}):
+                if suspended != (found := set(presence.all_suspended())):
                     suspended = found
                     blobs.disconnect_revoked()
                 if (now := kit.serial) != read:
