@@ -113,7 +113,8 @@ def test_numbers_only_rise(stage: Any) -> None:
 
 def test_the_child_accepts_nothing_older_and_no_second_envelope_with_a_number(tmp_path: Path) -> None:
     guard = ReplayGuard(tmp_path / "state.json")
-    assert guard.position is None
+    before = guard.position
+    assert before is None
     guard.check(envelope(5))
     guard.check(envelope(5))
     assert guard.position == Position(RUN, 5, "a" * 32)
