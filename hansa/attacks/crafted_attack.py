@@ -10,7 +10,7 @@ distance; the row shows the one that read most, which an attacker could not have
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +28,7 @@ from hansa.client.silo import Silo
 from hansa.client.state import StateFolder
 from hansa.config.nodes import leaves
 from hansa.config.sections import Samples, Upload
-from hansa.core.errors import RunFailed, UserError
+from hansa.core.errors import RunFailed
 from hansa.core.messages import Train, Update
 from hansa.core.tensors import Tensors
 from hansa.privacy.dp.accounting import epsilon
@@ -220,8 +220,8 @@ def reading(found: dict[str, Any]) -> list[str]:
     rows = {row["defence"]: row for row in found["rows"]}
     bare = rows["none"]
     lines = [
-        f"A crafted model reads {bare['recovered']:.1%} of the {bare['tokens']} distinct tokens of {bare['texts']} texts "
-        f"of {found['silo']} from one step without a defence; guessing the most frequent tokens gives "
+        f"A crafted model reads {bare['recovered']:.1%} of the {bare['tokens']} distinct tokens of {bare['texts']} "
+        f"texts of {found['silo']} from one step without a defence; guessing the most frequent tokens gives "
         f"{bare['frequent']:.1%}, the honest model {rows['(honest model)']['recovered']:.1%}."
     ]
     if (bare["placed"] or 0.0) <= MARGIN:  # frequent tokens say nothing about positions
@@ -234,8 +234,14 @@ def reading(found: dict[str, Any]) -> list[str]:
     if open_:
         lines.append(f"Tokens still get through with: {'; '.join(open_)}.")
     if shut:
-        lines.append(f"At most {MARGIN:.0%}, or no more than frequent tokens give, get through with: {'; '.join(shut)}.")
+        lines.append(
+            f"At most {MARGIN:.0%}, or no more than frequent tokens give, get through with: {'; '.join(shut)}."
+        )
     if found["honest"] is not None:
-        lines.append(f"The honest run itself moved by {found['honest']:.2g} of its start's norm, in the part that moved most.")
-    lines.append("A better crafted model may read more: a distance or a defence that withstands these is not proven safe.")
+        lines.append(
+            f"The honest run itself moved by {found['honest']:.2g} of its start's norm, in the part that moved most."
+        )
+    lines.append(
+        "A better crafted model may read more: a distance or a defence that withstands these is not proven safe."
+    )
     return lines
