@@ -108,7 +108,6 @@ def price_table(
     ``data``: the folder with the corpus `e3c_assertion`; ``encoder``: see `hansa reproduce`; ``out``: the folder of
     the runs, in which finished rows are kept. Raises `UserError` if the corpus is not there.
     """
-    out.mkdir(parents=True, exist_ok=True)
     model = str(folder_of(encoder))
     silos, clients = corpus(data, out)
     store = out / "cells.json"
@@ -165,6 +164,7 @@ def federation_of(cell: Cell, scale: Scale, model: str, silos: dict[str, dict[st
 
 def corpus(data: Path, out: Path) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, str]]]:
     """Write the rows of each language, and of each group of documents; return the sources of silos and of clients."""
+    out.mkdir(parents=True, exist_ok=True)
     documents = {(row["lang"], _key(row["text"])): row["doc"] for row in _read(data / "e3c_assertion")}
     rows = [
         row | {"doc": documents[place]}
