@@ -364,7 +364,7 @@ def test_settings_of_all_others_that_empty_their_updates(
         assert known(recovered, truth)
     else:  # a proximal term shortens the others' updates
         rest = recovered.flat - truth.flat
-        honest = sum(members.truth(plain, name).flat for name in OTHERS)
+        honest = torch.stack([members.truth(plain, name).flat for name in OTHERS]).sum(0)
         assert rest.norm() < 0.7 * honest.norm()
 
 
