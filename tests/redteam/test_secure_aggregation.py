@@ -25,13 +25,14 @@ from hansa.config.nodes import Node
 from hansa.config.sections import SecureAggregation
 from hansa.config.tree import holders
 from hansa.core.errors import ConfigError, RunFailed
-from hansa.core.messages import Failure, RevealShares, ShareSecrets, Train
+from hansa.core.messages import Failure, RevealShares, ShareSecrets, Train, Update
 from hansa.core.participation import Child
 from hansa.core.round import Server, Turn, federated_round
 from hansa.core.state import ServerState
 from hansa.core.tensors import Tensors
-from hansa.deploy.coordinator import serve
-from hansa.deploy.join import own_settings
+from hansa.deploy import join
+from hansa.deploy.coordinator import serve, shared_settings
+from hansa.deploy.join import SiloService, own_settings
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.network.blob_protocol import InvalidRequest
 from hansa.deploy.signatures import KitSigner
@@ -335,6 +336,32 @@ def test_others_are_scaled_to_nothing(
     found = members.round(settings, "attacked")
     assert found is not None
     assert known(Tensors(found.layout, len(SIZES) * found.flat), truth)
+
+
+def test_a_silo_that_the_settings_call_a_region(
+    federation: Build, silos: Callable[..., Silos], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a region trains on data of its own stays in its process, without masks; a silo must not be taken for one."""
+    honest = federated(federation, aggregate=UNIFORM)
+    members = silos(honest)
+    below = {f"{name}-below": node for name, node in honest.silos.items()}
+    region = honest.silos[EAST].model_copy(update={"silos": below})
+    settings = honest.model_copy(update={"silos": honest.silos | {EAST: region}})
+    home = members.folder / EAST / "runs" / "region"
+    shutil.copytree(members.start, home / "start")
+    service = SiloService(Kit(members.kits / EAST), honest.silos[EAST].sources, ())
+
+    def ask() -> Any:
+        answer = service.open_run(home, shared_settings(settings).model_dump_json().encode())
+        return answer(Train(1, Runtime(honest, home).start.copy()))
+
+    with pytest.raises(InvalidRequest, match="the settings have nodes below this silo"):
+        ask()
+    monkeypatch.setattr(join, "check_leaf", lambda *_: None)
+    reply = ask()
+    assert isinstance(reply, Update)
+    assert reply.masked is None
+    assert known(reply.gradient, members.truth(honest))
 
 
 SINGLED_OUT: dict[str, dict[str, Any]] = {
