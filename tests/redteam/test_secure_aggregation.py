@@ -23,6 +23,7 @@ from hansa.config.file import parse
 from hansa.config.method import build_method
 from hansa.config.nodes import Node
 from hansa.config.sections import SecureAggregation
+from hansa.config.shared import shared_settings
 from hansa.config.tree import holders
 from hansa.core.errors import ConfigError, RunFailed
 from hansa.core.messages import Failure, RevealShares, ShareSecrets, Train, Update
@@ -31,7 +32,7 @@ from hansa.core.round import Server, Turn, federated_round
 from hansa.core.state import ServerState
 from hansa.core.tensors import Tensors
 from hansa.deploy import join
-from hansa.deploy.coordinator import serve, shared_settings
+from hansa.deploy.coordinator import serve
 from hansa.deploy.join import SiloService, own_settings
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.network.blob_protocol import InvalidRequest
