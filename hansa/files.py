@@ -1,7 +1,9 @@
-"""Atomic writes: a folder or a file is there whole, or not at all."""
+"""Atomic writes: a folder or file is there whole, or not at all; and errors that mean a full or read-only disk."""
 
+import errno
 import os
 import shutil
+import sqlite3
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +12,19 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from hansa.core.errors import RunFailed
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+SQLITE_FULL = ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_READONLY", "SQLITE_CANTOPEN")
+
+
+def disk_problem(error: BaseException) -> str:
+    """What a disk that takes no more said; empty if the error has another cause."""
+    if isinstance(error, sqlite3.Error):
+        name = getattr(error, "sqlite_errorname", "")
+        return f"SQLite: {error}" if str(name).startswith(SQLITE_FULL) else ""
+    if isinstance(error, OSError) and error.errno in FULL:
+        return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
+    return ""
 
 
 @contextmanager

@@ -87,17 +87,9 @@ def attack_update(run: Path, silo: str | None, say: Callable[[str], None] = lamb
     ``silo``: its name; None: the smallest silo. ``say`` gets a line of progress before each attack.
     """
     runtime = open_run(run)
-    host = SiloHost(runtime)
-    nodes = leaves(runtime.federation.silos)
-    if silo is not None and silo not in nodes:
-        raise UserError(f"--silo: the run has no silo '{silo}'; {did_you_mean(silo, nodes)}")
-    if runtime.method.hierarchy is not None or not runtime.shared.names:
-        raise UserError(
-            f"{run}: with method '{runtime.method.name}' no silo sends a plain update; use gradient inversion on a run "
-            "of a flat federation (fedavg, fedprox, fedkc, …)"
-        )
-    name = silo or min(nodes, key=lambda n: (len(host.silo(n).resident.examples("train")), n))
-    held, special = host.silo(name).resident.examples("train"), runtime.vocabulary.special
+    name = target_silo(runtime, silo)
+    attackable(runtime, run)
+    held, special = SiloHost(runtime).silo(name).resident.examples("train"), runtime.vocabulary.special
     frequencies = Frequencies((held[i] for i in range(len(held))), special)
     say(f"{name} trains on one text, one batch and one round: all tensors, all but the embeddings, LoRA")
     sent = {adapt: _updates(runtime, name, adapt) for adapt in dict.fromkeys(d.adapt for d in DEFENCES)}
@@ -107,6 +99,23 @@ def attack_update(run: Path, silo: str | None, say: Callable[[str], None] = lamb
         rows += [_read(one, defence, special, frequencies, runtime.federation.seed) for one in sent[defence.adapt]]
     found = {"kind": "gradient-inversion", "silo": name, "vocabulary": int((~special).sum()), "rows": rows}
     return found | {"reading": reading(found)}
+
+
+def target_silo(runtime: Runtime, silo: str | None) -> str:
+    """The silo to attack: the named one, or the smallest. Raises `UserError` for a name that the run does not have."""
+    host, nodes = SiloHost(runtime), leaves(runtime.federation.silos)
+    if silo is not None and silo not in nodes:
+        raise UserError(f"--silo: the run has no silo '{silo}'; {did_you_mean(silo, nodes)}")
+    return silo or min(nodes, key=lambda n: (len(host.silo(n).resident.examples("train")), n))
+
+
+def attackable(runtime: Runtime, run: Path) -> None:
+    """Raise `UserError` if the silos of a run send no plain updates."""
+    if runtime.method.hierarchy is not None or not runtime.shared.names:
+        raise UserError(
+            f"{run}: with method '{runtime.method.name}' no silo sends a plain update; attack updates of a run of a flat "
+            "federation (fedavg, fedprox, fedkc, …)"
+        )
 
 
 def _updates(runtime: Runtime, name: str, adapt: str) -> list[UndefendedUpdate]:
@@ -179,7 +188,7 @@ def clipped(update: dict[str, Tensor], clip: float, noise: float, seed: int) -> 
     """The update clipped to a norm and, with noise, protected as a silo with `privacy` would (dp/updates.py)."""
     whole = Tensors.of(update)
     if noise:
-        UpdateMechanism(Privacy(clip=clip, noise_multiplier=noise)).apply(whole.flat, None, seed, "audit")
+        UpdateMechanism(Privacy(clip=clip, noise_multiplier=noise, seeded=True)).apply(whole.flat, None, seed, "audit")
     else:
         whole.flat.mul_(min(1.0, clip / max(float(whole.flat.norm()), 1e-30)))
     return whole.named()
@@ -215,7 +224,7 @@ def rank_by_span(
     table = embedding_table(model, len(special), types)
     distances = []
     for start in range(0, len(table), CHUNK):
-        x = _input_of(model, linears[0], table[start : start + CHUNK].unsqueeze(1).expand(-1, length, -1))
+        x = input_of(model, linears[0], table[start : start + CHUNK].unsqueeze(1).expand(-1, length, -1))
         rest = x - x @ span.T @ span
         distances.append((rest.norm(dim=-1) / x.norm(dim=-1)).min(dim=1).values)
     distance = torch.cat(distances).view(-1, len(special)).amin(dim=0).masked_fill(torch.from_numpy(special), torch.inf)
@@ -227,11 +236,11 @@ def _first_linears(model: Any) -> list[str]:
     block = f"{block_lists(model)[0]}.0."
     found = [n for n, m in model.named_modules() if n.startswith(block) and isinstance(m, nn.Linear)]
     tokens = model.get_input_embeddings().weight.detach()[:2].unsqueeze(0)
-    first = _input_of(model, found[0], tokens)
-    return [n for n in found if torch.equal(_input_of(model, n, tokens), first)]
+    first = input_of(model, found[0], tokens)
+    return [n for n in found if torch.equal(input_of(model, n, tokens), first)]
 
 
-def _input_of(model: Any, name: str, tokens: Tensor) -> Tensor:
+def input_of(model: Any, name: str, tokens: Tensor) -> Tensor:
     """The input of the named module, for texts given as token embeddings."""
     passed: list[Tensor] = []
     module = model.eval().get_submodule(name)

@@ -116,7 +116,7 @@ def defences(federation: Federation) -> dict[str, Federation]:
 
     found = {NONE: variant(floor=1)}
     found |= {f"floor {floor}": variant(floor=floor) for floor in FLOORS}
-    return found | {f"noise {z:g}": variant(floor=1, noise={"multiplier": z}) for z in NOISES}
+    return found | {f"noise {z:g}": variant(floor=1, noise={"multiplier": z, "seeded": True}) for z in NOISES}
 
 
 def _leak(folder: Path, centroids: int) -> dict[str, Any]:

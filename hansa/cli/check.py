@@ -13,7 +13,7 @@ from hansa.cli.console import (
     output,
     table,
 )
-from hansa.cli.options import FederationFile, SetOption
+from hansa.cli.options import FederationFile, RunPlugins, SetOption
 
 
 def new(
@@ -44,18 +44,44 @@ def check(
     federation: FederationFile,
     set: SetOption = None,
     policy: Annotated[Path | None, typer.Option(metavar="FILE", help="a silo's policy: what would it say?")] = None,
+    run_plugins: RunPlugins = False,
     format: FormatOption = Format.text,
 ) -> None:
-    """Validate; preview shares, traffic and what would leave the silos. Trains nothing."""
+    """Validate; preview shares, traffic and what would leave the silos. Trains nothing, executes no plug-in."""
+    from hansa.config.checks import named_code, refuse_unknown_names
     from hansa.config.file import read
+    from hansa.config.plugins import load_plugins
 
+    read_file = read(federation, set)
     if policy is not None:
-        check_policy(policy, read(federation, set), format)
+        if run_plugins:
+            load_plugins(read_file.plugins)
+        refuse_unknown_names(read_file, "add --run-plugins")
+        check_policy(policy, read_file, format)
+        return
+    if named_code(read_file) and not run_plugins:
+        check_file_only(read_file, format)
         return
     from hansa.preview.preview import preview
 
-    seen = preview(read(federation, set))
+    seen = preview(read_file)
     finish(format, seen.as_dict(), lambda: show_preview(seen))
+
+
+def check_file_only(federation: Any, format: Format) -> None:
+    """Check a file that names code, without executing it, and say what was left out."""
+    from hansa.config.checks import check_without_code, named_code
+
+    check_without_code(federation)
+    code = named_code(federation)
+    left_out = ["the task, the method and their settings", "the rows of the data", "traffic", "what leaves the silos"]
+    text = (
+        f"{federation.name}: the file is valid, and its data files are there. It names code ({', '.join(code)}), which "
+        f"was not executed, so these were not checked: {', '.join(left_out)}. Add --run-plugins to execute it and to "
+        "check them, if you trust it."
+    )
+    told = {"name": federation.name, "code": list(code), "not_checked": left_out}
+    finish(format, told, lambda: output.print(text, highlight=False, markup=False))
 
 
 def check_policy(file: Path, federation: Any, format: Format) -> None:

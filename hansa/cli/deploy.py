@@ -161,11 +161,13 @@ def join(
     from hansa.deploy.agent import Agent
     from hansa.deploy.health import serve_probes
     from hansa.deploy.join import SiloService, sources
+    from hansa.deploy.leave import check_not_left
     from hansa.deploy.lock_file import lock_folder
     from hansa.deploy.network.address import Proxy
     from hansa.deploy.policy_enforcer import PolicyEnforcer
 
     http_proxy = Proxy.parse(proxy) if proxy else None
+    check_not_left(folder)
     enforcer = PolicyEnforcer.load(own, policy, folder)
     if enforcer.problem:
         log.warning("the policy allows no release: %s", enforcer.problem)

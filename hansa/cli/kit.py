@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from hansa.cli.console import Format, FormatOption, finish, output, table
+from hansa.cli.options import RunPlugins
 from hansa.core.errors import UserError
 
 kit = typer.Typer(no_args_is_help=True, help="Startup kits: keys, certificates, addresses and the list of members.")
@@ -38,6 +39,20 @@ def require_extra() -> None:
         raise UserError(f"{error.name} is not installed: pip install 'hansa[deploy]'") from None
 
 
+def described(file: Path, run_plugins: bool) -> Any:
+    """The settings of a federation file that may be run between organisations; executes its plug-ins only if asked."""
+    from hansa.config.checks import check_labels, refuse_unknown_names
+    from hansa.config.file import read
+    from hansa.config.plugins import load_plugins
+
+    settings = read(file)
+    if run_plugins:
+        load_plugins(settings.plugins)
+    refuse_unknown_names(settings, "add --run-plugins")
+    check_labels(settings)
+    return settings
+
+
 @kit.command()
 def create(
     federation: FederationFile,
@@ -45,14 +60,14 @@ def create(
     address: Addresses = None,
     nats: NatsServer = None,
     days: Days = 365,
+    run_plugins: RunPlugins = False,
     format: FormatOption = Format.text,
 ) -> None:
     """Create an authority and all kits in one place, for a rehearsal: whoever runs this holds all private keys."""
     require_extra()
-    from hansa.config.file import read
     from hansa.deploy import authority
 
-    made = authority.create(read(federation), out, parse_addresses(address), days, nats)
+    made = authority.create(described(federation, run_plugins), out, parse_addresses(address), days, nats)
 
     def show() -> None:
         for folder in made:
@@ -75,14 +90,14 @@ def make_authority(
     address: Addresses = None,
     nats: NatsServer = None,
     days: Days = 365,
+    run_plugins: RunPlugins = False,
     format: FormatOption = Format.text,
 ) -> None:
     """Create the authority of a federation, without members; it signs the requests of members, and may be offline."""
     require_extra()
-    from hansa.config.file import read
     from hansa.deploy.authority import found
 
-    made = found(read(federation), out, parse_addresses(address), days, nats)
+    made = found(described(federation, run_plugins), out, parse_addresses(address), days, nats)
     text = (
         f"{out} is the authority of '{made.plan.federation}'; its fingerprint is {made.fingerprint}. Keep the folder "
     )
@@ -134,15 +149,15 @@ def add(
     address: Addresses = None,
     out: Responses = Path("signed"),
     days: Days = 365,
+    run_plugins: RunPlugins = False,
     yes: Yes = False,
     format: FormatOption = Format.text,
 ) -> None:
     """Let new nodes of a changed federation file in, and sign their requests; other members keep their kits."""
     require_extra()
-    from hansa.config.file import read
     from hansa.deploy.authority import Authority as Opened
 
-    Opened(authority).add(read(federation), parse_addresses(address))
+    Opened(authority).add(described(federation, run_plugins), parse_addresses(address))
     answer_requests(authority, requests, out, days, False, yes, format)
 
 

@@ -2,7 +2,9 @@
 
 import errno
 import os
+import sqlite3
 import sys
+from typing import NoReturn
 
 import typer
 
@@ -19,7 +21,9 @@ from hansa.cli.experiments import demo, reproduce
 from hansa.cli.kit import kit
 from hansa.cli.models import evaluate, predict
 from hansa.cli.run import compare, report, run
-from hansa.core.errors import HansaError, UserError
+from hansa.cli.withdrawal import leave, retrain
+from hansa.core.errors import HansaError, RunFailed, UserError
+from hansa.files import disk_problem
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -28,20 +32,8 @@ app = typer.Typer(
     help="Train one language model across organisations and borders, while the text stays home.",
 )
 for _command in (
-    demo,
-    new,
-    schema,
-    check,
-    run,
-    compare,
-    reproduce,
-    evaluate,
-    predict,
-    report,
-    serve,
-    join,
-    approve,
-    status,
+    *(demo, new, schema, check, run, compare, reproduce, evaluate, predict, report, retrain),
+    *(serve, join, approve, status, leave),
 ):
     app.command()(_command)
 for _name, _group in {"data": data, "audit": audit, "kit": kit}.items():
@@ -49,9 +41,18 @@ for _name, _group in {"data": data, "audit": audit, "kit": kit}.items():
 
 # Errors of the operating system that mean an unusable path or disk.
 UNUSABLE = (
-    *(errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT),
+    *(errno.EROFS, errno.EACCES, errno.EPERM),
     *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOENT, errno.ELOOP, errno.ENAMETOOLONG),
 )
+
+
+def end_on_full_disk(problem: str) -> NoReturn:
+    """End with one sentence and the exit code of a failed run: with room on the disk, it continues."""
+    hint = {"run": " with --resume", "serve": ", which continues the run"}.get("".join(sys.argv[1:2]), "")
+    errors.print("[bold red]failed:[/] ", end="")
+    said = f"the disk takes no more ({problem}); what was written before is intact: make room, then repeat the command"
+    errors.print(said + hint, markup=False, highlight=False)
+    sys.exit(RunFailed.exit_code)
 
 
 def main() -> None:
@@ -63,7 +64,13 @@ def main() -> None:
         errors.print(f"[bold red]{'error' if isinstance(error, UserError) else 'failed'}:[/] ", end="")
         errors.print(str(error), markup=False, highlight=False)
         sys.exit(error.exit_code)
+    except sqlite3.Error as error:
+        if not (problem := disk_problem(error)):
+            raise
+        end_on_full_disk(problem)
     except OSError as error:
+        if problem := disk_problem(error):
+            end_on_full_disk(problem)
         if error.errno not in UNUSABLE or error.filename is None:
             raise
         errors.print("[bold red]error:[/] ", end="")

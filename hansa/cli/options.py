@@ -8,5 +8,8 @@ import typer
 WorkersOption = Annotated[int | None, typer.Option(min=0, help="worker processes; default one per core, 0: in-process")]
 FederationFile = Annotated[Path, typer.Argument(metavar="FED.yaml", help="the federation file")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="override a setting")]
+RunPlugins = Annotated[
+    bool, typer.Option("--run-plugins", help="execute the plug-ins that the file names, to check what depends on them")
+]
 LINKS = ("pool", "ray")
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="a run directory")]

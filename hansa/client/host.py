@@ -11,7 +11,8 @@ from hansa.client.state import StateFolder
 from hansa.config.nodes import Holder, leaves
 from hansa.config.shared import settings_digest
 from hansa.config.tree import holders
-from hansa.core.messages import Reply, Request
+from hansa.core.mechanism import Mechanism
+from hansa.core.messages import Reply, Request, ShareKnowledge
 from hansa.privacy.policy.audit_log import AUDIT_LOG, AuditLog
 from hansa.privacy.policy.guard import Guard, RunContext, SiloChecks
 from hansa.privacy.policy.model_check import ModelHistory
@@ -71,5 +72,11 @@ class SiloHost:
         runtime, silo, method = self.runtime, self.silo(name), self.runtime.method
         one_model = method.hierarchy is None and method.participation.synchronous and not method.upload.both_ways
         models = ModelHistory(folder / "models", lambda: runtime.start, runtime.part_of, one_model)
+
+        def mechanism(request: Request) -> Mechanism | None:
+            if isinstance(request, ShareKnowledge):
+                return method.exchange.release if method.exchange is not None else None
+            return runtime.private.get(name)
+
         needs_losses = not method.weighting.known_before_training
-        return SiloChecks(RequestLimits(runtime.federation, name), models, silo.behind, needs_losses)
+        return SiloChecks(RequestLimits(runtime.federation, name), models, silo.behind, mechanism, needs_losses)

@@ -76,6 +76,7 @@ class ResidentSilo:
                 groups,
                 lambda some, source: runtime.task.encode(some, source, runtime.vocabulary),
                 runtime.fingerprint,
+                runtime.unit_field(self.name) if split == "train" else "",
             )
         return self._examples[split]
 

@@ -7,6 +7,7 @@ run folder, and loads each thing when it is first needed.
 import json
 from functools import cached_property
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -14,9 +15,9 @@ from hansa.config.federation import Federation
 from hansa.config.method import build_method
 from hansa.config.nodes import Node, repeats, walk
 from hansa.config.plugins import load_plugins
-from hansa.config.tree import protected
 from hansa.core import representations
 from hansa.core.device import CPU
+from hansa.core.errors import ConfigError
 from hansa.core.hierarchy import KeyLayers
 from hansa.core.knowledge import Sizes
 from hansa.core.learner import Learner
@@ -26,10 +27,12 @@ from hansa.core.seeds import derive
 from hansa.core.tensors import Layout, Tensors
 from hansa.models import build, tokenizer
 from hansa.models.adapt import adapt
+from hansa.privacy.dp.prices import update_mechanisms
+from hansa.privacy.dp.units import UnitMechanism
 from hansa.privacy.dp.updates import UpdateMechanism
 from hansa.privacy.secure_aggregation.announcement import AnnouncementSigner
 from hansa.privacy.secure_aggregation.limits import MaskingLimits
-from hansa.tasks.base import TASKS, Task, Vocabulary
+from hansa.tasks.base import TASKS, LabelledTask, Task, Vocabulary
 
 MODEL_FILES = ("model", "config.json", "generation_config.json")  # how their names begin; the rest is words and labels
 
@@ -37,7 +40,8 @@ MODEL_FILES = ("model", "config.json", "generation_config.json")  # how their na
 class Runtime:
     """The shared resources of one process; ``signer``: between organisations, signs what silos announce.
 
-    ``limits``: of a silo's own policy on masked sums, beside those of the federation file.
+    ``limits``: of a silo's own policy on masked sums, beside those of the federation file; ``deployed``: requests come
+    from another organisation, as they do wherever there is a signer.
     """
 
     def __init__(
@@ -47,9 +51,10 @@ class Runtime:
         signer: AnnouncementSigner | None = None,
         device: torch.device = CPU,
         limits: MaskingLimits | None = None,
+        deployed: bool = False,
     ) -> None:
         self.federation, self.folder, self.signer, self.device = federation, folder, signer, device
-        self.limits = limits
+        self.limits, self.deployed = limits, deployed or signer is not None
         load_plugins(federation.plugins)
 
     @cached_property
@@ -73,9 +78,14 @@ class Runtime:
         return self.method if node is None else build_method(self.federation, node)
 
     @cached_property
-    def private(self) -> dict[str, UpdateMechanism]:
+    def private(self) -> dict[str, UpdateMechanism | UnitMechanism]:
         """Silo → the mechanism on its updates, for silos with differential privacy."""
-        return {name: UpdateMechanism(settings) for name, settings in protected(self.federation).items()}
+        return update_mechanisms(self.federation)
+
+    def unit_field(self, name: str) -> str:
+        """The field that names the patient or document of a silo's row, where that is what privacy protects."""
+        mechanism = self.private.get(name)
+        return mechanism.field if isinstance(mechanism, UnitMechanism) else ""
 
     @cached_property
     def repeats(self) -> dict[str, int]:
@@ -87,8 +97,18 @@ class Runtime:
         """The tokenizer and the labels."""
         start = self.folder / "start"
         labels = json.loads((start / "labels.json").read_text(encoding="utf-8"))
+        self._check_labels(tuple(labels))
         types = json.loads((start / "config.json").read_text()).get("type_vocab_size", 0)
         return Vocabulary(tokenizer.load(str(start)), self.federation.data.max_length, tuple(labels), types)
+
+    def _check_labels(self, labels: tuple[str, ...]) -> None:
+        """Raise `ConfigError` if a coordinator's model has labels that the federation file does not list.
+
+        The counts of a silo's samples would tell which of them its rows have.
+        """
+        listed = cast(LabelledTask, self.task).labels if self.task.needs_labels else ()
+        if self.deployed and listed and labels != cast(LabelledTask, self.task).classes(listed):
+            raise ConfigError("the labels of the initial model are not those that task.labels lists")
 
     @cached_property
     def fingerprint(self) -> str:

@@ -1,9 +1,10 @@
 """A silo: holds text that stays, and answers requests. What it releases is in its replies and nowhere else."""
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil, inf, isfinite
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,15 +13,17 @@ from hansa.client.adaptive_sampling import SampleFactor, next_factor
 from hansa.client.evaluation import scored
 from hansa.client.masking import mask_update, masking_client
 from hansa.client.personalisation import overall, personalise
+from hansa.client.private_training import train_private
 from hansa.client.release_log import log_knowledge, log_update
 from hansa.client.resident import PERSONAL, PersonalTensors, ResidentSilo
 from hansa.client.state import StoredStates
 from hansa.client.training import OptimizerState, Trained, train
+from hansa.client.unit_gradients import UnitGradients
+from hansa.client.vocabulary import collect_vocabulary
 from hansa.config.sections import Training
 from hansa.core.compression import OutgoingUpdate, UploadState
 from hansa.core.device import CPU
 from hansa.core.encoding import EncodedUpdate
-from hansa.core.errors import DataError
 from hansa.core.hierarchy import SLOT, OwnModel, adopt_parent, layers_part, own_model, to_keep
 from hansa.core.knowledge import Samples
 from hansa.core.learner import Work
@@ -41,22 +44,18 @@ from hansa.core.messages import (
     ShareSecrets,
     Train,
     Update,
-    VocabularyCounts,
 )
 from hansa.core.schedules import schedule_factor
 from hansa.core.seeds import stream, torch_seeded
 from hansa.core.tensors import NOTHING, Tensors
 from hansa.data.examples import content_digest
-from hansa.data.rows import Problems
-from hansa.data.splits import rows
-from hansa.models.tokenizer import count_pieces
-from hansa.privacy.dp.updates import UpdateNorm
+from hansa.privacy.dp.units import UnitMechanism
+from hansa.privacy.dp.updates import UpdateMechanism, UpdateNorm
 from hansa.privacy.policy.guard import Behind
 from hansa.privacy.secure_aggregation.client import MaskingClient
 from hansa.privacy.secure_aggregation.protocol import Refused
-from hansa.tasks.base import LabelledTask, texts_of
 
-MAX_LABELS = 50  # so many different labels are plausible, however few rows there are
+log = logging.getLogger("hansa.silo")
 REFERENCE_ROUNDS = 1_000_000  # reference updates use batches of rounds that never come
 OPTIMIZER, OBJECTIVE, UPLOAD, PRIVACY, SAMPLING = "optimizer", "objective", "upload", "privacy", "sampling"  # slots
 
@@ -77,7 +76,7 @@ class Silo:
         """The reply to a request; a `Failure` where the silo cannot or must not give one."""
         match request:
             case CollectVocabulary():
-                return self._vocabulary(request)
+                return collect_vocabulary(self.name, self.resident.holder, self.resident.runtime, request)
             case DescribeData():
                 return self._describe()
             case ShareKnowledge():
@@ -104,35 +103,17 @@ class Silo:
 
     # ── before the first round ────────────────────────────────────────────────────────────────────────────────────
 
-    def _vocabulary(self, request: CollectVocabulary) -> VocabularyCounts:
-        runtime, problems = self.resident.runtime, Problems()
-        data, task = runtime.federation.data, runtime.task
-        texts_in, labels, seen = texts_of(task), set[str](), 0
-
-        def texts() -> Iterator[str]:
-            """One by one: all of a silo's text may be more than its memory."""
-            nonlocal seen
-            for source in self.resident.holder.sources:
-                for row in rows(source, "train", data, problems):
-                    seen += 1
-                    if request.labels:
-                        labels.update(cast(LabelledTask, task).labels_in(row, source))
-                    if request.min_count:
-                        yield from texts_in(row, source)
-                problems.check(data.max_bad_rows, source.train)
-
-        pieces, withheld = count_pieces(texts(), request.min_count)
-        if len(labels) > max(MAX_LABELS, seen // 2):
-            raise DataError(
-                f"silos.{self.name}: {len(labels)} different labels in {seen} rows are text, which does not leave; "
-                "name the right field with 'label:', or list the labels in task.labels"
-            )
-        return VocabularyCounts(pieces, tuple(sorted(labels)), withheld)
-
     def _describe(self) -> DataCard:
         splits = {split: self.resident.examples(split) for split in ("train", "valid", "test")}
-        used = self.resident.runtime.federation.train.per_round(len(splits["train"]))
+        samples, mechanism = len(splits["train"]), self.resident.runtime.private.get(self.name)
+        used = self.resident.runtime.federation.train.per_round(samples)
+        if isinstance(mechanism, UnitMechanism):
+            used = mechanism.expected(samples)
         problems = tuple(dict.fromkeys(f"{split}: {p}" for split, held in splits.items() for p in held.problems))
+        if self.resident.runtime.deployed:  # places and reasons stay in the silo's own log
+            for problem in problems:
+                log.warning("%s", problem)
+            problems = tuple(f"{split}: {p}" for split, held in splits.items() for p in held.released_problems)
         return DataCard({split: held.counts() for split, held in splits.items()}, used, problems)
 
     # ── a round ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -197,19 +178,27 @@ class Silo:
             if {*restored, *request.model.layout.names} < {*runtime.shared.names}:
                 return Failure("it was sent some of the tensors only, and does not remember the others")
         training, factor = self._amount(request.round, states)
-        work = self._work(request, states)
-        batches = resident.batches(request.round + REFERENCE_ROUNDS * request.reference, training)
+        work, rate = self._work(request, states), self._rate(request)
+        number = request.round + REFERENCE_ROUNDS * request.reference
         kept = states.get(OPTIMIZER, OptimizerState) if training.keep_optimizer else None
-        with torch_seeded(federation.seed, request.round, self.name, "dropout"):
-            rate = self._rate(request)
-            done = train(work, runtime.task, method.objective, training, batches, rate, kept=kept)
+        mechanism = runtime.private.get(self.name)
+        if isinstance(mechanism, UnitMechanism):
+            held, vocabulary = resident.examples("train"), runtime.vocabulary
+            units = UnitGradients(work, runtime.task, vocabulary, method.objective, training, held)
+            done = train_private(units, mechanism, rate, (federation.seed, number, self.name), kept)
+        else:
+            batches = resident.batches(number, training)
+            with torch_seeded(federation.seed, request.round, self.name, "dropout"):
+                done = train(work, runtime.task, method.objective, training, batches, rate, kept=kept)
         outgoing, norm, sent = self._outgoing(request, received, upload, states)
         if not request.reference:
             slots = self._slots(done, factor, outgoing.kept, norm, own)
             resident.store.keep(request.round, slots, request.durable)
             if federation.release_log.updates:
                 left = sent.open(request.model.layout) if isinstance(sent, EncodedUpdate) else sent
-                log_update(resident.home, request.round, left, resident.drawn(request.round, training), request.model)
+                several = isinstance(mechanism, UnitMechanism)  # any of its samples may have been drawn
+                drawn = np.arange(samples) if several else resident.drawn(request.round, training)
+                log_update(resident.home, request.round, left, drawn, request.model)
         update = Update(NOTHING, samples, done.seen, done.steps, done.loss, done.seconds, movement=outgoing.movement)
         if work.contribution is not None:
             update = replace(update, shared_state=work.contribution.to(CPU))
@@ -264,7 +253,8 @@ class Silo:
         model = runtime.learner.state.only(layout.names).to(CPU)
         flat = torch.sub(received.flat, model.flat, out=runtime.learner.scratch(layout.size))
         norm = None
-        if (mechanism := runtime.private.get(self.name)) is not None:
+        mechanism = runtime.private.get(self.name)
+        if isinstance(mechanism, UpdateMechanism):  # privacy of single patients has noise in every step already
             norm = mechanism.apply(flat, states.get(PRIVACY, UpdateNorm), seed, request.round, self.name)
         if poison := runtime.federation.simulate.poison.get(self.name):
             flat.mul_(poison.times)
@@ -358,6 +348,10 @@ class Silo:
         resident, federation = self.resident, self.resident.runtime.federation
         match request:
             case Train():
+                held = resident.examples("train")
+                if isinstance(resident.runtime.private.get(self.name), UnitMechanism):
+                    # Every patient takes part with some probability; who does is secret, also from the count.
+                    return Behind(len(held), len(np.unique(held.units)))
                 training = federation.train
                 if training.samples.adapt is not None:  # at least so many
                     fewest = training.samples.scaled(training.samples.adapt.least)

@@ -90,7 +90,7 @@ def train(
             losses.append(_backward(work, task, objective, len(part.targets) / max(1, targets)))
         objective.gradient(work)
         if settings.clip is not None:
-            _clip(learner.grad, settings.clip)
+            clip_gradient(learner.grad, settings.clip)
         work.lr = settings.lr * (scale if isinstance(scale, float) else scale(done.steps))
         stepping.rate(work.lr)
         stepping.step()
@@ -119,7 +119,8 @@ def _backward(work: Work, task: Task, objective: Objective, share: float) -> Ten
     return share * (told[0] if told else loss).detach()
 
 
-def _clip(gradient: Tensor, bound: float) -> None:
+def clip_gradient(gradient: Tensor, bound: float) -> None:
+    """Scale a gradient down to a norm, in place."""
     gradient.mul_(torch.clamp(bound / (gradient.norm() + 1e-6), max=1.0))
 
 

@@ -1,16 +1,20 @@
 """What is refused before anything is loaded or written. It needs no model, so that a mistake is answered at once."""
 
 from pathlib import Path
+from typing import Any, cast
 
 from hansa.config.compatibility import refuse_node
 from hansa.config.federation import Federation
 from hansa.config.method import build_method
 from hansa.config.nodes import ROOT, Node, walk
-from hansa.config.plugins import load_plugins
+from hansa.config.plugins import find_plugin, load_entry_points, load_plugins
 from hansa.config.tree import holders
+from hansa.core.compression import COMPRESSORS
 from hansa.core.errors import ConfigError, DataError
-from hansa.core.method import Method
-from hansa.tasks.base import TASKS, MultiTextTask, Task
+from hansa.core.method import AGGREGATORS, METHODS, Method
+from hansa.core.registry import Registry
+from hansa.core.settings import Named
+from hansa.tasks.base import TASKS, LabelledTask, MultiTextTask, Task, discovery_of
 
 CLASSIFIER = "AutoModelForSequenceClassification"
 
@@ -18,6 +22,11 @@ CLASSIFIER = "AutoModelForSequenceClassification"
 def check(federation: Federation) -> None:
     """Refuse unknown methods and tasks, combinations that make no sense, and data that is not there."""
     check_settings(federation)
+    check_data_files(federation)
+
+
+def check_data_files(federation: Federation) -> None:
+    """Raise `DataError` if a file or folder with data is not there."""
     for name, node in holders(federation).items():
         for source in node.sources:
             beside = source.aligned.files().values() if source.aligned is not None else ()
@@ -28,8 +37,42 @@ def check(federation: Federation) -> None:
                     )
 
 
+def named_code(federation: Federation) -> tuple[str, ...]:
+    """What a federation file names to be executed: plug-in files, and a finder of personal details."""
+    finder = federation.data.deidentify
+    return (*federation.plugins, *([finder] if finder not in (None, "rules") else []))
+
+
+def check_without_code(federation: Federation) -> None:
+    """What can be checked without executing what the file names: that the named files are there."""
+    for file in federation.plugins:
+        find_plugin(file)
+    check_data_files(federation)
+
+
+def refuse_unknown_names(federation: Federation, remedy: str) -> None:
+    """Raise `ConfigError` if the task, the method or another part is registered by a plug-in that was not executed.
+
+    ``remedy``: how to have plug-ins executed.
+    """
+    load_entry_points()
+    aggregation = federation.aggregate
+    named: list[tuple[Registry[Any], Named | None]] = [
+        (TASKS, federation.task),
+        *((METHODS, method) for method in (federation.method, *(n.method for _, n in walk(federation.silos)))),
+        *((COMPRESSORS, step) for step in federation.upload.steps),
+        (AGGREGATORS, aggregation.named if aggregation is not None else None),
+    ]
+    for registry, one in named:
+        if one is not None and federation.plugins and one.name not in registry.entries:
+            raise ConfigError(
+                f"{registry.what} '{one.name}' is not part of Hansa, and the plug-ins that the file names were not "
+                f"executed: {remedy}, if you trust them"
+            )
+
+
 def check_settings(federation: Federation) -> None:
-    """What can be checked without the data, which may lie in other organisations."""
+    """What can be checked without the data, which may lie in other organisations. Executes the file's plug-ins."""
     load_plugins(federation.plugins)
     task = TASKS.build(federation.task)
     method = build_method(federation)
@@ -56,6 +99,17 @@ def check_settings(federation: Federation) -> None:
         raise ConfigError(
             f"model: {path} is not a Hugging Face model folder (no config.json there); give such a folder, a hub id, "
             "or a preset: mini, tiny, small, base"
+        )
+
+
+def check_labels(federation: Federation) -> None:
+    """Raise `ConfigError` if silos in other organisations would have to report labels without having agreed to it."""
+    task = TASKS.build(federation.task)
+    if task.needs_labels and not cast(LabelledTask, task).labels and not discovery_of(task).allowed:
+        raise ConfigError(
+            f"task '{federation.task.name}' lists no labels, and silos in other organisations do not report those in "
+            "their data: list them in task.labels, or set task.discover_labels: true to let a silo report the labels "
+            f"that at least task.min_label_rows ({discovery_of(task).min_rows}) of its rows have"
         )
 
 

@@ -61,6 +61,7 @@ def refuse(federation: Federation, method: Method, node: Node | None = None) -> 
         _exchange(federation, method)
     if method.shared_state is not None:
         _shared_state(federation, method)
+    _units(federation, method)
     _cohort(federation, method, node)
     _mixtures(federation)
     if federation.secure_aggregation is not None:
@@ -107,6 +108,11 @@ def refuse_node(name: str, own: Method, method: Method) -> None:
 
 def _secure_aggregation(federation: Federation, method: Method) -> None:
     """Masks add up whole updates, with weights that are known before training."""
+    if federation.participation.max_share is not None:
+        raise ConfigError(
+            "participation.max_share bounds weights at the server, and with 'secure_aggregation' each silo weighs its "
+            "own update: leave one of the two out"
+        )
     if not method.aggregator.linear:
         raise ConfigError(
             f"'secure_aggregation' hides each update in the sum, but the aggregation of '{method.name}' must see each "
@@ -215,6 +221,23 @@ def _exchange(federation: Federation, method: Method) -> None:
         raise ConfigError(
             f"privacy: the noise of silo '{private[0]}' covers its updates, not what method '{method.name}' has it "
             "share with others: use fedkc with noise of its own ('noise: {multiplier: 1}'), or leave privacy out"
+        )
+
+
+def _units(federation: Federation, method: Method) -> None:
+    """The gradient of each patient is bounded by itself, which an objective that mixes samples does not allow."""
+    inside = [name for name, privacy in sorted(protected(federation).items()) if privacy.unit != "silo"]
+    if inside and not getattr(method.objective, "task_loss_only", False):
+        unit = protected(federation)[inside[0]].unit
+        raise ConfigError(
+            f"silos.{inside[0]}.privacy: 'unit: {unit}' bounds the gradient of each {unit} by itself, and the "
+            f"objective of method '{method.name}' looks at more than the task's loss: use fedavg or fedprox, or 'unit: "
+            "silo'"
+        )
+    if inside and not method.weighting.known_before_training:
+        raise ConfigError(
+            f"silos.{inside[0]}.privacy: with 'unit: {protected(federation)[inside[0]].unit}' the training loss does "
+            f"not leave, and the weights of method '{method.name}' follow from it: use weights by samples, or uniform"
         )
 
 

@@ -32,7 +32,7 @@ class Federation(Section):
     """A whole federation file."""
 
     name: str = Field(default="run", description="Name of the federation; also the run directory's.")
-    seed: int = Field(default=0, description="Seed of everything random, but privacy noise with `secret`.")
+    seed: int = Field(default=0, description="Seed of everything random but privacy noise, unless that is `seeded`.")
     kind: Literal["federated", "central", "dominant", "per-silo", "chained", "base"] = Field(
         default="federated", description="federated, or a baseline: see docs/design.md."
     )

@@ -6,7 +6,8 @@ points in one of the groups `GROUPS`:
     [project.entry-points."hansa.methods"]
     my-method = "my_package.my_method"         # a module that registers itself, or a settings class
 
-A name that is registered twice is refused.
+A name that is registered twice is refused. Reading a federation file executes nothing; `load_plugins` does, and
+commands that only read a file call it when they are asked to (``--run-plugins``).
 """
 
 import importlib.util
@@ -46,7 +47,7 @@ def load_plugins(files: Iterable[str]) -> None:
     """
     load_entry_points()
     for file in files:
-        _load_file(Path(file))
+        _load_file(find_plugin(file))
 
 
 @cache
@@ -75,9 +76,15 @@ def _load_entry(entry: EntryPoint, registry: Registry[Any] | None) -> None:
         ) from None
 
 
-def _load_file(path: Path) -> None:
+def find_plugin(file: str) -> Path:
+    """The path of a plug-in file; raises `ConfigError` if there is none. Executes nothing."""
+    path = Path(file)
     if not path.is_file():
         raise ConfigError(f"plugins: {path}: there is no such Python file")
+    return path
+
+
+def _load_file(path: Path) -> None:
     name = f"hansa_plugin_{path.stem}_{sha256(path.read_bytes()).hexdigest()[:12]}"  # the same text runs once
     if name in sys.modules:
         return

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from hansa.core.schedules import Schedule
-from hansa.core.settings import Count, Named, Positive, Section, Share
+from hansa.core.settings import Count, Named, Positive, Section, Share, refuse_secret
 
 MIN_MASKED_COHORT = 3  # with two silos, each could compute the other's update from the sum
 MAX_MASKED_SHARE = 0.4  # of one silo's weight in a masked sum: below 1/2, three silos or more make up the sum
@@ -33,13 +33,30 @@ class SecureAggregation(Section):
 
 
 class Privacy(Section):
-    """Differential privacy of a silo's updates: clip, then add Gaussian noise. The protected unit is the silo."""
+    """Differential privacy of a silo's updates: clip, then add noise. The protected unit is the silo, or a patient."""
 
+    unit: Literal["silo", "patient", "document"] = Field(
+        default="silo",
+        description="What ε protects: all data of the silo (one clipped and noisy update per round), or all data of a "
+        "patient or document (a clipped sum of gradients for each, and noise in every step).",
+    )
+    field: str | None = Field(
+        default=None, description="unit patient, document: the field of a row that names the patient or document."
+    )
+    sampling: Share = Field(
+        default=0.1,
+        gt=0.0,
+        description="unit patient, document: probability with which each one takes part in a step, drawn in secret.",
+    )
+    steps: Count = Field(
+        default=10, description="unit patient, document: local steps in a round, instead of `train.samples`."
+    )
     noise_multiplier: Positive = Field(
         default=0.5, description="Standard deviation of the noise over the clipping norm, σ."
     )
     clip: Positive | Literal["median"] = Field(
-        default="median", description="Clipping norm C of an update; `median`: the norm of the silo's last update."
+        default=1.0,
+        description="Clipping norm C of an update; `median`: the norm of the silo's last update (not covered by ε).",
     )
     noise_shared_by: Count = Field(
         default=1, description="Number n of updates whose mean carries the noise: each adds noise of deviation σ·C/n."
@@ -49,9 +66,34 @@ class Privacy(Section):
         default=False,
         description="After the noise, scale the update by 1/(1 + d·(σ/n)²), the factor of least mean square error.",
     )
-    secret: bool = Field(
-        default=False, description="Draw the noise from the operating system instead of the seed: for real use."
+    seeded: bool = Field(
+        default=False,
+        description="Draw the noise from the seed, so that a simulation repeats; refused between organisations.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _noise_is_secret(cls, value: Any) -> Any:
+        return refuse_secret(value)
+
+    @model_validator(mode="after")
+    def _fits_the_unit(self) -> "Privacy":
+        if self.unit == "silo":
+            # settings that travel name every field: what counts is a value that is not the default
+            known = type(self).model_fields
+            given = [name for name in ("field", "sampling", "steps") if getattr(self, name) != known[name].default]
+            if given:
+                raise ValueError(
+                    f"'{given[0]}' belongs to 'unit: patient', and the unit is the silo: give both, or none"
+                )
+            return self
+        if not self.field:
+            raise ValueError(f"'unit: {self.unit}' needs 'field', the field of a row that names the {self.unit}")
+        if self.clip == "median":
+            raise ValueError(f"'unit: {self.unit}' needs a number as 'clip', the bound of each {self.unit}'s gradient")
+        if self.noise_shared_by > 1 or self.shrink:
+            raise ValueError(f"'noise_shared_by' and 'shrink' belong to 'unit: silo', and the unit is the {self.unit}")
+        return self
 
 
 class AdaptiveSampling(Section):

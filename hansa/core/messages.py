@@ -32,11 +32,12 @@ def no_tensors() -> Tensors:
 class CollectVocabulary:
     """Before there is a model: count word pieces, and list the labels that the training rows use.
 
-    ``min_count``: count only pieces seen at least this often; 0 counts none.
+    ``min_count``: count only pieces that at least so many rows have; 0 counts none. ``labels``: list only labels that
+    at least so many rows have; 0 lists none.
     """
 
     min_count: int = 0
-    labels: bool = False
+    labels: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class DataCard:
 
     groups: dict[str, dict[str, int]]
     per_round: int  # training samples used in one round
-    problems: tuple[str, ...] = ()  # rows that could not be used, and why
+    problems: tuple[str, ...] = ()  # rows that could not be used; between organisations only kinds and counts
     inner: bool = False  # the card of a region in another organisation: it covers all nodes below it
     steps: int = 0  # of such a region, where nodes work one after another: sequential steps for one reply
 

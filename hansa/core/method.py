@@ -72,7 +72,12 @@ class Exchange(Protocol):
 
 
 class Objective(Protocol):
-    """What a silo minimises."""
+    """What a silo minimises.
+
+    An objective may declare ``task_loss_only: ClassVar[bool] = True``: its `loss` is the task's, and its `gradient`
+    looks at no data. Privacy of single patients needs that (`privacy: {unit: patient}`), so that the gradient of each
+    can be bounded by itself.
+    """
 
     @property
     def needs_text_vectors(self) -> bool:

@@ -25,3 +25,13 @@ class Named(BaseModel):
     def settings(self) -> dict[str, Any]:
         """The settings beside the name."""
         return dict(self.model_extra or {})
+
+
+def refuse_secret(settings: Any) -> Any:
+    """Refuse `secret`, which settings of noise had; return the other settings unchanged."""
+    if isinstance(settings, dict) and "secret" in settings:
+        raise ValueError(
+            "'secret' is no longer a setting, because noise is secret by default: leave it out, or write 'seeded: "
+            "true' for a simulation that must repeat"
+        )
+    return settings

@@ -7,22 +7,23 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hansa.core.errors import DataError
 from hansa.data.cache import cache_folder
 from hansa.data.readers import ANNOTATION, READERS, data_files, split_paths
-from hansa.data.rows import Problems, Row
+from hansa.data.rows import UNUSABLE, Problems, Row
 from hansa.data.settings import Data
 from hansa.data.source import Source
 from hansa.data.splits import rows
 
-FORMAT = 5  # version of the cached arrays
-ARRAYS = ("ids", "offsets", "labels", "tags", "texts", "text_offsets")
+FORMAT = 6  # version of the cached arrays
+ARRAYS = ("ids", "offsets", "labels", "tags", "texts", "text_offsets", "units")
 
 
 class Encoded(NamedTuple):
@@ -48,6 +49,7 @@ class Unusable(NamedTuple):
     place: str
     reason: str
     derived: bool = False
+    kind: str = UNUSABLE  # one of the kinds of `hansa.data.rows`: it leaves the silo, unlike place and reason
 
 
 Encoder = Callable[[list[Row], Source], Iterable[Encoded | Unusable]]
@@ -88,8 +90,10 @@ class Examples:
     group: NDArray[np.int32]  # of each sample, the index into `groups`
     groups: tuple[str, ...]  # languages or domains
     tags: NDArray[np.int32]  # one per token id; empty if the task has none
-    problems: tuple[str, ...] = ()  # rows that could not be used, and why
+    problems: tuple[str, ...] = ()  # rows that could not be used, where and why
     texts: Texts = field(default_factory=Texts)
+    units: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # whose each sample is, if asked
+    released_problems: tuple[str, ...] = ()  # the problems as kinds and counts, which may leave the silo
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -109,14 +113,21 @@ class Examples:
 
 
 def load(
-    sources: Sequence[Source], split: str, data: Data, names: Sequence[str], encode: Encoder, fingerprint: str
+    sources: Sequence[Source],
+    split: str,
+    data: Data,
+    names: Sequence[str],
+    encode: Encoder,
+    fingerprint: str,
+    unit: str = "",
 ) -> Examples:
     """The samples of all sources; they come from the cache if the same content was tokenised before.
 
     ``names`` gives each source its group; ``fingerprint`` identifies everything else that token ids depend on (task,
-    tokenizer). Raises `DataError` if more rows than `data.max_bad_rows` cannot be used.
+    tokenizer). ``unit``: the field of a row that names its patient or document, if samples must be told apart by it.
+    Raises `DataError` if more rows than `data.max_bad_rows` cannot be used.
     """
-    parts = [_load_one(source, split, data, encode, fingerprint) for source in sources]
+    parts = [_load_one(source, split, data, encode, fingerprint, unit) for source in sources]
     groups = tuple(dict.fromkeys(names))
     if len(parts) == 1:
         return replace(parts[0], groups=groups)
@@ -129,17 +140,21 @@ def load(
         groups=groups,
         tags=np.concatenate([p.tags for p in parts]),
         problems=tuple(problem for p in parts for problem in p.problems),
+        released_problems=tuple(problem for p in parts for problem in p.released_problems),
         texts=Texts.joined([p.texts for p in parts]),
+        units=np.concatenate([p.units for p in parts]),
     )
 
 
-def _load_one(source: Source, split: str, data: Data, encode: Encoder, fingerprint: str) -> Examples:
-    folder = cache_folder() / "examples" / _key(source, split, data, fingerprint)
+def _load_one(source: Source, split: str, data: Data, encode: Encoder, fingerprint: str, unit: str) -> Examples:
+    folder = (
+        cache_folder() / "examples" / _key(source, split, data, f"{fingerprint}\x1f{unit}" if unit else fingerprint)
+    )
     if not folder.exists():
-        _write(folder, source, split, data, encode)
+        _write(folder, source, split, data, encode, unit)
     meta = json.loads((folder / "meta.json").read_text())
     # Plain views of the mapped memory: indexing an np.memmap costs more than the reads.
-    ids, offsets, labels, tags, text, text_offsets = (
+    ids, offsets, labels, tags, text, text_offsets, units = (
         np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in ARRAYS
     )
     return Examples(
@@ -150,22 +165,26 @@ def _load_one(source: Source, split: str, data: Data, encode: Encoder, fingerpri
         groups=("",),
         tags=tags,
         problems=tuple(meta["problems"]),
+        released_problems=tuple(meta["released"]),
         texts=Texts(text, text_offsets),
+        units=units,
     )
 
 
-def _write(folder: Path, source: Source, split: str, data: Data, encode: Encoder) -> None:
+def _write(folder: Path, source: Source, split: str, data: Data, encode: Encoder, unit: str) -> None:
     """Tokenise a split and store it in the cache."""
     problems = Problems()
     ids: list[NDArray[np.int32]] = []
     tags: list[NDArray[np.int32]] = []
     labels: list[int] = []
     texts: list[str] = []
-    for some in in_batches(rows(source, split, data, problems), 2000):
+    units: list[int] = []
+    for whose, some in of_units(rows(source, split, data, problems), unit, problems):
         for sample in encode(some, source):
             if isinstance(sample, Unusable):
                 note_sample(problems, sample)
                 continue
+            units += [whose] if unit else []
             ids.append(np.asarray(sample.ids, np.int32))
             tags.append(np.asarray(sample.tags, np.int32))
             labels.append(sample.label)
@@ -181,10 +200,11 @@ def _write(folder: Path, source: Source, split: str, data: Data, encode: Encoder
         np.concatenate(tags) if tags else np.zeros(0, np.int32),
         references.bytes,
         references.offsets,
+        np.asarray(units, np.int64),
     )
     for name, array in zip(ARRAYS, arrays, strict=True):
         np.save(draft / f"{name}.npy", array)
-    (draft / "meta.json").write_text(json.dumps({"problems": problems.summary()}))
+    (draft / "meta.json").write_text(json.dumps({"problems": problems.summary(), "released": problems.released()}))
     try:
         draft.rename(folder)
     except OSError:  # another process has stored the same content
@@ -196,7 +216,36 @@ def note_sample(problems: Problems, sample: Unusable) -> None:
     if sample.derived:
         problems.derived[sample.reason] += 1
     else:
-        problems.note(sample.place, sample.reason)
+        problems.note(sample.place, sample.reason, sample.kind)
+
+
+def of_units(read: Iterator[Row], unit: str, problems: Problems) -> Iterator[tuple[int, list[Row]]]:
+    """The rows in lists; with a field ``unit``, each list has rows of one patient or document, with its number.
+
+    The number is a hash of the field, so that a patient is the same in all files of a silo. A row without the field is
+    left out and counted. Raises `DataError` if no row has it.
+    """
+    if not unit:
+        yield from ((0, some) for some in in_batches(read, 2000))
+        return
+    seen = named = 0
+    first = ""
+    for value, group in groupby(read, lambda row: row.get(unit)):
+        some = list(group)
+        seen += len(some)
+        first = first or some[0].place
+        if isinstance(value, str | int) and not isinstance(value, bool) and str(value).strip():
+            named += len(some)
+            digest = hashlib.blake2b(str(value).strip().encode("utf-8", "replace"), digest_size=8).digest()
+            yield int.from_bytes(digest, "big", signed=True), some
+        else:
+            for row in some:
+                problems.note(row.place, f"field '{unit}' (named by 'privacy.field') is missing, empty or not a name")
+    if seen and not named:
+        raise DataError(
+            f"{first}: no row has the field '{unit}' that 'privacy.field' names; name the field that tells patients "
+            "or documents apart"
+        )
 
 
 def in_batches(items: Iterator[Row], size: int) -> Iterator[list[Row]]:

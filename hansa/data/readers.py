@@ -26,7 +26,7 @@ from hansa.core.errors import ConfigError, DataError, HansaError, place
 from hansa.data.formats import tables
 from hansa.data.formats.parallel import aligned, gettext_catalogue, tmx
 from hansa.data.formats.standoff import brat, conll
-from hansa.data.rows import ParsedRow, PlacedRow, Problems, Row
+from hansa.data.rows import NO_TEXT, OTHER_LANGUAGE, UNREADABLE, ParsedRow, PlacedRow, Problems, Row
 from hansa.data.source import Source
 
 Reader = Callable[[Path, Source], Iterator[ParsedRow]]
@@ -182,7 +182,7 @@ def read_rows(source: Source, split: str, problems: Problems) -> Iterator[Row]:
     for where, fields, reason in _placed(source, split):
         problems.lines += 1
         if fields is None:
-            problems.note(where, reason)
+            problems.note(where, reason, UNREADABLE)
             continue
         if any(fields.get(key) != value and str(fields.get(key)) != str(value) for key, value in source.where.items()):
             continue
@@ -192,11 +192,11 @@ def read_rows(source: Source, split: str, problems: Problems) -> Iterator[Row]:
             row[source.text] = " ".join(map(str, row["tokens"]))
         text = row.get(source.text)
         if text is None:
-            problems.note(where, f"no field '{source.text}' (fields: {_names(row)})")
+            problems.note(where, f"no field '{source.text}' (fields: {_names(row)})", NO_TEXT)
         elif wrong := _wrong_language(row, source):
-            problems.note(where, wrong)
+            problems.note(where, wrong, OTHER_LANGUAGE)
         elif not isinstance(text, str) or not text.strip():
-            problems.note(where, f"field '{source.text}' is empty or not text")
+            problems.note(where, f"field '{source.text}' is empty or not text", NO_TEXT)
         else:
             yield row
 
@@ -256,6 +256,6 @@ def _is_code(language: Any) -> bool:
 
 
 def _names(row: Row) -> str:
-    """The names of a row's fields, or, if they look like text, their number: the message leaves the silo."""
+    """The names of a row's fields, or, if they look like text, their number."""
     named = [str(name) for name in row]
     return ", ".join(named) if named and all(n.isidentifier() and len(n) < 30 for n in named) else str(len(named))

@@ -10,6 +10,15 @@ from hansa.core.errors import DataError
 ParsedRow = tuple[int, dict[str, Any] | None, str]  # row number, fields by name (None: unreadable), why unreadable
 PlacedRow = tuple[str, dict[str, Any] | None, str]  # the same, with its file and line instead of a number
 NUMBER = re.compile(r"\d+")
+# Kinds of problems. Their names and counts leave a silo; reasons and places do not leave its organisation.
+UNREADABLE = "cannot be read"
+NO_TEXT = "have no text"
+OTHER_LANGUAGE = "are in another language"
+NOT_DEIDENTIFIED = "cannot be de-identified"
+BAD_ANNOTATION = "have annotation that cannot be used"
+OTHER_LABEL = "have a label that is not listed"
+TOO_LONG = "do not fit into a sample"
+UNUSABLE = "cannot be used"
 MAX_REASONS = 4  # reasons named in a message; the others are counted
 
 
@@ -31,10 +40,12 @@ class Problems:
     kinds: Counter[str] = field(default_factory=Counter)  # reasons with their numbers replaced by 0 → count
     found: dict[str, str] = field(default_factory=dict)  # kind → the first place, and the reason given there
     derived: Counter[str] = field(default_factory=Counter)  # reason → samples left out that no annotation names
+    released_kinds: Counter[str] = field(default_factory=Counter)  # kind of problem, as listed above → count
 
-    def note(self, place: str, reason: str) -> None:
-        """Count a row that cannot be used."""
+    def note(self, place: str, reason: str, as_kind: str = UNUSABLE) -> None:
+        """Count a row that cannot be used; ``as_kind`` is one of the kinds listed above."""
         self.bad += 1
+        self.released_kinds[as_kind] += 1
         kind = NUMBER.sub("0", reason)
         self.found.setdefault(kind, f"{place}: {reason}")
         self.kinds[kind] += 1
@@ -51,6 +62,12 @@ class Problems:
             f"{count} derived samples (pairs without an annotated relation) left out: {why}"
             for why, count in self.derived.items()
         ]
+
+    def released(self) -> list[str]:
+        """What may leave the silo: how many rows were left out, by kind of problem; no place, no reason, no text."""
+        rows = [f"{count} of {self.lines} rows {kind}" for kind, count in sorted(self.released_kinds.items())]
+        derived = sum(self.derived.values())
+        return rows + ([f"{derived} derived samples were left out"] if derived else [])
 
     def check(self, allowed: float, what: str) -> None:
         """Raise `DataError` if more than the ``allowed`` fraction of the rows of ``what`` could not be used."""

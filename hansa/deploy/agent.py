@@ -4,6 +4,7 @@ The main thread receives envelopes and sends heartbeats; a worker thread process
 all connections, keeps the model loaded, and repeats every network operation until it succeeds.
 """
 
+import re
 import threading
 from collections.abc import Callable
 from importlib.metadata import version
@@ -13,10 +14,11 @@ from time import monotonic, time
 import torch
 
 from hansa.core import wire
-from hansa.core.errors import UserError, printable
+from hansa.core.errors import UserError, place, printable
 from hansa.core.messages import Failure
 from hansa.deploy.identity_watch import IdentityWatch
 from hansa.deploy.kit import Kit
+from hansa.deploy.leave import LEFT_FILE
 from hansa.deploy.network.address import Proxy
 from hansa.deploy.network.blob_client import BlobClient
 from hansa.deploy.network.blob_protocol import InvalidRequest, RequestRefused
@@ -29,13 +31,14 @@ from hansa.deploy.network.session import Session, no_log
 from hansa.deploy.replay_guard import ReplayGuard
 from hansa.deploy.reply_store import TEXT, PackedReply, ReplyStore, unstored_reply
 from hansa.deploy.request_reader import NodeService, RequestReader
-from hansa.links.local import attempt
+from hansa.links.local import attempt, withheld_reason
 
 HEARTBEAT_SECONDS = 5.0
 POLL_SECONDS = 10.0  # between reads of the stored request, when no notification arrives
 RETRY_SECONDS = 5.0  # after a request failed
 ATTEMPTS = 3  # at a request before its failure is sent to the parent
 FINISH_SECONDS = 30.0  # for a reply that is being sent when the agent is stopped
+PATH = re.compile(r"(?<![\w/:<])(?:[A-Za-z]:\\|~?/|\.\.?/)[^\s'\",;:()]+")  # of a file on this machine
 MAX_REASONS = 200  # kept, so that invalid envelopes cannot fill the memory
 
 Log = Callable[[str], None]
@@ -51,7 +54,7 @@ class Agent:
     def __init__(
         self, kit: Kit, home: Path, service: NodeService, log: Log, proxy: Proxy | None = None, warn: Log | None = None
     ) -> None:
-        self._kit, self._service, self._proxy = kit, service, proxy
+        self._kit, self._home, self._service, self._proxy = kit, home, service, proxy
         self._log, self._warn = log, warn or log
         self._subjects, self._parent = kit.parent_subjects, kit.parent
         kit.key.public_key()  # raises here if the key is damaged
@@ -108,6 +111,10 @@ class Agent:
         try:
             while not self._stop.is_set():
                 now = monotonic()
+                if (self._home / LEFT_FILE).exists():
+                    self._log("this silo has left the federation: the agent ends")
+                    self.stop()
+                    break
                 if session.connections != connections or now - polled_at >= POLL_SECONDS:
                     self._read_stored(session)
                     connections, polled_at = session.connections, now
@@ -195,6 +202,8 @@ class Agent:
             public = self._kit.public_key(self._parent.node)
             envelope = open_envelope(data, self._parent.node, self._kit.name, public)
             self._replay_guard.check(envelope)
+            if self._service.anchors is not None:
+                self._service.anchors.book.note(self._parent.node, envelope.audit, data)
             if envelope.members < self._kit.serial:
                 self._note_once(
                     f"'{self._parent.node}' uses list of members {envelope.members}, and this node has "
@@ -271,6 +280,11 @@ class Agent:
         except Exception as why:  # nor may this end the agent
             self._warn(f"{_title(envelope)}: the failure cannot be sent ({type(why).__name__}: {why})")
 
+    def _withheld(self, error: BaseException) -> str:
+        """Log an error with its place; return what may leave of it."""
+        self._warn(f"failed twice: {type(error).__name__} ({place(error)})")
+        return withheld_reason(error)
+
     @property
     def _superseded(self) -> bool:
         """Whether there is a newer request than the one that was taken up last."""
@@ -308,6 +322,7 @@ class Agent:
             vectors=refs,
             members=self._kit.serial,
             instance=str(self._watch.instance),
+            audit=self._service.anchors.head() if self._service.anchors is not None else "",
         )
         if alarm := self._watch.alarm:
             raise RequestRefused(alarm)
@@ -328,20 +343,27 @@ class Agent:
             detail = error.detail if isinstance(error, InvalidRequest) else str(error)
             self._warn(f"{_title(envelope)}: the request cannot be used ({detail})")
             self._service.log_refusal(envelope.kind, envelope.round, detail)
+            if isinstance(error, UserError):
+                return _failure(_own_mistake(error))
             return _failure(f"the request cannot be used: {error}")
         replies.forget(getattr(request, "durable", 0))
         self.phase, self.deadline = "working", _local_deadline(envelope)
         self._log(f"{_title(envelope)}: started")
         try:
-            reply = attempt(answer, request)
-        except UserError as error:  # its message may name files, fields or labels of this node
+            reply = attempt(answer, request, self._withheld)
+        except UserError as error:
             self._warn(f"{_title(envelope)}: {error}")
-            reply = Failure(f"its data or settings cannot be used ({type(error).__name__}); see the log of the node")
+            reply = Failure(_own_mistake(error))
         text, vectors = wire.split(reply)
         if isinstance(reply, Failure):
             self._warn(f"{_title(envelope)}: {reply.reason}")
-            return unstored_reply(Failure.__name__, text)
+            return _failure(reply.reason)
         return replies.keep(envelope.request, envelope.round, type(reply).__name__, text, vectors)
+
+
+def _own_mistake(error: UserError) -> str:
+    """A mistake in the node's data or settings, without its message, which may name files, fields or labels."""
+    return f"its data or settings cannot be used ({type(error).__name__}); see the log of the node"
 
 
 def _title(envelope: Envelope) -> str:
@@ -349,6 +371,8 @@ def _title(envelope: Envelope) -> str:
 
 
 def _failure(reason: str) -> PackedReply:
+    """A failure as it leaves the node. No reason should name a path; one that does loses it here."""
+    reason = PATH.sub("(a path)", reason)
     return unstored_reply(Failure.__name__, wire.split(Failure(reason))[0])
 
 

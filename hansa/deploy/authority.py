@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from hansa.config.federation import Federation
 from hansa.core.errors import UserError, did_you_mean
 from hansa.deploy.certificates import authority_certificate, generation_of, issue, public_hex, write_file, write_key
 from hansa.deploy.key_request import (
@@ -27,11 +27,14 @@ from hansa.deploy.key_request import (
     signed_request,
     signed_response,
 )
-from hansa.deploy.kit import VERSION, identity
+from hansa.deploy.kit import VERSION, KitInfo, identity
 from hansa.deploy.membership import MEMBERS, Member, MemberList, fingerprint, parse_members, sign_members
 from hansa.deploy.nats_config import AUTHORIZATION, NATS, authorization, existing_server
 from hansa.deploy.network.subjects import token
-from hansa.deploy.plan import AUTHORITY, Plan, host_and_port, make_plan
+from hansa.deploy.plan import AUTHORITY, Plan
+
+if TYPE_CHECKING:
+    from hansa.config.federation import Federation
 
 ISSUED = "issued"  # the newest certificate of every member
 
@@ -46,7 +49,7 @@ class Response:
 
 
 def create(
-    federation: Federation, out: Path, addresses: Mapping[str, str], days: int, nats: str | None = None
+    federation: "Federation", out: Path, addresses: Mapping[str, str], days: int, nats: str | None = None
 ) -> list[Path]:
     """Write an authority and complete kits, with private keys, for all nodes of a federation; return their folders.
 
@@ -65,12 +68,14 @@ def create(
 
 
 def found(
-    federation: Federation, folder: Path, addresses: Mapping[str, str], days: int, nats: str | None = None
+    federation: "Federation", folder: Path, addresses: Mapping[str, str], days: int, nats: str | None = None
 ) -> "Authority":
     """Create an authority that has no members yet, in a new folder; options as in `create`.
 
     With ``nats``, the files of the NATS server are written beside the folder.
     """
+    from hansa.deploy.planning import host_and_port, make_plan  # slow to import, and most commands make no plan
+
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; choose another --out")
     broker = host_and_port("--nats", nats) if nats is not None else None
@@ -175,7 +180,8 @@ class Authority:
             members[request.node] = Member(
                 key=request.key, kind=node.kind, parent=node.parent, generations=(*kept, generation)
             )
-            certificates[request.node] = self._certificate(request, generation, days)
+            public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(request.key))
+            certificates[request.node] = self.certify(public, self.plan.info(request.node), generation, days)
         (self.folder / ISSUED).mkdir(exist_ok=True)
         for name, pem in certificates.items():
             write_file(self.folder / ISSUED / f"{token(name)}.pem", pem)
@@ -204,12 +210,11 @@ class Authority:
                 f"{request.fingerprint}; use --replace if the member confirms that it made a new key"
             )
 
-    def _certificate(self, request: KeyRequest, generation: int, days: float) -> bytes:
-        info = self.plan.info(request.node)
-        own = identity(request.node, generation, self.plan.federation)
+    def certify(self, key: Ed25519PublicKey, info: KitInfo, generation: int, days: float) -> bytes:
+        """A certificate for the key of a member, in PEM."""
+        own = identity(info.node, generation, info.federation)
         hosts = [info.serves.host] if info.serves else []
-        public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(request.key))
-        return issue(self._key, self.certificate, public, token(request.node), [own], hosts, days)
+        return issue(self._key, self.certificate, key, token(info.node), [own], hosts, days)
 
     def _response(self, name: str, certificate: bytes) -> str:
         info = self.plan.info(name)
@@ -233,9 +238,11 @@ class Authority:
         file = self.folder / ISSUED / f"{token(name)}.pem"
         return x509.load_pem_x509_certificate(file.read_bytes()) if file.exists() else None
 
-    def add(self, federation: Federation, addresses: Mapping[str, str]) -> Sequence[str]:
+    def add(self, federation: "Federation", addresses: Mapping[str, str]) -> Sequence[str]:
         """Take the new nodes of a newer federation file into the plan; return the nodes that are not members yet."""
-        self.plan = self.plan.extended(federation, addresses)
+        from hansa.deploy.planning import make_plan  # slow to import
+
+        self.plan = self.plan.extended(make_plan(federation, addresses, self.plan.broker))
         self.plan.write(self.folder)
         return [name for name in self.plan.nodes if name not in self.members()]
 

@@ -1,26 +1,27 @@
 """The initial model, tokenizer and labels of a run as one sequence of bytes: a JSON list of files, then their content.
 
-Only a flat folder is packed. Both ends accept only files that hold weights, vocabularies and settings, and no settings
-that name code to load.
+Only a flat folder is packed. A receiver accepts only the files and settings that `hansa.models.folder` allows, only
+tensors that the configuration implies, and only a model that fits into its memory; it writes nothing before that.
 """
 
 import json
-import re
-from collections.abc import Iterator
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
+from hansa.core.errors import ConfigError
+from hansa.deploy import quota
 from hansa.deploy.network.blob_protocol import InvalidRequest
 from hansa.files import atomically
+from hansa.models import folder as model_folder
+from hansa.models.weights import check_tensors
 
 MAX_LINE_BYTES = 1 << 20
-SUFFIXES = (".json", ".safetensors", ".txt", ".model", ".spm")  # .model and .spm are SentencePiece's
-CODE_KEYS = {"auto_map", "custom_pipelines", "trust_remote_code"}
+COPIES = 4  # of a model in a silo's memory: the model, its gradients, the received and the outgoing tensors
 
 
 def pack(folder: Path, file: Path) -> memoryview:
     """Write the bundle of a folder to ``file`` and return it mapped; the same folder gives the same bytes."""
-    files = sorted(path for path in folder.iterdir() if path.is_file() and path.suffix in SUFFIXES)
+    files = sorted(path for path in folder.iterdir() if path.is_file() and model_folder.is_allowed(path.name))
     draft = file.with_name(f".{file.name}.draft")
     with draft.open("wb") as out:
         out.write(json.dumps([[path.name, path.stat().st_size] for path in files]).encode() + b"\n")
@@ -34,40 +35,34 @@ def pack(folder: Path, file: Path) -> memoryview:
 
 
 def unpack(bundle: memoryview, folder: Path) -> None:
-    """Write the files of a bundle into a new folder; raises `InvalidRequest` if a file is not acceptable."""
+    """Write the files of a bundle into a new folder; raises `InvalidRequest` if the model is not acceptable."""
+    files = _files(bundle)
+    try:
+        config, tensors = model_folder.check(files)
+        footprint = check_tensors(config, tensors)
+    except ConfigError as error:
+        raise InvalidRequest(f"the initial model is refused: {error}") from None
+    quota.check_model(COPIES * footprint.parameters + footprint.buffers)
     with atomically(folder) as draft:
-        for name, content in _files(bundle):
+        for name, content in files.items():
             (draft / name).write_bytes(content)
 
 
-def _files(bundle: memoryview) -> Iterator[tuple[str, memoryview]]:
+def _files(bundle: memoryview) -> dict[str, memoryview]:
+    """The content of each file of a bundle; raises `InvalidRequest` if the bytes are not a list of files and files."""
     line, newline, _ = bytes(bundle[:MAX_LINE_BYTES]).partition(b"\n")
     at = len(line) + 1
     try:
         listed = json.loads(line) if newline else None
         entries = [(str(name), int(size)) for name, size in listed] if isinstance(listed, list) else None
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         entries = None
     if entries is None or any(size < 0 for _, size in entries) or at + sum(s for _, s in entries) != len(bundle):
         raise InvalidRequest("the initial model is not a bundle of files")
+    files: dict[str, memoryview] = {}
     for name, size in entries:
-        if not re.fullmatch(r"\w[\w.-]{0,99}", name, re.ASCII) or ".." in name or not name.endswith(SUFFIXES):
-            raise InvalidRequest(f"the initial model has a file named {name[:100]!r}, which is not allowed")
-        content = bundle[at : at + size]
-        if name.endswith(".json"):
-            _check_settings(name, bytes(content))
-        yield name, content
+        if name in files:
+            raise InvalidRequest("the initial model has two files of one name")
+        files[name] = bundle[at : at + size]
         at += size
-
-
-def _check_settings(name: str, text: bytes) -> None:
-    """Raise `InvalidRequest` if a JSON file names code; keys are compared after parsing, so escapes do not help."""
-
-    def check(pairs: list[tuple[str, object]]) -> None:
-        if any(key in CODE_KEYS for key, _ in pairs):
-            raise InvalidRequest(f"the initial model names code to load, in {name}")
-
-    try:
-        json.loads(text, object_pairs_hook=check)
-    except (ValueError, RecursionError):
-        raise InvalidRequest(f"the initial model has a file {name} that is not JSON") from None
+    return files

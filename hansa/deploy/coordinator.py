@@ -10,7 +10,7 @@ import torch
 
 from hansa.client.host import SiloHost
 from hansa.client.runtime import Runtime
-from hansa.config.checks import check_settings
+from hansa.config.checks import check_labels, check_settings
 from hansa.config.federation import Federation
 from hansa.config.method import build_method
 from hansa.config.nodes import ROOT, walk
@@ -26,6 +26,7 @@ from hansa.deploy.server_session import server_session
 from hansa.deploy.signatures import KitSigner, VerifiedLink
 from hansa.deploy.status import SERVER_FOLDER
 from hansa.links.tree import TreeLink
+from hansa.privacy.policy.audit_heads import Anchors
 from hansa.privacy.policy.audit_log import AUDIT_LOG, AuditLog
 from hansa.privacy.policy.audited_link import AuditedLink
 from hansa.privacy.policy.guard import RunContext
@@ -48,6 +49,7 @@ def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, callbac
         raise UserError(f"{kit.folder} is the kit of {kit.info.kind} '{kit.name}'; give the coordinator's kit")
     check_deployable(federation, kit)
     check_settings(federation)
+    check_labels(federation)
     torch.set_num_threads(1)
     children = _direct_children(federation)
     directory = RunDirectory.create(children, out, resume=(out / "federation.yaml").is_file())
@@ -61,7 +63,9 @@ def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, callbac
             network.share_settings(settings)
             verified = VerifiedLink(network, KitSigner(kit, directory.path, settings, network.run))
             context = RunContext(network.run, settings_digest(federation))
-            link: Link = AuditedLink(verified, AuditLog(directory.path / AUDIT_LOG, kit.name), context)
+            log = AuditLog(directory.path / AUDIT_LOG, kit.name)
+            network.anchors = Anchors.beside(log)
+            link: Link = AuditedLink(verified, log, context)
             if federation.root is not None:
                 link = TreeLink(link, {ROOT: lambda request: host.silo(ROOT).answer(request)})
             begin(children, directory, link, ledger, callbacks)

@@ -19,6 +19,8 @@ from hansa.deploy.kit import Kit
 from hansa.deploy.network.blob_protocol import InvalidRequest
 from hansa.deploy.policy_enforcer import PolicyEnforcer
 from hansa.deploy.signatures import KitSigner
+from hansa.privacy.dp.prices import seeded_noise
+from hansa.privacy.policy.audit_heads import Anchors
 
 
 def sources(kit: Kit, data: Sequence[Path]) -> tuple[Source, ...]:
@@ -53,6 +55,7 @@ class SiloService:
     ) -> None:
         self._kit, self._sources, self._plugins, self._enforcer = kit, sources, plugins, enforcer
         self._threads = threads
+        self.anchors = Anchors.beside(enforcer.log) if enforcer is not None else None
 
     def log_refusal(self, message: str, round: int, reason: str) -> None:
         """Log a request that could not be used."""
@@ -67,6 +70,8 @@ class SiloService:
         enforcer = self._enforcer
         context = enforcer.admit(received_settings(settings), folder, self._plugins) if enforcer is not None else None
         runtime = Runtime(federation, folder, KitSigner(self._kit, folder, settings), device.choose())
+        if seeded := seeded_noise(federation):  # once the plug-ins are loaded: methods may come from them
+            raise InvalidRequest(f"the noise of {seeded[0]} comes from the seed ('seeded: true'), for simulations only")
         host = SiloHost(runtime)
         answer = host.silo(self._kit.name).answer
         if enforcer is None or context is None:

@@ -23,7 +23,7 @@ from hansa.core.settings import Section
 from hansa.deploy.certificates import public_hex, write_file, write_key
 from hansa.deploy.kit import VERSION, Kit, KitInfo, identity
 from hansa.deploy.membership import MEMBERS, NEWEST, MemberList, check_successor, fingerprint, parse_members
-from hansa.privacy.policy.proposal import POLICY_FILE
+from hansa.privacy.policy import POLICY_FILE
 
 REQUEST = "request.json"
 KEY, NEXT_KEY = "key.pem", "key.next.pem"

@@ -5,8 +5,10 @@ It has a connection of its own, in a thread. Heartbeats go to the journal, from 
 it is suspended; the broker stores them for children that are away.
 """
 
+import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic, time
 
 from hansa.core.errors import printable
@@ -82,9 +84,10 @@ class ChildListener:
         except ValueError as error:
             self._refused(node, printable(str(error)))
             return
-        self._presence.heard(heartbeat)
         self._compare(heartbeat)
-        self._journal.set_fact(HEARTBEAT + node, describe(heartbeat, time()))
+        with suppress(sqlite3.OperationalError):  # a full disk; the next heartbeat comes soon
+            self._presence.heard(heartbeat)
+            self._journal.set_fact(HEARTBEAT + node, describe(heartbeat, time()))
 
     def _compare(self, heartbeat: Heartbeat) -> None:
         """Log, once, that a child's list of members differs from this node's."""

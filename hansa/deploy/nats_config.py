@@ -5,7 +5,7 @@ existing server. Members authenticate with their certificates, so there are no p
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,13 @@ PREFACE = """\
 """
 
 
-def authorization(federation: str, members: Mapping[str, Member], serving: Iterable[str]) -> str:
-    """The permissions of all members, by certificate, on the server that the ``serving`` nodes use."""
+def authorization(
+    federation: str, members: Mapping[str, Member], serving: Iterable[str], excluded: Collection[str] = ()
+) -> str:
+    """The permissions of all members, by certificate, on the server that the ``serving`` nodes use.
+
+    ``excluded``: identities that may not connect for some time.
+    """
     permissions: dict[str, dict[str, list[str]]] = {}
     for parent in serving:
         subjects = Subjects(federation, parent)
@@ -48,15 +53,21 @@ def authorization(federation: str, members: Mapping[str, Member], serving: Itera
         for name, may in permissions.items()
         if name in members
         for generation in members[name].generations
+        if identity(name, generation, federation) not in excluded
     ]
     return "authorization " + json.dumps({"timeout": HANDSHAKE_SECONDS, "users": users}, indent=1) + "\n"
 
 
-def own_server(kit: Kit, store: Path) -> str:
-    """The configuration of the server that a coordinator or a region starts itself."""
+def own_server(kit: Kit, store: Path, monitor_port: int | None = None, excluded: Collection[str] = ()) -> str:
+    """The configuration of the server that a coordinator or a region starts itself.
+
+    ``monitor_port``: where the server tells this machine who is connected.
+    """
     files = {name: str((kit.folder / file).resolve()) for name, file in FILES.items()}
     settings = _settings(kit.child_subjects.stream, kit.endpoint.broker_address, str(store.resolve()), files)
-    return _lines(settings) + authorization(kit.info.federation, kit.members(), [kit.name])
+    if monitor_port is not None:
+        settings["http"] = f"127.0.0.1:{monitor_port}"
+    return _lines(settings) + authorization(kit.info.federation, kit.members(), [kit.name], excluded)
 
 
 def existing_server(federation: str, address: Address) -> str:

@@ -34,6 +34,14 @@ def check_memory(announced: int) -> None:
         raise InvalidRequest(f"the request announces {announced} bytes, and {free} bytes of memory are free")
 
 
+def check_model(needed: int) -> None:
+    """Raise `InvalidRequest` if a model that needs ``needed`` bytes for training does not fit into the free memory."""
+    if needed > FRACTION * (free := free_memory()):
+        raise InvalidRequest(
+            f"the initial model needs about {needed} bytes of memory for training, and {free} bytes are free"
+        )
+
+
 def check_disk(announced: int, folder: Path) -> None:
     """Raise `InvalidRequest` if ``announced`` bytes do not fit on the disk of ``folder``, which need not exist yet."""
     existing = next(place for place in (folder, *folder.resolve().parents) if place.exists())

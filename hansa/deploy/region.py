@@ -31,7 +31,9 @@ from hansa.deploy.policy_enforcer import PolicyEnforcer
 from hansa.deploy.server_session import server_session
 from hansa.deploy.signatures import KitSigner, VerifiedLink
 from hansa.deploy.status import SERVER_FOLDER
+from hansa.links.local import withheld_reason
 from hansa.links.tree import TreeLink
+from hansa.privacy.policy.audit_heads import Anchors
 from hansa.privacy.policy.audit_log import AUDIT_LOG, AuditLog
 from hansa.privacy.policy.audited_link import AuditedLink, AuditedNode
 from hansa.privacy.policy.guard import RunContext
@@ -58,6 +60,7 @@ class RegionService:
         self._kit, self._network, self._files = kit, network, out / SERVER_FOLDER
         self._sources, self._plugins, self._enforcer = sources, plugins, enforcer
         self._log = AuditLog(out / AUDIT_LOG, kit.name)
+        self.anchors = network.anchors = Anchors.beside(self._log)
         self.deadline: Callable[[], float | None] = lambda: None
 
     def log_refusal(self, message: str, round: int, reason: str) -> None:
@@ -98,7 +101,7 @@ class RegionNode:
         name, runtime = kit.name, host.runtime
         names = [*dict(walk(runtime.federation.silos))[name].silos, *([name] if holds_data else [])]
         self._host = host
-        self._link = TreeLink(link, {name: host.silo(name).answer}) if holds_data else link
+        self._link = TreeLink(link, {name: host.silo(name).answer}, withheld_reason) if holds_data else link
         # Sizes of the children are not known yet, and requests before the first round do not need them.
         children = dict.fromkeys(names, Child(0, 0))
         self._below = Server(name, children, self._link, runtime.method_of(name), round_settings(runtime.federation))

@@ -1,10 +1,13 @@
 """A node's replies on its own disk, written before their first byte leaves.
 
 A node that is restarted, or receives a request again, sends the same reply: nothing is computed twice, and nothing
-different is released for the same request. A file that a power failure left incomplete is detected by its digest.
+different is released for the same request. That matters for noise: two noisy versions of one update reveal more than
+one. A reply is synced to the disk before it is sent, so that after a power failure there is either the same reply, or
+one that no byte of left before. A file that is damaged later is detected by its digest.
 """
 
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,10 +57,12 @@ class ReplyStore:
         views = {TEXT: memoryview(text.encode()), **{name: as_bytes(vector) for name, vector in vectors.items()}}
         refs = {name: digest(view) for name, view in views.items()}
         for i, view in enumerate(views.values()):
-            (draft / str(i)).write_bytes(view)
+            _write(draft / str(i), view)
         about = {"kind": kind, "round": round, "parts": refs}
-        (draft / "about.json").write_text(json.dumps(about), encoding="utf-8")
+        _write(draft / "about.json", json.dumps(about).encode())
         draft.rename(self._folder / request)
+        _sync(self._folder / request)
+        _sync(self._folder)
         return PackedReply(
             kind, {name: (refs[name], _mapped(self._folder / request / str(i))) for i, name in enumerate(views)}
         )
@@ -77,6 +82,22 @@ def unstored_reply(kind: str, text: str) -> PackedReply:
     """A reply that is not stored, such as a failure: if the request is repeated, the node tries again."""
     view = memoryview(text.encode())
     return PackedReply(kind, {TEXT: (digest(view), view)})
+
+
+def _write(file: Path, data: bytes | memoryview) -> None:
+    with file.open("wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _sync(folder: Path) -> None:
+    """Sync the entries of a folder."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _mapped(file: Path) -> memoryview:

@@ -14,6 +14,7 @@ from hansa.deploy.bundle import unpack
 from hansa.deploy.network.blob_client import BlobClient
 from hansa.deploy.network.blob_protocol import InvalidRequest
 from hansa.deploy.network.envelope import Envelope, Ref
+from hansa.privacy.policy.audit_heads import Anchors
 
 MAX_TEXT_BYTES = 256 << 20
 MAX_SETTINGS_BYTES = 16 << 20
@@ -23,6 +24,10 @@ Answer = Callable[[Request], Reply]
 
 class NodeService(Protocol):
     """What a node does with requests: a silo answers from its data, a region asks its own children."""
+
+    @property
+    def anchors(self) -> Anchors | None:
+        """The node's audit log and the heads of its parent's; None: it has no log."""
 
     def open_run(self, folder: Path, settings: bytes) -> Answer:
         """How the node answers in a run; ``folder`` holds the run's files, ``settings`` is the federation file."""

@@ -1,5 +1,6 @@
 """The server session of a coordinator or a region: broker, blob server, journal, and the link that uses them."""
 
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,7 +14,7 @@ from hansa.deploy.listener import ChildListener
 from hansa.deploy.lock_file import lock_folder
 from hansa.deploy.network.address import Loopback
 from hansa.deploy.network.blob_server import BlobServer
-from hansa.deploy.network.journal import Journal
+from hansa.deploy.network.journal import MAX_REASONS, Journal
 from hansa.deploy.network.link import NatsLink
 from hansa.deploy.network.presence import Presence
 from hansa.deploy.network.session import Session, no_log
@@ -41,8 +42,15 @@ def server_session(
         stack.callback(journal.close)
         presence = Presence(kit, journal, log)
 
+        uncounted: set[tuple[str, str]] = set()
+
         def refused(node: str, reason: str) -> None:
-            if journal.count_refusal(node, reason):
+            try:
+                first = journal.count_refusal(node, reason)
+            except sqlite3.Error:  # a full disk, which is worth a line, or the session ends
+                first = (node, reason) not in uncounted and len(uncounted) < MAX_REASONS
+                uncounted.add((node, reason))
+            if first:
                 log(f"{printable(node)}: {printable(reason)}")
 
         def identify(names: list[str]) -> str:
@@ -103,6 +111,7 @@ def _start_supervisor(
             try:
                 if broker is not None:
                     broker.restart_if_dead()
+                    broker.limit_connections()
                 waiting.update(time())
                 if suspended != (found := {name for name in kit.children if presence.suspended(name)}):
                     suspended = found
@@ -113,7 +122,7 @@ def _start_supervisor(
                     blobs.disconnect_revoked()
                     if broker is not None:
                         broker.reload()
-            except (HansaError, OSError) as error:
+            except (HansaError, OSError, sqlite3.Error) as error:
                 log(f"{error}; trying again in a second")
                 stop.wait(1.0)
 

@@ -22,6 +22,7 @@ from hansa.config.sections import MIN_MASKED_COHORT
 from hansa.core.link import Answer, Link
 from hansa.core.messages import AdvertisedKeys, AdvertiseKeys, Failure, NodeId, Request
 from hansa.deploy.kit import COORDINATOR, Kit
+from hansa.deploy.membership import Member
 from hansa.privacy.secure_aggregation.announcement import Announcement
 from hansa.privacy.secure_aggregation.protocol import Refused
 
@@ -48,20 +49,29 @@ class KitSigner:
         """Raise `Refused` if the roster is too short, or a node on it is not a sibling that signed its announcement."""
         if len(roster) < MIN_MASKED_COHORT:
             raise Refused(f"the roster has {len(roster)} silos; secure aggregation needs at least {MIN_MASKED_COHORT}")
-        for node, announcement in roster.items():
-            self._check(round, node, announcement)
-
-    def _check(self, round: int, node: NodeId, announcement: Announcement) -> None:
         members = self.kit.members()
+        parent = members[self.kit.name].parent
+        for node, announcement in roster.items():
+            self._check_member(members, node, parent)
+            self._verify(round, node, announcement)
+        if len({members[node].key for node in roster}) < len(roster):
+            raise Refused("two silos on the roster have the same key, so they count as one; nothing is sent")
+
+    def verify(self, round: int, node: NodeId, announcement: Announcement) -> None:
+        """Raise `Refused` if a silo below this node has not signed the announcement for this round."""
+        self._check_member(self.kit.members(), node, self.kit.name)
+        self._verify(round, node, announcement)
+
+    @staticmethod
+    def _check_member(members: Mapping[str, Member], node: NodeId, parent: str | None) -> None:
+        """Only a silo or region that the authority lists, below the same parent, counts towards a cohort."""
         member = members.get(node)
-        if member is None or member.kind == COORDINATOR or member.parent != members[self.kit.name].parent:
+        if member is None or member.kind == COORDINATOR or member.parent != parent:
             raise Refused(f"the roster has '{node}', which is not a silo or region of the same parent")
         if not member.generations:
             raise Refused(f"the roster has '{node}', which was revoked")
-        self.verify(round, node, announcement)
 
-    def verify(self, round: int, node: NodeId, announcement: Announcement) -> None:
-        """Raise `Refused` if a member has not signed the announcement for this round."""
+    def _verify(self, round: int, node: NodeId, announcement: Announcement) -> None:
         try:
             statement = self._statement(round, node, announcement)
             self.kit.public_key(node).verify(bytes.fromhex(announcement.signature), statement)

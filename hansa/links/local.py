@@ -6,7 +6,7 @@ from threading import Lock
 from time import monotonic
 
 from hansa.core import wire
-from hansa.core.errors import UserError, place
+from hansa.core.errors import RunFailed, UserError, place
 from hansa.core.link import Answer
 from hansa.core.messages import Failure, NodeId, Reply, Request, Update
 
@@ -45,8 +45,13 @@ def _own(reply: Reply) -> Reply:
     return replace(reply, gradient=reply.gradient.copy()) if isinstance(reply, Update) else reply
 
 
-def attempt(answer: Callable[[Request], Reply], request: Request) -> Reply:
-    """Ask; if it fails, ask once more; if it fails again, the silo is lost for this request."""
+def attempt(
+    answer: Callable[[Request], Reply], request: Request, reason_of: Callable[[BaseException], str] | None = None
+) -> Reply:
+    """Ask; if it fails, ask once more; if it fails again, the silo is lost for this request.
+
+    ``reason_of``: an error as the reason of the failure; default: `reason`.
+    """
     for tries_left in (1, 0):
         try:
             return answer(request)
@@ -54,11 +59,20 @@ def attempt(answer: Callable[[Request], Reply], request: Request) -> Reply:
             raise
         except Exception as error:  # whatever a silo's code raises must not end the federation
             if not tries_left:
-                return Failure(reason(error))
+                return Failure((reason_of or reason)(error))
     raise AssertionError("unreachable")
 
 
+def withheld_reason(error: BaseException) -> str:
+    """An error as a reason that may leave the organisation: its type, and nothing of its message."""
+    inner = error.__context__ if isinstance(error, RunFailed) and error.__context__ is not None else error
+    return f"it failed twice: {type(inner).__name__} (its message stays at the silo)"
+
+
 def reason(error: BaseException) -> str:
-    """An error as a short reason, and where it arose. Never its traceback, which may quote data."""
+    """An error as a short reason, and where it arose: for a simulation, in which silos belong to the same user.
+
+    Never its traceback, which may quote data. Between organisations see `withheld_reason`.
+    """
     text = str(error).strip().splitlines()
     return f"it failed twice: {type(error).__name__}" + (f": {text[0][:200]}" if text else "") + f" ({place(error)})"

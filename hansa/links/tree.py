@@ -12,18 +12,25 @@ from hansa.links.local import attempt
 class TreeLink:
     """Reaches silos through another link, and inner nodes through their answer functions.
 
-    Inner nodes answer in threads, since they only wait for their own children.
+    Inner nodes answer in threads, since they only wait for their own children. ``reason_of``: see `attempt`.
     """
 
-    def __init__(self, silos: Link, inner: Mapping[NodeId, Callable[[Request], Reply]]) -> None:
-        self._silos, self._inner = silos, inner
+    def __init__(
+        self,
+        silos: Link,
+        inner: Mapping[NodeId, Callable[[Request], Reply]],
+        reason_of: Callable[[BaseException], str] | None = None,
+    ) -> None:
+        self._silos, self._inner, self._reason_of = silos, inner, reason_of
         self.size, self.remote = silos.size, silos.remote
 
     def ask(self, asks: Mapping[NodeId, Request], until: float | None) -> Iterator[Answer]:
         """Ask silos and inner nodes at once; see `Link.ask`."""
         below = {node: request for node, request in asks.items() if node in self._inner}
         with ThreadPoolExecutor(max(1, len(below))) as threads:
-            futures = {n: threads.submit(attempt, self._inner[n], request) for n, request in below.items()}
+            futures = {
+                n: threads.submit(attempt, self._inner[n], request, self._reason_of) for n, request in below.items()
+            }
             silos = self._silos.ask({n: r for n, r in asks.items() if n not in below}, until)
             for node, request in asks.items():
                 if node in below:

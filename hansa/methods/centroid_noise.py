@@ -6,7 +6,8 @@ An addition to Wang et al. (2022), who share centroids without noise.
 
 x: a vector that is averaged, of a sample (pooled) or of each of its tokens; n: the number of vectors in the mean;
 L: the number of vectors of a sample that enter it (1, or the centroid's positions); z: the noise multiplier. ``clip``
-bounds the root mean square of x, so that one number serves any width; the output of a layer norm is near 1. The mean
+bounds the root mean square of x, so that one number serves any width; the output of a layer norm is near 1. The noise
+is a discrete Gaussian on a grid (`hansa.core.grid`), from the operating system unless ``seeded``. The mean
 prediction gets separate noise, z·√2/n, since two probability vectors are at most √2 apart, and is then normalised.
 
 The unit of privacy is *one training sample, replaced by another of the same length that falls into the same cluster*:
@@ -16,15 +17,17 @@ members of a cluster, and its length. Model updates are another release with its
 """
 
 from math import sqrt
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
+from hansa.core.grid import Grid, grid_error
 from hansa.core.mechanism import GaussianEvent
-from hansa.core.settings import Positive, Section
+from hansa.core.noise import SecretSource, SeededSource
+from hansa.core.settings import Positive, Section, refuse_secret
 
 MAX_DISTANCE = sqrt(2)  # L2 distance of two probability vectors, at most
 
@@ -35,20 +38,21 @@ class Noise(Section):
     multiplier: Positive = Field(description="Noise multiplier z: standard deviation over sensitivity.")
     clip: Positive = Field(default=1.0, description="Bound on the root mean square of a vector before it is averaged.")
     delta: float = Field(default=1e-5, gt=0.0, lt=1.0, description="The δ at which ε is stated.")
-    secret: bool = Field(
-        default=False, description="Draw the noise from the operating system instead of the seed: for real use."
+    seeded: bool = Field(
+        default=False,
+        description="Draw the noise from the seed, so that a simulation repeats; refused between organisations.",
     )
     unit: ClassVar[str] = "one training sample, replaced by another of its length in its cluster"
     not_covered: ClassVar[str] = "cluster sizes, lengths and which samples form a cluster"
 
-    @property
-    def seeded(self) -> bool:
-        """Whether the noise comes from the federation's seed."""
-        return not self.secret
+    @model_validator(mode="before")
+    @classmethod
+    def _noise_is_secret(cls, value: Any) -> Any:
+        return refuse_secret(value)
 
     def event(self, rounds: int) -> GaussianEvent:
         """Two releases per round: the centroids and the mean predictions."""
-        return GaussianEvent(self.multiplier, 2 * rounds)
+        return GaussianEvent(self.multiplier, 2 * rounds, error=grid_error(self.multiplier))
 
     def blur(self, means: Tensor, counts: Tensor, lengths: Tensor, rng: np.random.Generator) -> Tensor:
         """Add noise to means of clipped vectors (clusters × width, or clusters × positions × width).
@@ -58,17 +62,24 @@ class Noise(Section):
         """
         sensitivity = 2 * self.clip * (lengths * means.shape[-1]).sqrt()
         scale = sensitivity.view(-1, *[1] * (counts.ndim - 1)) / counts.clamp(min=1)
-        return means + self.multiplier * scale.unsqueeze(-1) * self._standard_normal(means, rng)
+        return self._noisy(means, scale.unsqueeze(-1), rng)
 
     def blur_predictions(self, means: Tensor, counts: Tensor, rng: np.random.Generator) -> Tensor:
         """Add noise to mean distributions (clusters × classes) over ``counts`` members, and normalise them again."""
-        noisy = means + self.multiplier * MAX_DISTANCE * self._standard_normal(means, rng) / counts.unsqueeze(-1)
+        noisy = self._noisy(means, MAX_DISTANCE / counts.unsqueeze(-1), rng)
         positive = noisy.clamp(min=1e-6)
         return positive / positive.sum(dim=1, keepdim=True)
 
-    def _standard_normal(self, like: Tensor, rng: np.random.Generator) -> Tensor:
-        source = np.random.default_rng() if self.secret else rng
-        return torch.from_numpy(source.standard_normal(tuple(like.shape), dtype=np.float32))
+    def _noisy(self, means: Tensor, scale: Tensor, rng: np.random.Generator) -> Tensor:
+        """Add noise to means that move by at most ``scale`` (of each cluster or position) between neighbours."""
+        source = SeededSource(int(rng.integers(2**63)), "centroids") if self.seeded else SecretSource()
+        # in units of its scale a mean moves by at most 1, whatever its number of members
+        grid = Grid(1.0, means.numel(), self.multiplier)
+        integers = grid.rounded(means / scale)
+        grid.add_noise(integers, source)
+        noisy = torch.empty_like(means)
+        grid.write(integers, noisy)
+        return noisy * scale
 
 
 def bounded(vectors: Tensor, noise: Noise | None) -> Tensor:

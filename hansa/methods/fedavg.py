@@ -37,6 +37,7 @@ class PlainObjective:
     """The task's own loss, and no state."""
 
     needs_text_vectors: ClassVar[bool] = False
+    task_loss_only: ClassVar[bool] = True
     state: ClassVar[None] = None
 
     def loss(self, work: Work, task_loss: TaskLoss) -> Tensor:

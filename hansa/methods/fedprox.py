@@ -24,6 +24,7 @@ class Proximal:
 
     mu: float
     needs_text_vectors: ClassVar[bool] = False
+    task_loss_only: ClassVar[bool] = True
     state: ClassVar[None] = None
 
     def loss(self, work: Work, task_loss: TaskLoss) -> Tensor:

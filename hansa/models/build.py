@@ -1,5 +1,6 @@
 """Build a model from a Hugging Face folder or hub id, or from a preset with random weights."""
 
+from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 ONE_AT_A_TIME = RLock()
 
 SIZES = {"mini": (2, 64, 2), "tiny": (2, 128, 2), "small": (4, 256, 4), "base": (12, 768, 12)}  # layers, width, heads
+ATTENTION = ("eager", "sdpa")  # implementations that are part of transformers and torch
 AUTO = {
     "AutoModelForMaskedLM": "encoder",
     "AutoModelForSequenceClassification": "encoder",
@@ -100,7 +102,7 @@ def from_config(config: Any, auto: str, labels: tuple[str, ...] = ()) -> "PreTra
     """A model with random weights from a transformers configuration."""
     _name_labels(config, labels)
     with ONE_AT_A_TIME:
-        return _fixed_tables(getattr(transformers(), auto).from_config(config))
+        return _fixed_tables(getattr(transformers(), auto).from_config(config, trust_remote_code=False))
 
 
 def _fixed_tables(model: "PreTrainedModel") -> "PreTrainedModel":
@@ -152,18 +154,34 @@ def _check_sizes(model: Any, settings: Model, tokenizer: "PreTrainedTokenizerBas
         )
 
 
+def _refuse_kernels(config: Any, path: str) -> None:
+    """Raise `ConfigError` if a configuration names an implementation of attention that may come from a hub."""
+    named = getattr(config, "_attn_implementation", None)
+    if named not in (None, *ATTENTION):
+        raise ConfigError(
+            f"model.path: the config.json of {path} names the attention implementation {str(named)!r}, which may be "
+            f"code from a hub; allowed are {' and '.join(ATTENTION)}: remove the setting"
+        )
+
+
 def load(path: str, auto: str, labels: tuple[str, ...] = (), fresh: bool = False) -> "PreTrainedModel":
     """A model from a folder or hub id; with ``fresh``, its architecture with random weights.
 
     Raises `ConfigError` if it cannot be loaded as ``auto``.
     """
+    local = Path(path).is_dir()
+    origin = {"trust_remote_code": False, "local_files_only": local}
     try:
-        config = transformers().AutoConfig.from_pretrained(path)
+        config = transformers().AutoConfig.from_pretrained(path, **origin)
+        _refuse_kernels(config, path)
         _name_labels(config, labels)
         if fresh:
             return from_config(config, auto)
+        safe = True if local and any(Path(path).glob("*.safetensors")) else None
         with ONE_AT_A_TIME:
-            loaded = getattr(transformers(), auto).from_pretrained(path, config=config, dtype=torch.float32)
+            loaded = getattr(transformers(), auto).from_pretrained(
+                path, config=config, dtype=torch.float32, use_safetensors=safe, **origin
+            )
     except (OSError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise ConfigError(f"model.path: {path} cannot be loaded as {auto}: {first}") from None

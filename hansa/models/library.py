@@ -3,6 +3,7 @@
 The import takes seconds, which commands that do not build a model should not spend.
 """
 
+import os
 from functools import cache
 from threading import Lock
 from typing import Any
@@ -19,6 +20,8 @@ def transformers() -> Any:
 
 @cache
 def _imported() -> Any:
+    # Some model types load compiled code from a hub when they are built, if the package `kernels` is installed.
+    os.environ.setdefault("USE_HUB_KERNELS", "NO")
     import transformers as library
     from transformers.utils import logging
 

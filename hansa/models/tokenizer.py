@@ -1,18 +1,20 @@
 """Tokenizers: the model's own, bytes, or a vocabulary built from counts of all silos.
 
-Federated: every silo splits its text into word pieces by the same rule and sends the counts of those that occur at
-least ``min_count`` times; the server adds the counts and trains byte-pair merges on them. No text leaves a silo, rare
-words (names, numbers, spelling variants) are withheld, and the report states what was sent.
+Federated: every silo splits its text into word pieces by the same rule and sends, of those that occur in at least
+``min_count`` rows, in how many rows they occur; the server adds the counts and trains byte-pair merges on them. No text
+leaves a silo, rare words (names, numbers, spelling variants) are withheld, also those that a single row repeats, and
+the report states what was sent.
 """
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from hansa.core.errors import ConfigError
+from hansa.data.units import UnitCounts
 from hansa.models.library import transformers
 
 if TYPE_CHECKING:
@@ -44,14 +46,21 @@ def _cutter() -> Any:
     )
 
 
-def count_pieces(texts: Iterable[str], min_count: int) -> tuple[dict[str, int], int]:
-    """What a silo releases: the pieces that occur at least ``min_count`` times, and how many others it withholds."""
+Document = tuple[Hashable | None, Sequence[str]]  # the unit that a row belongs to (None: it is one), and its texts
+
+
+def count_pieces(documents: Iterable[Document], min_count: int) -> tuple[dict[str, int], int]:
+    """What a silo releases: the pieces that occur in at least ``min_count`` units, and how many others it withholds.
+
+    A piece counts once for each unit, however often it occurs there.
+    """
     normalizer, cutter = _normalizer(), _cutter()
-    counts: Counter[str] = Counter()
-    for text in texts:
-        counts.update(piece for piece, _ in cutter.pre_tokenize_str(normalizer.normalize_str(text)))
-    kept = {piece: n for piece, n in counts.items() if n >= min_count}
-    return dict(sorted(kept.items())), len(counts) - len(kept)
+    counts = UnitCounts()
+    for unit, texts in documents:
+        cut = (cutter.pre_tokenize_str(normalizer.normalize_str(text)) for text in texts)
+        counts.add((piece for pieces in cut for piece, _ in pieces), unit)
+    kept = counts.at_least(min_count)
+    return kept, len(counts) - len(kept)
 
 
 def train_vocabulary(counts: Mapping[str, int], size: int) -> "PreTrainedTokenizerBase":
@@ -109,7 +118,9 @@ def _wrap(tokenizer: Tokenizer) -> "PreTrainedTokenizerBase":
 def load(path: str) -> "PreTrainedTokenizerBase":
     """The tokenizer of a folder or hub id; raises `ConfigError` if it cannot be loaded."""
     try:
-        tokenizer: PreTrainedTokenizerBase = transformers().AutoTokenizer.from_pretrained(path)
+        tokenizer: PreTrainedTokenizerBase = transformers().AutoTokenizer.from_pretrained(
+            path, trust_remote_code=False, local_files_only=Path(path).is_dir()
+        )
     except (OSError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise ConfigError(f"tokenizer: {path} cannot be loaded: {first}") from None

@@ -14,8 +14,9 @@ from hansa.data.examples import Unusable, in_batches, note_sample
 from hansa.data.rows import Problems, Row
 from hansa.data.source import Source
 from hansa.data.splits import rows
+from hansa.data.units import UnitCounts
 from hansa.models import tokenizer
-from hansa.tasks.base import TASKS, GenerationTask, LabelledTask, Task, Vocabulary
+from hansa.tasks.base import TASKS, GenerationTask, LabelledTask, Task, Vocabulary, discovery_of
 
 DETECTED = 200  # texts of a source whose language is detected
 MAX_FOREIGN = 0.1  # the share of them in another language above which there is a warning
@@ -109,10 +110,14 @@ class SourceReader:
         return task.classes(task.labels or sorted(set(self._used_labels(task))))
 
     def _used_labels(self, task: LabelledTask) -> Iterator[str]:
+        """The labels that the silos would report."""
+        discovery = discovery_of(task)
         for node in holders(self.federation).values():
+            counts = UnitCounts()
             for source in node.sources:
                 for row in rows(source, "train", self.federation.data, Problems()):
-                    yield from task.labels_in(row, source)
+                    counts.add(task.labels_in(row, source))
+            yield from counts.at_least(discovery.min_rows if discovery.allowed else 1)
 
 
 def other_languages(some: list[Row], text: str, language: str) -> Iterator[tuple[Row, str]]:

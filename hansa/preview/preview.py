@@ -103,12 +103,14 @@ class Preview:
     def claims(self) -> str:
         """How far the weight of a silo may follow the number of samples that it claims."""
         share = self.federation.participation.max_share
+        if self.federation.secure_aggregation is not None:
+            return "under secure aggregation each silo weighs its own update by the samples that it announces"
         if share is not None:
             return f"no silo counts more than {share:.0%} of all training samples, whatever it claims"
         return (
             "a silo's weight follows the samples that it claims when the run begins, without a bound; between "
-            f"organisations a silo that claims more than {UNSTATED_SHARE:.0%} of all is left out (participation.max_share "
-            "sets a bound)"
+            f"organisations a silo that claims more than {UNSTATED_SHARE:.0%} of all is left out "
+            "(participation.max_share sets a bound)"
         )
 
     @property

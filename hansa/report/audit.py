@@ -1,6 +1,6 @@
 """The findings of privacy audits as tables and charts, for the terminal and the report."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hansa.report.charts import lines
@@ -25,10 +25,8 @@ def sections(audits: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def tables(found: dict[str, Any]) -> list[dict[str, Any]]:
     """The tables of an audit, by its kind."""
-    if found["kind"] == "gradient-inversion":
-        return [_updates(found)]
-    if found["kind"] == "price":
-        return [_price(found)]
+    if found["kind"] in ONE_TABLE:
+        return [ONE_TABLE[found["kind"]](found)]
     return [_hits(found, where) for where in WHERE] + [_sizes(found)]
 
 
@@ -117,6 +115,72 @@ def _price(found: dict[str, Any]) -> dict[str, Any]:
     columns = ["defence", found["metric"], "cost", "recovered at position", "rare recovered", "(frequent)"]
     columns += ["centroids shared", "withheld", "ε"]
     return {"title": "The cost of each defence, and what an attack still recovers", "columns": columns, "rows": rows}
+
+
+def _crafted(found: dict[str, Any]) -> dict[str, Any]:
+    rows = [
+        [
+            row["defence"],
+            str(row["texts"]),
+            f"{row['tokens']:,}",
+            percent(row["recovered"]),
+            percent(row["placed"]),
+            percent(row["right"]),
+            percent(row["frequent"]),
+            f"{row['distance']:,.2g}",
+            _epsilon(row["epsilon"]),
+        ]
+        for row in found["rows"]
+    ]
+    columns = ["defence", "texts", "tokens", "recovered", "with position", "of guesses right", "(frequent)"]
+    title = f"Tokens that a crafted model reads from one update of {found['silo']}"
+    return {"title": title, "columns": [*columns, "distance", "ε"], "rows": rows}
+
+
+def _membership(found: dict[str, Any]) -> dict[str, Any]:
+    def row(name: str, one: dict[str, Any]) -> list[str]:
+        return [name, f"{one['value']:.3f}", f"{one['low']:.3f} to {one['high']:.3f}", percent(one.get("found"))]
+
+    rows = [row(one["attack"], one) for one in found["rows"]]
+    rows += [row(f"loss, model of round {one['round']}", one) for one in found["rounds"]]
+    if found["control"]:
+        rows.append(row("(control: the silo alone)", found["control"]))
+    columns = ["attack", "AUC", "95% interval", "members found at 5% false positives"]
+    title = f"Membership of rows of {found['silo']}: {found['members']} members, {found['others']} non-members"
+    return {"title": title, "columns": columns, "rows": rows}
+
+
+def _canary(found: dict[str, Any]) -> dict[str, Any]:
+    rows = [
+        [row["protection"], *(f"{bits:.1f}" for bits in row["exposure"].values()), _epsilon(row["epsilon"])]
+        for row in found["rows"]
+    ]
+    columns = ["protection", *(f"{times}×" for times in found["rows"][0]["exposure"]), "ε"]
+    title = f"Exposure in bits of {found['canaries']} canaries of {found['silo']} by repetitions"
+    return {"title": f"{title}, among {found['candidates']:,} candidates", "columns": columns, "rows": rows}
+
+
+def _backdoor(found: dict[str, Any]) -> dict[str, Any]:
+    rows = [
+        [row["defence"], percent(row["success"]), f"{row['accuracy']:.4f}", _epsilon(row["epsilon"])]
+        for row in found["rows"]
+    ]
+    title = f"A backdoor of {found['silo']}, one malicious silo of {found['silos']}"
+    return {"title": title, "columns": ["defence", "success of the trigger", "accuracy", "ε"], "rows": rows}
+
+
+def _epsilon(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.3g}"
+
+
+ONE_TABLE: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "gradient-inversion": _updates,
+    "price": _price,
+    "crafted-model": _crafted,
+    "membership": _membership,
+    "canary": _canary,
+    "backdoor": _backdoor,
+}
 
 
 def percent(share: float | None) -> str:

@@ -22,6 +22,7 @@ from hansa.report.timing import PHASES, phase_row
 from hansa.report.traffic import exchange_note, traffic_chart, traffic_rows
 from hansa.report.tree import tree_section
 from hansa.report.uploads import movement_section, quality_against_bytes, saved
+from hansa.runs.remains import withdrawal_lines
 from hansa.runs.results import RunResults
 from hansa.runs.summary import compare_metric, metric_names
 
@@ -75,7 +76,7 @@ def content(runs: Sequence[RunResults], title: str, reading: list[str], tables: 
     return {
         "title": title or first.federation.name,
         "lead": _lead(first, len(runs)),
-        "reading": reading,
+        "reading": [*reading, *(line for run in runs for line in withdrawal_lines(run.facts))],
         "tables": tables,
         "scores": [score_table(runs, compare_metric(runs, metric)) for metric in metrics],
         "curves": curve_charts(runs),

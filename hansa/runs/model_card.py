@@ -6,6 +6,7 @@ from typing import Any
 from hansa.config.federation import Federation
 from hansa.core.messages import DataCard, NodeId
 from hansa.privacy.policy.disclosures import disclosures
+from hansa.runs.remains import withdrawal_lines
 
 
 def model_card(
@@ -52,6 +53,7 @@ def model_card(
         "",
         *(f"- {line}" for line in disclosures(federation, facts.get("survey", {"minimum": 0, "silos": {}}))),
         "",
+        *(part for line in withdrawal_lines(facts) for part in (line, "")),
         "Versions: " + ", ".join(f"{k} {v}" for k, v in facts.get("versions", {}).items()) + ".",
         "",
     ]

@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Literal
@@ -20,7 +20,8 @@ from hansa.core.downlink import DownlinkState
 from hansa.core.errors import RunFailed, UserError
 from hansa.core.hierarchy import LayerState
 from hansa.core.link import Link
-from hansa.core.messages import DataCard, NodeId, Update
+from hansa.core.messages import LEFT, DataCard, NodeId, Update
+from hansa.core.participation import BufferState
 from hansa.core.round import Record
 from hansa.core.state import DOWNLINK, HIERARCHY, PARTICIPATION, ServerState
 from hansa.links.local import LocalLink
@@ -35,6 +36,7 @@ from hansa.runs.evaluation import Evaluator
 from hansa.runs.export import Exporter
 from hansa.runs.ledger import OWN, Ledger
 from hansa.runs.personalisation import personal_models
+from hansa.runs.remains import note_withdrawal
 from hansa.runs.start import begin, describe
 from hansa.runs.topology import build_topology
 
@@ -127,21 +129,31 @@ class Run:
     ) -> None:
         self.federation, self.directory, self.link, self.cards = federation, directory, link, cards
         self.ledger, self.callbacks = ledger, callbacks
-        self.host = SiloHost(Runtime(federation, directory.path))
-        self.root = build_topology(self.host, link, cards)
-        self.evaluator = Evaluator(federation, self.root, self.host.runtime.task, cards, ledger, callbacks)
-        self.exporter = Exporter(self.host, directory, cards, ledger, link.remote)
+        self._build()
+
+    def _build(self) -> None:
+        """Build the tree of nodes for the silos that take part."""
+        federation, cards = self.federation, self.cards
+        self.host = SiloHost(Runtime(federation, self.directory.path))
+        self.root = build_topology(self.host, self.link, cards)
+        self.evaluator = Evaluator(federation, self.root, self.host.runtime.task, cards, self.ledger, self.callbacks)
+        self.exporter = Exporter(self.host, self.directory, cards, self.ledger, self.link.remote)
 
     def go(self) -> Outcome:
         """Run to the end."""
-        federation, state = self.federation, self._restore()
+        state, rounds = self._restore(), self.federation.rounds
         self.ledger.rewind(state.round)
         durable = state.round
-        self.callbacks.begin(federation, state.round, {n: c.samples() for n, c in self.cards.items()})
+        self.callbacks.begin(self.federation, state.round, {n: c.samples() for n, c in self.cards.items()})
         if state.round == 0:
             self.evaluator.evaluate(state)
-        while state.round < federation.rounds:
+        while state.round < rounds:
             record = self.root.root_round(state, durable)
+            left = [node for node, reason in record.failures.items() if reason == LEFT and node in self.cards]
+            if left:
+                self._go_on_without(left, state)
+            if record.failed and left:
+                continue  # the round is repeated without them
             if record.failed:
                 self._checkpoint(state)
                 raise RunFailed(
@@ -153,6 +165,24 @@ class Run:
         self._note_prices(state.round)
         self.callbacks.end()
         return Outcome(self.directory.path, self.ledger.final(), self.ledger.final(f"{OWN} test"))
+
+    def _go_on_without(self, left: list[NodeId], state: ServerState) -> None:
+        """Leave silos that have left for good out of all later rounds; raises `RunFailed` if nobody is left."""
+        for node in left:
+            self.callbacks.say(
+                f"{node} has left the federation after round {state.round}; later rounds go on without it"
+            )
+            note_withdrawal(self.ledger, node, self.cards[node].samples(), state.round)
+        self.cards = {node: card for node, card in self.cards.items() if node not in left}
+        if not self.cards:
+            raise RunFailed(f"all silos have left the federation; the last checkpoint is in {self.directory.path}")
+        silos = {node: one for node, one in self.federation.silos.items() if node not in left}
+        self.federation = self.federation.model_copy(update={"silos": silos})
+        pending = state.slots.get(PARTICIPATION)
+        if isinstance(pending, BufferState):
+            work = tuple(one for one in pending.pending if one.node not in left)
+            state.slots[PARTICIPATION] = replace(pending, pending=work)
+        self._build()
 
     def _note(self, state: ServerState, record: Record, durable: int) -> int:
         """After a round: evaluate, note and checkpoint as often as the file says; return the durable round."""

@@ -18,13 +18,13 @@ from hansa.core.inner_node import merge
 from hansa.core.link import Link
 from hansa.core.messages import CollectVocabulary, DataCard, NodeId, VocabularyCounts
 from hansa.files import atomically
-from hansa.models import build, tokenizer
+from hansa.models import build, folder, tokenizer
 from hansa.runs.callbacks import RunCallbacks
 from hansa.runs.directory import RunDirectory
 from hansa.runs.enrolment import described, surveyed
 from hansa.runs.ledger import Ledger
 from hansa.runs.topology import check_models
-from hansa.tasks.base import ExtraTokensTask, LabelledTask, Task
+from hansa.tasks.base import ExtraTokensTask, LabelledTask, Task, discovery_of
 
 VERSIONS = ("hansa", "torch", "transformers", "tokenizers", "safetensors", "numpy")
 
@@ -38,7 +38,9 @@ def begin(federation: Federation, directory: RunDirectory, link: Link, ledger: L
         return
     task = Runtime(federation, directory.path).task
     named: tuple[str, ...] = getattr(task, "labels", ())
-    found = _collected(federation, task.needs_labels and not named, link, ledger, callbacks)
+    discovery = discovery_of(task)
+    label_rows = (discovery.min_rows if discovery.allowed else 1) if task.needs_labels and not named else 0
+    found = _collected(federation, label_rows, link, ledger, callbacks)
     words = _tokenizer(federation, task, found.pieces)
     names = named or found.labels
     labels = cast(LabelledTask, task).classes(names) if task.needs_labels else ()
@@ -54,6 +56,7 @@ def begin(federation: Federation, directory: RunDirectory, link: Link, ledger: L
     with atomically(directory.start) as draft:
         words.save_pretrained(draft)
         model.save_pretrained(draft)
+        folder.tidy(draft)  # what silos in other organisations accept, and nothing else
         (draft / "labels.json").write_text(json.dumps(labels, ensure_ascii=False), encoding="utf-8")
     facts = {name: version(name) for name in VERSIONS} | {"python": platform.python_version()}
     ledger.fact("versions", facts)
@@ -62,9 +65,12 @@ def begin(federation: Federation, directory: RunDirectory, link: Link, ledger: L
 
 
 def _collected(
-    federation: Federation, labels: bool, link: Link, ledger: Ledger, callbacks: RunCallbacks
+    federation: Federation, labels: int, link: Link, ledger: Ledger, callbacks: RunCallbacks
 ) -> VocabularyCounts:
-    """Collect what a common start needs from the silos: counts of word pieces, names of labels, both or nothing."""
+    """Collect what a common start needs from the silos: counts of word pieces, names of labels, both or nothing.
+
+    ``labels``: the least number of rows behind a label; 0: the silos are not asked for labels.
+    """
     pieces, minimum = federated_vocabulary(federation), federation.tokenizer.min_count
     if not pieces and not labels:
         return VocabularyCounts({})
@@ -114,7 +120,9 @@ def describe(
     noted = ledger.facts().get(fact, {})
     before = {name: DataCard(**card | {"problems": tuple(card["problems"])}) for name, card in noted.items()}
     known = before if link.remote else {}
-    told = described(link, list(holders(federation)), watched, federation.participation, ledger, callbacks, known)
+    left = ledger.facts().get("withdrawn", {})
+    names = [name for name in holders(federation) if name not in left]
+    told = described(link, names, watched, federation.participation, ledger, callbacks, known)
     times = repeats(federation.silos) | {ROOT: 1}
     new = {name: replace(card, per_round=times[name] * card.per_round) for name, card in told.items()}
     cards = {name: known.get(name, card) for name, card in new.items()}

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_chec
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from hansa.core.batch import Batch
 from hansa.core.errors import UserError
 from hansa.core.registry import Registry
+from hansa.core.settings import Count, Section
 from hansa.data.examples import Encoded, Examples, Unusable
 from hansa.data.rows import Row
 from hansa.data.source import Source
@@ -132,6 +134,58 @@ class LabelledTask(Task, Protocol):
 
     def classes(self, names: Iterable[str]) -> tuple[str, ...]:
         """The model's classes for these label names."""
+
+
+@dataclass(frozen=True)
+class LabelDiscovery:
+    """Whether silos may report the names of the labels in their data, and the least number of rows behind a label."""
+
+    allowed: bool = False
+    min_rows: int = 20
+
+
+NO_DISCOVERY = LabelDiscovery()
+
+
+@runtime_checkable
+class DiscoveringTask(Protocol):
+    """A labelled task whose settings say whether silos report label names."""
+
+    @property
+    def discovery(self) -> LabelDiscovery:
+        """What the federation file says about it."""
+
+
+def discovery_of(task: Task) -> LabelDiscovery:
+    """What a task says about reporting label names; a task that says nothing does not allow it."""
+    return task.discovery if isinstance(task, DiscoveringTask) else NO_DISCOVERY
+
+
+class LabelSettings(Section):
+    """The settings of tasks with labels."""
+
+    labels: tuple[str, ...] = Field(
+        default=(), description="Label names. Without them a simulation takes those in the data."
+    )
+    discover_labels: bool = Field(
+        default=False,
+        description="Let silos report the label names in their data. Without it, silos in other organisations refuse.",
+    )
+    min_label_rows: Count = Field(
+        default=20,
+        description="discover_labels: a silo reports a label only if at least this many of its rows have it.",
+    )
+
+    @property
+    def discovery(self) -> LabelDiscovery:
+        """What these settings say about reporting label names."""
+        return LabelDiscovery(self.discover_labels, self.min_label_rows)
+
+    @model_validator(mode="after")
+    def _listed_or_discovered(self) -> "LabelSettings":
+        if self.labels and self.discover_labels:
+            raise ValueError("'labels' and 'discover_labels: true' exclude each other: keep one of them")
+        return self
 
 
 @runtime_checkable

@@ -1,7 +1,7 @@
 """Text classification: one label for a text, for a mention (assertion) or for a pair of mentions (relation) in it.
 
-The labels are listed in the federation file. If they are not, the silos report the label names in their data, which is
-a release and stated in the report.
+The labels are listed in the federation file. If they are not, the silos of a simulation report the label names in their
+data; between organisations they do so only with ``discover_labels``. It is a release and stated in the report.
 """
 
 import re
@@ -18,12 +18,21 @@ from torch import Tensor, nn
 
 from hansa.core.batch import Batch
 from hansa.core.errors import UserError
-from hansa.core.settings import Section
 from hansa.data.examples import Encoded, Examples, Unusable
 from hansa.data.formats.annotated import NO_RELATION, BadRow, Entity, label_of, mark, mentions, pairs
-from hansa.data.rows import Row
+from hansa.data.rows import BAD_ANNOTATION, OTHER_LABEL, TOO_LONG, Row
 from hansa.data.source import Source
-from hansa.tasks.base import TASKS, Task, Vocabulary, as_tensors, f1_averages, pad
+from hansa.tasks.base import (
+    NO_DISCOVERY,
+    TASKS,
+    LabelDiscovery,
+    LabelSettings,
+    Task,
+    Vocabulary,
+    as_tensors,
+    f1_averages,
+    pad,
+)
 
 Focus = tuple[int, int]  # the part of a text that must not be truncated
 Sample = tuple[str, str, Focus]  # text, label, focus
@@ -59,6 +68,7 @@ class Classify:
     samples: Callable[[Row, Source], Iterable[Sample]] = whole_texts
     negative: str = ""  # the negative class, which counts for accuracy but not for F1
     headline: str = "accuracy"
+    discovery: LabelDiscovery = NO_DISCOVERY
     auto: ClassVar[str] = "AutoModelForSequenceClassification"
     lower_metrics: ClassVar[frozenset[str]] = frozenset({"loss"})
     needs_labels: ClassVar[bool] = True
@@ -82,11 +92,12 @@ class Classify:
             try:
                 found = list(self.samples(row, source))
             except BadRow as error:
-                yield Unusable(row.place, str(error))
+                yield Unusable(row.place, str(error), kind=BAD_ANNOTATION)
                 continue
             if any(label not in known for _, label, _ in found):
                 names = ", ".join(vocabulary.labels)
-                yield Unusable(row.place, f"its label (field '{source.label}') is not one of {names}")
+                reason = f"its label (field '{source.label}') is not one of {names}"
+                yield Unusable(row.place, reason, kind=OTHER_LABEL)
                 continue
             # In a text with entities, every pair without a relation is a derived sample of the negative class.
             samples += [(row.place, sample, len(found) > 1 and sample[1] == self.negative) for sample in found]
@@ -175,7 +186,7 @@ def _encoded(samples: list[Placed], known: dict[str, int], vocabulary: Vocabular
     for (place, _, derived), ids, label in found:
         if ids is None:
             reason = f"its mentions are too far apart for a sample of {vocabulary.max_length} tokens (data.max_length)"
-            yield Unusable(place, reason, derived)
+            yield Unusable(place, reason, derived, TOO_LONG)
         else:
             yield Encoded(ids, known[label])
 
@@ -201,32 +212,27 @@ def _around(vocabulary: Vocabulary, texts: list[str], focuses: list[Focus]) -> l
 
 
 @TASKS.register("classify")
-class Settings(Section):
+class Settings(LabelSettings):
     """Settings of the task ``classify``."""
-
-    labels: tuple[str, ...] = Field(default=(), description="Label names; default: those in the silos' data.")
 
     def build(self) -> Task:
         """Build the task."""
-        return Classify(self.labels)
+        return Classify(self.labels, discovery=self.discovery)
 
 
 @TASKS.register("assertion")
-class Assertion(Section):
+class Assertion(LabelSettings):
     """Settings of the task ``assertion``: classify mentions, for example as present, absent or possible."""
-
-    labels: tuple[str, ...] = Field(default=(), description="Label names; default: those in the silos' data.")
 
     def build(self) -> Task:
         """Build the task."""
-        return Classify(self.labels, marked_mentions, headline="macro_f1")
+        return Classify(self.labels, marked_mentions, headline="macro_f1", discovery=self.discovery)
 
 
 @TASKS.register("relation")
-class Relation(Section):
+class Relation(LabelSettings):
     """Settings of the task ``relation``: classify the relation of two mentions."""
 
-    labels: tuple[str, ...] = Field(default=(), description="Label names; default: those in the silos' data.")
     negative: Annotated[
         str, Field(min_length=1, description="Label of pairs without a relation; it does not count for F1.")
     ] = NO_RELATION
@@ -235,4 +241,4 @@ class Relation(Section):
         """Build the task."""
         missing = (self.negative,) if self.labels and self.negative not in self.labels else ()
         samples = partial(marked_pairs, unrelated=self.negative)
-        return Classify(self.labels + missing, samples, self.negative, headline="micro_f1")
+        return Classify(self.labels + missing, samples, self.negative, "micro_f1", self.discovery)

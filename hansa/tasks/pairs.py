@@ -16,12 +16,11 @@ from torch import Tensor, nn
 
 from hansa.core.batch import Batch
 from hansa.core.errors import UserError
-from hansa.core.settings import Section
 from hansa.data.examples import Encoded, Examples, Unusable
 from hansa.data.formats.annotated import BadRow, label_of
-from hansa.data.rows import Row
+from hansa.data.rows import BAD_ANNOTATION, OTHER_LABEL, Row
 from hansa.data.source import Source
-from hansa.tasks.base import TASKS, Task, Vocabulary, as_tensors, pad
+from hansa.tasks.base import TASKS, LabelDiscovery, LabelSettings, Task, Vocabulary, as_tensors, pad
 from hansa.tasks.classify import Classify, class_probabilities
 
 BETWEEN = "\t"  # separates the two texts in the argument of `Pairs.predict`
@@ -42,6 +41,11 @@ class Pairs:
     def labels(self) -> tuple[str, ...]:
         """See `LabelledTask.labels`."""
         return self.single.labels
+
+    @property
+    def discovery(self) -> LabelDiscovery:
+        """See `DiscoveringTask.discovery`."""
+        return self.single.discovery
 
     def labels_in(self, row: Row, source: Source) -> Iterator[str]:
         """See `LabelledTask.labels_in`."""
@@ -65,10 +69,12 @@ class Pairs:
         for row in rows:
             try:
                 second, label = second_of(row, source), label_of(row, source.label)
-                if label not in known:
-                    raise BadRow(f"its label (field '{source.label}') is not one of {', '.join(vocabulary.labels)}")
             except BadRow as error:
-                yield Unusable(row.place, str(error))
+                yield Unusable(row.place, str(error), kind=BAD_ANNOTATION)
+                continue
+            if label not in known:
+                reason = f"its label (field '{source.label}') is not one of {', '.join(vocabulary.labels)}"
+                yield Unusable(row.place, reason, kind=OTHER_LABEL)
                 continue
             firsts.append(row[source.text])
             seconds.append(second)
@@ -133,12 +139,11 @@ def joined(vocabulary: Vocabulary, firsts: list[str], seconds: list[str]) -> tup
 
 
 @TASKS.register("pairs")
-class Settings(Section):
+class Settings(LabelSettings):
     """Settings of the task ``pairs``."""
 
-    labels: tuple[str, ...] = Field(default=(), description="Label names; default: those in the silos' data.")
     negative: str = Field(default="", description="The negative class; it counts for accuracy but not for F1.")
 
     def build(self) -> Task:
         """Build the task."""
-        return Pairs(Classify(self.labels, negative=self.negative))
+        return Pairs(Classify(self.labels, negative=self.negative, discovery=self.discovery))

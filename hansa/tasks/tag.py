@@ -13,16 +13,25 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
 from torch import Tensor, nn
 
 from hansa.core.batch import Batch
-from hansa.core.settings import Section
 from hansa.data.examples import Encoded, Examples, Unusable
 from hansa.data.formats.annotated import OUTSIDE, WORD, BadRow, bio_spans, words_and_tags
-from hansa.data.rows import Row
+from hansa.data.rows import BAD_ANNOTATION, OTHER_LABEL, TOO_LONG, Row
 from hansa.data.source import Source
-from hansa.tasks.base import TASKS, Task, Vocabulary, as_tensors, f1_averages, logits_at, pad
+from hansa.tasks.base import (
+    NO_DISCOVERY,
+    TASKS,
+    LabelDiscovery,
+    LabelSettings,
+    Task,
+    Vocabulary,
+    as_tensors,
+    f1_averages,
+    logits_at,
+    pad,
+)
 
 NO_TAG = -1  # the tag of special tokens, and of all tokens of a word after its first
 Span = tuple[int, int, str]
@@ -33,6 +42,7 @@ class Tag:
     """The task ``ner``."""
 
     labels: tuple[str, ...] = ()  # entity types
+    discovery: LabelDiscovery = NO_DISCOVERY
     auto: ClassVar[str] = "AutoModelForTokenClassification"
     headline: ClassVar[str] = "strict_f1"
     lower_metrics: ClassVar[frozenset[str]] = frozenset({"loss"})
@@ -58,11 +68,13 @@ class Tag:
         for row in rows:
             try:
                 words, named = words_and_tags(row, source.text)
-                if not known.keys() >= set(named):
-                    types = ", ".join(tag[2:] for tag in vocabulary.labels if tag.startswith("B-"))
-                    raise BadRow(f"it has an entity type that is not one of {types}")
             except BadRow as error:
-                yield Unusable(row.place, str(error))
+                yield Unusable(row.place, str(error), kind=BAD_ANNOTATION)
+                continue
+            if not known.keys() >= set(named):
+                types = ", ".join(tag[2:] for tag in vocabulary.labels if tag.startswith("B-"))
+                reason = f"it has an entity type that is not one of {types}"
+                yield Unusable(row.place, reason, kind=OTHER_LABEL)
                 continue
             usable.append(row)
             texts.append(words)
@@ -72,7 +84,7 @@ class Tag:
             spans = bio_spans([vocabulary.labels[number] for number in numbers])
             if max((sum(map(len, pieces[s:e])) for s, e, _ in spans), default=0) > vocabulary.text_length:
                 reason = f"an entity does not fit into a sample of {vocabulary.max_length} tokens (data.max_length)"
-                yield Unusable(row.place, reason)
+                yield Unusable(row.place, reason, kind=TOO_LONG)
             else:
                 yield from _windows(pieces, numbers, inside, vocabulary)
 
@@ -213,11 +225,9 @@ def _sample(pieces: Pieces, tags: list[int], vocabulary: Vocabulary) -> Encoded:
 
 
 @TASKS.register("ner")
-class Settings(Section):
-    """Settings of the task ``ner``."""
-
-    labels: tuple[str, ...] = Field(default=(), description="Entity types; default: those in the silos' data.")
+class Settings(LabelSettings):
+    """Settings of the task ``ner``; its labels are the entity types."""
 
     def build(self) -> Task:
         """Build the task."""
-        return Tag(self.labels)
+        return Tag(self.labels, self.discovery)

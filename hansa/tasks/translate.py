@@ -25,7 +25,7 @@ from hansa.core.errors import UserError
 from hansa.core.settings import Count, Section
 from hansa.data.batching import batches
 from hansa.data.examples import Encoded, Examples, Unusable
-from hansa.data.rows import Row
+from hansa.data.rows import BAD_ANNOTATION, TOO_LONG, Row
 from hansa.data.source import Source
 from hansa.tasks import bleu
 from hansa.tasks.base import TASKS, Task, Vocabulary, as_tensors, logits_at, token_metrics, token_scores
@@ -63,7 +63,7 @@ class Translate:
         for row in rows:
             reason = self._flaw(row, source)
             if reason:
-                yield Unusable(row.place, reason)
+                yield Unusable(row.place, reason, kind=BAD_ANNOTATION)
             else:
                 pairs.append(row)
         if not pairs:
@@ -75,7 +75,7 @@ class Translate:
             longest = max(len(left), len(right))
             if longest > vocabulary.max_length:
                 reason = f"its source or target has {longest} tokens, more than the {vocabulary.max_length} of a sample"
-                yield Unusable(row.place, f"{reason} (data.max_length)")
+                yield Unusable(row.place, f"{reason} (data.max_length)", kind=TOO_LONG)
             else:
                 yield Encoded([*left, *right], label=len(left), text=row[source.target])
 

@@ -218,7 +218,7 @@ def test_positions_that_fewer_texts_than_the_floor_reach_are_withheld(tmp_path: 
 
 
 def test_noise_on_centroids_hides_tokens_and_its_cost_is_in_the_ledger_and_the_report(tmp_path: Path) -> None:
-    method = {"name": "fedkc", "layer": "all", "q": 4, "floor": 2, "noise": {"multiplier": 1.0}}
+    method = {"name": "fedkc", "layer": "all", "q": 4, "floor": 2, "noise": {"multiplier": 1.0, "seeded": True}}
     settings = federated(tmp_path / "data", method=method)
     outcome = run(settings, tmp_path / "run", workers=0)
     found = centroids.attack_knowledge(outcome.folder, "nearest-token", QUICK)
@@ -272,7 +272,7 @@ def test_a_policy_decides_about_centroids_and_their_price_before_training(tmp_pa
     assert not verdicts(release % "false")["ShareKnowledge"]
     assert verdicts(release % "true")["ShareKnowledge"]
     north, south = (
-        {"train": str(tmp_path / "data" / f"{n}.jsonl"), "privacy": {"noise_multiplier": 50}}
+        {"train": str(tmp_path / "data" / f"{n}.jsonl"), "privacy": {"noise_multiplier": 50, "seeded": True}}
         for n in ("north", "south")
     )
     private = {"silos": {"north": north, "south": south}}

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from hansa.cli.main import app
 from hansa.config import file as federation_file
+from hansa.core.errors import UserError
 from tests.conftest import Build, write_words
 from tests.faults.processes import read_only
 
@@ -114,8 +115,36 @@ def test_check_previews_and_writes_nothing(file: Any, tmp_path: Path) -> None:
     assert told["traffic_per_round"] > 0
     text = ok("check", str(file), "--set", "train.samples={fraction: 1.0}")
     assert "warning: north is" not in text, "57% of a round is no reason to warn"
-    assert "word pieces that a silo has seen at least 2 times" in " ".join(text.split())
+    assert "word pieces that at least 2 rows of a silo have" in " ".join(text.split())
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_check_says_how_far_claims_count(file: Any) -> None:
+    assert "without a bound; between organisations a silo that claims more than 99%" in ok("check", str(file))
+    told = json.loads(ok("check", str(file), "--set", "participation.max_share=0.4", "--format", "json"))
+    assert "no silo counts more than 40%" in told["claims"]
+    assert max(silo["weight"] for silo in told["silos"]) == pytest.approx(0.4, abs=0.01)
+    free = json.loads(ok("check", str(file), "--format", "json"))
+    assert max(silo["weight"] for silo in free["silos"]) > 0.5
+    for settings, wrong in {
+        "participation.max_share=0.2": "do not add up",
+        "participation.max_share=2": "max_share",
+    }.items():
+        with pytest.raises(UserError, match=wrong):
+            ok("check", str(file), "--set", settings)
+    with pytest.raises(UserError, match="each silo weighs its own update"):
+        ok("check", str(file), "--set", "participation.max_share=0.5", "--set", "secure_aggregation=true")
+
+
+def test_retrain_repeats_a_run_without_a_silo(file: Any, tmp_path: Path) -> None:
+    ok("run", str(file), "--out", str(tmp_path / "r"), "--workers", "0")
+    told = json.loads(ok("retrain", str(tmp_path / "r"), "--without", "south", "--workers", "0", "--format", "json"))
+    assert told["begin"] == 0
+    assert told["remained"].startswith("it took part in 3 rounds between 1 and 3")
+    assert set(told["metrics"]) == {"north", "east"}
+    assert told["run"] == str(tmp_path / "r-without-south")
+    with pytest.raises(UserError, match="did you mean 'south'"):
+        ok("retrain", str(tmp_path / "r"), "--without", "sout")
 
 
 def test_compare_puts_methods_and_baselines_side_by_side(file: Any, tmp_path: Path) -> None:

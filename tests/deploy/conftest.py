@@ -52,6 +52,8 @@ def make_kits(federation: Federation, folder: Path, **options: object) -> Path:
 class NoService:
     """For agents that are never asked."""
 
+    anchors = None
+
     def open_run(self, folder: Path, settings: bytes) -> Answer:
         raise AssertionError("no run is opened")
 

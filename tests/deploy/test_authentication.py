@@ -79,6 +79,12 @@ def assert_refused(kit: Kit) -> None:
         fetch_blob(kit)
 
 
+def recertify(kits: Path, kit: Kit, info: Any, generation: int, days: float) -> None:
+    """Put another certificate of the federation's authority into a kit."""
+    pem = authority.Authority(kits / "authority").certify(kit.key.public_key(), info, generation, days)
+    (kit.folder / "cert.pem").write_bytes(pem)
+
+
 def test_a_certificate_of_another_authority_is_refused(link: Any, kits: Any, federation: Build, tmp_path: Path) -> None:
     foreign = make_kits(federation(), tmp_path / "foreign")
     for file in ("cert.pem", "key.pem"):
@@ -88,20 +94,20 @@ def test_a_certificate_of_another_authority_is_refused(link: Any, kits: Any, fed
 
 def test_an_expired_certificate_is_refused(link: Any, kits: Any) -> None:
     kit = Kit(kits / "north")
-    authority.Authority(kits / "authority").certify(kit.folder, kit.key.public_key(), kit.info, 1, days=-0.02)
+    recertify(kits, kit, kit.info, 1, days=-0.02)
     assert_refused(kit)
 
 
 def test_an_unlisted_generation_is_refused(link: Any, kits: Any) -> None:
     kit = Kit(kits / "north")
-    authority.Authority(kits / "authority").certify(kit.folder, kit.key.public_key(), kit.info, 9, days=30)
+    recertify(kits, kit, kit.info, 9, days=30)
     assert_refused(kit)
 
 
 def test_a_certificate_of_an_unknown_node_is_refused(link: Any, kits: Any) -> None:
     card = Kit(kits / "north").info.model_copy(update={"node": "unknown"})
     kit = Kit(kits / "north")
-    authority.Authority(kits / "authority").certify(kit.folder, kit.key.public_key(), card, 1, days=30)
+    recertify(kits, kit, card, 1, days=30)
     assert_refused(kit)
 
 
@@ -136,9 +142,12 @@ def test_a_silo_publishes_and_subscribes_only_to_its_own_subjects(link: Any, kit
         subjects.request("south"),
         subjects.request("north"),
         subjects.heartbeat("south"),
+        subjects.note("south"),
+        subjects.note("north"),
     ):
         north.publish(subject, b"forged")
-    for subject in (f"{subjects.root}.>", subjects.request("south"), "_INBOX.>", ">", subjects.inbox("south") + ".>"):
+    forbidden = (f"{subjects.root}.>", *subjects.heard_by("south"), "_INBOX.>", ">", subjects.inbox("south") + ".>")
+    for subject in forbidden:
         north.subscribe(subject)
     for api in (f"STREAM.DELETE.{subjects.stream}", f"STREAM.PURGE.{subjects.stream}", "STREAM.NAMES", "INFO"):
         north.publish(f"$JS.API.{api}", b"{}", north.inbox(1))
@@ -153,7 +162,9 @@ def test_a_silo_publishes_and_subscribes_only_to_its_own_subjects(link: Any, kit
     assert all("Permissions Violation" in error for error in north.errors)
     owner = Connection((kit.parent.host, kit.parent.port), Kit(kits / COORDINATOR).client_tls(),
                        Kit(kits / COORDINATOR).child_subjects.inbox(COORDINATOR))  # fmt: skip
-    assert owner.ask(f"STREAM.INFO.{subjects.stream}")["state"]["messages"] == 0, "nothing was stored"
+    for kind in ("req", "rep"):
+        found = owner.ask(f"STREAM.INFO.{subjects.stream}", {"subjects_filter": f"{subjects.root}.{kind}.*"})
+        assert not found["state"].get("subjects"), "nothing was stored"
     for connection in (north, south, owner):
         connection.close()
 
@@ -235,13 +246,21 @@ def test_forged_duplicate_and_late_replies_are_rejected(link: Any, kits: Any, tm
     blobs = blob_client(kit, 300.0)
     text = blobs.upload(memoryview(wire.split(Failure("enough"))[0].encode()), envelope.request)
     good = replace(
-        envelope, sender="south", receiver=COORDINATOR, kind="Failure", text=text, settings=None, deadline=None
+        envelope,
+        sender="south",
+        receiver=COORDINATOR,
+        kind="Failure",
+        text=text,
+        settings=None,
+        deadline=None,
+        instance="0123456789abcdef.1",
     )
     for data in (
         sign_envelope(replace(good, sender="north"), kit.key),
         b"nonsense",
         sign_envelope(good, Kit(kits / "north").key),
         sign_envelope(replace(good, request="f" * 32), kit.key),
+        sign_envelope(replace(good, instance=""), kit.key),
         sign_envelope(good, kit.key),
         sign_envelope(good, kit.key),
     ):
@@ -256,6 +275,7 @@ def test_forged_duplicate_and_late_replies_are_rejected(link: Any, kits: Any, tm
         "the envelope has 8 bytes; 65 to 49152 are allowed",
         "the signature is not the sender's",
         REPLY_TOO_LATE,
+        "it names no process",
     }
     assert sum(times for (node, _), times in refusals(tmp_path).items() if node == "south") >= 4
     link._pending["south"] = PendingRequest(envelope, 0)  # as while another silo is awaited

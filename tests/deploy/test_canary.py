@@ -9,6 +9,8 @@ from typing import Any, NoReturn
 
 import pytest
 
+from hansa.client.runtime import Runtime
+from hansa.core.settings import Named
 from hansa.deploy import status
 from hansa.deploy.agent import Agent
 from hansa.deploy.coordinator import serve
@@ -102,6 +104,74 @@ def test_canaries_stay_in_their_silo(
         assert [place for place, data in places.items() if word.encode() in data] == []
     seen = [place for place, data in places.items() if OFTEN[:4].encode() in data]
     assert any(place.startswith("wire") for place in seen), "the control: released words are found"
+
+
+NAMED = ["quartzibelle", "zanzowit", "borkelmund", "knarzelfritz"]  # label, field, file, text of a damaged row
+
+
+@pytest.mark.parametrize(("allowed", "defended"), [(0.5, True), (0.0, True), (0.5, False)])
+def test_names_of_files_labels_and_fields_stay_in_their_silo(
+    federation: Build,
+    tmp_path: Path,
+    log: Any,
+    wire: Any,
+    caplog: pytest.LogCaptureFixture,
+    allowed: float,
+    defended: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With ``allowed`` 0 the silo cannot use its data, and its failure leaves in place of its data card.
+
+    The control is not ``defended``: the silo describes its data as in a simulation, and the file's name leaves.
+    """
+    caplog.set_level(logging.WARNING)
+    if not defended:
+        monkeypatch.setattr(Runtime, "deployed", property(lambda self: False, lambda self, value: None), raising=False)
+    settings = federation(
+        rounds=1, task="classify", data={"max_length": 16, "max_bad_rows": allowed}, participation={"quorum": 0.5}
+    )
+    settings = settings.model_copy(
+        update={"task": Named.model_validate({"name": "classify", "labels": ["high", "low"]})}
+    )
+    file = tmp_path / "data" / f"{NAMED[2]}.jsonl"
+    rows = [json.dumps({"text": "fever", "label": NAMED[0]}), json.dumps({NAMED[1]: "fever", "label": "low"})]
+    good = (tmp_path / "data" / "north.jsonl").read_text()
+    file.write_text(good + "\n".join([*rows, f'{{"text": {NAMED[3]}}}']) + "\n")
+    kits = make_kits(settings, tmp_path / "kits")
+    agents = []
+    for name, node in settings.silos.items():
+        kit, source = Kit(kits / name), node.sources[0]
+        own = source.model_copy(update={"train": str(file)}) if name == "north" else source
+        service = SiloService(kit, (own,), (), PolicyEnforcer.load(kit, None, tmp_path / "silos" / name))
+        agents.append(Agent(kit, tmp_path / "silos" / name, service, lambda text: None, warn=logging.warning))
+    threads = [threading.Thread(target=agent.run, daemon=True) for agent in agents]
+    for thread in threads:
+        thread.start()
+    try:
+        outcome = serve(settings, Kit(kits / COORDINATOR), tmp_path / "run", None, log)
+    finally:
+        for agent in agents:
+            agent.stop()
+        for thread in threads:
+            thread.join(300)
+    ledger = Ledger(outcome.folder)
+    told = [text for node, text in ledger.select("select node, text from events") if node == "north"]
+    ledger.close()
+    if not defended:
+        assert any(NAMED[2] in text for text in told)
+        assert any(NAMED[2].encode() in data for data in wire)
+        return
+    if allowed:
+        assert sum("rows have a label that is not listed" in text for text in told) == 1
+        assert sum("rows have no text" in text for text in told) >= 1
+    else:
+        assert set(told) == {"its data or settings cannot be used (DataError); see the log of the node"}
+    places = {str(f): f.read_bytes() for f in (tmp_path / "run").rglob("*") if f.is_file()}
+    places |= {f"wire {i}": data for i, data in enumerate(wire)} | {"log": "\n".join(log.lines).encode()}
+    assert len(places) > 40
+    for word in NAMED:
+        assert [place for place, data in places.items() if word.encode() in data] == []
+    assert NAMED[2] in caplog.text, "the control: the silo's own log names the file"
 
 
 def failing(open_run: Any) -> Any:

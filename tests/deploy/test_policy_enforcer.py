@@ -55,9 +55,11 @@ def test_a_silo_without_a_policy_releases_nothing_and_both_sides_get_the_reason(
     settings = federation(rounds=1, participation={"quorum": 1.0})
     kits = make_kits(settings, tmp_path / "kits")
     (kits / "north" / POLICY_FILE).unlink()
-    with pytest.raises(RunFailed, match=r"silo 'north' could not answer .* policy refuses"):
+    with pytest.raises(RunFailed, match=r"silo 'north' could not answer .* policy refuses") as error:
         run_with_policies(settings, kits, tmp_path, log)
+    assert str(tmp_path) not in str(error.value), "the path of the policy stays at the silo"
     assert "north refused a CollectVocabulary of coordinator" in caplog.text
+    assert str(kits / "north" / POLICY_FILE) in caplog.text
     assert {e["event"] for e in entries(tmp_path / "north" / "audit.jsonl")} == {"approved", "request", "refusal"}
 
 

@@ -1,44 +1,57 @@
 """`hansa status`: connected nodes, awaited replies, and malformed heartbeats that are dropped."""
 
 import json
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from time import time
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from hansa.core.errors import UserError
 from hansa.deploy.lock_file import lock_folder
-from hansa.deploy.network.journal import Journal
-from hansa.deploy.status import HEARTBEAT, parse_heartbeat, read_status
+from hansa.deploy.network.heartbeat import PURPOSE, Heartbeat, describe, open_heartbeat, sign_heartbeat
+from hansa.deploy.network.journal import HEARTBEAT, Journal
+from hansa.deploy.network.presence import SUSPENDED
+from hansa.deploy.status import read_status
 from tests.cli.test_cli import ok
 from tests.conftest import Build
 from tests.deploy.conftest import over_the_network
 
+KEY = Ed25519PrivateKey.generate()
+GOOD = Heartbeat("north", "coordinator", "0123456789abcdef.5", "working", "0.2.0", 100.0, 3, "d" * 64, False)
 
-def heartbeat(**more: object) -> bytes:
-    return json.dumps({"phase": "working", "version": "0.2.0", "at": 100.0} | more).encode()
+
+def heard(now: float, **more: Any) -> Any:
+    """What the journal has of a heartbeat that arrives at ``now``."""
+    return describe(replace(GOOD, **more), now)
 
 
-def test_malformed_heartbeats_are_dropped() -> None:
-    assert parse_heartbeat(heartbeat(), 98.0) == {
-        "phase": "working",
-        "version": "0.2.0",
-        "last_seen": 98.0,
-        "skew": 2.0,
-    }
-    for malformed in (
-        b"",
-        b"\xff",
-        b"[]",
-        b"{}",
-        heartbeat(phase="king"),
-        heartbeat(version=7),
-        heartbeat(at="x"),
-        heartbeat(at=None),
-    ):
-        assert parse_heartbeat(malformed, 98.0) is None
+def opened(data: bytes) -> Heartbeat:
+    return open_heartbeat(data, "north", "coordinator", KEY.public_key())
+
+
+def test_forged_and_malformed_heartbeats_are_refused() -> None:
+    whole = sign_heartbeat(GOOD, KEY)
+    assert opened(whole) == GOOD
+    seen = {"phase": "working", "version": "0.2.0", "last_seen": 98.0, "skew": 2.0, "serial": 3, "position": None}
+    assert heard(98.0) == seen
+    assert opened(sign_heartbeat(replace(GOOD, position=("run", 3, "ask")), KEY)).position == ("run", 3, "ask")
+    bodies = [b"", b"\xff", b"[]", b"{}", json.dumps({**asdict(GOOD), "more": 1}).encode()]
+    changes: list[dict[str, Any]] = [
+        {"phase": "king"}, {"version": 7}, {"at": "x"}, {"at": None}, {"at": float("nan")}, {"instance": "x.1"},
+        {"node": "south"}, {"parent": "south"}, {"serial": True}, {"alarm": 1},
+        {"position": ["run", True, "ask"]}, {"position": "x"},
+    ]  # fmt: skip
+    malformed = [KEY.sign(PURPOSE + body) + body for body in bodies]
+    malformed += [sign_heartbeat(replace(GOOD, **change), KEY) for change in changes]
+    unsigned = [whole[1:], whole[:-1] + b" ", sign_heartbeat(GOOD, Ed25519PrivateKey.generate()), b"x" * 5000]
+    body = json.dumps(asdict(GOOD)).encode()
+    for data in [*malformed, *unsigned, KEY.sign(body) + body]:  # the last one is signed for another purpose
+        with pytest.raises(ValueError, match=r"heartbeat|process|JSON|Expecting|decode"):
+            opened(data)
 
 
 def test_the_status_shows_connected_nodes_and_awaited_replies(tmp_path: Path) -> None:
@@ -46,8 +59,9 @@ def test_the_status_shows_connected_nodes_and_awaited_replies(tmp_path: Path) ->
     (tmp_path / "server" / "lock").touch()
     journal.set_fact("children", ["north", "south", "east"])
     now = time()
-    journal.set_fact(HEARTBEAT + "north", parse_heartbeat(heartbeat(at=now), now))
-    journal.set_fact(HEARTBEAT + "south", parse_heartbeat(heartbeat(at=now - 500), now - 100))
+    journal.set_fact(HEARTBEAT + "north", heard(now, at=now))
+    journal.set_fact(HEARTBEAT + "south", heard(now - 100, at=now - 500))
+    journal.set_fact(SUSPENDED + "north", {"reason": "two agents use its identity", "key": "", "at": now})
     journal.record_request("q1", "south", 7, "Train", now + 60)
     journal.count_refusal("east", "its membership was revoked")
     journal.count_refusal("east", "its membership was revoked")
@@ -62,6 +76,8 @@ def test_the_status_shows_connected_nodes_and_awaited_replies(tmp_path: Path) ->
     assert "Train of round 7 until" in shown
     assert "never seen" in shown
     assert "not running" in shown
+    assert "SUSPENDED (connected)" in shown
+    assert "ALARM: north is suspended: two agents use its identity" in shown
     with lock_folder(tmp_path / "server", "hansa serve"):
         assert ": running" in ok("status", str(tmp_path))
     assert "-400.0 s !" in shown
@@ -74,8 +90,8 @@ def test_the_status_lists_refusals_and_other_versions(tmp_path: Path) -> None:
     (tmp_path / "server" / "lock").touch()
     journal.set_fact("children", ["north", "south"])
     now = time()
-    journal.set_fact(HEARTBEAT + "north", parse_heartbeat(heartbeat(at=now, version="0.0.1[red]"), now))
-    journal.set_fact(HEARTBEAT + "south", parse_heartbeat(heartbeat(at=now, version=version("hansa")), now))
+    journal.set_fact(HEARTBEAT + "north", heard(now, at=now, version="0.0.1[red]"))
+    journal.set_fact(HEARTBEAT + "south", heard(now, at=now, version=version("hansa")))
     for _ in range(3):
         journal.count_refusal("203.0.113.7", "its certificate at the blob server belongs to no member")
     journal.count_refusal("south", "it sent the same reply again")

@@ -24,7 +24,13 @@ CASES: dict[str, dict[str, Any]] = {
     "mlm": {"train": ADAM},
     "fedprox, calm+int8": {"method": {"name": "fedprox", "mu": 0.1}, "upload": "calm+int8"},
     "secure_aggregation": {"secure_aggregation": True},
-    "private": {"privacy": "north"},
+    "private": {"privacy": {}},
+    "private documents": {"privacy": {"unit": "document", "field": "text", "steps": 2}},
+    "private documents, adapters": {
+        "task": "classify",
+        "model": {"preset": "mini", "adapt": "lora", "rank": 1},
+        "privacy": {"unit": "document", "field": "text", "steps": 2},
+    },
     "personal": {"personal": {"rounds": 2, "mix": "sweep", "nearby": 1, "train": ADAM}},
     "apfl": {"personal": {"rounds": 2, "mix": "adaptive", "train": ADAM}},
     "fedper": {"task": "classify", "method": "fedper"},
@@ -50,8 +56,8 @@ def federation(folder: Path, settings: dict[str, Any]) -> Any:
             file = folder / f"{name}.pairs.jsonl"
             file.write_text("".join(json.dumps(row) + "\n" for row in rows))
         silos[name] = {"train": str(file)}
-    if private := settings.pop("privacy", None):
-        silos[private]["privacy"] = {"noise_multiplier": 1e-9, "clip": 0.5}
+    if (private := settings.pop("privacy", None)) is not None:
+        silos["north"]["privacy"] = {"noise_multiplier": 1e-9, "clip": 0.5, "seeded": True} | private
     if settings.pop("tree", False):
         silos = {"west": {"silos": {n: silos[n] for n in ("north", "south")}}, "east": silos["east"]}
     usual = {

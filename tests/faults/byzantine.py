@@ -149,13 +149,20 @@ def _set_clock(seconds: float) -> None:
 
 def waits_for_everybody() -> None:
     """A coordinator that does not look at the clocks of its silos."""
-    from hansa.deploy.network.presence import Presence
+    from hansa.deploy.network.attendance import Attendance
 
-    Presence.reason_not_to_wait = lambda self, node: ""  # type: ignore[method-assign]
+    Attendance.reason_not_to_wait = lambda self, node: ""  # type: ignore[method-assign]
 
 
 def ignores_positions() -> None:
     """A coordinator that does not look at the positions in heartbeats."""
-    from hansa.deploy.network.presence import Presence
+    from hansa.deploy.network.attendance import Attendance
 
-    Presence.overtaken = lambda self, node, envelope: 0  # type: ignore[method-assign]
+    Attendance.overtaken = lambda self, node, envelope: 0  # type: ignore[method-assign]
+
+
+def ignores_full_disks() -> None:
+    """A command line that does not recognise the errors of a full disk."""
+    from hansa.cli import main
+
+    main.disk_problem = lambda error: ""  # type: ignore[attr-defined]

@@ -65,13 +65,11 @@ def copied_kit(deployment: Deployment, folder: Path, days: float | None) -> Kit:
     """A copy of north's kit with a certificate that is expired, or, without ``days``, of another authority."""
     shutil.copytree(deployment.kits / "north", folder)
     if days is None:
-        foreign = authority.Authority.create(folder.parent / "foreign", "small")
-        kit = Kit(folder)
-        foreign.certify(folder, kit.key.public_key(), kit.info, 1, 30)
-        shutil.copyfile(deployment.kits / "north" / "ca.pem", folder / "ca.pem")
+        signer = authority.found(deployment.federation, folder.parent / "foreign", {}, 30)
     else:
-        kit = Kit(folder)
-        authority.Authority(deployment.kits / "authority").certify(folder, kit.key.public_key(), kit.info, 1, days)
+        signer = authority.Authority(deployment.kits / "authority")
+    kit = Kit(folder)
+    (folder / "cert.pem").write_bytes(signer.certify(kit.key.public_key(), kit.info, 1, days or 30))
     return Kit(folder)
 
 

@@ -69,6 +69,9 @@ class Walk:
         for here, there in self.addresses.items():
             line = line.replace(here, there)
         words = shlex.split(line)
+        if words[0] == "scp":
+            self.copy(user, words[1:])
+            return
         if words[:2] == ["tar", "-xzf"]:
             shutil.copy(self.folder / "coordinator" / words[2], self.home(user))
         if words[:2] in (["hansa", "join"], ["hansa", "serve"]) or words[0] == "nats-server":
@@ -79,6 +82,16 @@ class Walk:
         while (done := self.run(user, words)).returncode and words[1] == "status" and monotonic() < until:
             sleep(1.0)  # the coordinator is still starting
         assert done.returncode == 0, f"{user}: {line}\n{done.stdout}\n{done.stderr}"
+
+    def copy(self, user: str, words: list[str]) -> None:
+        """Copy files between the folders of users, as scp does between their machines."""
+        *sources, target = [self.place(user, word) for word in words]
+        for source in sources:
+            shutil.copy(source, target)
+
+    def place(self, user: str, word: str) -> Path:
+        other, at, path = word.partition("@")
+        return self.home(other) / path.partition(":")[2] if at else self.home(user) / word
 
     def run(self, user: str, words: list[str]) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
@@ -128,7 +141,7 @@ def walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Walk]:
 
 @pytest.mark.slow_fault
 def test_two_hospitals_and_a_coordinator(walk: Any) -> None:
-    walk.through(section("## Create the kits", "## Add a region"))
+    walk.through(section("## Create the authority", "## Add a region"))
     assert probe(walk.health, "/healthz") == {"alive": True}
     assert "ready" in probe(walk.health, "/readyz")
     lines = (walk.folder / "lyon" / "join.log").read_text(encoding="utf-8").splitlines()
@@ -136,6 +149,16 @@ def test_two_hospitals_and_a_coordinator(walk: Any) -> None:
     status = json.loads(walk.run("coordinator", ["hansa", "status", "runs/clinics", "--format", "json"]).stdout)
     assert {node["node"]: bool(node["version"]) for node in status["nodes"]} == {"lyon": True, "turin": True}
     assert all(abs(node["skew"]) < 60 for node in status["nodes"])
+    keys = [file.relative_to(walk.folder) for file in walk.folder.glob("**/key.pem")]
+    assert sorted(map(str, keys)) == [
+        "coordinator/kit/key.pem",
+        "lyon/lyon/key.pem",
+        "madrid/madrid/key.pem",
+        "turin/turin/key.pem",
+    ], "every private key stays with its owner"
+    shown = json.loads(walk.run("madrid", ["hansa", "kit", "show", "madrid", "--format", "json"]).stdout)
+    assert shown["serial"] == 2
+    assert [row["node"] for row in shown["members"]] == ["coordinator", "lyon", "turin", "madrid"]
     walk.stop()
 
 

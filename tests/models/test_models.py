@@ -1,5 +1,6 @@
 """Model parts, presets, and tokenizers built from counts."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -8,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hansa.core.model_parts import matching, parts
+from hansa.data.units import UnitCounts
 from hansa.models.build import preset
-from hansa.models.tokenizer import byte_tokenizer, count_pieces, starts_word, train_vocabulary
+from hansa.models.tokenizer import Document, byte_tokenizer, count_pieces, starts_word, train_vocabulary
 from tests.tasks.test_tasks import DECODERS, ENCODERS, TINY
 
 TEXTS = ["Chronic kidney disease, stage 3", "慢性腎臓病のある患者", "Хроническая болезнь почек", "مرض الكلى المزمن"]
@@ -67,9 +69,14 @@ def test_presets_build_without_download(auto: Any, size: Any) -> None:
     assert 100_000 < sum(p.numel() for p in model.parameters()) < 20_000_000
 
 
+def rows(texts: list[str]) -> list[Document]:
+    """Every text is a row, and every row a unit."""
+    return [(None, [text]) for text in texts]
+
+
 @given(st.lists(st.text(max_size=40), max_size=5))
 def test_a_federated_vocabulary_is_lossless(extra: Any) -> None:
-    tokenizer = train_vocabulary(count_pieces(TEXTS * 5, 5)[0], 420)
+    tokenizer = train_vocabulary(count_pieces(rows(TEXTS * 5), 5)[0], 420)
     import unicodedata
 
     for text in [*TEXTS, *extra]:
@@ -83,14 +90,42 @@ def test_a_federated_vocabulary_is_lossless(extra: Any) -> None:
 
 def test_rare_words_are_withheld() -> None:
     texts = ["fever and cough"] * 5 + ["Mrs Antonella Quattrocchi has fever"]
-    released, withheld = count_pieces(texts, 5)
+    released, withheld = count_pieces(rows(texts), 5)
     assert "▁fever" in released
     assert not any("Antonella" in piece or "Quattrocchi" in piece for piece in released)
     assert withheld == 4
 
 
+def test_a_word_that_one_row_or_one_patient_repeats_is_withheld() -> None:
+    """The control counts occurrences, as before: the surname leaves."""
+    texts = ["fever"] * 5 + ["Quattrocchi " * 5]
+    released, _ = count_pieces(rows(texts), 5)
+    assert released == {"▁fever": 5}
+    occurrences = Counter(piece for text in texts for piece in text.split())
+    assert occurrences["Quattrocchi"] >= 5
+    notes: list[Document] = [("patient 1", ["Quattrocchi has fever"])] * 9 + [(n, ["fever"]) for n in range(4)]
+    assert count_pieces(notes, 5)[0] == {"▁fever": 5}, "the notes of one patient are one unit"
+    assert "▁Quattrocchi" in count_pieces([(None, texts) for _, texts in notes], 5)[0], "the control: rows as units"
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([None, "a", "b"]), st.lists(st.sampled_from("xyz"), max_size=4)), max_size=12),
+    st.integers(1, 4),
+)
+def test_units_are_counted_once(rows: Any, floor: int) -> None:
+    counts = UnitCounts()
+    for unit, items in rows:
+        counts.add(items, unit)
+    units: dict[str, set[Any]] = {}
+    for number, (unit, items) in enumerate(rows):
+        for item in items:
+            units.setdefault(item, set()).add(number if unit is None else unit)
+    assert counts.at_least(floor) == {i: len(found) for i, found in units.items() if len(found) >= floor}
+    assert len(counts) == len(units)
+
+
 def test_a_vocabulary_depends_only_on_counts() -> None:
-    counts = count_pieces(TEXTS * 5, 1)[0]
+    counts = count_pieces(rows(TEXTS * 5), 1)[0]
     one = train_vocabulary(counts, 400).get_vocab()
     two = train_vocabulary(dict(reversed(counts.items())), 400).get_vocab()
     assert one == two

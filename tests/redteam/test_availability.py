@@ -1,16 +1,19 @@
 """Attacks on availability: each succeeds with its defence switched off, and fails with it on.
 
-The attackers are a stranger with network access, a member silo, and misfortune: a wrong clock, a stopped silo, a backup,
-a full disk. Servers are real processes or real sockets.
+The attackers are a stranger with network access, a member silo, and misfortune: a wrong clock, a stopped silo, a
+backup, a full disk. Servers are real processes or real sockets.
 """
 
+import os
 import resource
 import selectors
 import shutil
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from time import monotonic, sleep
@@ -19,6 +22,10 @@ from typing import Any
 import psutil
 import pytest
 
+from hansa.client.host import SiloHost
+from hansa.client.runtime import Runtime
+from hansa.client.silo import Silo
+from hansa.core.messages import DataCard, Train, Update
 from hansa.deploy import nats_config
 from hansa.deploy.broker import Broker
 from hansa.deploy.kit import COORDINATOR, Kit
@@ -27,8 +34,10 @@ from hansa.deploy.network.blob_server import BlobServer
 from hansa.deploy.network.connection import Connection, ConnectionLost
 from hansa.deploy.network.connection_table import ConnectionLimits, ConnectionTable
 from hansa.deploy.network.retry import GaveUp, Retry
+from hansa.runs.directory import RunDirectory
+from hansa.runs.ledger import Ledger
 from tests.conftest import Build
-from tests.deploy.conftest import free_ports, make_kits
+from tests.deploy.conftest import free_ports, make_kits, over_the_network
 from tests.faults.processes import Deployment
 from tests.faults.test_network_faults import Gate, assert_uninterrupted, contributions_of
 
@@ -164,6 +173,47 @@ def test_a_member_cannot_fill_the_brokers_memory_with_subscriptions(
         broker.close()
 
 
+@pytest.mark.parametrize("defended", [False, True], ids=["off", "on"])
+def test_a_member_cannot_take_all_connections_to_the_broker(
+    federation: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, defended: bool
+) -> None:
+    """North opens as many connections as it can; then south wants one."""
+    monkeypatch.setattr(nats_config, "MAX_CONNECTIONS", 100)
+    monkeypatch.setattr("hansa.deploy.broker.COUNT_SECONDS", 0.0)
+    kits = make_kits(federation(), tmp_path / "kits")
+    north, south, said = Kit(kits / "north"), Kit(kits / "south"), list[str]()
+    broker = Broker(Kit(kits / COORDINATOR), tmp_path / "broker", said.append)
+    held, tls = [], north.client_tls()
+    try:
+        with suppress(ConnectionLost):
+            for _ in range(120):
+                held.append(Connection(north.parent.broker_address, tls, north.parent_subjects.inbox("north")))
+        assert len(held) == 100
+        until = monotonic() + 10
+        while defended and not said and monotonic() < until:
+            broker.limit_connections()
+        assert bool(said) is defended
+        assert connects(south, 10 if defended else 1) is defended
+        assert connects(north, 1) is False
+    finally:
+        for connection in held:
+            connection.close()
+        broker.close()
+
+
+def connects(kit: Kit, seconds: float) -> bool:
+    until = monotonic() + seconds
+    while True:
+        try:
+            address, inbox = kit.parent.broker_address, kit.parent_subjects.inbox(kit.name)
+            Connection(address, kit.client_tls(), inbox).close()
+            return True
+        except ConnectionLost:
+            if monotonic() > until:
+                return False
+            sleep(0.1)
+
+
 def subscribed(kit: Kit, inbox: str) -> int:
     """How many subscriptions the broker accepts on connections that are opened again when they are closed."""
     done = 0
@@ -181,6 +231,71 @@ def subscribed(kit: Kit, inbox: str) -> int:
         finally:
             connection.close()
     return done
+
+
+# ── claims of samples ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+LIE = 10**12
+
+
+def lie(patch: pytest.MonkeyPatch, card: bool) -> None:
+    """Let east claim 1e12 samples in its updates, and in its data card."""
+    honest = Silo.answer
+
+    def answer(self: Silo, request: Any) -> Any:
+        reply = honest(self, request)
+        if self.name == "east" and card and isinstance(reply, DataCard):
+            return replace(reply, groups=reply.groups | {"train": {"east": LIE}})
+        if self.name == "east" and isinstance(reply, Update):
+            return replace(reply, samples=LIE)
+        return reply
+
+    patch.setattr(Silo, "answer", answer)
+
+
+def moved_by_east_alone(settings: Any, outcome: Path, tmp_path: Path) -> float:
+    """How far the model is from the one that east alone would have made, over how far that one moved."""
+    shutil.copytree(outcome / "start", tmp_path / "alone" / "start")
+    runtime = Runtime(settings, tmp_path / "alone")
+    model = runtime.start.only(runtime.shared.names)
+    update = SiloHost(runtime).silo("east").answer(Train(1, model, 0))
+    assert isinstance(update, Update)
+    expected = model.flat - update.gradient.flat
+    found = RunDirectory(outcome).restore(1, {}).model.flat
+    return float((found - expected).norm() / update.gradient.flat.norm())
+
+
+def events(folder: Path) -> dict[str, str]:
+    ledger = Ledger(folder)
+    try:
+        return dict(ledger.select("select node, text from events where kind='lost'"))
+    finally:
+        ledger.close()
+
+
+@pytest.mark.parametrize(
+    ("card", "share", "defended"),
+    [(False, None, False), (False, None, True), (True, None, False), (True, None, True), (True, 0.4, True)],
+    ids=["update-off", "update-on", "card-off", "card-on", "card-capped"],
+)
+def test_a_claim_of_samples_does_not_dominate_the_mean(
+    federation: Build, tmp_path: Path, log: Any, card: bool, share: float | None, defended: bool
+) -> None:
+    """East has a seventh of the texts and claims 1e12 samples: in its updates, or from the beginning on."""
+    settings = federation(rounds=1, participation={"quorum": 0.5, "max_share": share})
+    with pytest.MonkeyPatch.context() as patch:
+        if not defended:
+            patch.setattr("hansa.core.round.overclaim", lambda update, child: "")
+            patch.setattr("hansa.runs.enrolment.outsized", lambda claims: {})
+        lie(patch, card)
+        outcome = over_the_network(settings, tmp_path / "network", log).folder
+    distance = moved_by_east_alone(settings, outcome, tmp_path)
+    print(f"distance from east's own model: {distance:.4f} of its update")
+    assert (distance < 1e-3) is not defended
+    if defended and not card:
+        assert "it claims 1000000000000 samples, and it claimed" in events(outcome)["east"]
+    if defended and card and share is None:
+        assert any("east does not take part: it claims 1,000,000,000,000" in line for line in log.lines)
 
 
 # ── real coordinators and silos ───────────────────────────────────────────────────────────────────────────────────────
@@ -295,3 +410,82 @@ def test_fedbuff_does_not_wait_for_a_stopped_silo(gated: Any, tmp_path: Path, de
         deployment.finished()
         reasons = deployment.log(COORDINATOR)
         assert "it has given no sign of life for 6 s" in reasons
+
+
+@pytest.mark.slow_fault
+@pytest.mark.parametrize("room", [4, 40, 120])
+def test_a_disk_that_is_full_from_the_start_is_one_sentence(gated: Any, tmp_path: Path, room: int) -> None:
+    """No file of the coordinator may grow beyond ``room`` kB. With room again, the same command runs to the end."""
+    settings = gated(rounds=1)
+    with Deployment(settings, tmp_path / "deployment") as deployment:
+        for name in ("north", "south", "east"):
+            deployment.start(name)
+        deployment.start(COORDINATOR, max_file_bytes=room << 10)
+        assert_one_sentence(deployment)
+        deployment.start(COORDINATOR)
+        deployment.finished()
+        assert_uninterrupted(settings, deployment, tmp_path)
+
+
+@pytest.mark.slow_fault
+def test_a_disk_that_is_full_ended_in_a_traceback(gated: Any, tmp_path: Path) -> None:
+    """The control: without the defence an operator reads Python."""
+    with Deployment(gated(rounds=1), tmp_path / "deployment") as deployment:
+        deployment.start(COORDINATOR, behaviour="ignores_full_disks", max_file_bytes=4 << 10)
+        deployment.processes[COORDINATOR].join(120)
+        assert "Traceback" in deployment.log(COORDINATOR)
+
+
+@pytest.mark.slow_fault
+def test_a_disk_that_becomes_full_loses_nothing(gated: Any, tmp_path: Path) -> None:
+    """While the silos train, the disk becomes full: the coordinator says so, and waits or ends in one sentence.
+
+    With room again, the run goes on, after a restart if it has ended, and ends in the same bits.
+    """
+    settings, gate = gated(rounds=3), Gate(tmp_path / "marks", "south")
+    with Deployment(settings, tmp_path / "deployment") as deployment, small_disk(deployment.run, 60 << 20):
+        gate.shut()
+        deployment.start_all()
+        deployment.wait("south at work", gate.reached)
+        fill = deployment.run / "fill"
+        with suppress(OSError), fill.open("wb", buffering=0) as stream:
+            while True:
+                stream.write(bytes(1 << 12))
+        gate.open()
+        process, told = deployment.processes[COORDINATOR], ("the disk cannot take its upload", "failed:")
+        deployment.wait("a word about the disk", lambda: any(one in deployment.log(COORDINATOR) for one in told))
+        process.join(5)
+        if not process.is_alive():
+            assert_one_sentence(deployment)
+        fill.unlink()
+        if COORDINATOR not in deployment.processes:
+            deployment.start(COORDINATOR)
+        deployment.finished()
+        assert "Traceback" not in deployment.log(COORDINATOR)
+        assert_uninterrupted(settings, deployment, tmp_path)
+        deployment.kill(COORDINATOR)
+
+
+@contextmanager
+def small_disk(folder: Path, size: int) -> Iterator[None]:
+    """A file system of its own in memory, where this user may mount one."""
+    folder.mkdir(parents=True)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("without the right to mount there is no small disk")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def assert_one_sentence(deployment: Deployment) -> None:
+    """The coordinator ends by itself, with exit code 1, one sentence and no traceback."""
+    process = deployment.processes[COORDINATOR]
+    process.join(120)
+    said = deployment.log(COORDINATOR)
+    assert not process.is_alive(), said
+    assert process.exitcode == 1, said
+    assert "Traceback" not in said
+    assert "failed:" in said.splitlines()[-1], said
+    deployment.kill(COORDINATOR)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
-from hansa.core.errors import DataError, UserError, did_you_mean
+from hansa.core.errors import DataError, HansaError, UserError, did_you_mean, place
 from hansa.data.deidentification.rules import Finding, Rules
 from hansa.data.deidentification.surrogates import Surrogates, patient
 
@@ -63,9 +63,11 @@ class CheckedFinder:
         """See `Deidentifier.find`; raises `UserError` if the finder fails or returns something else."""
         try:
             given = self.finder.find(text, language)
-        except Exception as error:
-            first = (str(error) or type(error).__name__).splitlines()[0]
-            raise UserError(f"de-identifier '{self.spec}' failed on a text in language '{language}': {first}") from None
+        except Exception as error:  # its message may quote the text
+            raise UserError(
+                f"de-identifier '{self.spec}' failed on a text in language '{language}': {type(error).__name__} "
+                f"({place(error)})"
+            ) from None
         try:
             found = [Finding(*one) if isinstance(one, tuple) else one for one in given]
             inside = all(isinstance(f, Finding) and 0 <= f.start <= f.end <= len(text) for f in found)
@@ -86,12 +88,12 @@ def load(spec: str) -> Deidentifier:
     """
     if spec == "rules":
         return Rules()
-    place, colon, name = spec.rpartition(":")
-    if not colon or not place or not name:
+    module, colon, name = spec.rpartition(":")
+    if not colon or not module or not name:
         raise UserError(
             f"de-identifier '{spec}' is neither 'rules' nor 'module:Class'; {did_you_mean(spec, ['rules'])}"
         )
-    made = _instance(spec, place, name)
+    made = _instance(spec, module, name)
     if hasattr(made, "find"):
         return CheckedFinder(spec, made)
     if hasattr(made, "analyze"):
@@ -212,6 +214,15 @@ def rewrite(
         if isinstance(row.get(name), list):
             new_row[name] = [moved.span(item) for item in row[name]]
     return new_row, findings
+
+
+def failure(error: Exception) -> str:
+    """Why a row cannot be de-identified. The message of an unexpected error may quote the text, so it is left out."""
+    return (
+        str(error)
+        if isinstance(error, HansaError)
+        else f"de-identification failed: {type(error).__name__} ({place(error)})"
+    )
 
 
 @dataclass(frozen=True)

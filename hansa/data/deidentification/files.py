@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hansa.core.errors import DataError, UserError
-from hansa.data.deidentification.deidentify import Deidentifier, measure, rewrite
+from hansa.data.deidentification.deidentify import Deidentifier, failure, measure, rewrite
 from hansa.data.formats.annotated import BadRow, bio_spans, entities, words_and_tags
 from hansa.data.readers import data_files, read_rows
 from hansa.data.rows import Problems, Row
@@ -77,6 +77,11 @@ def _rewritten(
         new, found = rewrite(row, field, _language(row, language), finder, key, style)
     except (BadRow, DataError) as error:
         problems.note(row.place, str(error))
+        return ""
+    except UserError:  # about the language or the finder, not about this row
+        raise
+    except Exception as error:
+        problems.note(row.place, failure(error))
         return ""
     counts.update(f.type for f in found)
     return json.dumps(new, ensure_ascii=False) + "\n"

@@ -25,6 +25,7 @@ LOWER = rf"[^\W\d_{UPPER}]"
 CAPITAL = rf"(?:[A-Za-z]{{1,4}}['’\-])?[{UPPER}](?:{LETTER}|['’\-](?={LETTER}))*"
 SOFT_CAPITAL = rf"(?:[A-Za-z]{{1,4}}['’])?[{UPPER}](?:{LOWER}|[{UPPER}]{{2}})(?:{LETTER}|['’\-](?={LETTER}))*"
 INITIAL = rf"[{UPPER}]\.(?:-?[{UPPER}]\.)*"
+APOSTROPHES = str.maketrans("’׳״", "''\"")  # as on a keyboard
 UNCASED = rf"{LETTER}(?:[\w\u0300-\u036f\u05b0-\u05c7\u064b-\u0652״׳'’\-](?!\d))*"
 
 
@@ -92,7 +93,7 @@ class Vocabulary:
     prefixes: str  # letters that Hebrew and Arabic attach to the front of a word
     stop: frozenset[str]
     particles: frozenset[str]
-    months: dict[str, Month]
+    months: dict[str, Month]  # by `month_key`
     full_months: list[list[str]]
     short_months: list[list[str]]
 
@@ -103,10 +104,19 @@ class Vocabulary:
             here = here.get(key, {})
         return list(here)
 
+    def month(self, written: str) -> Month | None:
+        """The month that a word names, with any kind of apostrophe; None if it names none."""
+        return self.months.get(month_key(written))
+
     @property
     def titles(self) -> list[str]:
         """All titles that precede a name."""
         return [title for group in ("female", "male", "any") for title in self.words("titles", group)]
+
+
+def month_key(written: str) -> str:
+    """The form under which a month name is listed: texts have it in any case and with any kind of apostrophe."""
+    return written.translate(APOSTROPHES).casefold()
 
 
 @cache
@@ -119,7 +129,7 @@ def vocabulary(code: str) -> Vocabulary:
     raw = yaml.load((FOLDER / f"{code}.yaml").read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
     full, short = _month_forms(raw["months"])
     months = {
-        form.casefold(): Month(number, index, table is short)
+        month_key(form): Month(number, index, table is short)
         for table in (short, full)
         for number, forms in enumerate(table, 1)
         for index, form in reversed(list(enumerate(forms)))

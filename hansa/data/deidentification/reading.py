@@ -5,11 +5,10 @@ The key of the surrogates is created once and stays in the cache folder of this 
 
 from collections.abc import Iterator
 
-from hansa.core.errors import DataError
 from hansa.data.cache import cache_folder
-from hansa.data.deidentification.deidentify import load, rewrite
+from hansa.data.deidentification.deidentify import failure, load, rewrite
 from hansa.data.deidentification.keys import surrogate_key
-from hansa.data.rows import Problems, Row
+from hansa.data.rows import NOT_DEIDENTIFIED, Problems, Row
 from hansa.data.source import Source
 
 
@@ -22,15 +21,21 @@ def deidentified(rows: Iterator[Row], source: Source, spec: str, problems: Probl
     for row in rows:
         language = str(row.get("lang") or source.language or "")
         if not language:
-            problems.note(row.place, "its language is not known: set 'language:' of the silo, or 'lang' in the row")
+            problems.note(
+                row.place,
+                "its language is not known: set 'language:' of the silo, or 'lang' in the row",
+                NOT_DEIDENTIFIED,
+            )
             continue
         if "tokens" in row:
-            problems.note(row.place, "its text is split into tokens: de-identify it before tokenisation")
+            problems.note(
+                row.place, "its text is split into tokens: de-identify it before tokenisation", NOT_DEIDENTIFIED
+            )
             continue
         try:
             replaced, _ = rewrite(row, source.text, language, finder, key, "surrogates")
-        except DataError as error:
-            problems.note(row.place, str(error))
+        except Exception as error:  # whatever a row's text does to the finder must not end the federation
+            problems.note(row.place, failure(error), NOT_DEIDENTIFIED)
             continue
         kept = Row(replaced)
         kept.place = row.place

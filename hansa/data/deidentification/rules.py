@@ -147,7 +147,8 @@ class Patterns:
             before = self.before_month.search(text, max(0, start - 32), start)
             after = self.after_month.match(text, end)
             year = after and (after["year"] or after["year2"])
-            short = self.words.months[m["month"].casefold()].short
+            named = self.words.month(m["month"])
+            short = named is not None and named.short
             if not (year or (before and not short) or (after and after["day"])):
                 continue
             if not before and year and len(year) < 4:

@@ -209,10 +209,11 @@ class Surrogates:
             return "[DATE]"
 
     def _month_in(self, original: str) -> tuple[int, int, Month] | None:
-        for m in re.finditer(r"[^\W\d_]+(?: [^\W\d_]+)?", original):
+        for m in re.finditer(r"[^\W\d_]+['’׳]?(?: [^\W\d_]+['’׳]?)?", original):
+            ends = (m.end(), m.start() + len(m[0].split()[0]))
             for start in range(m.start(), m.end()):
-                for end in (m.end(), m.start() + len(m[0].split()[0])):
-                    if month := self.words.months.get(original[start:end].casefold()):
+                for end in (*ends, *(end - 1 for end in ends)):  # the apostrophe may belong to the year: May ’19
+                    if start < end and (month := self.words.month(original[start:end])):
                         return start, end, month
         return None
 
@@ -297,6 +298,7 @@ class _Written:
         table = self.words.short_months if month.short else self.words.full_months
         forms = table[number - 1] or self.words.full_months[number - 1]
         name, was = forms[min(month.form, len(forms) - 1)], self.original[start:end]
+        name = name.replace("׳", "'") if "'" in was else name
         return (
             name.upper() if was.isupper() and len(was) > 1 else name[0].upper() + name[1:] if was[0].isupper() else name
         )

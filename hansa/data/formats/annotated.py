@@ -7,7 +7,7 @@
     {"text": …, "h_start", "h_end", "t_start", "t_end", "label"}                      two mentions and their relation
 
 Offsets count characters. An invalid row raises `BadRow` with the reason; the caller counts and reports it. Reasons
-leave the silo, so they never quote the row.
+never quote the row.
 """
 
 import re

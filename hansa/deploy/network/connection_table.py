@@ -1,10 +1,10 @@
 """The open connections of a server, with limits that keep strangers from turning members away.
 
-A connection is pending until its TLS handshake has shown a member's certificate. Pending connections have a fixed number
-of places in all and per address. When there is no place, the oldest pending connection of the address that holds most
-of them is closed, and the new one gets its place: a member needs its place for some milliseconds, and a stranger with
-idle sockets loses its own. Connections of members have places of their own, so many per member, which no stranger can
-take. A handshake that takes too long ends by a deadline for the whole of it, not for one packet.
+A connection is pending until its TLS handshake has shown a member's certificate. Pending connections have a fixed
+number of places in all and per address. When there is no place, the oldest pending connection of the address that holds
+most of them is closed, and the new one gets its place: a member needs its place for some milliseconds, and a stranger
+with idle sockets loses its own. Connections of members have places of their own, so many per member, which no stranger
+can take. A handshake that takes too long ends by a deadline for the whole of it, not for one packet.
 """
 
 import socket

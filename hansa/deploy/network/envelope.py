@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from hansa.core.errors import parse_json, printable
 from hansa.deploy.network.instance import FORMAT
+from hansa.privacy.policy.audit_heads import HEAD_FORMAT
 
 PROTOCOL = 4
 MAX_BYTES = 48 << 10
@@ -24,7 +25,7 @@ SIGNATURE_BYTES = 64
 MAX_TIME = 1e11  # seconds since 1970
 MAX_INTEGER = 1 << 53
 LEAVE = "Leave"  # the kind of the envelope by which a child leaves for good
-NO_RUN = "0" * 16  # in such an envelope, of a child that has not taken part in a run
+NO_RUN = "0" * 16  # the run of such an envelope: it counts for all runs
 
 Ref = tuple[str, int]  # a blob: its digest and its size in bytes
 
@@ -75,6 +76,7 @@ class Envelope:
     sent_at: float = field(default_factory=time)
     members: int = 0  # the serial number of the sender's list of members
     instance: str = ""  # of a reply: the process that sends it (instance.py)
+    audit: str = ""  # the head of the sender's audit log (hansa.privacy.policy.audit_heads)
     protocol: int = PROTOCOL
 
     @property
@@ -100,10 +102,17 @@ FIELDS: Mapping[str, tuple[type, ...]] = {
     "sent_at": (int, float),
     "members": (int,),
     "instance": (str,),
+    "audit": (str,),
     "protocol": (int,),
 }
 # Runs and requests become names of folders, kinds and vectors appear in logs: only these forms are accepted.
-FORMATS = {"run": r"[0-9a-f]{16}", "request": r"[0-9a-f]{32}", "kind": r"[A-Za-z]{1,40}", "instance": f"({FORMAT})?"}
+FORMATS = {
+    "run": r"[0-9a-f]{16}",
+    "request": r"[0-9a-f]{32}",
+    "kind": r"[A-Za-z]{1,40}",
+    "instance": f"({FORMAT})?",
+    "audit": f"({HEAD_FORMAT})?",
+}
 VECTOR_FORMAT = r"[a-z_][a-z0-9_.]{0,99}"
 
 

@@ -27,7 +27,6 @@ from hansa.deploy.network.blob_server import BlobServer
 from hansa.deploy.network.connection import Connection, JetStreamError
 from hansa.deploy.network.envelope import (
     LEAVE,
-    NO_RUN,
     Envelope,
     EnvelopeError,
     Identity,
@@ -40,6 +39,7 @@ from hansa.deploy.network.presence import EARLIER_PROCESS, Presence
 from hansa.deploy.network.retry import GaveUp
 from hansa.deploy.network.session import Session
 from hansa.deploy.network.subjects import Subjects
+from hansa.privacy.policy.audit_heads import Anchors
 
 POLL_SECONDS = 2.0  # between reads of the stored reply, when no notification arrives
 MAX_WAIT_SECONDS = 7 * 86400.0  # where the federation sets no deadline
@@ -87,6 +87,7 @@ class NatsLink:
         self._names: tuple[NodeId, ...] = ()
         self._children: dict[str, NodeId] = {}
         self.attendance = Attendance(journal, identity, presence)
+        self.anchors: Anchors | None = None  # heads of audit logs, exchanged with every message
         self._one_at_a_time = threading.Lock()
         self._settings: Ref | None = None
         self._start: Ref | None = None
@@ -206,6 +207,7 @@ class NatsLink:
             start=self._start,
             deadline=deadline,
             members=self._identity.serial,
+            audit=self.anchors.head() if self.anchors is not None else "",
         )
 
     def _request_id(self, node: NodeId, request: Request, vectors: dict[str, Ref]) -> str:
@@ -332,8 +334,7 @@ class NatsLink:
             self._refused(node, str(error))
             return
         if envelope.kind == LEAVE:
-            if envelope.run in (self._journal.run, NO_RUN):
-                self._journal.record_leave(node)
+            self._journal.record_leave(node)
             return
         pending = self._pending.get(node)
         asked = pending.envelope if pending is not None else None
@@ -345,6 +346,8 @@ class NatsLink:
         elif node not in self._replies:
             self._replies[node] = envelope
             self._journal.record_arrival(envelope.request)
+            if self.anchors is not None:
+                self.anchors.book.note(node, envelope.audit, data)
         elif notified:
             self._refused(node, DUPLICATE_REPLY)
 

@@ -28,7 +28,7 @@ LAYERS = {"last": LAST, "all": ALL}
 DEFENCES: dict[str, dict[str, Any]] = {  # of FedKC on all layers
     "none": {},
     "floor 20": {"floor": 20},
-    "floor 20, noise 1": {"floor": 20, "noise": {"multiplier": 1.0}},
+    "floor 20, noise 1": {"floor": 20, "noise": {"multiplier": 1.0, "seeded": True}},
 }
 EPOCHS, ACTIVE = (1, 2, 4), (2, 5, 7)
 PRETRAINED = 1e-4  # the largest learning rate for a pre-trained encoder

@@ -164,7 +164,7 @@ def _generated() -> dict[str, dict[str, Splits]]:
 
 def shape(folder: Path, texts: Sequence[Row], vocabulary: int, length: int, blocks: int, width: int) -> str:
     """Write a tokenizer and a model configuration to ``folder``; every run draws its weights from its own seed."""
-    pieces, _ = count_pieces((row["text"] for row in texts), 2)
+    pieces, _ = count_pieces(((None, [row["text"]]) for row in texts), 2)
     words = train_vocabulary(pieces, vocabulary)
     config = transformers.LlamaConfig(
         vocab_size=len(words),

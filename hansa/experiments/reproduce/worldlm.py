@@ -53,7 +53,7 @@ SIZES = {
 
 MOMENTUM = {"optimizer": "momentum", "lr": 0.2, "momentum": 0.9}
 PLAIN = {"optimizer": "sgd", "lr": 1.0}
-PRIVATE = {"noise_multiplier": 0.5, "noise_shared_by": NODES}  # noise of σ·C/7
+PRIVATE = {"noise_multiplier": 0.5, "clip": "median", "noise_shared_by": NODES, "seeded": True}  # noise of σ·C/7
 DP_LEAVES = ("fr", "it")
 ATTACKER = "uk"
 POISONS: dict[str, dict[str, Any]] = {
@@ -124,7 +124,7 @@ def _private() -> dict[str, Job]:
         "FL, DP": Job(flat, arrangement=FLAT, leaves=at(**PRIVATE)),
         "no key layers, DP": Job(flat, leaves=at(**PRIVATE)),
         "WorldLM, DP shrunk": Job(worldlm(), leaves=at(**PRIVATE, shrink=True), once=True),
-        "WorldLM, DP as published": Job(worldlm(), leaves=at(noise_multiplier=PRIVATE["noise_multiplier"]), once=True),
+        "WorldLM, DP as published": Job(worldlm(), leaves=at(**{**PRIVATE, "noise_shared_by": 1}), once=True),
     }
 
 

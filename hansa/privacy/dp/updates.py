@@ -5,10 +5,10 @@ Iacob et al. (2024), Worldwide Federated Training of Language Models, Section 4.
 
     g ← g·min(1, C/‖g‖) + N(0, (σ·C/n)²·I)
 
-g: received minus own values of all tensors that leave; C: the clipping norm, 1.0 in the first round, then the norm of
-the silo's previous update; n (``noise_shared_by``): 1 adds noise of σ·C to the update itself, as the formula is
-written; DP-FedAvg has noise of σ·C/n on a mean of n updates, and only with noise of that size are WorldLM's figures
-reproduced.
+g: received minus own values of all tensors that leave; C: the clipping norm, a fixed number, or (``clip: median``) 1.0
+in the first round, then the norm of the silo's previous update; n (``noise_shared_by``): 1 adds noise of σ·C to the
+update itself, as the formula is written; DP-FedAvg has noise of σ·C/n on a mean of n updates, and only with noise of
+that size are WorldLM's figures reproduced.
 
 Ours, off by default (``shrink``): the noisy update is multiplied by 1/(1 + d·(σ/n)²), d its number of values. Of
 d·(σ·C/n)² + ‖g‖² on average at most C² is signal, so this is the factor of least mean square error (Wiener's; James and
@@ -17,25 +17,28 @@ no ε; without it an average of a few large private updates is mostly noise.
 
 The unit of privacy is a silo: ε bounds what one round's update reveals about whether the silo's data were used at all.
 It follows from the noise multiplier σ/n alone. Not covered by ε: the training loss, sample counts and scores, which are
-released without noise; and the clipping norm, when it follows the norms of the updates.
+released without noise; and the clipping norm, when it follows the norms of the updates (``clip: median``).
 
-Deviations: a silo sends one update a round and does not release its norm, so its clipping norm is its own last norm; a
-median over silos would have to release the norms. The noise comes from the seed, so that a simulation repeats, unless
-``secret``.
+The update is rounded to a grid and the noise is a discrete Gaussian (`hansa.core.grid`), from the operating system;
+with ``seeded`` it comes from the federation's seed, so that a simulation repeats.
+
+Deviations: a silo sends one update a round and does not release its norm, so with ``clip: median`` its clipping norm is
+its own last norm; a median over silos would have to release the norms. An update that is not finite counts as zero:
+whether training diverged tells about the data.
 """
 
-import secrets
 from dataclasses import dataclass
+from math import inf
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from hansa.config.sections import Privacy
+from hansa.core.grid import Grid, grid_error, norm_of
 from hansa.core.mechanism import GaussianEvent
-from hansa.core.seeds import derive
+from hansa.core.noise import SecretSource, SeededSource, Source
 
-FIRST_NORM = 1.0  # the clipping norm of a silo's first update
+FIRST_NORM = 1.0  # with `clip: median`, the clipping norm of a silo's first update
 
 
 @dataclass(frozen=True)
@@ -45,13 +48,23 @@ class UpdateNorm:
     norm: float
 
 
+def noise_source(seeded: bool, seed: int, *purpose: str | int) -> Source:
+    """Where a mechanism's noise comes from: the operating system, or the seed and a purpose."""
+    return SeededSource(seed, *purpose, "noise") if seeded else SecretSource()
+
+
 @dataclass(frozen=True)
 class UpdateMechanism:
     """Clips updates, adds noise, and states its price. Implements `hansa.core.mechanism.Mechanism`."""
 
     settings: Privacy
     unit: ClassVar[str] = "all data of the silo"
-    not_covered: ClassVar[str] = "training loss, sample counts and scores"
+
+    @property
+    def not_covered(self) -> str:
+        """What leaves beside the update."""
+        beside = "training loss, sample counts and scores"
+        return f"{beside}, and the clipping norm (clip: median)" if self.settings.clip == "median" else beside
 
     @property
     def delta(self) -> float:
@@ -61,7 +74,7 @@ class UpdateMechanism:
     @property
     def seeded(self) -> bool:
         """Whether the noise comes from the federation's seed."""
-        return not self.settings.secret
+        return self.settings.seeded
 
     @property
     def multiplier(self) -> float:
@@ -70,26 +83,25 @@ class UpdateMechanism:
 
     def event(self, rounds: int) -> GaussianEvent:
         """One release in each round."""
-        return GaussianEvent(self.multiplier, rounds)
+        return GaussianEvent(self.multiplier, rounds, error=grid_error(self.multiplier))
 
     def apply(self, update: Tensor, last: UpdateNorm | None, *purpose: str | int) -> UpdateNorm:
         """Clip an update and add noise to it, in place; return the state that the silo keeps.
 
         ``last``: the state of the silo's previous round; ``purpose``: the seed, then the round and the silo, from which
-        the noise is derived. Secret noise does not depend on them.
+        ``seeded`` noise is derived. Other noise depends on nothing.
         """
-        seen, bound = UpdateNorm(float(update.norm())), self.clipping_norm(last)
-        update.mul_(torch.clamp(bound / update.norm().clamp_min(1e-30), max=1.0))
         seed, *rest = purpose
-        drawn = secrets.randbits(63) if self.settings.secret else derive(int(seed), *rest, "noise")
-        noise = torch.randn(update.shape, generator=torch.Generator().manual_seed(drawn))
-        update.add_(noise, alpha=self.multiplier * bound)
-        if self.settings.shrink:
-            update.div_(1 + update.numel() * self.multiplier**2)
+        grid = Grid(self.clipping_norm(last), update.numel(), self.multiplier)
+        integers = grid.clipped(update)
+        grid.add_noise(integers, noise_source(self.seeded, int(seed), *rest))
+        seen = UpdateNorm(norm_of(update))
+        shrunk = 1 + update.numel() * self.multiplier**2 if self.settings.shrink else 1.0
+        grid.write(integers, update, 1 / shrunk)
         return seen
 
     def clipping_norm(self, last: UpdateNorm | None) -> float:
         """The clipping norm of this round; ``last``: the state of the silo's previous round."""
         if self.settings.clip != "median":
             return self.settings.clip
-        return FIRST_NORM if last is None else last.norm
+        return FIRST_NORM if last is None or not 0 < last.norm < inf else last.norm

@@ -13,11 +13,12 @@ from hansa.config.tree import families, federated_vocabulary, is_tree, masked_fa
 from hansa.core.method import Exchange, Method
 from hansa.privacy.dp.accounting import price
 from hansa.privacy.dp.prices import update_mechanisms, update_prices
+from hansa.privacy.dp.units import UnitMechanism
 from hansa.tasks.base import TASKS, GenerationTask
 
 SEEDED = (
-    "is drawn from the federation's seed, and anyone who knows the seed can subtract it: that is for simulations; set "
-    "'secret: true' to draw it from the operating system."
+    "is drawn from the federation's seed, and anyone who knows the seed can subtract it: that is for simulations; "
+    "leave 'seeded' out to draw it from the operating system."
 )
 
 
@@ -48,12 +49,12 @@ def _before_training(federation: Federation, survey: Mapping[str, Any] | None) -
         yield f"All data: a {federation.kind} run pools the silos' data. Use it for comparison only."
     if survey is None and federated_vocabulary(federation):
         min_count = federation.tokenizer.min_count
-        yield f"Once, to build the vocabulary: counts of word pieces that a silo has seen at least {min_count} times."
+        yield f"Once, to build the vocabulary: counts of word pieces that at least {min_count} rows of a silo have."
     if survey is not None and survey["minimum"]:
         sent, withheld = (sum(s[key] for s in survey["silos"].values()) for key in ("told", "withheld"))
         yield (
-            f"Once, to build the vocabulary: counts of {sent:,} word pieces that a silo had seen at least "
-            f"{survey['minimum']} times; {withheld:,} rarer ones were withheld."
+            f"Once, to build the vocabulary: counts of {sent:,} word pieces that at least {survey['minimum']} "
+            f"rows of a silo had; {withheld:,} rarer ones were withheld."
         )
     if survey is not None and any(s["labels"] for s in survey["silos"].values()):
         yield "Once: the names of the labels that each silo uses."
@@ -133,6 +134,9 @@ def _exchange(exchange: Exchange, rounds: int) -> Iterator[str]:
 def _noise(federation: Federation) -> Iterator[str]:
     for name, spent in update_prices(federation, federation.rounds).items():
         yield f"The updates of '{name}' are clipped and noise is added before they leave: {spent.line}."
+    inside = [name for name, one in update_mechanisms(federation).items() if isinstance(one, UnitMechanism)]
+    if inside:
+        yield f"The training loss of {', '.join(inside)} does not leave."
     seeded = [name for name, mechanism in update_mechanisms(federation).items() if mechanism.seeded]
     if seeded:
         yield f"The noise of {', '.join(seeded)} {SEEDED}"

@@ -18,6 +18,7 @@ from typing import Any
 
 from hansa.core import wire
 from hansa.core.errors import HansaError, RunFailed
+from hansa.core.mechanism import Mechanism
 from hansa.core.messages import (
     Evaluate,
     Failure,
@@ -26,10 +27,12 @@ from hansa.core.messages import (
     Request,
     RevealShares,
     Scores,
+    ShareKnowledge,
     ShareSecrets,
     Train,
     Update,
 )
+from hansa.privacy.dp.budget import BUDGET_FILE, BudgetDamaged, BudgetExceeded, Charge, PrivacyBudget
 from hansa.privacy.policy.audit_log import AuditLog
 from hansa.privacy.policy.limits import Limits
 from hansa.privacy.policy.model_check import ModelHistory, Received, received_models
@@ -84,6 +87,7 @@ class SiloChecks:
     requests: RequestLimits
     models: ModelHistory
     behind: Callable[[Request], Behind]
+    mechanism: Callable[[Request], Mechanism | None]  # the noise on what a reply to the request would release
     needs_losses: bool = False  # the method's weights follow from losses, so that they cannot be withheld
 
 
@@ -135,7 +139,22 @@ class Guard:
         if refusal:
             return refusal, {}
         judged = self.checks.models.judge(request, models, policy.limits)
-        return judged.refusal, judged.figures
+        return judged.refusal or self._charge(policy, request), judged.figures
+
+    def _charge(self, policy: Policy, request: Request) -> str:
+        """Charge the silo's privacy budget before the noise is drawn; return why it does not allow that."""
+        if policy.budget is None or self.checks is None or not isinstance(request, Train | ShareKnowledge):
+            return ""
+        mechanism = self.checks.mechanism(request)
+        if mechanism is None:
+            return "the policy has a privacy budget, and what is asked for carries no noise, so that it has no ε"
+        budget = PrivacyBudget(self.log.file.parent / BUDGET_FILE, policy.budget.epsilon, policy.budget.delta)
+        purpose = "update" if isinstance(request, Train) else "knowledge"
+        try:
+            budget.charge(Charge.of(mechanism, self.purpose.federation, self.context.run, request.round, purpose))
+        except (BudgetExceeded, BudgetDamaged) as error:
+            return str(error)
+        return ""
 
     @property
     def _keeps_losses(self) -> bool:

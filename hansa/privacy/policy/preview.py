@@ -67,7 +67,7 @@ class Decision:
         """The item in words."""
         item = self.verdict.item
         named = f": {', '.join(sorted(item.parts))}" if item.parts else ""
-        return DESCRIPTIONS[item.kind] + named + (f" seen at least {item.min_count} times" if item.min_count else "")
+        return DESCRIPTIONS[item.kind] + named + (f" in at least {item.min_count} rows" if item.min_count else "")
 
     def as_dict(self) -> dict[str, Any]:
         """The decision as plain values, for JSON."""
@@ -125,7 +125,7 @@ def expected_requests(federation: Federation, shared: SharedParts) -> list[Reque
     task, some = TASKS.build(federation.task), Tensors(Layout(("model",), ((0,),)), torch.zeros(0))
     min_count = federation.tokenizer.min_count if federated_vocabulary(federation) else 0
     labels = collects_labels(task)
-    found: list[Request] = [CollectVocabulary(min_count, labels)] if min_count or labels else []
+    found: list[Request] = [CollectVocabulary(min_count, int(labels))] if min_count or labels else []
     found.append(DescribeData())
     if federation.rounds and federation.kind != "base":
         model = some if shared.update else no_tensors()

@@ -1,12 +1,13 @@
 """The policy that a kit contains: the narrowest one under which its silo can take part in the federation."""
 
+from math import ceil
 from typing import Any
 
 import yaml
 
 from hansa.config.federation import Federation
+from hansa.privacy.policy import POLICY_FILE as POLICY_FILE
 
-POLICY_FILE = "policy.yaml"
 PREFACE = """\
 # What may leave this silo. This file belongs to the silo: no federation can override it, and what no rule allows does
 # not leave. It allows what the federation {name} asks for, and nothing else. Review it and change what you do not
@@ -16,14 +17,18 @@ PREFACE = """\
 
 
 def propose_policy(federation: Federation) -> dict[str, Any]:
-    """Return the narrowest policy under which a silo can take part in this federation, as plain values."""
-    from hansa.config.method import build_method  # slow to import, and most commands on kits propose nothing
-    from hansa.config.plugins import load_plugins
+    """Return the narrowest policy under which a silo can take part in this federation, as plain values.
+
+    Executes no plug-in; raises `ConfigError` if the policy depends on one that was not executed before.
+    """
+    from hansa.config.checks import refuse_unknown_names  # slow to import, and most commands on kits propose nothing
+    from hansa.config.method import build_method
     from hansa.config.tree import federated_vocabulary
+    from hansa.privacy.dp.prices import run_price
     from hansa.privacy.policy.preview import collects_labels
     from hansa.tasks.base import TASKS
 
-    load_plugins(federation.plugins)
+    refuse_unknown_names(federation, "run 'hansa kit create --run-plugins'")
     task, method = TASKS.build(federation.task), build_method(federation)
     release: dict[str, Any] = {"tensors": "any", "samples": True, "metrics": True}
     if federated_vocabulary(federation):
@@ -38,7 +43,9 @@ def propose_policy(federation: Federation) -> dict[str, Any]:
     scope = {"federations": [federation.name], "methods": [federation.method.name]}
     # Random weights move far while they learn the most; pre-trained ones do not.
     fresh = federation.model.preset is not None or federation.model.fresh
-    limits = {"limits": {"max_model_step": 1.0, "max_model_drift": 10.0}} if fresh else {}
+    limits: dict[str, Any] = {"limits": {"max_model_step": 1.0, "max_model_drift": 10.0}} if fresh else {}
+    if (cost := run_price(federation)) is not None:  # what one run costs, and nothing beyond it
+        limits["budget"] = {"epsilon": ceil(cost[0] * 1000) / 1000, "delta": cost[1]}
     if federation.secure_aggregation is None:
         return {"rules": {federation.name: {**scope, "release": release}}} | limits
     # Updates leave masked or not at all, also if the coordinator removes 'secure_aggregation' from its settings later.

@@ -66,7 +66,7 @@ def test_a_finder_that_fails_is_named_with_the_language(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text(
         "class Bad:\n    def find(self, text, language):\n        raise ValueError('no model')"
     )
-    with pytest.raises(UserError, match=r"bad.py:Bad' failed on a text in language 'it': no model"):
+    with pytest.raises(UserError, match=r"bad.py:Bad' failed on a text in language 'it': ValueError \(bad.py:3\)"):
         load(f"{tmp_path}/bad.py:Bad").find("Ugo", "it")
 
 
@@ -183,3 +183,39 @@ def test_tokenised_rows_are_reported_and_left_out(tmp_path: Path) -> None:
     data = Data(valid=0.0, test=0.0, deidentify="rules")
     assert list(rows(Source(train=str(file)), "train", data, problems)) == []
     assert "split into tokens" in problems.first[0]
+
+
+FAILING = """
+class Fragile:
+    def find(self, text, language):
+        if "borkelmund" in text:
+            raise KeyError(text)
+        return []
+"""
+
+
+def test_a_row_on_which_the_finder_fails_is_left_out_and_not_quoted(tmp_path: Path) -> None:
+    """Without the `except` in `deidentified`, the first such row ends the reading, and its text is in the error."""
+    (tmp_path / "fragile.py").write_text(FAILING)
+    texts = ["Febbre da ieri", "borkelmund tossisce", "Tossisce ancora"]
+    file = tmp_path / "notes.jsonl"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    source, problems = Source(train=str(file), language="it"), Problems()
+    data = Data(valid=0.0, test=0.0, deidentify=f"{tmp_path}/fragile.py:Fragile")
+    assert [row["text"] for row in rows(source, "train", data, problems)] == [texts[0], texts[2]]
+    assert problems.bad == 1
+    assert "borkelmund" not in " ".join(problems.summary())
+    finder = load(f"{tmp_path}/fragile.py:Fragile")
+    with pytest.raises(KeyError, match="borkelmund"):  # the control: the finder's own error has the text
+        finder.finder.find(texts[1], "it")  # type: ignore[attr-defined]
+
+
+def test_a_row_in_a_language_without_rules_is_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "notes.jsonl"
+    lines = [{"text": "Il paziente tossisce"}, {"text": "qaStaH nuq", "lang": "tlh"}]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    problems = Problems()
+    source, data = Source(train=str(file)), Data(valid=0.0, test=0.0, deidentify="rules")
+    found = list(rows(source.model_copy(update={"language": "it"}), "train", data, problems))
+    assert [row["text"] for row in found] == ["Il paziente tossisce"]
+    assert problems.bad == 1

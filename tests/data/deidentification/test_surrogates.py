@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hansa.core.errors import DataError, UserError
 from hansa.data.corpora import clinical_notes as generator
 from hansa.data.deidentification.deidentify import Finding, Rules, deidentify, replace, rewrite
-from hansa.data.deidentification.lexicon import FOLDER
+from hansa.data.deidentification.lexicon import FOLDER, in_cases, vocabulary
 
 RULES = Rules()
 LANGUAGES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -188,3 +188,23 @@ def test_entities_of_generated_notes_keep_their_words(code: Any) -> None:
         new, _ = rewrite(note, "text", code, RULES, "k", "surrogates")
         for old, moved in zip(note["entities"], new["entities"], strict=True):
             assert note["text"][slice(*old["span"])] == new["text"][slice(*moved["span"])]
+
+
+@pytest.mark.parametrize("code", sorted(file.stem for file in FOLDER.glob("*.yaml")))
+def test_every_way_to_write_a_month_is_found_and_moved(code: Any) -> None:
+    """Hebrew month names end with a geresh, which a keyboard writes as an apostrophe: this raised a KeyError."""
+    words = vocabulary(code)
+    names = {form for table in (words.full_months, words.short_months) for month in table for form in month}
+    for name in sorted({form for one in names for form in in_cases(one)}):
+        for plain, written in (("", ""), ("׳", "'"), ("'", "’"), (".", "")):
+            text = f"12 {name.replace(plain, written)} 2019" if plain else f"12 {name} 2019"
+            new, _ = deidentify(text, code, Rules(), "key")
+            assert new != text or not any(c.isalpha() for c in text)
+
+
+def test_a_hebrew_month_keeps_its_apostrophe() -> None:
+    for text in ("12 נוב' 2019", "12 נוב׳ 2019"):
+        new, [found] = deidentify(text, "he", Rules(), "key")
+        assert (found.start, found.end, found.type) == (0, len(text), "DATE")
+        assert "[DATE]" not in new
+        assert ("׳" if "'" in text else "'") not in new  # some months have no short form, and no apostrophe

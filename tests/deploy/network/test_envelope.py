@@ -17,7 +17,7 @@ from hansa.config.nodes import Node
 from hansa.core.errors import printable
 from hansa.data.source import Source
 from hansa.deploy.agent import Agent
-from hansa.deploy.bundle import pack, unpack
+from hansa.deploy.bundle import unpack
 from hansa.deploy.join import own_settings
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.network.blob_protocol import RequestRefused
@@ -150,18 +150,6 @@ def test_accepted_positions_only_rise(tmp_path_factory: pytest.TempPathFactory, 
     assert accepted == sorted(accepted)
 
 
-def test_a_bundle_is_unpacked_as_it_was_packed(tmp_path: Path) -> None:
-    (tmp_path / "start").mkdir()
-    (tmp_path / "start" / "config.json").write_text("{}")
-    (tmp_path / "start" / "model.safetensors").write_bytes(bytes(range(256)))
-    bundle = pack(tmp_path / "start", tmp_path / "bundle")
-    unpack(bundle, tmp_path / "there")
-    assert {f.name: f.read_bytes() for f in (tmp_path / "there").iterdir()} == {
-        "config.json": b"{}",
-        "model.safetensors": bytes(range(256)),
-    }
-
-
 ODD_NAMES = ["../x.json", "a/b.json", "/etc/x.txt", "..", ".hidden.json", "a\x00b.json", "a\nb.json", "", "é.json"]
 CODE = ["modeling.py", "setup.cfg", "pytorch_model.bin", "weights.pkl", "x.so", "run.sh", "config.json.py", "noend"]
 
@@ -172,18 +160,6 @@ def test_bundles_with_paths_or_code_are_refused(tmp_path: Path, name: Any) -> No
     with pytest.raises(RequestRefused, match="file named"):
         unpack(memoryview(bundle), tmp_path / "there")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_settings_that_name_code_are_refused_and_code_is_not_packed(tmp_path: Path) -> None:
-    text = b'{"auto_map": {"AutoModel": "modeling.Evil"}}'
-    with pytest.raises(RequestRefused, match="names code to load"):
-        unpack(memoryview(json.dumps([["config.json", len(text)]]).encode() + b"\n" + text), tmp_path / "there")
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "start").mkdir()
-    for name in ("config.json", "modeling.py", "pytorch_model.bin"):
-        (tmp_path / "start" / name).write_text("{}")
-    unpack(pack(tmp_path / "start", tmp_path / "bundle"), tmp_path / "there")
-    assert [file.name for file in (tmp_path / "there").iterdir()] == ["config.json"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from hansa.core.messages import DescribeData, Failure, Reply, Scores
 from hansa.links.local import LocalLink
 from hansa.privacy.policy.audit_log import AuditLog, entries, verify
 from hansa.privacy.policy.audited_link import AuditedLink, AuditedNode
-from hansa.privacy.policy.guard import digest
+from hansa.privacy.policy.releases import digest
 
 
 def test_what_a_region_tells_its_parent_is_written_down(tmp_path: Path) -> None:

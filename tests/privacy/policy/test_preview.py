@@ -154,9 +154,9 @@ def test_a_compression_of_an_outside_method_is_disclosed(federation: Build, monk
     )
 
 
-@pytest.mark.parametrize("secret", [False, True])
-def test_noise_from_the_seed_is_disclosed_for_the_exchange_too(federation: Build, secret: Any) -> None:
-    method = {"name": "fedkc", "noise": {"multiplier": 1.0, "secret": secret}}
+@pytest.mark.parametrize("seeded", [False, True])
+def test_noise_from_the_seed_is_disclosed_for_the_exchange_too(federation: Build, seeded: Any) -> None:
+    method = {"name": "fedkc", "noise": {"multiplier": 1.0, "seeded": seeded}}
     text = " ".join(disclosures(federation(task="classify", method=method)))
     assert "Noise is added to the shared knowledge before it leaves: ε = " in text
-    assert ("is drawn from the federation's seed" in text) == (not secret)
+    assert ("is drawn from the federation's seed" in text) == seeded

@@ -1,0 +1,57 @@
+"""An audit log that was rewritten together with its anchor: the heads that the other side kept do not fit it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hansa.core.errors import UserError
+from hansa.privacy.policy.audit_heads import HEADS, compare
+from hansa.privacy.policy.audit_log import AuditLog, anchor_file, entries, verify
+from tests.conftest import Build
+from tests.deploy.conftest import make_kits
+from tests.deploy.test_policy_enforcer import run_with_policies
+
+
+def test_both_sides_find_that_the_other_rewrote_its_log(federation: Build, tmp_path: Path, log: Any) -> None:
+    settings = federation(rounds=1)
+    kits = make_kits(settings, tmp_path / "kits")
+    run_with_policies(settings, kits, tmp_path, log)
+    silo, coordinator = tmp_path / "north" / "audit.jsonl", tmp_path / "run" / "audit.jsonl"
+    assert compare(silo, tmp_path / "run" / HEADS).sound
+    assert compare(coordinator, tmp_path / "north" / HEADS).sound
+    for file, heads in ((silo, tmp_path / "run" / HEADS), (coordinator, tmp_path / "north" / HEADS)):
+        before = [e["message"] for e in entries(file) if "message" in e]
+        rewritten_entries(file)
+        assert verify(file).sound, "the chain and the anchor alone do not show it"
+        found = compare(file, heads)
+        assert not found.sound
+        assert "rewritten" in found.damage or "missing" in found.damage
+        assert len(before) > len([e for e in entries(file) if "message" in e])
+
+
+def rewritten_entries(file: Path) -> None:
+    """Write a log anew without scores, with a sound chain and a fitting anchor."""
+    kept = [entry for entry in entries(file) if entry.get("message") != "Scores"]
+    node = kept[0]["node"]
+    file.unlink()
+    anchor_file(file).unlink()
+    new = AuditLog(file, node)
+    for entry in kept:
+        fields = {name: v for name, v in entry.items() if name not in ("number", "time", "node", "hash", "event")}
+        new.add(entry["event"], **fields)
+
+
+def test_heads_of_nobody_and_no_heads_are_one_sentence(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path / "audit.jsonl", "north")
+    with pytest.raises(UserError, match="no entries"):
+        compare(log.file, tmp_path / HEADS)
+    log.add("request")
+    with pytest.raises(UserError, match="no such file"):
+        compare(log.file, tmp_path / HEADS)
+    (tmp_path / HEADS).write_text(
+        json.dumps({"node": "south", "head": f"1:{'0' * 64}", "time": "", "proof": ""}) + "\n"
+    )
+    with pytest.raises(UserError, match="no head of the log of 'north'"):
+        compare(log.file, tmp_path / HEADS)

@@ -1,0 +1,434 @@
+"""The initial model of a coordinator that lies: files, settings and tensors that reach beyond the model.
+
+Each attack has a control: transformers itself, given the same folder, does what the attacker wants (it reads a file of
+the silo, asks a hub for code, builds thousands of layers). With the checks of `unpack`, the bundle is refused, and
+nothing is written.
+"""
+
+import inspect
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any, cast
+
+import pytest
+import torch
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from hansa.core.errors import ConfigError
+from hansa.deploy import quota
+from hansa.deploy.bundle import pack, unpack
+from hansa.deploy.network.blob_protocol import InvalidRequest
+from hansa.models import build, folder, library, weights
+from hansa.models.tokenizer import byte_tokenizer
+from hansa.models.tokenizer import load as load_tokenizer
+from tests.tasks.test_tasks import DECODERS, ENCODERS
+
+LABELS = ("absent", "present")
+MASKED, CAUSAL, TRANSLATE = "AutoModelForMaskedLM", "AutoModelForCausalLM", "AutoModelForSeq2SeqLM"
+
+
+def write_model(place: Path, model: Any, tokenizer: Any = None) -> Path:
+    """A folder as `hansa.runs.start` writes it."""
+    place.mkdir(parents=True)
+    (tokenizer or byte_tokenizer()).save_pretrained(place)
+    model.save_pretrained(place)
+    folder.tidy(place)
+    (place / "labels.json").write_text(json.dumps(LABELS))
+    return place
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The start folder of a small masked language model."""
+    return write_model(tmp_path_factory.mktemp("honest") / "start", build.preset("mini", MASKED, byte_tokenizer(), 32))
+
+
+@pytest.fixture
+def start(honest: Path, tmp_path: Path) -> Path:
+    """A copy of the folder, which a test may change."""
+    return Path(shutil.copytree(honest, tmp_path / "start"))
+
+
+def bundle_of(start: Path) -> memoryview:
+    """A bundle of all files of a folder, as a coordinator with code of its own packs it."""
+    files = sorted(start.iterdir())
+    listed = json.dumps([[file.name, file.stat().st_size] for file in files]).encode() + b"\n"
+    return memoryview(listed + b"".join(file.read_bytes() for file in files))
+
+
+def change(start: Path, name: str, **settings: Any) -> None:
+    file = start / name
+    given = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps(given | settings))
+
+
+def refused(start: Path, reason: str) -> None:
+    """The silo refuses the folder in one sentence and writes nothing."""
+    there = start.parent / "there"
+    with pytest.raises(InvalidRequest, match=reason) as error:
+        unpack(bundle_of(start), there)
+    assert "\n" not in str(error.value)
+    assert str(start.parent) not in str(error.value)
+    assert not there.exists()
+
+
+# ── what is accepted ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def architectures() -> dict[str, tuple[str, Any]]:
+    found: dict[str, tuple[str, Any]] = {}
+    for family, auto in ((ENCODERS, MASKED), (DECODERS, CAUSAL)):
+        found |= {name: (auto, cast(Any, make)(264)) for name, make in family.items()}
+    found["tags"] = ("AutoModelForTokenClassification", ENCODERS["bert"](264))
+    found["classes"] = ("AutoModelForSequenceClassification", ENCODERS["deberta"](264))
+    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 40}
+    found["bart"] = (TRANSLATE, transformers.BartConfig(vocab_size=264, **sizes, **heads))
+    found["t5"] = (TRANSLATE, transformers.T5Config(vocab_size=264, d_model=32, d_kv=16, d_ff=48, num_layers=1))
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(architectures()))
+def test_models_of_many_families_are_accepted_and_unpacked_as_they_were_packed(name: str, tmp_path: Path) -> None:
+    auto, config = architectures()[name]
+    start = write_model(tmp_path / "start", getattr(transformers, auto).from_config(config))
+    unpack(pack(start, tmp_path / "bundle"), tmp_path / "there")
+    there = {file.name: file.read_bytes() for file in (tmp_path / "there").iterdir()}
+    assert there == {file.name: file.read_bytes() for file in start.iterdir()}
+    assert {"config.json", "labels.json", "model.safetensors", "tokenizer.json"} <= there.keys()
+    loaded = build.load(str(tmp_path / "there"), auto).state_dict()
+    original = build.load(str(start), auto).state_dict()
+    assert all(torch.equal(loaded[key], original[key]) for key in original)
+
+
+@pytest.mark.parametrize("auto", sorted(build.AUTO))
+def test_presets_are_accepted(auto: str, tmp_path: Path) -> None:
+    assert auto in weights.HEADS
+    labels = LABELS if "Classification" in auto else ()
+    start = write_model(tmp_path / "start", build.preset("mini", auto, byte_tokenizer(), 32, labels=labels))
+    unpack(bundle_of(start), tmp_path / "there")
+
+
+def test_weights_in_several_files_are_accepted(honest: Path, tmp_path: Path) -> None:
+    model = transformers.AutoModelForMaskedLM.from_pretrained(honest)
+    start = write_model(tmp_path / "start", model)
+    (start / "model.safetensors").unlink()
+    model.save_pretrained(start, max_shard_size="100KB")
+    folder.tidy(start)
+    assert (start / "model.safetensors.index.json").exists()
+    unpack(bundle_of(start), tmp_path / "there")
+    there = build.load(str(tmp_path / "there"), MASKED).state_dict()
+    assert all(torch.equal(value, there[key]) for key, value in model.state_dict().items())
+
+
+def test_what_is_refused_is_not_sent(start: Path, tmp_path: Path) -> None:
+    """A coordinator's own folder may come from a hub, with code and notes beside the weights."""
+    for name in ("modeling.py", "pytorch_model.bin", "README.md", "chat_template.jinja"):
+        (start / name).write_text("{}")
+    change(start, "config.json", auto_map={"AutoModel": "modeling.Model"}, _name_or_path="/home/somebody/model")
+    folder.tidy(start)
+    unpack(pack(start, tmp_path / "bundle"), tmp_path / "there")
+    assert not {"modeling.py", "pytorch_model.bin"} & {file.name for file in (tmp_path / "there").iterdir()}
+
+
+# ── files ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_index_that_names_a_file_outside_of_the_folder_is_refused(start: Path, tmp_path: Path) -> None:
+    """The silo's disk has a model of its own, `private`; the index makes transformers load it."""
+    private = tmp_path / "private.safetensors"
+    values = load_file(start / "model.safetensors")
+    save_file({name: torch.full_like(value, 7.0) for name, value in values.items()}, private, {"format": "pt"})
+    (start / "model.safetensors").unlink()
+    index = {"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(values, "../private.safetensors")}
+    (start / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    stolen = transformers.AutoModelForMaskedLM.from_pretrained(start)  # the control
+    assert float(stolen.get_input_embeddings().weight.detach().min()) == 7.0
+    refused(start, "neither model.safetensors nor weights in several files")
+    save_file(values, start / "model-00001-of-00001.safetensors", {"format": "pt"})
+    refused(start, "does not name exactly the files with weights beside it")
+
+
+def test_a_tokenizer_with_a_path_to_a_file_of_the_silo_is_refused(start: Path, tmp_path: Path) -> None:
+    """`special_tokens_map.json` is merged into the arguments of the tokenizer's class, `vocab_file` included."""
+    private = tmp_path / "patients.txt"
+    private.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nborkelmund\n")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (start / name).unlink()
+    (start / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nfever\n")
+    (start / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+    unpack(bundle_of(start), tmp_path / "good")
+    (start / "special_tokens_map.json").write_text(json.dumps({"vocab_file": str(private)}))
+
+    stolen = transformers.AutoTokenizer.from_pretrained(start)  # the control
+    assert "borkelmund" in stolen.get_vocab()
+    refused(start, "special_tokens_map.json has a setting 'vocab_file'")
+    (start / "special_tokens_map.json").unlink()
+    change(start, "tokenizer_config.json", vocab_file=str(private))
+    refused(start, "tokenizer_config.json has a setting 'vocab_file'")
+
+
+def test_a_pickle_is_refused_under_any_name(start: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (print, ("executed",))
+
+    data = pickle.dumps(Evil())
+    original = (start / "config.json").read_bytes()
+    (start / "config.json").write_bytes(data)
+    refused(start, "config.json is not JSON")
+    (start / "config.json").write_bytes(original)
+    for name in ("pytorch_model.bin", "model.pkl", "training_args.bin", "optimizer.model", "x.json", "x.safetensors"):
+        (start / name).write_bytes(data)
+        refused(start, f"a file named '{name}'")
+        (start / name).unlink()
+    (start / "model.safetensors").write_bytes(data)
+    refused(start, "model.safetensors is not a safetensors file")
+
+
+def test_a_file_that_is_listed_twice_is_refused(start: Path, tmp_path: Path) -> None:
+    text = (start / "config.json").read_bytes()
+    listed = json.dumps([["config.json", len(text)]] * 2).encode() + b"\n"
+    with pytest.raises(InvalidRequest, match="two files of one name"):
+        unpack(memoryview(listed + text + text), tmp_path / "there")
+
+
+# ── settings ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_attention_implementation_from_a_hub_is_refused(start: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def asking(name: str, *_: Any, **__: Any) -> None:
+        asked.append(name)
+        raise ValueError("no network in tests")
+
+    change(start, "config.json", attn_implementation="kernels-community/evil")
+    monkeypatch.setattr("transformers.modeling_utils.lazy_import_flash_attention", asking)
+    with pytest.raises(ValueError, match="no network in tests"):  # the control: transformers asks for the kernel
+        transformers.AutoModelForMaskedLM.from_pretrained(start)
+    assert asked == ["kernels-community/evil"]
+    refused(start, "config.json has a setting 'attn_implementation'")
+    with pytest.raises(ConfigError, match="names the attention implementation 'kernels-community/evil'"):
+        build.load(str(start), MASKED)  # nor does a model folder of one's own load it
+    assert len(asked) == 1
+
+
+def test_model_types_do_not_load_kernels_from_a_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mamba and others ask a hub for compiled code when they are built, unless this variable says no."""
+    from transformers.integrations import hub_kernels
+
+    assert 'os.environ.get("USE_HUB_KERNELS", "YES")' in inspect.getsource(hub_kernels), "the control: on by default"
+    monkeypatch.delenv("USE_HUB_KERNELS", raising=False)
+    library._imported.cache_clear()
+    library.transformers()
+    assert os.environ["USE_HUB_KERNELS"] == "NO"
+
+
+def test_code_beside_a_model_is_refused_and_not_executed(start: Path, tmp_path: Path) -> None:
+    proof = tmp_path / "executed"
+    (start / "evil.py").write_text(
+        f"from pathlib import Path\nPath({str(proof)!r}).write_text('x')\n"
+        "from transformers import BertForMaskedLM, BertConfig\nclass Evil(BertForMaskedLM): pass\n"
+        "class EvilConfig(BertConfig): model_type = 'evil'\n"
+    )
+    change(start, "config.json", model_type="evil", auto_map={"AutoConfig": "evil.EvilConfig"})
+    transformers.AutoConfig.from_pretrained(start, trust_remote_code=True)  # the control: this is what it would do
+    assert proof.exists()
+    proof.unlink()
+    refused(start, "a file named 'evil.py'")
+    (start / "evil.py").unlink()
+    refused(start, "a model_type that transformers does not have")
+    change(start, "config.json", model_type="bert")
+    refused(start, "config.json has a setting 'auto_map'")
+    assert not proof.exists()
+
+
+ODD_SETTINGS: list[tuple[str, dict[str, Any], str]] = [
+    ("config.json", {"quantization_config": {"quant_method": "bitsandbytes"}}, "'quantization_config'"),
+    ("config.json", {"_name_or_path": "/etc"}, "'_name_or_path'"),
+    ("config.json", {"_attn_implementation": "flash"}, "'_attn_implementation'"),
+    ("config.json", {"_attn_implementation_internal": "flash"}, "'_attn_implementation_internal'"),
+    ("config.json", {"experts_implementation": "x/y"}, "'experts_implementation'"),
+    ("config.json", {"trust_remote_code": True}, "'trust_remote_code'"),
+    ("config.json", {"custom_pipelines": {}}, "'custom_pipelines'"),
+    ("config.json", {"per_layer_config": {}}, "'per_layer_config'"),
+    ("config.json", {"anything": 1}, "'anything'"),
+    ("config.json", {"hidden_act": "../../x"}, "'hidden_act' that is not a plain word"),
+    ("config.json", {"hidden_act": "https://example.org/x"}, "'hidden_act' that is not a plain word"),
+    ("config.json", {"hidden_act": {"a": [["/x"]]}}, "'hidden_act' that is not a plain word"),
+    ("config.json", {"hidden_act": "no such function"}, "no model can be built|cannot be read by transformers"),
+    ("config.json", {"model_type": "../evil"}, "a model_type that transformers does not have"),
+    ("config.json", {"model_type": ["bert"]}, "a model_type that transformers does not have"),
+    ("config.json", {"architectures": ["Evil"]}, "names an architecture"),
+    ("config.json", {"architectures": ["BertForMaskedLM", "BertModel"]}, "names an architecture"),
+    ("config.json", {"architectures": None}, "names an architecture"),
+    ("config.json", {"dtype": "complex64"}, "a dtype other than"),
+    ("config.json", {"hidden_size": "many"}, "no model can be built|cannot be read by transformers"),
+    ("tokenizer_config.json", {"tokenizer_class": "evil.Tokenizer"}, "names a tokenizer_class"),
+    ("tokenizer_config.json", {"tokenizer_class": "pipeline"}, "names a tokenizer_class"),
+    ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["x.T", None]}}, "'auto_map'"),
+    ("tokenizer_config.json", {"backend": "mistral"}, "names a backend"),
+    ("tokenizer_config.json", {"name_or_path": "evil/hub"}, "'name_or_path'"),
+    ("tokenizer_config.json", {"sp_model_kwargs": {"model_file": "/etc/passwd"}}, "'sp_model_kwargs'"),
+    ("generation_config.json", {"cache_implementation": "x"}, "'cache_implementation'"),
+    ("generation_config.json", {"assistant_model": "evil/hub"}, "'assistant_model'"),
+    ("generation_config.json", {"early_stopping": "/x"}, "not a plain word"),
+    ("labels.json", {}, "labels.json is not a JSON list"),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "reason"), ODD_SETTINGS)
+def test_settings_beyond_those_of_the_model_are_refused(start: Path, name: str, settings: Any, reason: str) -> None:
+    if name == "labels.json":
+        (start / name).write_text("{}")
+    else:
+        change(start, name, **settings)
+    refused(start, reason)
+
+
+def test_a_key_that_is_given_twice_is_refused(start: Path) -> None:
+    text = (start / "config.json").read_text().rstrip().removesuffix("}")
+    (start / "config.json").write_text(text + ', "hidden_size": 64, "hidden_size": 64}')
+    refused(start, "config.json has a key twice")
+
+
+def test_a_model_made_of_several_models_is_refused(start: Path) -> None:
+    parts = transformers.EncoderDecoderConfig(
+        encoder=transformers.BertConfig().to_dict(), decoder=transformers.BertConfig().to_dict()
+    )
+    (start / "config.json").write_text(json.dumps(parts.to_dict()))
+    refused(start, "a model made of several models")
+
+
+# ── memory ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def seconds(action: Callable[[], Any]) -> float:
+    began = perf_counter()
+    action()
+    return perf_counter() - began
+
+
+def test_three_thousand_layers_are_refused_before_any_is_built(start: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control lays out a tenth of the layers on the device `meta`, as a check without bounds would do."""
+    change(start, "config.json", num_hidden_layers=3000)
+    config = transformers.AutoConfig.from_pretrained(start)
+    config.num_hidden_layers = 300
+
+    def control() -> None:
+        with torch.device("meta"):
+            made = transformers.AutoModelForMaskedLM.from_config(config)
+        assert len(list(made.parameters())) > 4000
+
+    unbounded = seconds(control)
+    assert seconds(lambda: refused(start, "num_hidden_layers = 3000, and at most 512")) < unbounded
+    monkeypatch.setattr(folder, "MAX_LAYERS", 1 << 20)  # the second bound: the tensors that the files have
+    assert seconds(lambda: refused(start, "implies more tensors than its files have")) < unbounded
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"num_hidden_layers": 1}, "have a tensor 'bert.encoder.layer.1"),
+        ({"num_hidden_layers": 3}, "lack a tensor 'bert.encoder.layer.2"),
+        ({"hidden_size": 128}, "has the shape"),
+        ({"vocab_size": 2_000_000_000}, "has the shape"),
+        ({"max_position_embeddings": 1 << 22}, "max_position_embeddings = 4194304, and at most"),
+    ],
+)
+def test_files_that_do_not_match_their_configuration_are_refused(start: Path, settings: Any, reason: str) -> None:
+    change(start, "config.json", **settings)
+    refused(start, reason)
+
+
+def test_a_tensor_that_the_configuration_does_not_imply_is_refused(start: Path) -> None:
+    values = load_file(start / "model.safetensors")
+    save_file(values | {"hidden": torch.zeros(5)}, start / "model.safetensors", {"format": "pt"})
+    refused(start, "have a tensor 'hidden'")
+
+
+def test_a_model_that_does_not_fit_into_the_memory_is_refused(start: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = (start / "model.safetensors").stat().st_size
+    monkeypatch.setattr(quota, "free_memory", lambda: 100 * size)
+    unpack(bundle_of(start), start.parent / "good")
+    monkeypatch.setattr(quota, "free_memory", lambda: 2 * size)
+    refused(start, r"the initial model needs about \d+ bytes of memory for training")
+
+
+def test_tables_that_no_file_holds_count_as_memory(tmp_path: Path) -> None:
+    """Models compute tables that are no parameters, such as the frequencies of a rotary embedding."""
+    model = transformers.AutoModelForCausalLM.from_config(DECODERS["llama"](264))
+    start = write_model(tmp_path / "start", model)
+    config, tensors = folder.check({file.name: memoryview(file.read_bytes()) for file in start.iterdir()})
+    footprint = weights.check_tensors(config, tensors)
+    assert footprint.parameters == 4 * sum(p.numel() for p in model.parameters())
+    assert footprint.buffers == sum(b.numel() * b.element_size() for b in model.buffers())
+    assert footprint.buffers > 0
+
+
+# ── headers of safetensors files ──────────────────────────────────────────────────────────────────────────────────
+
+
+def header(listed: Any, body: int, size: int | None = None) -> memoryview:
+    text = json.dumps(listed).encode()
+    return memoryview((len(text) if size is None else size).to_bytes(8, "little") + text + bytes(body))
+
+
+F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        memoryview(b""),
+        memoryview(b"\xff" * 8),
+        header({"a": F32}, 8, size=1 << 40),
+        header({"a": F32}, 9),
+        header({"a": F32}, 7),
+        header({"a": F32, "b": F32}, 8),
+        header({"a": F32 | {"shape": [-2]}}, 8),
+        header({"a": F32 | {"shape": [2.0]}}, 8),
+        header({"a": F32 | {"shape": [1 << 62]}}, 8),
+        header({"a": F32 | {"dtype": "F99"}}, 8),
+        header({"a": F32 | {"data_offsets": [8, 16]}}, 16),
+        header({"a": F32 | {"data_offsets": "ab"}}, 8),
+        header({"a": 1}, 8),
+        header([F32], 8),
+    ],
+)
+def test_malformed_headers_are_refused(data: memoryview) -> None:
+    assert weights.read_header(header({"a": F32}, 8), "x") == {"a": weights.TensorInfo((2,), 8)}
+    with pytest.raises(ConfigError, match="not a safetensors file"):
+        weights.read_header(data, "x")
+
+
+@given(
+    shapes=st.dictionaries(st.text("abc.", min_size=1, max_size=6), st.lists(st.integers(0, 4), max_size=3), max_size=5)
+)
+def test_headers_agree_with_the_library(tmp_path_factory: pytest.TempPathFactory, shapes: dict[str, list[int]]) -> None:
+    file = tmp_path_factory.mktemp("headers") / "model.safetensors"
+    save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, file)
+    found = weights.read_header(memoryview(file.read_bytes()), file.name)
+    assert {name: info.shape for name, info in found.items()} == {n: tuple(s) for n, s in shapes.items()}
+
+
+@given(data=st.binary(max_size=300))
+def test_any_bytes_are_refused_in_a_sentence(data: bytes) -> None:
+    with pytest.raises(ConfigError):
+        folder.check({"config.json": memoryview(data), "labels.json": memoryview(b"[]")})
+
+
+def test_tokenizers_of_a_bundle_are_the_same(honest: Path, tmp_path: Path) -> None:
+    unpack(bundle_of(honest), tmp_path / "there")
+    text = "Fièvre, 39 °C"
+    assert load_tokenizer(str(tmp_path / "there"))(text) == byte_tokenizer()(text)
