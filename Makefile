@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 # Tests that fail are run once more by themselves: beside others, real processes may be late. What fails twice has failed.
 AGAIN := $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
 
-.PHONY: ready demo test test-faults test-docs check format bench sbom clean
+.PHONY: ready demo test test-faults test-attacks test-docs check format bench sbom clean
 
 ready: $(READY)           ## install everything into .venv
 
@@ -19,6 +19,9 @@ test: $(READY)            ## the fast tests, two processes
 
 test-faults: $(READY)     ## real processes on loopback, killed and cut off
 	$(BIN)/python -m pytest -m slow_fault tests || $(AGAIN) -m slow_fault tests
+
+test-attacks: $(READY)    ## the red team: attacks on agents in processes of their own, with each defence off and on
+	$(BIN)/python -m pytest -m attack tests || $(AGAIN) -m attack tests
 
 test-docs: $(READY)       ## a smoke run of every benchmark, and every command and code block of README and docs
 	$(BIN)/python -m pytest -n 2 -m docs tests || $(AGAIN) -m docs tests

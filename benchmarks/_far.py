@@ -25,6 +25,8 @@ class Echo:
 
     number: int
 
+    anchors = None
+
     def open_run(self, folder: Path, settings: bytes) -> "Echo":
         """As if the run had started from a gigabyte of weights: what may be announced goes by that."""
         (folder / "start").mkdir(parents=True, exist_ok=True)

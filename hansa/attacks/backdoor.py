@@ -10,8 +10,8 @@ each rule of aggregation; its success is the share of held-out rows of the other
 target, that the trigger turns into the target. The main task is the accuracy on the same rows without the trigger.
 
 The trigger is a sequence of words of the vocabulary that the run's own model hardly reacts to: of `TRIED` random ones,
-that with the smallest success on the malicious silo's own rows. Otherwise an unusual word alone would change the answers
-of a small model. The malicious silo boosts in every round; the other silos are honest.
+that with the smallest success on the malicious silo's own rows. Otherwise an unusual word alone would change the
+answers of a small model. The malicious silo boosts in every round; the other silos are honest.
 
 Deviations: γ is the same in every round; X is trained with the run's own optimizer, not slowed down or constrained.
 """
@@ -56,7 +56,7 @@ def attack_with_backdoor(run: Path, silo: str | None, say: Callable[[str], None]
     if len(nodes) < 3:
         raise UserError(f"{run}: a backdoor among {len(nodes)} silos shows nothing; attack a run with at least three")
     name, target = target_silo(runtime, silo), runtime.vocabulary.labels[0]
-    rows = []
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         trigger = quiet_trigger(runtime, run, name, target, Path(folder))
         files = _questions(runtime, name, target, trigger, Path(folder))

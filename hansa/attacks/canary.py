@@ -84,12 +84,12 @@ def attack_canaries(run: Path, silo: str | None, say: Callable[[str], None] = la
     runtime = open_run(run)
     if runtime.federation.task.name not in TASKS or runtime.method.hierarchy is not None:
         raise UserError(
-            f"{run}: canaries are rows with a text of their own; this attack needs a run of a flat federation with task "
-            f"{', '.join(TASKS)}"
+            f"{run}: canaries are rows with a text of their own; this attack needs a run of a flat federation with "
+            f"task {', '.join(TASKS)}"
         )
     name = target_silo(runtime, silo)
     canaries = make_canaries(runtime, name)
-    rows = []
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         node = with_rows(runtime, name, Path(folder) / "rows", lambda found, source: _mixed(found, source, canaries))
         again = same_start(runtime)
@@ -97,9 +97,9 @@ def attack_canaries(run: Path, silo: str | None, say: Callable[[str], None] = la
         for protection, one in variants(again, name).items():
             say(f"running the federation again with canaries at {name}: {protection}")
             done = run_again(one, Path(folder) / f"run-{len(rows)}")
-            found = exposures(done, name, canaries)
+            bits = exposures(done, name, canaries)
             cost = update_prices(one, one.rounds).get(name)
-            rows.append({"protection": protection, "epsilon": cost.epsilon if cost else None, "exposure": found})
+            rows.append({"protection": protection, "epsilon": cost.epsilon if cost else None, "exposure": bits})
     found = {"kind": "canary", "silo": name, "candidates": CANDIDATES, "canaries": CANARIES, "rows": rows}
     return found | {"reading": reading(found)}
 

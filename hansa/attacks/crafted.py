@@ -1,6 +1,6 @@
 """Crafted models: weights chosen so that the update of a silo spells out the tokens that it trained on.
 
-Fowl et al. (2022), Robbing the Fed; Fowl et al. (2023), Decepticons, Section 4. The first block of an encoder is rebuilt:
+Fowl et al. (2022), Robbing the Fed; Fowl et al. (2023), Decepticons, Section 4. They rebuild the first block:
 
     attention   its output layer is zero, so that every position passes through by itself: x
     bins        row k of the first feed-forward layer is s·m, its bias −s·cₖ, c₁ < c₂ < …: neuron k fires where the
@@ -73,8 +73,8 @@ def first_block(model: Any) -> FirstBlock:
     fits = [len(square) >= 2 and len(up) == len(down) == 1 and bool(norms) for square, up, down, norms in blocks]
     if len(blocks) < 2 or not all(fits):
         raise UserError(
-            "a crafted model needs an encoder of at least two blocks, each with attention, layer norms and a feed-forward "
-            "network of two layers (BERT, RoBERTa, …); attack a run with such a model"
+            "a crafted model needs an encoder of at least two blocks, each with attention, layer norms and a "
+            "feed-forward network of two layers (BERT, RoBERTa, …); attack a run with such a model"
         )
     square, [up], [down], norms = blocks[0]
     return FirstBlock(square[-1], norms[0], up, down, tuple((one[-2], one[-1]) for one, *_ in blocks[1:]))
@@ -99,7 +99,8 @@ def _layers(model: Any, block: str) -> tuple[list[str], list[str], list[str], li
 def measurement(width: int, seed: int) -> Tensor:
     """The random direction m, of length one."""
     drawn = torch.randn(width, generator=torch.Generator().manual_seed(derive(seed, "measurement")))
-    return drawn / drawn.norm()
+    found: Tensor = drawn / drawn.norm()
+    return found
 
 
 def craft(model: Any, honest: Tensors, how: Craft, length: int, vocabulary: int, types: int = 1) -> Tensors:

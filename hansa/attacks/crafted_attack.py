@@ -220,8 +220,8 @@ def reading(found: dict[str, Any]) -> list[str]:
     rows = {row["defence"]: row for row in found["rows"]}
     bare = rows["none"]
     lines = [
-        f"A crafted model reads {bare['recovered']:.1%} of the {bare['tokens']} distinct tokens of {bare['texts']} texts "
-        f"of {found['silo']} from one step without a defence; guessing the most frequent tokens gives "
+        f"A crafted model reads {bare['recovered']:.1%} of the {bare['tokens']} distinct tokens of {bare['texts']} "
+        f"texts of {found['silo']} from one step without a defence; guessing the most frequent tokens gives "
         f"{bare['frequent']:.1%}, the honest model {rows['(honest model)']['recovered']:.1%}."
     ]
     if (bare["placed"] or 0.0) <= MARGIN:  # frequent tokens say nothing about positions

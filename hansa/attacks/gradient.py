@@ -113,8 +113,8 @@ def attackable(runtime: Runtime, run: Path) -> None:
     """Raise `UserError` if the silos of a run send no plain updates."""
     if runtime.method.hierarchy is not None or not runtime.shared.names:
         raise UserError(
-            f"{run}: with method '{runtime.method.name}' no silo sends a plain update; attack updates of a run of a flat "
-            "federation (fedavg, fedprox, fedkc, …)"
+            f"{run}: with method '{runtime.method.name}' no silo sends a plain update; attack updates of a run of a "
+            "flat federation (fedavg, fedprox, fedkc, …)"
         )
 
 

@@ -1,4 +1,4 @@
-"""Membership inference: can a model tell which rows of a silo it was trained on?
+"""Membership inference: tell from a model which rows of a silo it was trained on.
 
 Yeom et al. (2018): a row with a smaller loss is more likely a member. Carlini et al. (2022), Membership Inference
 Attacks From First Principles (LiRA): the loss is compared with that of shadow models, which were trained with or
@@ -7,7 +7,7 @@ without the row.
     φ = log(p/(1 − p)), p = exp(−loss)
     loss                −loss of the attacked model
     calibrated          φ − mean of φ over the shadow models without the row (the offline variant, one variance)
-    likelihood ratio    log N(φ; μ_in, s_in²) − log N(φ; μ_out, s_out²); μ by row, s over all rows, since shadows are few
+    likelihood ratio    log N(φ; μ_in, s_in²) − log N(φ; μ_out, s_out²); μ by row, s over all rows: shadows are few
 
 Members are the training rows that the silo drew in some round; non-members are its validation and test rows. The score
 is the area under the ROC curve (AUC): 0.5 is guessing. The *control* attacks every shadow model by its loss alone: what
@@ -144,8 +144,8 @@ def pool_of(runtime: Runtime, run: Path, name: str) -> tuple[Pool, int]:
     others = [(e, i) for split in ("valid", "test") for e in [resident.examples(split)] for i in range(len(e))]
     if min(len(seen), len(others)) < MIN_ROWS:
         raise UserError(
-            f"silo '{name}' trained on {len(seen)} rows and holds out {len(others)}; membership inference needs at least "
-            f"{MIN_ROWS} of each: choose another --silo, or run with a larger data.test"
+            f"silo '{name}' trained on {len(seen)} rows and holds out {len(others)}; membership inference needs at "
+            f"least {MIN_ROWS} of each: choose another --silo, or run with a larger data.test"
         )
     rng = stream(runtime.federation.seed, "membership", name)
     size = min(MAX_ROWS, len(seen), len(others))

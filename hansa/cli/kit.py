@@ -8,7 +8,7 @@ import typer
 
 from hansa.cli.console import Format, FormatOption, finish, output, table
 from hansa.cli.options import RunPlugins
-from hansa.core.errors import UserError
+from hansa.core.errors import UserError, printable
 
 kit = typer.Typer(no_args_is_help=True, help="Startup kits: keys, certificates, addresses and the list of members.")
 
@@ -165,6 +165,8 @@ def answer_requests(
     folder: Path, files: list[Path], out: Path, days: int, replace: bool, yes: bool, format: Format
 ) -> None:
     """Read, show and sign requests, and write the responses."""
+    from rich.markup import escape
+
     from hansa.deploy.authority import Authority as Opened
     from hansa.deploy.certificates import write_file
     from hansa.deploy.key_request import parse_request
@@ -173,7 +175,7 @@ def answer_requests(
     authority = Opened(folder)
     found = [parse_request(file.read_bytes(), file) for file in files]
     if format is Format.text:
-        rows = [[one.node, one.fingerprint] for one in found]
+        rows = [[escape(printable(one.node)), one.fingerprint] for one in found]  # names of others are not markup
         output.print(table(["node", "fingerprint of its key"], rows, "Requests", figures=False))
     if not yes:
         if not sys.stdin.isatty():

@@ -20,6 +20,8 @@ from hansa.core.simulation import Simulation
 from hansa.core.state import PARTICIPATION, ServerState
 from hansa.core.tensors import Tensors
 
+MIN_ENROLMENT_SECONDS = 60.0  # agents and data take longer to load than a round's deadline may allow
+
 
 class Participation(Section):
     """Which silos take part in a round (all, a share or a number of them), how many must answer, and by when."""
@@ -38,7 +40,7 @@ class Participation(Section):
         Positive | None,
         Field(
             description="Between organisations: seconds that the coordinator waits for all silos before the first "
-            "round; then the quorum is enough. Default: `deadline`."
+            "round; then the quorum is enough. Default: `deadline`, but at least 60 s."
         ),
     ] = None
     max_absence: Annotated[
@@ -244,7 +246,9 @@ def without_waiting(rule: ParticipationRule) -> ParticipationRule:
 
 def enrolment_deadline(participation: Participation) -> float | None:
     """When silos that have not answered before the first round are given up, on the monotonic clock; None: never."""
-    seconds = participation.enrolment or participation.deadline
+    seconds = participation.enrolment
+    if seconds is None and participation.deadline is not None:
+        seconds = max(participation.deadline, MIN_ENROLMENT_SECONDS)
     return None if seconds is None else monotonic() + seconds
 
 

@@ -66,6 +66,7 @@ class SiloService:
         """How the silo answers in the run in ``folder``; raises `InvalidRequest` if the settings cannot be used."""
         torch.set_num_threads(self._threads)
         federation = own_settings(settings, self._kit.name, self._sources, self._plugins)
+        check_leaf(federation, self._kit.name)
         enforcer = self._enforcer
         context = enforcer.admit(received_settings(settings), folder, self._plugins) if enforcer is not None else None
         runtime = Runtime(federation, folder, KitSigner(self._kit, folder, settings), device.choose())
@@ -76,6 +77,12 @@ class SiloService:
         if enforcer is None or context is None:
             return answer
         return enforcer.guard(answer, runtime, context, host.checks(self._kit.name, folder))
+
+
+def check_leaf(federation: Federation, own: str) -> None:
+    """Raise `InvalidRequest` if the settings make a region of a silo: what a region trains on its own is not masked."""
+    if dict(walk(federation.silos))[own].silos:
+        raise InvalidRequest("the settings have nodes below this silo, whose kit is not that of a region")
 
 
 def received_settings(settings: bytes) -> Federation:

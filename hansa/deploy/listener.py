@@ -48,6 +48,7 @@ class ChildListener:
         self._refused, self._log = refused, log
         self._subjects = kit.child_subjects
         self._noted: dict[str, tuple[int, str]] = {}  # what the newest note to a child says
+        self._names: tuple[int, dict[str, str]] = (-1, {})  # heartbeat subject → child, in a list of members
         self._connections = 0
         self._compared: set[tuple[str, int, str]] = set()
         self._session = open(self._stop.is_set)
@@ -76,7 +77,10 @@ class ChildListener:
             self._session.close()
 
     def _receive(self, subject: str, data: bytes) -> None:
-        node = next((name for name in self._kit.children if self._subjects.heartbeat(name) == subject), None)
+        if self._names[0] != self._kit.serial:
+            names = {self._subjects.heartbeat(name): name for name in self._kit.children}
+            self._names = self._kit.serial, names
+        node = self._names[1].get(subject)
         if node is None or not self._kit.trusts(node):
             return
         try:
@@ -113,8 +117,8 @@ class ChildListener:
         """Send a note to every child for which something has changed."""
         if self._connections != self._session.connections:  # the broker may have lost its store
             self._noted, self._connections = {}, self._session.connections
-        serial = self._kit.serial
-        wanted = {name: (serial, self._presence.suspended(name)) for name in self._kit.children}
+        serial, suspended = self._kit.serial, self._presence.all_suspended()
+        wanted = {name: (serial, suspended.get(name, "")) for name in self._kit.children}
         changed = {name: state for name, state in wanted.items() if self._noted.get(name) != state}
         if not changed:
             return

@@ -113,7 +113,7 @@ def _start_supervisor(
                     broker.restart_if_dead()
                     broker.limit_connections()
                 waiting.update(time())
-                if suspended != (found := {name for name in kit.children if presence.suspended(name)}):
+                if suspended != (found := set(presence.all_suspended())):
                     suspended = found
                     blobs.disconnect_revoked()
                 if (now := kit.serial) != read:

@@ -23,7 +23,7 @@ from hansa.config.federation import Federation
 from hansa.core import device, wire
 from hansa.core.errors import DataError
 from hansa.core.link import Answer
-from hansa.core.messages import NO_ANSWER, Failure, NodeId, Request, ShareKnowledge, Train
+from hansa.core.messages import NO_ANSWER, Evaluate, Failure, NodeId, Request, ShareKnowledge, Train
 from hansa.links.preload import preload
 from hansa.links.shared_memory import Block, Blocks, Place, Views, look
 from hansa.links.worker import pack, unpack, work
@@ -31,6 +31,7 @@ from hansa.links.worker import pack, unpack, work
 TRIES = 2
 BRIEF = 0.05  # seconds: jobs shorter than this are handed out ahead, so that a worker never waits for the next
 OFFER = 1 << 22  # floats: room for an offer, which may be larger than a very small model
+NUMBERS = 1 << 14  # values beside an update, or in place of scores, that are masked with it
 WAITING_BYTES = 2 << 30  # shared memory for updates that came early; beyond it, workers pause
 
 Watch = Callable[[NodeId, str], None]
@@ -158,6 +159,8 @@ class PoolLink:
                         sum(v.numel() for v in vectors.values()), OFFER if isinstance(request, ShareKnowledge) else 0
                     )
                     room = max(room, request.capacity) if isinstance(request, Train) else room
+                    if isinstance(request, Train | Evaluate) and request.masking is not None:
+                        room += NUMBERS
                     written[id(request)] = (text, places, room, wire.size(request))
                 call.jobs.append(Job(node, *written[id(request)], index, call))
             largest = max((job.room for job in call.jobs), default=0)

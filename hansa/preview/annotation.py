@@ -10,7 +10,7 @@ from typing import cast
 from hansa.config.federation import Federation
 from hansa.config.tree import federated_vocabulary, holders
 from hansa.core.errors import UserError
-from hansa.data.examples import Unusable, in_batches, note_sample
+from hansa.data.examples import Unusable, note_sample, of_units
 from hansa.data.rows import Problems, Row
 from hansa.data.source import Source
 from hansa.data.splits import rows
@@ -62,8 +62,11 @@ class SourceReader:
         """Whether rows have labels or target texts, which can be wrong."""
         return self.task.needs_labels or isinstance(self.task, GenerationTask)
 
-    def read(self, source: Source) -> SourceReading:
-        """Read a source; raises `DataError` if more rows than `data.max_bad_rows` allows cannot be used."""
+    def read(self, source: Source, unit: str = "") -> SourceReading:
+        """Read a source; raises `DataError` if more rows than `data.max_bad_rows` allows cannot be used.
+
+        ``unit``: the field that names the patient or document of a training row, where privacy needs it.
+        """
         count, found = 0, list[str]()
         sides = {source.text: source.language or ""}
         if isinstance(self.task, GenerationTask):
@@ -71,7 +74,8 @@ class SourceReader:
         foreign = {language: ForeignTexts() for language in sides.values()}
         for split in ("train", "valid", "test") if self._has_annotation else ("train",):
             problems = Problems()
-            for some in in_batches(rows(source, split, self.federation.data, problems), 2000):
+            whose = unit if split == "train" else ""
+            for _, some in of_units(rows(source, split, self.federation.data, problems), whose, problems):
                 if split == "train":
                     for text, language in sides.items():
                         foreign[language].add(some[: max(0, DETECTED - count)], text, language)

@@ -25,6 +25,8 @@ from hansa.models.adapt import adapt
 from hansa.models.tokenizer import byte_tokenizer
 from hansa.preview.annotation import SourceReader, language_warning
 from hansa.preview.traffic import Traffic, predict_traffic
+from hansa.privacy.dp.prices import update_mechanisms
+from hansa.privacy.dp.units import UnitMechanism
 from hansa.privacy.policy.disclosures import disclosures
 from hansa.privacy.policy.preview import refusals
 from hansa.privacy.secure_aggregation.limits import capped
@@ -133,10 +135,11 @@ def preview(federation: Federation) -> Preview:
     check(federation)
     silos, times, reader = [], repeats(federation.silos) | {ROOT: 1}, SourceReader(federation)
     warnings: list[str] = []
+    units = {n: one for n, one in update_mechanisms(federation).items() if isinstance(one, UnitMechanism)}
     for name, node in holders(federation).items():
         problems, sources = list[str](), dict[str, int]()
         for source in node.sources:
-            found, group = reader.read(source), source.group(name)
+            found, group = reader.read(source, units[name].field if name in units else ""), source.group(name)
             sources[group] = sources.get(group, 0) + found.count
             problems += found.problems
             warnings += [language_warning(name, code, found.count, texts) for code, texts in found.foreign.items()]
@@ -146,7 +149,7 @@ def preview(federation: Federation) -> Preview:
                 f"silos.{name}: no training samples are left after reading and splitting the data; give it more rows, "
                 "or reduce data.valid and data.test"
             )
-        amount = times[name] * federation.train.per_round(count)
+        amount = times[name] * (units[name].expected if name in units else federation.train.per_round)(count)
         silos.append(SiloPreview(name, count, amount, None, tuple(problems), sources))
     silos = [replace(s, weight=w) for s, w in zip(silos, _weights(federation, silos), strict=True)]
     parameters, traffic = _model(federation, reader.labels)

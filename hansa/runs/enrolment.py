@@ -2,9 +2,9 @@
 
 In a simulation every silo must answer. Between organisations a silo whose data cannot be read, whose policy forbids it,
 whose clock is wrong, or whose reply is invalid does not stop the others: it is left out with the reason. A silo that
-does not answer is awaited until `participation.enrolment` (by default the deadline of a round), and longer only while
-the quorum is missing. When the coordinator is restarted, silos that answered before are not asked again; the others
-are.
+does not answer is awaited until `participation.enrolment` (by default the deadline of a round, at least a minute), and
+longer only while the quorum is missing. When the coordinator is restarted, silos that answered before are not asked
+again; the others are.
 """
 
 from collections.abc import Callable, Mapping

@@ -174,7 +174,7 @@ def test_unknown_names_are_refused_in_a_sentence(logged: Path, tmp_path: Path) -
 
 def test_one_texts_update_is_read_whole_and_defences_hide_what_they_can(logged: Path) -> None:
     before = sorted(p for p in logged.rglob("*") if p.is_file() and "audit" not in p.parts)
-    found = gradient.attack_update(logged, "south")
+    found = gradient.attack_update(logged, "north")
     rows = {(row["defence"], row["amount"]): row for row in found["rows"]}
     bare = rows["none", "one text"]
     assert bare["rows"] == 1.0, "rows of tokens that were not there do not move"

@@ -1,6 +1,7 @@
 """Crafted models: they read what a silo trained on, and each defence shows what it is worth."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(settings, folder / "run", workers=0).folder
 
 
-def row(attacked: Path, tmp_path: Path, setting: Setting) -> dict[str, float]:
+def row(attacked: Path, tmp_path: Path, setting: Setting) -> dict[str, Any]:
     runtime = open_run(attacked)
     bench = Bench(
         crafted_attack._variant(runtime, setting), tmp_path / setting.name.replace(" ", "-"), "a", ["a", "b", "c"]

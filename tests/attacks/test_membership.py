@@ -17,11 +17,16 @@ NOISE = {"noise_multiplier": 2.0, "clip": 1.0}
 
 def overfitted(folder: Path, **silo: Any) -> Path:
     """A run on random labels, long enough to remember them."""
-    vocabulary = words(60)
-    silos = {n: {"train": write(folder / f"{n}.jsonl", unrelated(n, 240, vocabulary))} | silo for n in ("a", "b")}
-    train = {"optimizer": "adam", "lr": 0.004, "batch": 16, "samples": {"epochs": 8}}
-    data = {"max_length": 16, "valid": 0.0, "test": 0.5}
-    return run(federation(silos, train=train, data=data, rounds=3), folder / "run", workers=0).folder
+    vocabulary = words(200)
+    silos = {n: {"train": write(folder / f"{n}.jsonl", unrelated(n, 160, vocabulary))} | silo for n in ("a", "b")}
+    settings = federation(
+        silos,
+        train={"optimizer": "adam", "lr": 0.001, "batch": 16, "samples": {"epochs": 15}},
+        data={"max_length": 20, "valid": 0.0, "test": 0.5},
+        tokenizer={"size": 900, "min_count": 2},
+        rounds=2,
+    )
+    return run(settings, folder / "run", workers=0).folder
 
 
 def test_an_overfitted_model_gives_members_away_and_noise_prevents_it(tmp_path: Path) -> None:

@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hansa.attacks.statistics import auc, exposure, true_positives
+from hansa.attacks.statistics import Values, auc, exposure, true_positives
 from hansa.core.seeds import stream
 
 values = st.lists(st.integers(-5, 5).map(float), min_size=2, max_size=20).map(np.array)
 
 
 @given(values, values)
-def test_the_auc_is_the_share_of_pairs_in_order(members: np.ndarray, others: np.ndarray) -> None:  # type: ignore[type-arg]
+def test_the_auc_is_the_share_of_pairs_in_order(members: Values, others: Values) -> None:
     pairs = [(a > b) + 0.5 * (a == b) for a in members for b in others]
     found = auc(members, others)
     assert found.value == pytest.approx(np.mean(pairs))

@@ -65,7 +65,7 @@ def test_alpha_stays_between_zero_and_one() -> None:
 
 
 def test_the_sweep_keeps_the_best_on_validation_and_every_silo_has_a_model(federation: Build, tmp_path: Path) -> None:
-    outcome = run(federation(rounds=2, personal=PERSONAL, data=DATA), tmp_path / "r", workers=0)
+    outcome = run(federation(rounds=2, personal=PERSONAL | {"rounds": 12}, data=DATA), tmp_path / "r", workers=0)
     found = facts(outcome.folder)
     for name, known in found["silos"].items():
         assert len(known["curves"]["loss"]) == len(ALPHAS) == 21

@@ -55,7 +55,7 @@ ATTENTION = st.dictionaries(NAMES, st.dictionaries(NAMES, SUMS, max_size=2), max
 KNOWLEDGE = st.builds(Knowledge, tensors(), MEMBERS, MEMBERS, st.integers(0, 9))
 MESSAGES = st.one_of(
     st.just(DescribeData()),
-    st.builds(CollectVocabulary, st.integers(0, 100), st.booleans()),
+    st.builds(CollectVocabulary, st.integers(0, 100), st.integers(0, 100)),
     st.builds(ShareKnowledge, st.integers(0, 10**6), tensors()),
     KNOWLEDGE,
     st.builds(

@@ -16,7 +16,7 @@ from tests.conftest import Build
 from tests.faults.conftest import gated
 from tests.faults.processes import Deployment, run_command
 
-pytestmark = pytest.mark.slow_fault
+pytestmark = pytest.mark.attack
 __all__ = ["gated"]
 
 

@@ -24,19 +24,19 @@ from hansa.core.messages import DescribeData, Failure
 from hansa.deploy import authority, membership
 from hansa.deploy.agent import Agent
 from hansa.deploy.certificates import authority_certificate, public_hex
-from hansa.deploy.identity_watch import IdentityWatch, resolve_home
+from hansa.deploy.identity_watch import IdentityWatch
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.membership import ListRefused, Member, MemberStore, parse_members, sign_members
 from hansa.deploy.network.connection import Connection, ConnectionLost
 from hansa.deploy.network.envelope import open_envelope, sign_envelope
 from hansa.deploy.network.heartbeat import open_heartbeat, sign_heartbeat
-from hansa.deploy.network.journal import Journal
 from hansa.deploy.network.note import Note, list_in, open_note, pack_list, sign_note
-from hansa.deploy.network.presence import Presence, resolve
+from hansa.deploy.network.presence import Presence
 from hansa.deploy.server_session import server_session
 from hansa.deploy.signatures import KitSigner
 from hansa.privacy.secure_aggregation.announcement import Announcement
 from hansa.privacy.secure_aggregation.protocol import Refused, Secrets
+from tests.cli.test_cli import ok
 from tests.conftest import Build
 from tests.deploy.conftest import make_kits
 
@@ -310,11 +310,10 @@ def test_a_stolen_kit_raises_an_alarm_on_both_sides_and_neither_is_served(scene:
     with scene.agent(own, scene.folder / "home", "owner") as owner:
         assert owner._watch.own_alarm, "also after a restart, when the thief is gone"
         assert not scene.ask(link, 3.0).startswith("answer of")
-        assert resolve_home(scene.folder / "home")
+        assert "the alarm is over" in ok("kit", "resolve", str(scene.folder / "home"))
         sleep(1.0)
-        journal = Journal(scene.folder / "run" / "server" / "journal.sqlite")
-        assert resolve(journal, "north") is not None
-        journal.close()
+        assert "the alarm is over" in ok("kit", "resolve", str(scene.folder / "run"), "north")
+        assert "there was no alarm" in ok("kit", "resolve", str(scene.folder / "run"), "north")
         wait("the end of the alarm", lambda: not owner.not_ready())
         assert scene.ask(link) == "answer of owner", "the operators have stated that it is resolved"
 

@@ -12,13 +12,13 @@ import torch
 from hansa.client.host import SiloHost
 from hansa.config.federation import Federation
 from hansa.config.file import parse
+from hansa.config.shared import shared_settings
 from hansa.core.errors import RunFailed
 from hansa.core.grid import Grid
 from hansa.core.messages import CollectVocabulary, Failure, Reply, Request, Train, Update, VocabularyCounts
 from hansa.core.noise import SeededSource
 from hansa.deploy import agent as agents
 from hansa.deploy.agent import Agent
-from hansa.deploy.coordinator import shared_settings
 from hansa.deploy.join import SiloService
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.policy_enforcer import PolicyEnforcer
@@ -162,6 +162,8 @@ def test_a_crash_before_the_reply_is_stored_releases_one_version(
     computed: list[torch.Tensor] = []
 
     class Service:
+        anchors = None
+
         def open_run(self, folder: Path, settings: bytes) -> Answer:
             def compute(asked: Request) -> Reply:
                 reply = answer(asked)

@@ -23,15 +23,17 @@ from hansa.config.file import parse
 from hansa.config.method import build_method
 from hansa.config.nodes import Node
 from hansa.config.sections import SecureAggregation
+from hansa.config.shared import shared_settings
 from hansa.config.tree import holders
 from hansa.core.errors import ConfigError, RunFailed
-from hansa.core.messages import Failure, RevealShares, ShareSecrets, Train
+from hansa.core.messages import Failure, RevealShares, ShareSecrets, Train, Update
 from hansa.core.participation import Child
 from hansa.core.round import Server, Turn, federated_round
 from hansa.core.state import ServerState
 from hansa.core.tensors import Tensors
+from hansa.deploy import join
 from hansa.deploy.coordinator import serve
-from hansa.deploy.join import own_settings
+from hansa.deploy.join import SiloService, own_settings
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.network.blob_protocol import InvalidRequest
 from hansa.deploy.signatures import KitSigner
@@ -337,6 +339,32 @@ def test_others_are_scaled_to_nothing(
     assert known(Tensors(found.layout, len(SIZES) * found.flat), truth)
 
 
+def test_a_silo_that_the_settings_call_a_region(
+    federation: Build, silos: Callable[..., Silos], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a region trains on data of its own stays in its process, without masks; a silo must not be taken for one."""
+    honest = federated(federation, aggregate=UNIFORM)
+    members = silos(honest)
+    below = {f"{name}-below": node for name, node in honest.silos.items()}
+    region = honest.silos[EAST].model_copy(update={"silos": below})
+    settings = honest.model_copy(update={"silos": honest.silos | {EAST: region}})
+    home = members.folder / EAST / "runs" / "region"
+    shutil.copytree(members.start, home / "start")
+    service = SiloService(Kit(members.kits / EAST), honest.silos[EAST].sources, ())
+
+    def ask() -> Any:
+        answer = service.open_run(home, shared_settings(settings).model_dump_json().encode())
+        return answer(Train(1, Runtime(honest, home).start.copy()))
+
+    with pytest.raises(InvalidRequest, match="the settings have nodes below this silo"):
+        ask()
+    monkeypatch.setattr(join, "check_leaf", lambda *_: None)
+    reply = ask()
+    assert isinstance(reply, Update)
+    assert reply.masked is None
+    assert known(reply.gradient, members.truth(honest))
+
+
 SINGLED_OUT: dict[str, dict[str, Any]] = {
     "privacy": {"privacy": {"clip": 1e-9, "noise_multiplier": 1e-9, "secret": True}},
     "method": {"method": {"name": "fedprox", "mu": 4.9}},  # at this learning rate each step undoes those before it
@@ -364,7 +392,7 @@ def test_settings_of_all_others_that_empty_their_updates(
         assert known(recovered, truth)
     else:  # a proximal term shortens the others' updates
         rest = recovered.flat - truth.flat
-        honest = sum(members.truth(plain, name).flat for name in OTHERS)
+        honest = torch.stack([members.truth(plain, name).flat for name in OTHERS]).sum(0)
         assert rest.norm() < 0.7 * honest.norm()
 
 

@@ -142,6 +142,11 @@ class Journal:
         rows = self._rows("select value from facts where name=?", name)
         return json.loads(rows[0][0]) if rows else None
 
+    def names(self, prefix: str) -> list[str]:
+        """The rest of the names of facts that begin with a prefix."""
+        rows = self._rows("select name from facts where substr(name, 1, ?) = ?", len(prefix), prefix)
+        return [name[len(prefix) :] for (name,) in rows]
+
     def delete_fact(self, name: str) -> None:
         """Forget what `set_fact` stored under a name."""
         self._write("delete from facts where name=?", (name,))

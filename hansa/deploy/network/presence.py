@@ -43,6 +43,11 @@ class Presence:
             return ""
         return str(found["reason"])
 
+    def all_suspended(self) -> dict[str, str]:
+        """The suspended children, with the reasons."""
+        found = {node: self.suspended(node) for node in self._journal.names(SUSPENDED)}
+        return {node: reason for node, reason in found.items() if reason}
+
     def heard(self, heartbeat: Heartbeat) -> None:
         """Take note of a child's heartbeat."""
         self._observe(heartbeat.node, heartbeat.process, heartbeat.at, time())

@@ -80,9 +80,10 @@ def _in_rounds(federation: Federation, method: Method) -> Iterator[str]:
         )
     yield from _noise(federation)
     if method.hierarchy is not None and method.hierarchy.forwards_layers:
+        residuals = "key layers of a node may be forwarded to other nodes (residuals), and "
         yield (
-            "In every round, on the tree: key layers of a node may be forwarded to other nodes (residuals), and each "
-            "node reports its attention weights."
+            f"In every round, on the tree: {'' if federation.secure_aggregation is not None else residuals}each node "
+            "reports its attention weights."
         )
     if method.upload.selects or method.upload.lossy:
         names = "+".join(step.name for step in federation.upload.steps)

@@ -23,6 +23,7 @@ from hansa.core.errors import ConfigError, DataError
 from hansa.core.messages import Train, Update
 from hansa.core.noise import SecretSource
 from hansa.core.tensors import Tensors
+from hansa.preview.preview import preview
 from hansa.privacy.dp.accounting import price
 from hansa.privacy.dp.units import UnitMechanism
 from hansa.privacy.policy.disclosures import disclosures
@@ -159,8 +160,9 @@ def test_a_row_without_the_field_is_counted_and_a_file_without_it_refused(federa
     outcome = run(parse(raw), tmp_path / "two", workers=0)
     assert len(SiloHost(open_run(outcome.folder)).silo("north").resident.examples("train")) == 35
     raw["silos"]["north"]["privacy"]["field"] = "case"
-    with pytest.raises(DataError, match=r"no row has the field 'case' that 'privacy.field' names"):
-        run(parse(raw), tmp_path / "three", workers=0)
+    for action in (lambda: run(parse(raw), tmp_path / "three", workers=0), lambda: preview(parse(raw))):
+        with pytest.raises(DataError, match=r"no row has the field 'case' that 'privacy.field' names"):
+            action()
 
 
 # ── a run ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -142,7 +142,9 @@ def test_one_silos_words_look_random_and_differ_each_time(federation: Build, beg
         link = DropOutLink(local(settings, begun), set(), Evaluate)
         masked, request = evaluation(settings, begun, link)
         masked.ask(request)
-        seen.append([r.masked.flat.view(torch.int32) for r in link.seen if isinstance(r, Scores) and r.masked])
+        seen.append(
+            [r.masked.flat.view(torch.int32) for r in link.seen if isinstance(r, Scores) and r.masked is not None]
+        )
     first, second = seen
     assert all(not torch.equal(a, b) for a, b in zip(first, second, strict=True))
     assert all((words.abs() > 2**16).float().mean() > 0.9 for words in first), "limbs without masks are smaller"

@@ -18,7 +18,7 @@ NUMBERS = st.one_of(st.integers(-(10**15), 10**15).map(float), st.floats(-MAX_NU
 @settings(max_examples=40)
 def test_sums_of_words_are_sums_of_numbers(rows: list[tuple[float, float]]) -> None:
     total = np.sum([to_words(row) for row in rows], axis=0, dtype=np.uint32)
-    for found, column in zip(from_words(total), zip(*rows, strict=True), strict=True):
+    for found, column in zip(from_words(np.asarray(total)), zip(*rows, strict=True), strict=True):
         exact = sum(round(x * 2**24) for x in column)
         assert found == exact / 2**24
 

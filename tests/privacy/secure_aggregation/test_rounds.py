@@ -22,6 +22,7 @@ from hansa.core.state import ServerState
 from hansa.links.local import LocalLink
 from hansa.privacy.secure_aggregation.announcement import SECRETS_FILE, Announcement, mask_label
 from hansa.privacy.secure_aggregation.client import MaskingClient, RoundProgress
+from hansa.privacy.secure_aggregation.limits import capped
 from hansa.privacy.secure_aggregation.protocol import Secrets, mask, mask_stream
 from hansa.privacy.secure_aggregation.server import MaskingServer
 from hansa.runs.run import run
@@ -32,7 +33,7 @@ SECURE = {"secure_aggregation": True, "participation": {"quorum": 0.1}}
 
 
 def test_the_model_is_the_plain_one_but_for_rounding(federation: Build, tmp_path: Path) -> None:
-    even = {"sizes": {"north": 60, "south": 50, "east": 45}}  # no silo above the largest weight
+    even = {"aggregate": {"weights": {"by": "samples", "temperature": 0.3}}}  # no silo above the largest weight
     plain = run(federation(rounds=2, **even), tmp_path / "plain", workers=0).folder
     masked = run(federation(rounds=2, **even, **SECURE), tmp_path / "masked", workers=0).folder
     pool = run(federation(rounds=2, **even, **SECURE), tmp_path / "pool", workers=2).folder
@@ -68,6 +69,25 @@ def one_round(
     server = Server("fed", children, link, runtime.method, round_settings(settings))
     parts = [MaskingServer(settings.secure_aggregation)] if settings.secure_aggregation is not None else []
     return federated_round(server, state, Turn(1), parts), state, link
+
+
+def test_a_silo_with_most_of_the_data_has_the_largest_weight_that_is_allowed(federation: Build, tmp_path: Path) -> None:
+    settings = federation(rounds=1, sizes={"north": 300, "south": 40, "east": 30}, **SECURE)
+    plain = settings.model_copy(update={"secure_aggregation": None})
+    folder = run(plain, tmp_path / "r", workers=0).folder
+    record, state, _ = one_round(settings, folder, set(), Train)
+    assert not record.failed
+    runtime = Runtime(plain, folder)
+    host, start = SiloHost(runtime), runtime.start.copy()
+    samples, gradients = dict[str, float](), dict[str, torch.Tensor]()
+    for name in settings.silos:
+        update: Any = host.silo(name).answer(Train(1, start))
+        samples[name], gradients[name] = update.samples, update.gradient.flat.clone()
+    shares = capped(samples, 0.4)
+    assert max(shares, key=lambda name: shares[name]) == "north"
+    assert shares["north"] == pytest.approx(0.4)
+    mean = torch.stack([shares[name] * gradients[name] for name in settings.silos]).sum(0)
+    torch.testing.assert_close(start.flat - state.model.flat, mean, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("kind", [AdvertiseKeys, ShareSecrets, Train, RevealShares])

@@ -1,6 +1,5 @@
 """Heartbeats: who is awaited, and how a parent that was restored from a backup finds its place."""
 
-import json
 from pathlib import Path
 from time import time
 from typing import Any
@@ -12,9 +11,10 @@ from hypothesis import strategies as st
 from hansa.core.messages import LEFT
 from hansa.deploy import authority
 from hansa.deploy.kit import COORDINATOR, Kit
+from hansa.deploy.network.attendance import MAX_JUMP, Attendance
 from hansa.deploy.network.envelope import Envelope, EnvelopeError
 from hansa.deploy.network.journal import HEARTBEAT, Journal
-from hansa.deploy.network.presence import MAX_JUMP, Position, Presence
+from hansa.deploy.network.presence import Presence
 from hansa.deploy.replay_guard import ReplayGuard
 from tests.conftest import Build
 from tests.deploy.conftest import make_kits
@@ -30,7 +30,8 @@ def envelope(sequence: int, request: str = "a" * 32, run: str = RUN, started: fl
 class Stage:
     def __init__(self, kits: Path, folder: Path) -> None:
         self.kits, self.journal = kits, Journal(folder / "journal.sqlite")
-        self.presence = Presence(self.journal, Kit(kits / COORDINATOR))
+        kit = Kit(kits / COORDINATOR)
+        self.attendance = Attendance(self.journal, kit, Presence(kit, self.journal, lambda text: None))
 
     def beat(self, skew: float = 0.0, ago: float = 0.0, **more: Any) -> None:
         beat = {"phase": "idle", "version": "1", "last_seen": time() - ago, "skew": skew}
@@ -45,60 +46,43 @@ def stage(federation: Build, tmp_path: Path) -> Any:
 
 
 def test_who_is_not_awaited(stage: Any) -> None:
-    presence = stage.presence
-    assert presence.reason_not_to_wait("north") == "", "one that was never seen may still come"
+    attendance = stage.attendance
+    assert attendance.reason_not_to_wait("north") == "", "one that was never seen may still come"
     stage.beat(skew=-1200.0, ago=-1)
-    assert "1200 s behind" in presence.reason_not_to_wait("north")
+    assert "1200 s behind" in attendance.reason_not_to_wait("north")
     stage.beat(skew=1200.0, ago=3600)
-    assert presence.reason_not_to_wait("north") == "", "a heartbeat of an earlier process says nothing"
+    assert attendance.reason_not_to_wait("north") == "", "a heartbeat of an earlier process says nothing"
     stage.beat(skew=500.0, ago=-1)
-    assert presence.reason_not_to_wait("north") == "", "within the tolerance of envelopes"
-    presence.max_absence = 60.0
+    assert attendance.reason_not_to_wait("north") == "", "within the tolerance of envelopes"
+    attendance.max_absence = 60.0
     stage.beat(ago=3600)
-    assert presence.reason_not_to_wait("north") == "", "after a restart of the parent it has time to come back"
-    presence._began -= 61
-    assert "no sign of life for 60 s" in presence.reason_not_to_wait("north")
+    assert attendance.reason_not_to_wait("north") == "", "after a restart of the parent it has time to come back"
+    attendance._began -= 61
+    assert "no sign of life for 60 s" in attendance.reason_not_to_wait("north")
     stage.journal.record_leave("north")
-    assert presence.reason_not_to_wait("north") == LEFT
+    assert attendance.reason_not_to_wait("north") == LEFT
     authority.revoke(stage.kits, "north")
-    assert presence.reason_not_to_wait("north") == "it was revoked"
+    assert attendance.reason_not_to_wait("north") == "it was revoked"
 
 
-def test_a_position_must_be_signed_by_the_child_itself(stage: Any) -> None:
-    north, south = Kit(stage.kits / "north"), Kit(stage.kits / "south")
-    ahead = Position(RUN, 9, "b" * 32)
-    for forged in (
-        {"position": [RUN, 9, "b" * 32]},
-        ahead.sign(south.key),
-        ahead.sign(north.key) | {"position": [RUN, 10, "b" * 32]},
-        ahead.sign(north.key) | {"position": "nine"},
-        ahead.sign(north.key) | {"signature": "x"},
-    ):
-        stage.beat(**forged)
-        assert stage.presence.overtaken("north", envelope(5)) == 0
-    stage.beat(**ahead.sign(north.key))
-    assert stage.presence.overtaken("north", envelope(5)) == 9
-    assert stage.presence.overtaken("north", envelope(5, run="1" * 16)) == 0, "another run"
+def test_a_child_that_is_ahead_moves_the_numbers_of_its_run(stage: Any) -> None:
+    """Heartbeats are signed as a whole; malformed positions do not get past `open_heartbeat`."""
+    assert stage.attendance.overtaken("north", envelope(5)) == 0
+    stage.beat(position=[RUN, 9, "b" * 32])
+    assert stage.attendance.overtaken("north", envelope(5)) == 9
+    assert stage.attendance.overtaken("north", envelope(5, run="1" * 16)) == 0, "another run"
 
 
 @given(st.integers(0, 1 << 52), st.integers(0, 1 << 52), st.booleans())
 def test_only_a_child_that_is_ahead_moves_the_numbers_and_never_far(mine: int, theirs: int, same: bool) -> None:
     """Property: the parent goes on above what the child accepted, exactly where the child would reject it."""
+    asked = envelope(mine)
 
     class OneBeat:
         def heartbeat(self, node: str) -> dict[str, Any]:
-            return json.loads(json.dumps(signed))  # type: ignore[no-any-return]
+            return {"position": [RUN, theirs, asked.request if same else "b" * 32]}
 
-    class Anybody:
-        def public_key(self, node: str) -> Any:
-            return key.public_key()
-
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    key = Ed25519PrivateKey.from_private_bytes(bytes(32))
-    asked = envelope(mine)
-    signed = Position(RUN, theirs, asked.request if same else "b" * 32).sign(key)
-    found = Presence(OneBeat(), Anybody()).overtaken("north", asked)  # type: ignore[arg-type]
+    found = Attendance(OneBeat(), None, None).overtaken("north", asked)  # type: ignore[arg-type]
     rejected = theirs > mine or (theirs == mine and not same)
     assert found == (theirs if rejected and theirs - mine <= MAX_JUMP else 0)
 
@@ -113,10 +97,11 @@ def test_numbers_only_rise(stage: Any) -> None:
 
 def test_the_child_accepts_nothing_older_and_no_second_envelope_with_a_number(tmp_path: Path) -> None:
     guard = ReplayGuard(tmp_path / "state.json")
-    assert guard.position is None
+    before = guard.position
+    assert before is None
     guard.check(envelope(5))
     guard.check(envelope(5))
-    assert guard.position == Position(RUN, 5, "a" * 32)
+    assert guard.position == (RUN, 5, "a" * 32)
     for replay in (envelope(4), envelope(5, "b" * 32), envelope(9, run="1" * 16, started=0.5)):
         with pytest.raises(EnvelopeError):
             ReplayGuard(tmp_path / "state.json").check(replay)
