@@ -366,7 +366,7 @@ def test_a_silo_that_the_settings_call_a_region(
 
 
 SINGLED_OUT: dict[str, dict[str, Any]] = {
-    "privacy": {"privacy": {"clip": 1e-9, "noise_multiplier": 1e-9, "secret": True}},
+    "privacy": {"privacy": {"clip": 1e-9, "noise_multiplier": 1e-9}},
     "method": {"method": {"name": "fedprox", "mu": 4.9}},  # at this learning rate each step undoes those before it
 }
 

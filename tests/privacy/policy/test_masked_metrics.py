@@ -36,7 +36,7 @@ ROSTER = MaskingPart(dict.fromkeys(("north", "south", "east"), ("a", "b", "1", "
 TRAIN = Train(1, MODEL, masking=ROSTER)
 MASKED_UPDATE = Update(MODEL, 1, 0, 0, 0.0, 0.0, masked=MaskedPart(0, WORDS))
 PLAIN_UPDATE = Update(MODEL, 40, 16, 2, 1.5, 0.1, masked=MaskedPart(0))
-METRICS = {"secure_aggregation": {"metrics": True}}
+METRICS: dict[str, Any] = {"secure_aggregation": {"metrics": True}}
 
 
 def guard(federation: Build, folder: Path, reply: Any, least: int = 1, samples: int = 40, **settings: Any) -> Guard:
