@@ -31,6 +31,7 @@ from hansa.core.participation import Assignment, Child, Participation, Plan, Pla
 from hansa.core.schedules import schedule_factor
 from hansa.core.state import SERVER, ServerState, tensors_in
 from hansa.core.tensors import Layout, Tensors, is_finite
+from hansa.core.totals import RoundTotals
 
 MAX_LOSS = 1e4  # a model that learns anything has a smaller one; weights that follow from losses must stay finite
 MAX_SAMPLES = 1e12  # a larger claim is a lie or a bug
@@ -60,16 +61,6 @@ class Turn:
     begin: int = 0
     total: int = 0
     end: float | None = None
-
-
-@dataclass(frozen=True)
-class RoundTotals:
-    """Sums over the silos of a round whose own figures are under masks."""
-
-    loss: float
-    seen: int
-    steps: int
-    seconds: float
 
 
 @dataclass

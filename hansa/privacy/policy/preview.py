@@ -5,7 +5,7 @@ of a plug-in is previewed like the built-in ones.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -92,7 +92,10 @@ def preview_policy(policy: Policy, federation: Federation, node: str | None = No
     for request in expected_requests(federation, shared):
         masked = federation.secure_aggregation is not None and isinstance(request, Train)
         for item in _expected_items(federation, request, shared):
-            verdict = policy.judge(item, purpose_of_request(purpose, request, masked))
+            promised = purpose_of_request(purpose, request, masked)
+            if isinstance(request, Train | Evaluate):  # the request of a round will have masks, where the file has them
+                promised = replace(promised, secure_metrics=purpose.secure_metrics)
+            verdict = policy.judge(item, promised)
             found.append(Decision(type(request).__name__, verdict))
     return found
 

@@ -34,8 +34,9 @@ from hansa.core.messages import (
     Update,
 )
 from hansa.core.participation import Assignment
-from hansa.core.round import Round, RoundPart, RoundTotals
+from hansa.core.round import Round, RoundPart
 from hansa.core.tensors import Layout, Tensors
+from hansa.core.totals import RoundTotals
 from hansa.privacy.dp.distributed import DistributedMechanism
 from hansa.privacy.dp.rotation import Rotation
 from hansa.privacy.secure_aggregation import protocol

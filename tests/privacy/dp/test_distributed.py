@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from math import exp, inf, log, pi, sqrt
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hansa.client.host import SiloHost
+from hansa.client.runtime import Runtime
+from hansa.config.federation import Federation
 from hansa.config.sections import DistributedNoise, Privacy
 from hansa.core.errors import ConfigError
+from hansa.core.messages import Train, no_tensors
 from hansa.core.noise import SecretSource, SeededSource, discrete_gaussian
 from hansa.privacy.dp.accounting import price
+from hansa.privacy.dp.charging import charges_for
 from hansa.privacy.dp.distributed import (
     MAX_VALUES,
     MAX_WRAP,
@@ -21,8 +27,10 @@ from hansa.privacy.dp.distributed import (
     distributed_mechanism,
     smallest_sum,
 )
+from hansa.privacy.dp.prices import run_price, seeded_noise, update_mechanisms
 from hansa.privacy.dp.rotation import Rotation
 from hansa.privacy.dp.updates import UpdateMechanism
+from hansa.privacy.policy.rules import Purpose
 from tests.conftest import Build
 
 SIZE = 40_000
@@ -229,3 +237,46 @@ def test_a_federation_file_asks_for_it(federation: Build) -> None:
     assert (found.multiplier, found.cohort, found.smallest) == (2.0, 3, 3)
     assert distributed_mechanism(federation(secure_aggregation=True)) is None
     assert distributed_mechanism(federation(**secure, rounds=0)) is None
+
+
+def federation_with_noise(federation: Build, **more: Any) -> Federation:
+    noise = {"multiplier": 2.0, "seeded": more.pop("seeded", False)}
+    return federation(rounds=3, secure_aggregation={"noise": noise}, aggregate={"weights": "uniform"}, **more)
+
+
+@pytest.mark.parametrize("multiplier", [0.3, 1.0, 5.0])
+@pytest.mark.parametrize("rounds", [1, 100])
+def test_the_price_is_at_most_that_of_renyi_accounting(multiplier: Any, rounds: Any) -> None:
+    import dp_accounting
+    from dp_accounting.rdp import RdpAccountant
+
+    one = DistributedMechanism(DistributedNoise(multiplier=multiplier), 10, 7)
+    accountant = RdpAccountant()
+    accountant.compose(dp_accounting.ZCDpEvent(one.event(1).rho), rounds)
+    theirs = float(accountant.get_epsilon(one.delta))
+    ours = price(one, rounds).epsilon
+    assert ours <= theirs * (1 + 1e-6), "the same conversion, at every order"
+    assert ours > 0.95 * theirs
+    assert one.event(rounds).noise_multiplier == pytest.approx(multiplier, rel=0.01)
+
+
+def test_every_price_counts_the_noise_of_the_sum(federation: Build, tmp_path: Path) -> None:
+    settings = federation_with_noise(federation)
+    mechanisms = update_mechanisms(settings)
+    expected = price(DistributedMechanism(DistributedNoise(multiplier=2.0), 3, 3), 3)
+    assert set(mechanisms) == {"north", "south", "east"}
+    assert run_price(settings) == (expected.epsilon, 1e-5)
+    assert Purpose.of(settings, "east").epsilon == expected.epsilon
+    checks = SiloHost(Runtime(settings, tmp_path)).checks("east", tmp_path)
+    train = Train(1, no_tensors())
+    assert checks.mechanism(train) == mechanisms["east"], "what the silo's budget is charged for"
+    [charge] = charges_for(settings, "east", "run", train)
+    assert charge.event == mechanisms["east"].event(1)
+    bare = federation(rounds=3, secure_aggregation=True)
+    assert run_price(bare) is None
+    assert SiloHost(Runtime(bare, tmp_path)).checks("east", tmp_path).mechanism(train) is None, "the control"
+
+
+def test_seeded_noise_of_the_sum_is_found(federation: Build) -> None:
+    assert seeded_noise(federation_with_noise(federation)) == []
+    assert len(seeded_noise(federation_with_noise(federation, seeded=True))) == 3
