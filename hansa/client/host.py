@@ -11,8 +11,8 @@ from hansa.client.state import StateFolder
 from hansa.config.nodes import Holder, leaves
 from hansa.config.shared import settings_digest
 from hansa.config.tree import holders
-from hansa.core.mechanism import Mechanism
-from hansa.core.messages import Reply, Request, ShareKnowledge
+from hansa.core.messages import Reply, Request
+from hansa.privacy.dp.charging import RunCharging
 from hansa.privacy.policy.audit_log import AUDIT_LOG, AuditLog
 from hansa.privacy.policy.guard import Guard, RunContext, SiloChecks
 from hansa.privacy.policy.model_check import ModelHistory
@@ -67,16 +67,14 @@ class SiloHost:
         asker = f"federation {federation.name}"
         return Guard(answer, Path(node.policy), purpose, audit_log, runtime.part_of, asker, context, checks)
 
-    def checks(self, name: str, folder: Path) -> SiloChecks:
-        """What a guard checks of a silo's requests, by the settings; ``folder``: where the silo notes its models."""
+    def checks(self, name: str, folder: Path, home: Path | None = None) -> SiloChecks:
+        """What a guard checks of a silo's requests, by the settings.
+
+        ``folder``: where the silo notes the models of this run; ``home``: where it keeps its privacy budget.
+        """
         runtime, silo, method = self.runtime, self.silo(name), self.runtime.method
         one_model = method.hierarchy is None and method.participation.synchronous and not method.upload.both_ways
+        charging = RunCharging(runtime.federation, name, home or folder, runtime.deployed)
         models = ModelHistory(folder / "models", lambda: runtime.start, runtime.part_of, one_model)
-
-        def mechanism(request: Request) -> Mechanism | None:
-            if isinstance(request, ShareKnowledge):
-                return method.exchange.release if method.exchange is not None else None
-            return runtime.private.get(name)
-
         needs_losses = not method.weighting.known_before_training
-        return SiloChecks(RequestLimits(runtime.federation, name), models, silo.behind, mechanism, needs_losses)
+        return SiloChecks(RequestLimits(runtime.federation, name), models, silo.behind, charging, needs_losses)

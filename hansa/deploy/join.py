@@ -76,7 +76,7 @@ class SiloService:
         answer = host.silo(self._kit.name).answer
         if enforcer is None or context is None:
             return answer
-        return enforcer.guard(answer, runtime, context, host.checks(self._kit.name, folder))
+        return enforcer.guard(answer, runtime, context, host.checks(self._kit.name, folder, enforcer.log.file.parent))
 
 
 def check_leaf(federation: Federation, own: str) -> None:

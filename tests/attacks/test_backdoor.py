@@ -8,6 +8,7 @@ import pytest
 from hansa.attacks import backdoor
 from hansa.attacks.backdoor import attack_with_backdoor
 from hansa.core.errors import UserError
+from hansa.report.audit import tables
 from hansa.runs.run import run
 from hansa.runs.summary import average
 from tests.attacks.silos import federation, symptoms, write
@@ -32,6 +33,7 @@ def test_a_boosted_backdoor_succeeds_against_the_mean_and_fails_against_robust_r
     for rule in ("median", "trimmed mean", "krum"):
         assert rows[rule]["success"] < 0.1, rule
         assert rows[rule]["accuracy"] >= clean["accuracy"] - 0.02, rule
+    assert len(tables(found)[0]["rows"]) == len(rows)
     assert any("trimmed mean withstands it" in line for line in found["reading"])
 
 

@@ -7,6 +7,7 @@ import pytest
 from hansa.attacks import canary
 from hansa.attacks.canary import attack_canaries
 from hansa.core.errors import UserError
+from hansa.report.audit import tables
 from hansa.runs.run import run
 from tests.attacks.silos import federation, symptoms, write
 
@@ -29,6 +30,9 @@ def test_repeated_canaries_are_remembered_and_noise_prevents_it(
     assert found["rows"][0]["epsilon"] is None
     assert found["rows"][1]["epsilon"] > 0
     assert "removes at least half" in found["reading"][-1]
+    [shown] = tables(found)
+    assert shown["columns"] == ["protection", "0×", "1×", "16×", "ε"]
+    assert len(shown["rows"]) == 2
     assert sorted(done.folder.rglob("*")) == before, "the run itself is not changed"
 
 

@@ -1,14 +1,17 @@
 """Crafted models: they read what a silo trained on, and each defence shows what it is worth."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from hansa.attacks import crafted_attack
 from hansa.attacks.crafted import Craft, craft, distances, first_block, within
-from hansa.attacks.crafted_attack import Bench, Setting, attack_with_crafted_models
+from hansa.attacks.crafted_attack import Bench, Setting
+from hansa.cli.main import app
 from hansa.client.runtime import Runtime
 from hansa.core.errors import UserError
 from hansa.runs.inference import open_run
@@ -85,7 +88,11 @@ def test_the_whole_table_and_its_reading(attacked: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(crafted_attack, "LIMITS", (0.1,))
     monkeypatch.setattr(crafted_attack, "NEAR", (Craft(bins=4, sharpness=10.0, stretch=1.0, amplify=1.0, mix=False),))
     monkeypatch.setattr(crafted_attack, "NOISES", (1.0,))
-    found = attack_with_crafted_models(attacked, "a")
+    arguments = ["audit", "attack", "--kind", "crafted-model", "--silo", "a", "--format", "json", str(attacked)]
+    shown = CliRunner().invoke(app, arguments)
+    assert shown.exit_code == 0, shown.output
+    found = json.loads(shown.stdout)
+    assert "Audit: Crafted model" in (attacked / "report.html").read_text(encoding="utf-8")
     names = [one["defence"] for one in found["rows"]]
     assert names[0] == "none"
     assert "secure aggregation of 3 silos" in names

@@ -9,6 +9,7 @@ import pytest
 from hansa.attacks.membership import attack_membership, compared, logit
 from hansa.core.errors import UserError
 from hansa.core.seeds import stream
+from hansa.report.audit import tables
 from hansa.runs.run import run
 from tests.attacks.silos import federation, unrelated, words, write
 
@@ -37,6 +38,8 @@ def test_an_overfitted_model_gives_members_away_and_noise_prevents_it(tmp_path: 
     assert open_["control"]["value"] > 0.6
     assert open_["rounds"][-1]["value"] == pytest.approx(scores["loss"]["value"])
     assert "above guessing" in " ".join(open_["reading"])
+    [shown] = tables(open_)
+    assert shown["rows"][-1][0] == "(control: the silo alone)"
     private = attack_membership(overfitted(tmp_path / "private", privacy=NOISE), "a", shadows=0)
     assert private["protected"]
     [loss] = private["rows"]

@@ -24,8 +24,8 @@ from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.policy_enforcer import PolicyEnforcer
 from hansa.deploy.reply_store import ReplyStore
 from hansa.deploy.server_session import server_session
-from hansa.privacy.dp.budget import BUDGET_FILE, BudgetExceeded, PrivacyBudget, charges
-from hansa.privacy.dp.charging import charges_for
+from hansa.privacy.dp.budget import BUDGET_FILE, charges
+from hansa.privacy.dp.charging import RunCharging
 from hansa.privacy.policy.audit_log import entries
 from hansa.runs.inference import open_run
 from hansa.runs.run import run
@@ -117,37 +117,36 @@ def test_a_deployed_silo_refuses_noise_from_the_seed(
 
 
 @pytest.mark.parametrize("defended", [False, True])
-def test_asking_for_the_same_round_again_averages_the_noise_away_unless_there_is_a_budget(
+def test_asking_for_the_same_round_again_averages_the_noise_away_unless_the_run_is_held_to_its_price(
     federation: Build, tmp_path: Path, defended: bool
 ) -> None:
     """Every computation draws new noise. Without a budget, the mean of many versions is the update itself."""
     truth = true_update(federation, tmp_path / "truth")
     settings = private(federation, noise_multiplier=0.5)
     answer, request = silo(settings, tmp_path / "run")
-    file = tmp_path / "home" / BUDGET_FILE
-    budget = PrivacyBudget(file, epsilon=12.0, delta=1e-5)
+    charging = RunCharging(settings, "north", tmp_path / "home", holds_promise=defended)
 
     def guarded(asked: Request) -> Reply:
-        try:
-            for charge in charges_for(settings, "north", "a-run", asked) if defended else ():
-                budget.charge(charge)
-        except BudgetExceeded as error:
-            return Failure(error.public)
-        return answer(asked)
+        why = charging.refusal(None, "a-run", asked)
+        return Failure(why) if why else answer(asked)
 
     versions = []
     for _ in range(12):
         reply = guarded(request)
         if isinstance(reply, Failure):
-            assert reply.reason == "its privacy budget does not allow this release"
+            assert "would bring the privacy spent" in reply.reason
             break
         assert isinstance(reply, Update)
         versions.append(reply.gradient.flat.clone())
     one = float((versions[0] - truth).norm())
     mean = float((torch.stack(versions).mean(dim=0) - truth).norm())
     if defended:
-        assert len(versions) == len(charges(file)) == 1
-        assert budget.spent() <= 12.0
+        assert len(versions) == settings.rounds, "as many releases as there are rounds"
+        assert len(charges(tmp_path / "home" / "runs" / "a-run" / BUDGET_FILE)) == settings.rounds
+        again = RunCharging(settings, "north", tmp_path / "home", holds_promise=True)
+        assert again.refusal(None, "a-run", request), "also after a restart"
+        assert not again.refusal(None, "another-run", request), "which needs an approval of its own"
+        assert again.refusal((1.0, 1e-5), "another-run", request), "and fits into the silo's budget, if it has one"
     else:
         assert len(versions) == 12
         assert mean == pytest.approx(one / math.sqrt(12), rel=0.1), "the noise shrinks with every version"

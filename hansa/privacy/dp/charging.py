@@ -1,10 +1,60 @@
-"""Which charges a request costs a silo's privacy budget (`hansa.privacy.dp.budget`), before it is answered."""
+"""What a request costs a silo's privacy budget, charged before it is answered.
+
+There are two limits. The policy's `budget:` covers all runs together. Between organisations a run is also held to what
+it promised itself: its settings state an ε for so many rounds, and a coordinator that asks for the same round again,
+to average the noise away, would exceed it (`hansa.privacy.dp.budget` keeps both).
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 
 from hansa.config.federation import Federation
 from hansa.config.method import build_method
 from hansa.core.messages import Request, ShareKnowledge, Train
-from hansa.privacy.dp.budget import Charge
-from hansa.privacy.dp.prices import update_mechanisms
+from hansa.privacy.dp.budget import BUDGET_FILE, BudgetDamaged, BudgetExceeded, Charge, PrivacyBudget
+from hansa.privacy.dp.prices import silo_price, update_mechanisms
+
+ROUNDING = 1e-6  # of an ε that is compared with the same ε
+
+
+@dataclass(frozen=True)
+class RunCharging:
+    """Charges the requests that a silo gets in one run.
+
+    ``home``: the folder of the budget's file; ``holds_promise``: whether the run is held to the ε of its settings.
+    """
+
+    federation: Federation
+    node: str
+    home: Path
+    holds_promise: bool = False
+
+    def refusal(self, limit: tuple[float, float] | None, run: str, request: Request) -> str:
+        """Charge a request and return why it is refused, empty if it is not; ``limit``: ε and δ of the policy."""
+        if not isinstance(request, Train | ShareKnowledge):
+            return ""
+        charges = charges_for(self.federation, self.node, run, request)
+        if not charges and limit is not None:
+            return "the policy has a privacy budget, and what is asked for carries no noise, so that it has no ε"
+        budgets = [PrivacyBudget(self.home / BUDGET_FILE, *limit)] if limit is not None else []
+        if self.holds_promise and self._promise is not None:
+            promised = self._promise[0] * (1 + ROUNDING), self._promise[1]
+            budgets.append(PrivacyBudget(self.home / "runs" / run / BUDGET_FILE, *promised))
+        try:
+            for charge in charges:
+                refusals = [why for budget in budgets if (why := budget.refusal(charge.event))]
+                if refusals:
+                    return refusals[0]
+                for budget in budgets:
+                    budget.charge(charge)
+        except (BudgetExceeded, BudgetDamaged) as error:
+            return str(error)
+        return ""
+
+    @cached_property
+    def _promise(self) -> tuple[float, float] | None:
+        return silo_price(self.federation, self.node)
 
 
 def charges_for(federation: Federation, node: str, run: str, request: Request) -> list[Charge]:

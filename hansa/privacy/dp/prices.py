@@ -52,20 +52,22 @@ def exchange_price(federation: Federation, rounds: int) -> Spent | None:
     return price(exchange.release, rounds) if exchange is not None and exchange.release is not None else None
 
 
-def run_price(federation: Federation) -> tuple[float, float] | None:
-    """The largest ε, with its δ, that a whole run costs a silo: updates and shared knowledge together.
-
-    None if some silo's updates carry no noise, or nothing does: then there is no ε.
-    """
-    mechanisms, times = update_mechanisms(federation), repeats(federation.silos)
-    if not mechanisms or set(mechanisms) != set(leaves(federation.silos)) or federation.kind != "federated":
+def silo_price(federation: Federation, node: str) -> tuple[float, float] | None:
+    """The ε, with its δ, that a whole run costs a silo: updates and shared knowledge together; None: there is no ε."""
+    mechanism = update_mechanisms(federation).get(node)
+    if mechanism is None or federation.kind != "federated":
         return None
-    exchange, found = build_method(federation).exchange, list[tuple[float, float]]()
-    for name, mechanism in mechanisms.items():
-        events: list[Event] = [mechanism.event(federation.rounds * times[name])]
-        delta = mechanism.delta
-        if exchange is not None and exchange.release is not None:
-            events, delta = [*events, exchange.release.event(federation.rounds)], min(delta, exchange.release.delta)
-        found.append((composed(events, delta), delta))
-    worst = max(found)
-    return worst if isfinite(worst[0]) else None
+    exchange = build_method(federation).exchange
+    events: list[Event] = [mechanism.event(federation.rounds * repeats(federation.silos)[node])]
+    delta = mechanism.delta
+    if exchange is not None and exchange.release is not None:
+        events, delta = [*events, exchange.release.event(federation.rounds)], min(delta, exchange.release.delta)
+    epsilon = composed(events, delta)
+    return (epsilon, delta) if isfinite(epsilon) else None
+
+
+def run_price(federation: Federation) -> tuple[float, float] | None:
+    """The largest `silo_price` of a run; None if some silo's updates carry no noise."""
+    found = [silo_price(federation, name) for name in leaves(federation.silos)]
+    given = [price for price in found if price is not None]
+    return max(given) if given and len(given) == len(found) else None

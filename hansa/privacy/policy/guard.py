@@ -18,7 +18,6 @@ from typing import Any
 
 from hansa.core import wire
 from hansa.core.errors import HansaError, RunFailed
-from hansa.core.mechanism import Mechanism
 from hansa.core.messages import (
     PART,
     Evaluate,
@@ -28,12 +27,11 @@ from hansa.core.messages import (
     Request,
     RevealShares,
     Scores,
-    ShareKnowledge,
     ShareSecrets,
     Train,
     Update,
 )
-from hansa.privacy.dp.budget import BUDGET_FILE, BudgetDamaged, BudgetExceeded, Charge, PrivacyBudget
+from hansa.privacy.dp.charging import RunCharging
 from hansa.privacy.policy.audit_log import AuditLog
 from hansa.privacy.policy.limits import Limits
 from hansa.privacy.policy.model_check import ModelHistory, Received, received_models
@@ -88,7 +86,7 @@ class SiloChecks:
     requests: RequestLimits
     models: ModelHistory
     behind: Callable[[Request], Behind]
-    mechanism: Callable[[Request], Mechanism | None]  # the noise on what a reply to the request would release
+    charging: RunCharging
     needs_losses: bool = False  # the method's weights follow from losses, so that they cannot be withheld
 
 
@@ -141,22 +139,8 @@ class Guard:
         if refusal:
             return refusal, {}
         judged = self.checks.models.judge(request, models, policy.limits)
-        return judged.refusal or self._charge(policy, request), judged.figures
-
-    def _charge(self, policy: Policy, request: Request) -> str:
-        """Charge the silo's privacy budget before the noise is drawn; return why it does not allow that."""
-        if policy.budget is None or self.checks is None or not isinstance(request, Train | ShareKnowledge):
-            return ""
-        mechanism = self.checks.mechanism(request)
-        if mechanism is None:
-            return "the policy has a privacy budget, and what is asked for carries no noise, so that it has no ε"
-        budget = PrivacyBudget(self.log.file.parent / BUDGET_FILE, policy.budget.epsilon, policy.budget.delta)
-        purpose = "update" if isinstance(request, Train) else "knowledge"
-        try:
-            budget.charge(Charge.of(mechanism, self.purpose.federation, self.context.run, request.round, purpose))
-        except (BudgetExceeded, BudgetDamaged) as error:
-            return str(error)
-        return ""
+        limit = (policy.budget.epsilon, policy.budget.delta) if policy.budget is not None else None
+        return judged.refusal or self.checks.charging.refusal(limit, self.context.run, request), judged.figures
 
     @property
     def _keeps_losses(self) -> bool:

@@ -20,6 +20,7 @@ from hansa.core.messages import (
     no_tensors,
 )
 from hansa.core.tensors import Layout, Tensors
+from hansa.privacy.dp.charging import RunCharging
 from hansa.privacy.policy.audit_log import AuditLog
 from hansa.privacy.policy.guard import Behind, Guard, SiloChecks
 from hansa.privacy.policy.limits import Limits
@@ -51,7 +52,7 @@ def guard(federation: Build, folder: Path, reply: Any, least: int = 1, samples: 
     text = folder / "policy.yaml"
     text.write_text(text.read_text() + f"limits: {{min_samples: {least}, min_update_samples: 1}}\n")
     models = ModelHistory(folder / "models", lambda: MODEL, lambda name: name.split(".")[0])
-    checks = SiloChecks(RequestLimits(found, "north"), models, behind, lambda request: None)
+    checks = SiloChecks(RequestLimits(found, "north"), models, behind, RunCharging(found, "north", folder))
     log = AuditLog(folder / "audit.jsonl", "north")
     part_of: Callable[[str], str] = lambda name: {"block.0.w": "block"}[name]  # noqa: E731
     return Guard(lambda request: reply, text, Purpose.of(found, "north"), log, part_of, "x", checks=checks)
