@@ -13,7 +13,7 @@ from hansa.report.audit import tables
 from hansa.runs.run import run
 from tests.attacks.silos import federation, unrelated, words, write
 
-NOISE = {"noise_multiplier": 2.0, "clip": 1.0}
+NOISE = {"noise_multiplier": 2.0, "clip": 1.0, "seeded": True}  # repeats, so that the figure below is one figure
 
 
 def overfitted(folder: Path, **silo: Any) -> Path:
@@ -43,7 +43,7 @@ def test_an_overfitted_model_gives_members_away_and_noise_prevents_it(tmp_path: 
     private = attack_membership(overfitted(tmp_path / "private", privacy=NOISE), "a", shadows=0)
     assert private["protected"]
     [loss] = private["rows"]
-    assert loss["low"] <= 0.5 or loss["value"] <= 0.55
+    assert loss["value"] <= 0.55
 
 
 def test_the_likelihood_ratio_finds_what_the_loss_alone_cannot() -> None:

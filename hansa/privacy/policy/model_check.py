@@ -8,7 +8,7 @@ the digest of the model of every round and the last model it accepted, and refus
   scores; so a coordinator can ask about the one model that its rounds lead to, and about no other;
 - a model with tensors or shapes that the approved start does not have, or values that are not finite;
 - a model that lies too far from the last accepted one, or from the start: for every part p of the model
-  ‖θ_p − θ'_p‖ ≤ limit · max(‖θ'_p‖, 0.02·√d_p), with the limits of the policy; d_p: number of values of the part.
+  ‖θ_p − θ'_p‖ ≤ limit · max(‖θ⁰_p‖, 0.02·√d_p), with the limits of the policy; θ⁰: the start, d_p: number of values.
 
 The distances go into the audit log. A model within the limits may still be crafted; `hansa audit attack --kind
 crafted-model` measures what such a model reveals.
@@ -92,6 +92,10 @@ class ModelHistory:
         self._digests: dict[str, str] = self._read()
         self._last: Tensors | None = None
 
+    @cached_property
+    def _scales(self) -> dict[str, float]:
+        return part_scales(self._start(), self._part_of)
+
     def judge(self, request: Request, models: list[Received], limits: Limits) -> ModelJudgement:
         """Check the ``models`` of a request; accepted ones are remembered, on disk, before this returns."""
         figures: dict[str, Any] = {}
@@ -125,7 +129,8 @@ class ModelHistory:
             ("step", self._last_model(start), limits.max_model_step),
             ("drift", start, limits.max_model_drift),
         ):
-            part, distance = largest_distance(model, base, self._part_of)
+            # Both are measured against the norms of the start, which a coordinator cannot raise step by step.
+            part, distance = largest_distance(model, base, self._part_of, self._scales)
             figures |= {name: round(distance, 4), f"{name}_part": part}
             limit = SAME if received.round == START else limit
             if not distance <= limit:
@@ -203,18 +208,29 @@ def _unknown_tensors(layout: Layout, known: Layout) -> str:
     return ""
 
 
-def largest_distance(model: Tensors, base: Tensors, part_of: Callable[[str], str]) -> tuple[str, float]:
-    """The part of the model that lies furthest from ``base``, and how far, relative to the part's norm there."""
-    squares: dict[str, list[float]] = {}
+def part_scales(base: Tensors, part_of: Callable[[str], str]) -> dict[str, float]:
+    """Part of the model → what distances of that part are measured against: its norm, at least a small one."""
+    squares: dict[str, float] = {}
+    counts: dict[str, int] = {}
+    for name, values in base.named().items():
+        part = part_of(name)
+        squares[part] = squares.get(part, 0.0) + float(torch.linalg.vector_norm(values)) ** 2
+        counts[part] = counts.get(part, 0) + values.numel()
+    return {part: max(sqrt(squares[part]), LEAST_DEVIATION * sqrt(counts[part])) for part in squares}
+
+
+def largest_distance(
+    model: Tensors, base: Tensors, part_of: Callable[[str], str], scales: dict[str, float] | None = None
+) -> tuple[str, float]:
+    """The part of the model that lies furthest from ``base``, and how far, relative to the part's norm there.
+
+    ``scales``: those of ``base``, if they are known. Where the model has some tensors only, the others count as equal.
+    """
+    scales = part_scales(base, part_of) if scales is None else scales
+    squares: dict[str, float] = {}
     other = base.named()
     for name, values in model.named().items():
-        was = other[name]
-        sums = squares.setdefault(part_of(name), [0.0, 0.0, 0.0])
-        sums[0] += float(torch.dist(values, was)) ** 2
-        sums[1] += float(was.norm()) ** 2
-        sums[2] += was.numel()
-    distances = {
-        part: sqrt(moved) / max(sqrt(norm), LEAST_DEVIATION * sqrt(count))
-        for part, (moved, norm, count) in squares.items()
-    }
+        part = part_of(name)
+        squares[part] = squares.get(part, 0.0) + float(torch.dist(values, other[name])) ** 2
+    distances = {part: sqrt(moved) / scales[part] for part, moved in squares.items()}
     return max(distances.items(), key=lambda item: item[1], default=("", 0.0))
