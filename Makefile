@@ -20,8 +20,8 @@ test: $(READY)            ## the fast tests, two processes
 test-faults: $(READY)     ## real processes on loopback, killed and cut off
 	$(BIN)/python -m pytest -m slow_fault tests || $(AGAIN) -m slow_fault tests
 
-test-attacks: $(READY)    ## the red team: attacks on agents in processes of their own, with each defence off and on
-	$(BIN)/python -m pytest -m attack tests || $(AGAIN) -m attack tests
+test-attacks: $(READY)    ## the red team and the measured attacks, with each defence off and on
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m attack tests || $(AGAIN) -m attack tests
 
 test-docs: $(READY)       ## a smoke run of every benchmark, and every command and code block of README and docs
 	$(BIN)/python -m pytest -n 2 -m docs tests || $(AGAIN) -m docs tests

@@ -27,6 +27,17 @@ WORDS = {
 }
 
 
+ATTACKS = tuple(Path(__file__).parent / folder for folder in ("redteam", "attacks"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything that attacks is one suite (`make test-attacks`)."""
+    for item in items:
+        if any(folder in item.path.parents for folder in ATTACKS):
+            item.add_marker(pytest.mark.attack)
+
+
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HANSA_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))

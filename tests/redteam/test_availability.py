@@ -299,7 +299,6 @@ def test_a_claim_of_samples_does_not_dominate_the_mean(
 # ── real coordinators and silos ───────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.attack
 @pytest.mark.parametrize("defended", [False, True], ids=["off", "on"])
 @pytest.mark.parametrize("behaviour", ["clock_ahead", "clock_behind"])
 def test_a_wrong_clock_does_not_hold_the_first_round(
@@ -323,7 +322,6 @@ def test_a_wrong_clock_does_not_hold_the_first_round(
         assert (2, "north") in contributions_of(deployment)
 
 
-@pytest.mark.attack
 @pytest.mark.parametrize("defended", [False, True], ids=["off", "on"])
 def test_an_absent_silo_does_not_hold_the_first_round(federation: Build, tmp_path: Path, defended: bool) -> None:
     waits = {"enrolment": 6.0} if defended else {}
@@ -343,7 +341,6 @@ def test_an_absent_silo_does_not_hold_the_first_round(federation: Build, tmp_pat
         assert "south does not take part: it did not answer before the deadline" in deployment.log(COORDINATOR)
 
 
-@pytest.mark.attack
 def test_the_quorum_is_awaited_beyond_the_deadline(federation: Build, tmp_path: Path) -> None:
     """Silos are started when their operators find the time: a run that cannot begin yet goes on waiting."""
     settings = federation(rounds=1, participation={"quorum": 1.0, "enrolment": 3.0})
@@ -356,7 +353,6 @@ def test_the_quorum_is_awaited_beyond_the_deadline(federation: Build, tmp_path: 
         assert len(contributions_of(deployment)) == 3
 
 
-@pytest.mark.attack
 @pytest.mark.parametrize("defended", [False, True], ids=["off", "on"])
 def test_a_coordinator_restored_from_a_backup_finds_its_place(gated: Any, tmp_path: Path, defended: bool) -> None:
     """The backup is of round 1, and the silos have seen later rounds. The result is that of an undisturbed run."""
@@ -385,7 +381,6 @@ def test_a_coordinator_restored_from_a_backup_finds_its_place(gated: Any, tmp_pa
         assert_uninterrupted(settings, deployment, tmp_path)
 
 
-@pytest.mark.attack
 @pytest.mark.parametrize("defended", [False, True], ids=["off", "on"])
 def test_fedbuff_does_not_wait_for_a_stopped_silo(gated: Any, tmp_path: Path, defended: bool) -> None:
     settings = gated(
@@ -410,7 +405,6 @@ def test_fedbuff_does_not_wait_for_a_stopped_silo(gated: Any, tmp_path: Path, de
         assert "it has given no sign of life for 6 s" in reasons
 
 
-@pytest.mark.attack
 @pytest.mark.parametrize("room", [4, 40, 120])
 def test_a_disk_that_is_full_from_the_start_is_one_sentence(gated: Any, tmp_path: Path, room: int) -> None:
     """No file of the coordinator may grow beyond ``room`` kB. With room again, the same command runs to the end."""
@@ -425,7 +419,6 @@ def test_a_disk_that_is_full_from_the_start_is_one_sentence(gated: Any, tmp_path
         assert_uninterrupted(settings, deployment, tmp_path)
 
 
-@pytest.mark.attack
 def test_a_disk_that_is_full_ended_in_a_traceback(gated: Any, tmp_path: Path) -> None:
     """The control: without the defence an operator reads Python."""
     with Deployment(gated(rounds=1), tmp_path / "deployment") as deployment:
@@ -434,7 +427,6 @@ def test_a_disk_that_is_full_ended_in_a_traceback(gated: Any, tmp_path: Path) ->
         assert "Traceback" in deployment.log(COORDINATOR)
 
 
-@pytest.mark.attack
 def test_a_disk_that_becomes_full_loses_nothing(gated: Any, tmp_path: Path) -> None:
     """While the silos train, the disk becomes full: the coordinator says so, and waits or ends in one sentence.
 

@@ -23,8 +23,6 @@ from tests.conftest import Build
 from tests.faults.processes import Deployment
 from tests.redteam.lying import Liar, lying, make_start, save_start, spelled, spelling_model
 
-pytestmark = pytest.mark.attack
-
 
 @pytest.fixture
 def settings(federation: Build) -> Federation:

@@ -6,8 +6,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from hansa.config.nodes import leaves
 from hansa.deploy import authority
 from hansa.deploy.kit import COORDINATOR
@@ -16,7 +14,6 @@ from tests.conftest import Build
 from tests.faults.conftest import gated
 from tests.faults.processes import Deployment, run_command
 
-pytestmark = pytest.mark.attack
 __all__ = ["gated"]
 
 
