@@ -300,8 +300,10 @@ class Silo:
     def _masks(self) -> bool:
         """Whether its updates leave under masks; what a region trains on data of its own stays inside the region."""
         runtime = self.resident.runtime
+        if runtime.federation.secure_aggregation is None:
+            return False
         node = runtime.nodes.get(self.name)
-        return runtime.federation.secure_aggregation is not None and node is not None and not node.silos
+        return node is not None and not node.silos
 
     def _masking(self, scores: str = "") -> MaskingClient:
         resident = self.resident

@@ -22,7 +22,7 @@ from hansa.data.settings import Data
 from hansa.data.source import Source
 from hansa.data.splits import rows
 
-FORMAT = 6  # version of the cached arrays
+FORMAT = 7  # version of the cached arrays
 ARRAYS = ("ids", "offsets", "labels", "tags", "texts", "text_offsets", "units")
 
 

@@ -15,6 +15,7 @@ def test_a_federation_with_patients_trains_over_the_network(federation: Build, t
     rows = [json.loads(line) | {"patient_id": n // 2} for n, line in enumerate(file.read_text().splitlines())]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     raw = settings.model_dump(mode="json", exclude_defaults=True)
+    raw["task"] = {"name": "classify", "labels": ["high", "low"]}
     raw["silos"]["north"]["privacy"] = {"unit": "patient", "field": "patient_id", "sampling": 0.2, "steps": 2}
     outcome = over_the_network(parse(raw), tmp_path, log)
     ledger = Ledger(outcome.folder)

@@ -65,7 +65,7 @@ class Fleeting:
     def ask(self, asks: Mapping[NodeId, Request], until: float | None) -> Iterator[Answer]:
         for answer in self.link.ask(asks, until):
             yield answer
-            assert isinstance(answer.reply, Update)
+            assert isinstance(answer.reply, Update), answer.reply
             answer.reply.gradient.flat.fill_(torch.nan)
 
 

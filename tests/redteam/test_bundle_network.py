@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from hansa.config.file import parse
 from hansa.config.shared import shared_settings
 from hansa.core.messages import DataCard, DescribeData, Failure
-from hansa.deploy import bundle, request_reader
+from hansa.deploy import bundle, policy_enforcer, request_reader
 from hansa.deploy.agent import Agent
 from hansa.deploy.join import SiloService
 from hansa.deploy.kit import COORDINATOR, Kit
@@ -66,6 +66,7 @@ def test_an_index_with_a_path_does_not_load_a_private_file(
     (start / "model.safetensors.index.json").write_text(json.dumps(index))
     if not defended:
         monkeypatch.setattr(request_reader, "unpack", without_checks)
+        monkeypatch.setattr(policy_enforcer, "verify_start", lambda *_: "not verified")  # which would refuse it too
     link.share_start(bundle_of(start))
     [answer] = link.ask({"north": DescribeData()}, monotonic() + WAIT_SECONDS)
     if defended:
