@@ -12,6 +12,7 @@ from hansa.cli.console import Format, FormatOption, finish, output
 from hansa.cli.kit import require_extra
 from hansa.core.errors import UserError
 
+MIN_DIGITS = 4  # of a digest: an empty text would withdraw every approval
 MAX_WIDTH = 110  # of the page, in characters: longer lines are hard to read
 
 
@@ -39,6 +40,8 @@ def approve(
     own = Kit(kit)
     approvals = Approvals(kit, home or kit / "home")
     if withdraw is not None:
+        if len(withdraw) < MIN_DIGITS:
+            raise UserError(f"--withdraw '{withdraw}' is too short: give at least {MIN_DIGITS} digits of the digest")
         count = approvals.withdraw(withdraw)
         if not count:
             raise UserError(f"no approval has a digest that begins with '{withdraw}'")

@@ -218,6 +218,8 @@ def test_the_page_and_the_command(federation: Build, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="give the federation file, or --pending"):
         ok("approve", *own, "--yes")
     [first, _] = (kits / "north" / "approvals").glob("*.json")
+    with pytest.raises(UserError, match="too short"):
+        ok("approve", *own, "--withdraw", "")
     assert "1 withdrawn" in ok("approve", *own, "--withdraw", first.stem[:12])
     assert not first.exists()
 
