@@ -3,6 +3,7 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated, Any
 
 import typer
@@ -10,6 +11,9 @@ import typer
 from hansa.cli.console import Format, FormatOption, finish, output
 from hansa.cli.kit import require_extra
 from hansa.core.errors import UserError
+
+MIN_DIGITS = 4  # of a digest: an empty text would withdraw every approval
+MAX_WIDTH = 110  # of the page, in characters: longer lines are hard to read
 
 
 def approve(
@@ -36,6 +40,8 @@ def approve(
     own = Kit(kit)
     approvals = Approvals(kit, home or kit / "home")
     if withdraw is not None:
+        if len(withdraw) < MIN_DIGITS:
+            raise UserError(f"--withdraw '{withdraw}' is too short: give at least {MIN_DIGITS} digits of the digest")
         count = approvals.withdraw(withdraw)
         if not count:
             raise UserError(f"no approval has a digest that begins with '{withdraw}'")
@@ -46,6 +52,11 @@ def approve(
         wanted = replace(wanted, start={})
     elif not wanted.start:
         raise UserError("--accept-start needs a refused run whose starting model was received: give --pending")
+    if len(used := approvals.used(wanted.digest)) >= runs:
+        raise UserError(
+            f"{len(used)} run{'s' * (len(used) > 1)} of these settings began under an approval, and --runs counts all "
+            f"runs: give --runs {len(used) + 1} to approve another one"
+        )
     from hansa.deploy.approval_page import approval_page
 
     before = next((one for one in reversed(approvals.all()) if one.federation == wanted.federation), None)
@@ -54,13 +65,23 @@ def approve(
         for section in page:
             output.print(f"[bold]{section.heading}[/]", highlight=False)
             for line in section.lines:
-                output.print(f"  {line}", markup=False, highlight=False)
-    if not yes and not (sys.stdin.isatty() and typer.confirm("Approve?", default=False)):
-        raise UserError("nothing was approved: answer y, or give --yes")
+                output.print(_indented(line), markup=False, highlight=False)
+    if not yes and not sys.stdin.isatty():
+        raise UserError(
+            "nothing was approved: without a terminal there is nobody to ask; read the page, then give --yes"
+        )
+    if not yes and not typer.confirm("Approve?", default=False):
+        raise UserError("nothing was approved; the silo refuses this run")
     file = approvals.add(wanted)
     sections = {section.heading: list(section.lines) for section in page}
     result = {"approved": wanted.digest, "runs": wanted.runs, "file": str(file), "page": sections}
     finish(format, result, lambda: output.print(f"Approved: {wanted.digest[:16]}… ({file})", highlight=False))
+
+
+def _indented(line: str) -> str:
+    """A line of the page, folded at the width of the terminal."""
+    width = max(40, min(output.width, MAX_WIDTH))
+    return fill(line, width, initial_indent="  · ", subsequent_indent="    ", break_on_hyphens=False)
 
 
 def _wanted(

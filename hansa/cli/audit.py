@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
+from rich.markup import escape
 
 from hansa.cli.console import Format, FormatOption, errors, finish, output, table
 from hansa.core.errors import RunFailed, UserError, did_you_mean
@@ -16,6 +17,7 @@ audit = typer.Typer(no_args_is_help=True, help=HELP)
 def _group() -> None: ...
 
 
+MIN_WIDTH = 150  # of the table of entries: a narrower terminal folds lines, and no column is cut off
 KINDS = (
     "embedding-inversion",
     "nearest-token",
@@ -82,8 +84,9 @@ def show_logs(
 
     def show() -> None:
         for log, shown in found.items():
-            columns = ["", "time", "node", "event", "message", "round", "bytes", "to", "rules or reason"]
-            output.print(table(columns, [_row(entry) for entry in shown], log, figures=False))
+            columns = ["", "time (UTC)", "node", "event", "message", "round", "bytes", "to", "rules or reason"]
+            shape = table(columns, [_row(entry) for entry in shown], log, figures=False, fold=True)
+            output.print(shape, width=max(output.width, MIN_WIDTH))
 
     finish(format, {"logs": found}, show)
 
@@ -97,7 +100,9 @@ def show_budget(
     """Show a silo's privacy budget: what was charged in each run, and the ε of everything together."""
     from hansa.privacy.dp.budget import BUDGET_FILE, by_run, charges, total
 
-    files = sorted(home.rglob(BUDGET_FILE)) if home.is_dir() else [home]
+    files = [home]
+    if home.is_dir():  # the budget of all runs, if there is one: those of single runs repeat what it has
+        files = [home / BUDGET_FILE] if (home / BUDGET_FILE).is_file() else sorted(home.rglob(BUDGET_FILE))
     if not files or not files[0].is_file():
         raise UserError(f"{home}: there is no {BUDGET_FILE} here; a silo whose policy has a 'budget' writes one")
     held = {str(file): charges(file) for file in files}
@@ -111,7 +116,10 @@ def show_budget(
                 for one in by_run(some, delta)
             ]
             output.print(table(columns, rows, file, figures=False))
-            output.print(f"ε = {whole[file]:.4g} at δ = {delta:g} after {len(some)} charges", highlight=False)
+            output.print(
+                f"ε = {whole[file]:.4g} at δ = {delta:g} after {len(some)} charge{'s' * (len(some) != 1)}",
+                highlight=False,
+            )
 
     found = [
         {"file": file, "delta": delta, "epsilon": whole[file], "runs": [vars(one) for one in by_run(some, delta)]}
@@ -139,8 +147,10 @@ def _row(entry: dict[str, Any]) -> list[str]:
     rules = entry.get("rules", {})
     why = entry.get("reason") or "; ".join(f"{kind}: {rule}" for kind, rule in rules.items())
     size = f"{entry['bytes']:,}" if "bytes" in entry else ""
-    names = ("number", "time", "node", "event", "message", "round")
-    return [*(str(entry.get(name, "")) for name in names), size, str(entry.get("to", "")), str(why)]
+    at = str(entry.get("time", ""))[:19].replace("T", " ")
+    names = ("node", "event", "message", "round")
+    cells = [str(entry.get("number", "")), at, *(str(entry.get(name, "")) for name in names), size]
+    return [escape(cell) for cell in (*cells, str(entry.get("to", "")), str(why))]  # texts of others are not markup
 
 
 @audit.command()

@@ -59,11 +59,17 @@ def number(value: float | None) -> str:
     return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.4f}"
 
 
-def table(columns: list[str], rows: list[list[str]], title: str, figures: bool = True) -> Table:
-    """``figures``: all but the first column are numbers."""
+def table(columns: list[str], rows: list[list[str]], title: str, figures: bool = True, fold: bool = False) -> Table:
+    """``figures``: all but the first column are numbers; ``fold``: the last column has texts of several lines."""
     built = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2), pad_edge=False)
     for index, column in enumerate(columns):
-        built.add_column(column, justify="right" if index and figures else "left", no_wrap=True)
+        folded = fold and index == len(columns) - 1
+        built.add_column(
+            column,
+            justify="right" if index and figures else "left",
+            no_wrap=not folded,
+            min_width=40 if folded else None,
+        )
     for row in rows:
         built.add_row(*row)
     return built

@@ -194,7 +194,8 @@ def status(
     nodes, refused, running = read_status(run, time()), read_refusals(run), is_running(run)
 
     def show() -> None:
-        title = f"{run}: " + ("running" if running else "not running; the last known state")
+        ended = "finished" if (run / "report.html").is_file() else "not running"
+        title = f"{run}: " + ("running" if running else f"{ended}; the last known state of the nodes")
         rows = [[escape(cell) for cell in node.row] for node in nodes]  # texts of other nodes are not markup
         output.print(table(COLUMNS, rows, title, figures=False))
         for line in footnotes(nodes):

@@ -214,6 +214,8 @@ def install(
     text = f"{folder} is the kit of '{done.node}', valid until {done.until:%Y-%m-%d}, list of members {done.serial}"
     if done.first and authority is None:
         text += f"; compare the authority's fingerprint with the authority: {done.authority}"
+    if done.first and (folder / "policy.yaml").exists():
+        text += f". Next: read {folder / 'policy.yaml'}, then 'hansa approve FED.yaml --kit {folder}'"
     result = {"kit": str(folder), "node": done.node, "authority": done.authority, "serial": done.serial}
     finish(format, result, lambda: output.print(text, highlight=False))
 
@@ -269,6 +271,7 @@ def show(
     from hansa.deploy.kit import Kit
     from hansa.deploy.membership import fingerprint
 
+    until = ""
     if (folder / "kit.json").exists():
         newest = Kit(folder).list.current()
         rows = [
@@ -281,7 +284,7 @@ def show(
             }
             for name, member in newest.members.items()
         ]
-        own = ""
+        own, until = Kit(folder).authority, f"{Kit(folder).valid_until:%Y-%m-%d}"
     else:
         opened = Opened(folder)
         newest, rows, own = opened.current(), rows_of(folder), opened.fingerprint
@@ -294,6 +297,8 @@ def show(
         output.print(table([titles.get(column, column) for column in columns], cells, title, figures=False))
         if own:
             output.print(f"Fingerprint of the authority: {own}", highlight=False)
+        if until:
+            output.print(f"The certificate in {folder} is valid until {until}", highlight=False)
 
     result = {"serial": newest.serial, "date": newest.date, "members": rows}
     finish(format, result | ({"authority": own} if own else {}), print_table)

@@ -329,7 +329,8 @@ class Agent:
         data = self._watch.sent(sign_envelope(reply, self._kit.key))
         subject = self._subjects.reply(self._kit.name)
         session.do(lambda connection: connection.checked(connection.request(subject, data)))
-        self._log(f"{_title(envelope)}: reply sent")
+        sent = "no data sent, only that there is no result" if packed.kind == Failure.__name__ else "reply sent"
+        self._log(f"{_title(envelope)}: {sent}")
 
     def _compute(self, envelope: Envelope, blobs: BlobClient, replies: ReplyStore) -> PackedReply:
         """Fetch the request, work, and store the reply before any of it is sent.

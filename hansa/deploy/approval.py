@@ -84,6 +84,7 @@ class Approvals:
     """The approvals of one node, in its kit; and the runs that wait for one, in its home."""
 
     def __init__(self, kit: Path, home: Path) -> None:
+        self._kit = kit
         self._folder, self._pending = kit / APPROVALS, home / PENDING
         self._runs = home / RUNS
 
@@ -139,17 +140,18 @@ class Approvals:
             lines += list(differences(before[-1].plugins, wanted.plugins, "plugins"))
             more = f" and {len(lines) - MAX_SHOWN} more" if len(lines) > MAX_SHOWN else ""
             how = f"it differs from what was approved: {'; '.join(lines[:MAX_SHOWN])}{more}"
-        return f"the run is not approved ({how}; {objection}); look at it with 'hansa approve --pending'"
+        command = f"hansa approve --kit {self._kit} --pending"
+        return f"the run is not approved ({how}; {objection}); look at it, and approve it, with '{command}'"
 
     def _count(self, approval: Approval, run: str) -> None:
         """Note a run under its approval; raises `NotApproved` if the approval is for fewer runs."""
-        used = self._used(approval.digest)
+        used = self.used(approval.digest)
         if run in used:
             return
         if len(used) >= approval.runs:
             raise NotApproved(
                 f"the approval is for {approval.runs} run{'s' * (approval.runs > 1)}, and this would be another one "
-                f"({run}); approve it with 'hansa approve FED.yaml --runs {len(used) + 1}'"
+                f"({run}); approve it with 'hansa approve FED.yaml --kit {self._kit} --runs {len(used) + 1}'"
             )
         self._runs.parent.mkdir(parents=True, exist_ok=True)
         with self._runs.open("a", encoding="utf-8") as stream:
@@ -157,7 +159,8 @@ class Approvals:
             stream.flush()
             os.fsync(stream.fileno())
 
-    def _used(self, approval: str) -> list[str]:
+    def used(self, approval: str) -> list[str]:
+        """The runs that began under the approval with this digest."""
         try:
             lines = [json.loads(line) for line in self._runs.read_text(encoding="utf-8").splitlines() if line]
             return list(dict.fromkeys(line["run"] for line in lines if line["approval"] == approval))

@@ -9,16 +9,36 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hansa.config.federation import Federation
-from hansa.config.nodes import repeats
+from hansa.config.nodes import leaves, repeats
 from hansa.config.shared import differences
 from hansa.core.errors import ConfigError
 from hansa.deploy.approval import Approval
 from hansa.deploy.kit import Kit
+from hansa.privacy.dp.accounting import composed
+from hansa.privacy.dp.prices import update_mechanisms, update_prices
+from hansa.privacy.dp.units import UnitMechanism
 from hansa.privacy.policy.disclosures import disclosures
 from hansa.privacy.policy.preview import preview_policy
 from hansa.privacy.policy.proposal import POLICY_FILE
 from hansa.privacy.policy.request_limits import RequestLimits
 from hansa.privacy.policy.rules import Policy, Purpose
+
+TASKS_IN_WORDS = {
+    "mlm": "fill in masked words of the texts",
+    "causal-lm": "predict the next word of the texts",
+    "classify": "classify texts",
+    "pairs": "classify pairs of texts",
+    "ner": "find entities in the texts",
+    "assertion": "say whether an entity is present, absent or uncertain",
+    "relation": "find relations between entities",
+    "translate": "translate texts",
+}
+TRAINED = {
+    "full": "all weights",
+    "lora": "LoRA adapters; the other weights stay as they are",
+    "frozen": "the head; the other weights stay as they are",
+    "frozen-embeddings": "all weights but the embeddings",
+}
 
 
 @dataclass(frozen=True)
@@ -35,12 +55,12 @@ def approval_page(
     """The page for one run; ``before``: the newest approval for the same federation."""
     own = Policy.read(policy or kit.folder / POLICY_FILE)
     sections = [
-        Section("Who", tuple(_who(kit))),
+        Section("Who", tuple(_who(federation, kit))),
         Section("Model", tuple(_model(federation, approval))),
         Section("Task", tuple(_task(federation))),
         Section("How often", tuple(_how_often(federation, kit.name, approval.runs))),
-        Section("What leaves this silo", tuple(disclosures(federation))),
-        Section("Protection", tuple(_protection(federation, kit.name, own))),
+        Section("What leaves this silo", tuple(disclosures(federation, silo=kit.name))),
+        Section("Protection", tuple(_protection(federation, kit.name, own, approval.runs))),
         Section("The silo's policy", tuple(_policy(federation, kit.name, own, approval))),
     ]
     if before is not None:
@@ -51,11 +71,15 @@ def approval_page(
     return sections
 
 
-def _who(kit: Kit) -> Iterator[str]:
+def _who(federation: Federation, kit: Kit) -> Iterator[str]:
     members = {name: member for name, member in kit.members().items() if member.generations}
-    silos = [name for name, member in members.items() if member.kind == "silo" and name != kit.name]
-    yield f"federation '{kit.info.federation}'; this silo is '{kit.name}'; its requests come from '{kit.parent.node}'"
-    yield f"other silos: {', '.join(sorted(silos)) or 'none'}"
+    host, port = kit.parent.broker_address
+    yield f"federation '{kit.info.federation}'; this silo is '{kit.name}'"
+    yield f"requests come from '{kit.parent.node}' at {host}:{port}, which also gets what leaves"
+    others = sorted(name for name in leaves(federation.silos) if name != kit.name)
+    yield f"other silos of the run: {', '.join(others) or 'none'}"
+    if absent := [name for name in others if name not in members]:
+        yield f"NOT MEMBERS in this kit's list: {', '.join(absent)}"
 
 
 def _model(federation: Federation, approval: Approval) -> Iterator[str]:
@@ -68,39 +92,70 @@ def _model(federation: Federation, approval: Approval) -> Iterator[str]:
         yield f"'{model.path}', compared with this silo's copy in {approval.model}"
     else:
         yield f"'{model.path}'; this silo has no copy to compare with (--model), so the run will be refused"
-    yield f"trained: {model.adapt}; method '{federation.method.name}'"
+    yield f"what is trained: {TRAINED.get(model.adapt, model.adapt)}; method '{federation.method.name}'"
     for name, digest in approval.plugins.items():
         yield f"plug-in {name}, SHA-256 {digest[:16]}…"
 
 
 def _task(federation: Federation) -> Iterator[str]:
     settings = federation.task.settings
-    yield f"{federation.task.name}" + (f" with {settings}" if settings else "")
+    words = TASKS_IN_WORDS.get(federation.task.name)
+    yield federation.task.name + (f": {words}" if words else "")
+    yield from (f"{name}: {_words(value)}" for name, value in settings.items())
     data = federation.data
     yield f"texts are cut at {data.max_length} tokens; de-identification: {data.deidentify or 'none'}"
 
 
+def _words(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
 def _how_often(federation: Federation, name: str, runs: int) -> Iterator[str]:
     rounds = federation.rounds * repeats(federation.silos).get(name, 1)
+    yield f"{runs} run{'s' * (runs > 1)} of {rounds} round{'s' * (rounds != 1)}"
     scored = RequestLimits(federation, name).evaluations()
-    yield f"{runs} run{'s' * (runs > 1)} of {rounds} rounds; the model is scored after {scored} of them"
-    samples = federation.train.samples
-    rule = f"{samples.epochs} passes over the data" if samples.epochs else f"{samples.floor or 1} samples or more"
-    yield f"a round: {rule}, batches of {federation.train.batch}"
+    yield f"in a run the model is scored on held-out data {scored} times, once of them before training"
+    yield f"a round: {_amount(federation, name)}"
 
 
-def _protection(federation: Federation, name: str, policy: Policy) -> Iterator[str]:
-    purpose = Purpose.of(federation, name)
-    if purpose.secure_aggregation:
-        yield f"secure aggregation: the coordinator learns the sum of at least {purpose.cohort} updates"
+def _amount(federation: Federation, name: str) -> str:
+    """How much of the silo's data a round uses."""
+    mechanism = update_mechanisms(federation).get(name)
+    if isinstance(mechanism, UnitMechanism):
+        own = mechanism.settings
+        drawn = f"with probability {own.sampling:g}, drawn in secret"
+        return f"{own.steps} steps; each {own.unit} takes part in a step {drawn}"
+    samples, batch = federation.train.samples, f"in batches of {federation.train.batch}"
+    if samples.epochs:
+        return f"{samples.epochs:g} pass{'es' * (samples.epochs != 1)} over the training data, {batch}"
+    least = f"{samples.floor or 1} samples"
+    if samples.fraction:
+        return f"{samples.fraction:.3g} of the training data, but at least {least}, {batch}"
+    return f"{least}, {batch}"
+
+
+def _protection(federation: Federation, name: str, policy: Policy, runs: int) -> Iterator[str]:
+    purpose, masking = Purpose.of(federation, name), federation.secure_aggregation
+    price = update_prices(federation, federation.rounds).get(name)
+    if purpose.secure_aggregation and masking is not None:
+        least = max(purpose.cohort, masking.min_cohort)
+        yield f"secure aggregation: the coordinator learns only the sum of at least {least} silos' updates"
+        if not masking.metrics:
+            yield "losses and scores are not masked: the coordinator sees those of this silo"
     else:
-        yield "no secure aggregation: the coordinator sees this silo's update by itself"
-    if purpose.epsilon is None:
-        yield "no differential privacy"
+        yield "NO secure aggregation: the coordinator sees this silo's update by itself"
+    if price is not None:
+        yield f"differential privacy, for one run: {price.line}"
     else:
-        yield f"differential privacy: ε = {purpose.epsilon:.3g} for the whole run"
+        yield "NO differential privacy: nothing bounds what the final model reveals about single texts"
+    if price is None and not purpose.secure_aggregation:
+        yield "an update without either shows which words the texts contain, at times whole sentences (docs/privacy.md)"
     if policy.budget is not None:
         yield f"the silo's budget over all runs: ε = {policy.budget.epsilon:g} at δ = {policy.budget.delta:g}"
+        mechanism = update_mechanisms(federation).get(name)
+        rounds = federation.rounds * repeats(federation.silos).get(name, 1) * runs
+        if mechanism is not None and composed([mechanism.event(rounds)], policy.budget.delta) > policy.budget.epsilon:
+            yield f"the budget is LESS than {runs} such run{'s' * (runs > 1)}: the silo refuses once it is spent"
 
 
 def _policy(federation: Federation, name: str, policy: Policy, approval: Approval) -> Iterator[str]:
@@ -108,10 +163,14 @@ def _policy(federation: Federation, name: str, policy: Policy, approval: Approva
         yield f"it allows nothing, because it cannot be read: {policy.flaw}"
         return
     limits = policy.limits
+    patients = f" of {limits.min_update_patients} patients" if limits.min_update_patients else ""
     yield (
-        f"at least {limits.min_update_samples} samples behind an update and {limits.min_samples} behind each sum of "
-        f"scores; models at most {limits.max_model_step:g} from the last one and {limits.max_model_drift:g} from the "
-        "start"
+        f"an update is made from at least {limits.min_update_samples} samples{patients}, a sum of scores from "
+        f"{limits.min_samples}"
+    )
+    yield (
+        f"a received model may differ from the last one by {limits.max_model_step:g} times its norm, and from the "
+        f"start by {limits.max_model_drift:g} times, in each part"
     )
     local = federation
     if approval.model:

@@ -11,17 +11,20 @@ coordinator can distribute it but not change it. The private key is made by its 
 
 import ssl
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.x509 import load_pem_x509_certificate
 from pydantic import ValidationError
 
 from hansa.core.errors import UserError
 from hansa.core.settings import Section
 from hansa.data.source import Source
-from hansa.deploy.membership import Member, MemberStore
+from hansa.deploy.certificates import public_hex
+from hansa.deploy.membership import Member, MemberStore, fingerprint
 from hansa.deploy.network.address import Address
 from hansa.deploy.network.subjects import Subjects, token
 from hansa.deploy.network.tls import Tls
@@ -137,6 +140,18 @@ class Kit:
         """Whether a node is a member that was not revoked."""
         member = self.members().get(node)
         return member is not None and bool(member.generations)
+
+    @property
+    def authority(self) -> str:
+        """The fingerprint of the authority's key."""
+        key = load_pem_x509_certificate((self.folder / "ca.pem").read_bytes()).public_key()
+        assert isinstance(key, Ed25519PublicKey)
+        return fingerprint(public_hex(key))
+
+    @property
+    def valid_until(self) -> datetime:
+        """When the node's certificate expires."""
+        return load_pem_x509_certificate((self.folder / "cert.pem").read_bytes()).not_valid_after_utc
 
     @property
     def parent(self) -> Endpoint:

@@ -98,7 +98,7 @@ def _tell(kit: Kit, proxy: Proxy | None, log: Callable[[str], None], seconds: fl
         host, port = parent.broker_address
         raise RunFailed(
             f"the broker at {host}:{port} could not be reached within {seconds:.0f} s; the silo's agent stays stopped: "
-            "repeat 'hansa leave' later, or ask the coordinator for 'hansa kit revoke'"
+            "repeat 'hansa leave' later, or ask the authority for 'hansa kit revoke'"
         ) from None
     finally:
         session.close()

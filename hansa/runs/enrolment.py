@@ -137,7 +137,11 @@ def _check_quorum(
     needed = max(1, ceil(participation.quorum * everybody)) if needed is None else needed
     if lost and len(found) < needed:
         name, reason = next(iter(lost.items()))
-        raise RunFailed(f"silo '{name}' could not answer a {request} request: {reason}")
+        others = f" (nor could {_few([other for other in lost if other != name])})" if len(lost) > 1 else ""
+        raise RunFailed(
+            f"silo '{name}' could not answer a {request} request{others}: {reason}; {len(found)} of {everybody} silos "
+            f"answered and {needed} are needed: when the cause is mended, start the run again"
+        )
 
 
 def _few(names: list[NodeId]) -> str:

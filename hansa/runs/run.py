@@ -159,7 +159,8 @@ class Run:
             if record.failed:
                 self._checkpoint(state)
                 raise RunFailed(
-                    f"{record.failed}; mend the cause, then continue with --resume (in {self.directory.path})"
+                    f"{record.failed}; mend the cause, then continue the run in {self.directory.path} with 'hansa run "
+                    "--resume', or with 'hansa serve' as before"
                 )
             durable = self._note(state, record, durable)
         self.exporter.save(state)

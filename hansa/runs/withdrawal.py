@@ -48,7 +48,7 @@ def plan_retraining(folder: Path, silo: str, from_start: bool = False) -> Retrai
     if (folder / SERVED).is_dir():
         raise UserError(
             f"{folder} was run between organisations, whose data is not here: revoke the silo with 'hansa kit revoke "
-            f"KITS {silo}', take it out of the federation file, and run 'hansa serve' with another --out"
+            f"AUTHORITY {silo}', take it out of the federation file, and run 'hansa serve' with another --out"
         )
     federation = read(folder / "federation.yaml")
     smaller = without(federation, silo)

@@ -10,10 +10,13 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from hansa.config.federation import Federation
+from hansa.config.file import dump, read
 from hansa.config.shared import canonical, differences, settings_digest, shared_settings
 from hansa.core.errors import UserError
 from hansa.data.source import Source
 from hansa.deploy.approval import Approvals, NotApproved, approval_of
+from hansa.deploy.approval_page import approval_page
+from hansa.deploy.kit import Kit
 from hansa.deploy.start_check import start_files, verify_start
 from hansa.privacy.policy.rules import Policy
 from hansa.runs.run import run
@@ -191,8 +194,6 @@ def test_a_pre_trained_start_needs_a_copy_or_an_approval_of_its_files(started: A
 
 
 def test_the_page_and_the_command(federation: Build, tmp_path: Path) -> None:
-    from hansa.config.file import dump
-
     settings = federation()
     kits = make_kits(settings, tmp_path / "kits")
     shutil.rmtree(kits / "north" / "approvals")
@@ -205,6 +206,10 @@ def test_the_page_and_the_command(federation: Build, tmp_path: Path) -> None:
     for heading in ("Who", "Model", "Task", "How often", "What leaves this silo", "Protection", "The silo's policy"):
         assert heading in shown
     assert "1 run of 3 rounds" in shown
+    assert "requests come from 'coordinator' at localhost:" in shown
+    assert "NO secure aggregation" in shown
+    assert "NO differential privacy" in shown
+    assert "whole sentences" in shown
     assert len(list((kits / "north" / "approvals").glob("*.json"))) == 1
     file.write_text(dump(changed(settings, rounds=9)), encoding="utf-8")
     assert "rounds: 3 → 9" in ok("approve", str(file), *own, "--yes", "--runs", "2")
@@ -213,5 +218,75 @@ def test_the_page_and_the_command(federation: Build, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="give the federation file, or --pending"):
         ok("approve", *own, "--yes")
     [first, _] = (kits / "north" / "approvals").glob("*.json")
+    with pytest.raises(UserError, match="too short"):
+        ok("approve", *own, "--withdraw", "")
     assert "1 withdrawn" in ok("approve", *own, "--withdraw", first.stem[:12])
     assert not first.exists()
+
+
+def page_of(settings: Federation, kits: Path, silo: str, runs: int = 1) -> dict[str, str]:
+    page = approval_page(settings, approval_of(settings, runs=runs), Kit(kits / silo))
+    return {section.heading: "\n".join(section.lines) for section in page}
+
+
+def test_the_page_names_the_protected_unit_of_this_silo_and_no_noise_of_others(
+    federation: Build, tmp_path: Path
+) -> None:
+    settings = federation()
+    patient = {"unit": "patient", "field": "patient_id", "noise_multiplier": 1.0, "clip": 1.0, "steps": 7}
+    units: dict[str, Any] = {"north": patient, "south": {"noise_multiplier": 4.0, "clip": 1.0}}
+    silos = {
+        name: silo.model_dump(mode="json") | ({"privacy": units[name]} if name in units else {})
+        for name, silo in settings.silos.items()
+    }
+    settings = changed(settings, silos=silos)
+    kits = make_kits(settings, tmp_path / "kits")
+    north, south = page_of(settings, kits, "north"), page_of(settings, kits, "south")
+    assert "all data of a patient (field 'patient_id')" in north["Protection"]
+    assert "at δ = 1e-05" in north["Protection"]
+    assert "7 steps; each patient takes part in a step with probability 0.1" in north["How often"]
+    assert "'south'" not in north["What leaves this silo"]
+    assert "'north'" not in south["What leaves this silo"]
+    assert "protected unit: all data of the silo" in south["Protection"]
+    assert "each patient" not in south["How often"]
+
+
+def test_the_page_says_how_many_silos_a_sum_has_and_whether_the_budget_is_enough(
+    federation: Build, tmp_path: Path
+) -> None:
+    noise = {"noise": {"multiplier": 4.0, "clip": 1.0}}
+    settings = changed(
+        federation(),
+        secure_aggregation=noise,
+        aggregate={"weights": "uniform"},
+        participation={"quorum": 0.5},
+    )
+    kits = make_kits(settings, tmp_path / "kits")  # proposes a budget of one run
+    one, two = page_of(settings, kits, "north"), page_of(settings, kits, "north", runs=2)
+    assert "the sum of at least 3 silos' updates" in one["Protection"]
+    assert "LESS" not in one["Protection"]
+    assert "LESS than 2 such runs" in two["Protection"]
+
+
+def test_the_page_lists_the_silos_of_the_run_and_which_are_no_members(federation: Build, tmp_path: Path) -> None:
+    settings = federation()
+    kits = make_kits(settings, tmp_path / "kits")
+    silos = {name: silo.model_dump(mode="json") for name, silo in settings.silos.items()}
+    fewer = page_of(changed(settings, silos={name: silos[name] for name in ("north", "south")}), kits, "north")
+    assert "other silos of the run: south" in fewer["Who"]
+    assert "NOT MEMBERS" not in fewer["Who"]
+    more = page_of(changed(settings, silos=silos | {"stranger": silos["south"]}), kits, "north")
+    assert "NOT MEMBERS in this kit's list: stranger" in more["Who"]
+
+
+def test_another_approval_for_the_same_run_is_not_given_silently(federation: Build, tmp_path: Path) -> None:
+    settings = federation()
+    kits = make_kits(settings, tmp_path / "kits")
+    file = tmp_path / "fed.yaml"
+    file.write_text(dump(settings), encoding="utf-8")
+    own = ("--kit", str(kits / "north"), "--yes")
+    ok("approve", str(file), *own)
+    Approvals(kits / "north", kits / "north" / "home").check(read(file), {}, "run1", NO_POLICY)
+    with pytest.raises(UserError, match="give --runs 2"):
+        ok("approve", str(file), *own)
+    ok("approve", str(file), *own, "--runs", "2")

@@ -268,4 +268,6 @@ def test_the_commands(office: Office, tmp_path: Path) -> None:
     assert "list 1 of 20" in table
     assert made["fingerprint"] in table
     assert "not a member yet" in table
-    assert made["fingerprint"] in ok("kit", "show", str(place))
+    assert "hansa approve FED.yaml --kit" in shown, "what to do next"
+    assert made["fingerprint"] in (own := ok("kit", "show", str(place)))
+    assert "is valid until 20" in own

@@ -76,6 +76,8 @@ def test_the_status_shows_connected_nodes_and_awaited_replies(tmp_path: Path) ->
     assert "Train of round 7 until" in shown
     assert "never seen" in shown
     assert "not running" in shown
+    (tmp_path / "report.html").touch()
+    assert ": finished" in ok("status", str(tmp_path))
     assert "SUSPENDED (connected)" in shown
     assert "ALARM: north is suspended: two agents use its identity" in shown
     with lock_folder(tmp_path / "server", "hansa serve"):

@@ -127,5 +127,5 @@ def test_what_is_no_run_or_was_run_between_organisations_is_refused(federation: 
         plan_retraining(tmp_path, "south")
     folder = run(federation(rounds=0), tmp_path / "run", workers=0).folder
     (folder / "server").mkdir()
-    with pytest.raises(UserError, match="hansa kit revoke KITS south"):
+    with pytest.raises(UserError, match="hansa kit revoke AUTHORITY south"):
         plan_retraining(folder, "south")

@@ -15,6 +15,7 @@ from hansa.core.messages import Request, ShareKnowledge, Train
 from hansa.privacy.dp.budget import BUDGET_FILE, BudgetDamaged, BudgetExceeded, Charge, PrivacyBudget
 from hansa.privacy.dp.prices import silo_price, update_mechanisms
 
+NO_NOISE = "the policy has a privacy budget, and what is asked for carries no noise, so that it has no ε"
 ROUNDING = 1e-6  # of an ε that is compared with the same ε
 
 
@@ -36,7 +37,7 @@ class RunCharging:
             return ""
         charges = charges_for(self.federation, self.node, run, request)
         if not charges and limit is not None:
-            return "the policy has a privacy budget, and what is asked for carries no noise, so that it has no ε"
+            return NO_NOISE
         budgets = [PrivacyBudget(self.home / BUDGET_FILE, *limit)] if limit is not None else []
         if self.holds_promise and self._promise is not None:
             promised = self._promise[0] * (1 + ROUNDING), self._promise[1]

@@ -52,8 +52,11 @@ def exchange_price(federation: Federation, rounds: int) -> Spent | None:
     return price(exchange.release, rounds) if exchange is not None and exchange.release is not None else None
 
 
-def silo_price(federation: Federation, node: str) -> tuple[float, float] | None:
-    """The ε, with its δ, that a whole run costs a silo: updates and shared knowledge together; None: there is no ε."""
+def silo_price(federation: Federation, node: str, at: float | None = None) -> tuple[float, float] | None:
+    """The ε, with its δ, that a whole run costs a silo: updates and shared knowledge together; None: there is no ε.
+
+    ``at``: the δ; default: the smallest that the settings name.
+    """
     mechanism = update_mechanisms(federation).get(node)
     if mechanism is None or federation.kind != "federated":
         return None
@@ -62,6 +65,7 @@ def silo_price(federation: Federation, node: str) -> tuple[float, float] | None:
     delta = mechanism.delta
     if exchange is not None and exchange.release is not None:
         events, delta = [*events, exchange.release.event(federation.rounds)], min(delta, exchange.release.delta)
+    delta = at or delta
     epsilon = composed(events, delta)
     return (epsilon, delta) if isfinite(epsilon) else None
 

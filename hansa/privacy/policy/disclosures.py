@@ -23,15 +23,15 @@ SEEDED = (
 )
 
 
-def disclosures(federation: Federation, survey: Mapping[str, Any] | None = None) -> list[str]:
+def disclosures(federation: Federation, survey: Mapping[str, Any] | None = None, silo: str | None = None) -> list[str]:
     """What leaves the silos, one sentence for each release.
 
     ``survey``: what the ledger of a run states about the word-piece counts and labels that the silos sent; without it
-    the sentences follow from the federation file alone.
+    the sentences follow from the federation file alone. ``silo``: leave out what concerns the noise of other silos.
     """
     found = list(_before_training(federation, survey))
     if federation.kind == "federated" and federation.rounds:
-        found += _in_rounds(federation, build_method(federation))
+        found += _in_rounds(federation, build_method(federation), silo)
     if federation.kind == "federated":
         found += _personal(federation)
     found.append("At every evaluation: sums of losses and scores on each silo's held-out data.")
@@ -62,7 +62,7 @@ def _before_training(federation: Federation, survey: Mapping[str, Any] | None) -
     yield "Once: how many samples each silo holds, by language; which rows could not be used, and why."
 
 
-def _in_rounds(federation: Federation, method: Method) -> Iterator[str]:
+def _in_rounds(federation: Federation, method: Method, silo: str | None) -> Iterator[str]:
     if not method.scope.shares_nothing:
         yield "In every round, from each silo taking part: its model update, mean training loss and step counts."
     if method.shared_state is not None:
@@ -78,7 +78,7 @@ def _in_rounds(federation: Federation, method: Method) -> Iterator[str]:
             f"'{name}' trains on the text of all silos below it ('mixture'): in a simulation alone; between "
             "organisations it is refused."
         )
-    yield from _noise(federation)
+    yield from _noise(federation, silo)
     if method.hierarchy is not None and method.hierarchy.forwards_layers:
         residuals = "key layers of a node may be forwarded to other nodes (residuals), and "
         yield (
@@ -137,17 +137,19 @@ def _exchange(exchange: Exchange, rounds: int) -> Iterator[str]:
         yield f"The noise of the shared knowledge {SEEDED}"
 
 
-def _noise(federation: Federation) -> Iterator[str]:
+def _noise(federation: Federation, silo: str | None) -> Iterator[str]:
     distributed = distributed_mechanism(federation)
     if distributed is not None:
         yield from _distributed(distributed, federation.rounds)
         return
+    mechanisms = {name: one for name, one in update_mechanisms(federation).items() if silo in (None, name)}
     for name, spent in update_prices(federation, federation.rounds).items():
-        yield f"The updates of '{name}' are clipped and noise is added before they leave: {spent.line}."
-    inside = [name for name, one in update_mechanisms(federation).items() if isinstance(one, UnitMechanism)]
+        if name in mechanisms:
+            yield f"The updates of '{name}' are clipped and noise is added before they leave: {spent.line}."
+    inside = [name for name, one in mechanisms.items() if isinstance(one, UnitMechanism)]
     if inside:
         yield f"The training loss of {', '.join(inside)} does not leave."
-    seeded = [name for name, mechanism in update_mechanisms(federation).items() if mechanism.seeded]
+    seeded = [name for name, mechanism in mechanisms.items() if mechanism.seeded]
     if seeded:
         yield f"The noise of {', '.join(seeded)} {SEEDED}"
 

@@ -30,6 +30,8 @@ from hansa.core.tensors import Layout, Tensors
 from hansa.models import build
 from hansa.models.adapt import adapt
 from hansa.models.tokenizer import byte_tokenizer
+from hansa.privacy.dp.charging import NO_NOISE, charges_for
+from hansa.privacy.dp.prices import silo_price
 from hansa.privacy.policy.guard import purpose_of_request
 from hansa.privacy.policy.releases import requested_items, state_part
 from hansa.privacy.policy.rules import Kind, Policy, Purpose, ReleaseItem, Verdict
@@ -96,8 +98,25 @@ def preview_policy(policy: Policy, federation: Federation, node: str | None = No
             if isinstance(request, Train | Evaluate):  # the request of a round will have masks, where the file has them
                 promised = replace(promised, secure_metrics=purpose.secure_metrics)
             verdict = policy.judge(item, promised)
+            if verdict.allowed and (why := _over_budget(policy, federation, nodes, request)):
+                verdict = Verdict(item, "", why)
             found.append(Decision(type(request).__name__, verdict))
     return found
+
+
+def _over_budget(policy: Policy, federation: Federation, nodes: list[str], request: Request) -> str:
+    """Why the policy's budget, if it has one, is not enough for a run at any of the nodes; empty if it is."""
+    if policy.budget is None or not isinstance(request, Train | ShareKnowledge):
+        return ""
+    if not any(charges_for(federation, name, "", request) for name in nodes):
+        return NO_NOISE
+    prices = [price for name in nodes if (price := silo_price(federation, name, policy.budget.delta)) is not None]
+    if not prices or min(prices)[0] <= policy.budget.epsilon:
+        return ""
+    return (
+        f"the whole run costs ε = {min(prices)[0]:.4g} at δ = {policy.budget.delta:g}, and the policy's budget is "
+        f"{policy.budget.epsilon:g}: rounds after it is spent are refused"
+    )
 
 
 def _expected_items(federation: Federation, request: Request, shared: SharedParts) -> list[ReleaseItem]:

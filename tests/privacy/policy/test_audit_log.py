@@ -189,6 +189,18 @@ def test_kill_9_at_any_moment_leaves_a_sound_log(tmp_path: Path) -> None:
     assert verify(file).entries > 20
 
 
+def test_a_long_reason_hides_no_column(tmp_path: Path) -> None:
+    from tests.privacy.commands import ok
+
+    log = AuditLog(tmp_path / "audit.jsonl", "lyon")
+    reason = "the settings [bold] differ: " + "rounds: 3 → 1000; " * 30 + "the end"
+    log.add("refusal", message="CollectVocabulary", round=12, to="coordinator", reason=reason)
+    shown = ok("audit", "show", str(tmp_path))
+    for text in ("refusal", "CollectVocabulary", " 12 ", "coordinator", "[bold]", "the end"):
+        assert text in shown
+    assert "…" not in shown
+
+
 def test_the_command_line_verifies_and_shows(tmp_path: Path) -> None:
     from tests.privacy.commands import ok  # slow to import, and the processes above import this file
 

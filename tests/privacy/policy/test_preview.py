@@ -10,6 +10,7 @@ import yaml
 
 from hansa.cli.main import app
 from hansa.config import file as federation_file
+from hansa.config.federation import Federation
 from hansa.core.method import METHODS
 from hansa.core.settings import Section
 from hansa.methods.fedavg import fedavg
@@ -160,3 +161,27 @@ def test_noise_from_the_seed_is_disclosed_for_the_exchange_too(federation: Build
     text = " ".join(disclosures(federation(task="classify", method=method)))
     assert "Noise is added to the shared knowledge before it leaves: ε = " in text
     assert ("is drawn from the federation's seed" in text) == seeded
+
+
+@pytest.mark.parametrize(
+    ("noise", "epsilon", "reason"),
+    [
+        (None, 8.0, "carries no noise"),
+        (4.0, 1.0, "the whole run costs ε ="),
+        (4.0, 8.0, ""),
+    ],
+)
+def test_a_budget_that_does_not_cover_the_run_is_previewed(
+    federation: Build, tmp_path: Path, noise: float | None, epsilon: float, reason: str
+) -> None:
+    settings = federation()
+    if noise is not None:
+        privacy = {"privacy": {"noise_multiplier": noise, "clip": 1.0}}
+        silos = {name: silo.model_dump(mode="json") | privacy for name, silo in settings.silos.items()}
+        settings = Federation.model_validate(settings.model_dump(mode="json") | {"silos": silos})
+    file = tmp_path / "policy.yaml"
+    budget = {"budget": {"epsilon": epsilon, "delta": 1e-5}}
+    file.write_text(yaml.safe_dump(propose_policy(settings) | budget), encoding="utf-8")
+    refused = [one for one in preview_policy(Policy.read(file), settings) if not one.verdict.allowed]
+    assert {one.request for one in refused} == ({"Train"} if reason else set())
+    assert all(reason in one.verdict.reason for one in refused)
