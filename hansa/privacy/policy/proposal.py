@@ -24,7 +24,8 @@ def propose_policy(federation: Federation) -> dict[str, Any]:
     from hansa.config.checks import refuse_unknown_names  # slow to import, and most commands on kits propose nothing
     from hansa.config.method import build_method
     from hansa.config.tree import federated_vocabulary
-    from hansa.privacy.dp.prices import run_price
+    from hansa.privacy.dp.prices import run_price, update_mechanisms
+    from hansa.privacy.dp.units import UnitMechanism
     from hansa.privacy.policy.preview import collects_labels
     from hansa.tasks.base import TASKS
 
@@ -44,6 +45,9 @@ def propose_policy(federation: Federation) -> dict[str, Any]:
     # Random weights move far while they learn the most; pre-trained ones do not.
     fresh = federation.model.preset is not None or federation.model.fresh
     limits: dict[str, Any] = {"limits": {"max_model_step": 1.0, "max_model_drift": 10.0}} if fresh else {}
+    if any(not isinstance(noise, UnitMechanism) for noise in update_mechanisms(federation).values()):
+        # Noise on whole updates moves the model by many times its norm; it also hides what a crafted model would show.
+        limits = {"limits": {"max_model_step": 1e4, "max_model_drift": 1e6}}
     if (cost := run_price(federation)) is not None:  # what one run costs, and nothing beyond it
         limits["budget"] = {"epsilon": ceil(cost[0] * 1000) / 1000, "delta": cost[1]}
     if federation.secure_aggregation is None:
