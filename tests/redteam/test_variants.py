@@ -10,11 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import yaml
 
+from hansa.client.host import SiloHost
+from hansa.client.runtime import Runtime
 from hansa.config.federation import Federation
+from hansa.core.messages import Evaluate, Failure, Scores, Train, Update, no_tensors
 from hansa.deploy.approval import NotApproved, approval_of
 from hansa.deploy.start_check import verify_start
 from hansa.models import build, tokenizer
+from hansa.privacy.policy.audit_log import AuditLog
+from hansa.privacy.policy.guard import Guard
+from hansa.privacy.policy.rules import Purpose
 from hansa.tasks.base import TASKS
 from tests.conftest import Build
 from tests.redteam.lying import save_start
@@ -24,7 +32,8 @@ from tests.redteam.lying import save_start
 
 @pytest.fixture
 def as_bytes(federation: Build) -> Federation:
-    return federation(sizes={"north": 120}, model="mini", tokenizer={"kind": "bytes"})
+    train = {"lr": 0.1, "batch": 8, "samples": {"floor": 64}}
+    return federation(sizes={"north": 120}, model="mini", tokenizer={"kind": "bytes"}, train=train)
 
 
 def start_with(settings: Federation, folder: Path, change: Callable[[Any], Any]) -> Path:
@@ -83,3 +92,88 @@ def test_settings_of_the_model_that_were_left_out(as_bytes: Federation, tmp_path
     (start / "config.json").write_text(json.dumps(config))
     with pytest.raises(NotApproved, match="attention_probs_dropout_prob"):
         verify_start(start, as_bytes, approval_of(as_bytes))
+
+
+# ── requests that no setting implies ──────────────────────────────────────────────────────────────────────────────
+
+
+class Asked:
+    """A silo behind its policy, in this process; ``defended``: with the checks of requests and models."""
+
+    def __init__(self, settings: Federation, folder: Path, defended: bool = True, **limits: Any) -> None:
+        name = next(iter(settings.silos))
+        rules = {"all": {"federations": "any", "methods": "any", "release": EVERYTHING}}
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "policy.yaml").write_text(yaml.safe_dump({"rules": rules, "limits": limits}))
+        task, words = TASKS.build(settings.task), tokenizer.byte_tokenizer()
+        model = build.initial(settings.model, task.auto, words, settings.data.max_length, (), settings.seed)
+        save_start(model, words, folder / "start")
+        self.runtime = Runtime(settings, folder)
+        host = SiloHost(self.runtime)
+        self.silo, self.start = host.silo(name), self.runtime.start.copy()
+        checks = host.checks(name, folder) if defended else None
+        purpose, log = Purpose.of(settings, name), AuditLog(folder / "audit.jsonl", name)
+        self.ask = Guard(
+            self.silo.answer, folder / "policy.yaml", purpose, log, self.runtime.part_of, "root", checks=checks
+        )
+
+
+EVERYTHING = {"tensors": "any", "samples": True, "metrics": True, "personal": True}
+
+
+def test_scores_of_the_model_that_a_silo_trained(as_bytes: Federation, tmp_path: Path) -> None:
+    """An evaluation without a model scored what the silo's training had left: without noise, masks or a round."""
+    found = {}
+    for defended in (False, True):
+        asked = Asked(as_bytes, tmp_path / str(defended), defended)
+        assert isinstance(asked.ask(Train(1, asked.start)), Update)
+        found[defended] = asked.ask(Evaluate(0, no_tensors())), asked.ask(Evaluate(0, asked.start))
+    (own, shared), (refused, honest) = found[False], found[True]
+    assert isinstance(own, Scores)
+    assert isinstance(shared, Scores)
+    assert own.sums["north"]["nll"] != shared.sums["north"]["nll"], "the attack: scores of the silo's own model"
+    assert isinstance(refused, Failure)
+    assert "has no tensor" in refused.reason
+    assert honest == shared
+
+
+def test_a_model_of_some_tensors_beside_what_training_left(as_bytes: Federation, tmp_path: Path) -> None:
+    asked = Asked(as_bytes, tmp_path)
+    some = asked.start.only(asked.start.layout.names[:1])
+    for request in (Train(1, some), Train(1, no_tensors()), Evaluate(0, some)):
+        reply = asked.ask(request)
+        assert isinstance(reply, Failure)
+        assert "has no tensor" in reply.reason
+
+
+def test_the_sum_over_all_groups_less_the_large_ones(federation: Build, tmp_path: Path) -> None:
+    """A group of few samples is left out of the scores; a second request had it in the total of the node."""
+    settings = federation(sizes={"north": 120, "south": 10}, model="mini", tokenizer={"kind": "bytes"})
+    large, small = (settings.silos[name].sources[0] for name in ("north", "south"))
+    groups = large.model_copy(update={"language": "fr"}), small.model_copy(update={"language": "de"})
+    north = settings.silos["north"].model_copy(update={"sources": groups})
+    both = settings.model_copy(update={"silos": {"north": north}})
+    asked = Asked(both, tmp_path / "on")
+    reply = asked.ask(Evaluate(0, asked.start))
+    assert isinstance(reply, Scores)
+    assert [*reply.sums] == ["fr"], "de has too few"
+    total = asked.silo.answer(Evaluate(0, asked.start, by_node=True))
+    plain = asked.silo.answer(Evaluate(0, asked.start))
+    assert isinstance(total, Scores)
+    assert isinstance(plain, Scores)
+    difference = total.sums["north"]["nll"] - reply.sums["fr"]["nll"]
+    assert difference == pytest.approx(plain.sums["de"]["nll"]), "the attack: the scores of de after all"
+    assert isinstance(asked.ask(Evaluate(0, asked.start, by_node=True)), Failure)
+
+
+def test_a_second_update_of_the_same_round_from_other_samples(as_bytes: Federation, tmp_path: Path) -> None:
+    asked = Asked(as_bytes, tmp_path / "on", min_update_samples=1)
+    first, second = Train(1, asked.start), Train(1, asked.start, reference=True)
+    found = []
+    for request in (first, second):
+        reply = asked.silo.answer(request)
+        assert isinstance(reply, Update)
+        found.append(reply.gradient.flat.clone())
+    assert not torch.equal(*found), "the attack: two updates of one round"
+    assert isinstance(asked.ask(first), Update)
+    assert isinstance(asked.ask(second), Failure)

@@ -6,7 +6,8 @@ the digest of the model of every round and the last model it accepted, and refus
 
 - a second model for the same round: `Train` of round r+1 starts from the model of round r, which `Evaluate` of round r
   scores; so a coordinator can ask about the one model that its rounds lead to, and about no other;
-- a model with tensors or shapes that the approved start does not have, or values that are not finite;
+- a model with tensors or shapes that the approved start does not have, or values that are not finite; and one that
+  lacks tensors that every request has: the silo would use what its own training left in their place;
 - a model that lies too far from the last accepted one, or from the start: for every part p of the model
   ‖θ_p − θ'_p‖ ≤ limit · max(‖θ'_p‖, 0.02·√d_p), with the limits of the policy; d_p: number of values of the part.
 
@@ -15,7 +16,7 @@ crafted-model` measures what such a model reveals.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import sqrt
@@ -77,7 +78,8 @@ class ModelHistory:
 
     ``folder``: where the silo keeps them; ``start``: the approved start; ``part_of``: tensor → part of the model;
     ``one_model``: whether scores are asked of the very model that the next round starts from (false on trees of
-    models, for asynchronous methods and for partial downlinks).
+    models, for asynchronous methods and for partial downlinks); ``whole``: the tensors that every model has (empty on
+    trees of models and for partial downlinks).
     """
 
     def __init__(
@@ -86,9 +88,10 @@ class ModelHistory:
         start: Callable[[], Tensors],
         part_of: Callable[[str], str],
         one_model: bool = True,
+        whole: Callable[[], Iterable[str]] = tuple,
     ) -> None:
         self._file, self._last_file = folder / "models.json", folder / "last_model.bin"
-        self._start, self._part_of, self._one_model = start, part_of, one_model
+        self._start, self._part_of, self._one_model, self._whole = start, part_of, one_model, whole
         self._digests: dict[str, str] = self._read()
         self._last: Tensors | None = None
 
@@ -97,6 +100,8 @@ class ModelHistory:
         figures: dict[str, Any] = {}
         if isinstance(request, AdvertiseKeys):
             return self._announced(request)
+        if problem := self._lacking(request):
+            return ModelJudgement(problem)
         for received in models:
             found = self._judge(received, limits)
             figures |= found.figures
@@ -105,6 +110,16 @@ class ModelHistory:
         if isinstance(request, Personalise):
             return self._judge_start(request, limits, figures)
         return ModelJudgement("", figures)
+
+    def _lacking(self, request: Request) -> str:
+        """Why a request has no whole model, and none that was sent before; empty if it has what it needs."""
+        if not isinstance(request, Train | Evaluate | ShareKnowledge | Personalise):
+            return ""
+        sent = {*request.model.layout.names}
+        if not sent and isinstance(request, Train) and request.knowledge is not None and request.knowledge.model_held:
+            return ""
+        missing = next((name for name in self._whole() if name not in sent), "")
+        return f"its model has no tensor '{missing}'" if missing else ""
 
     def _judge(self, received: Received, limits: Limits) -> ModelJudgement:
         model, digest, key = received.model, received.digest, self._name(received.round, received.purpose)
