@@ -77,6 +77,7 @@ class SiloHost:
         charging = RunCharging(runtime.federation, name, home or folder, runtime.deployed)
         partial = method.hierarchy is not None or method.upload.both_ways
         whole = tuple if partial else lambda: runtime.shared.names
-        models = ModelHistory(folder / "models", lambda: runtime.start, runtime.part_of, one_model, whole)
+        start, part_of = (lambda: runtime.start), runtime.part_of
+        models = ModelHistory(folder / "models", start, part_of, one_model, whole, silo.reach)
         needs_losses = not method.weighting.known_before_training
         return SiloChecks(RequestLimits(runtime.federation, name), models, silo.behind, charging, needs_losses)

@@ -379,6 +379,11 @@ class Silo:
             case _:
                 return Behind()
 
+    def reach(self) -> float:
+        """How far a constant gradient of norm one moves the silo's model in a round: learning rate times steps."""
+        training, samples = self.resident.runtime.federation.train, len(self.resident.examples("train"))
+        return training.lr * ceil(training.per_round(samples) / training.batch)
+
     def own_model(self, round: int) -> Tensors:
         """On a tree of models: the silo's own model after a round."""
         runtime = self.resident.runtime

@@ -17,6 +17,7 @@ from hansa.client.host import SiloHost
 from hansa.client.runtime import Runtime
 from hansa.config.federation import Federation
 from hansa.core.messages import Evaluate, Failure, Scores, Train, Update, no_tensors
+from hansa.core.tensors import Tensors
 from hansa.deploy.approval import NotApproved, approval_of
 from hansa.deploy.start_check import verify_start
 from hansa.models import build, tokenizer
@@ -25,7 +26,7 @@ from hansa.privacy.policy.guard import Guard
 from hansa.privacy.policy.rules import Purpose
 from hansa.tasks.base import TASKS
 from tests.conftest import Build
-from tests.redteam.lying import save_start
+from tests.redteam.lying import save_start, spelling_model
 
 # ── the start ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -177,3 +178,32 @@ def test_a_second_update_of_the_same_round_from_other_samples(as_bytes: Federati
     assert not torch.equal(*found), "the attack: two updates of one round"
     assert isinstance(asked.ask(first), Update)
     assert isinstance(asked.ask(second), Failure)
+
+
+def test_a_shared_state_that_moves_the_model_to_crafted_weights(as_bytes: Federation, tmp_path: Path) -> None:
+    """SCAFFOLD adds the server's control variate to every gradient: one step from an honest model to any other."""
+    settings = Federation.model_validate(as_bytes.model_dump(mode="json") | {"method": "scaffold"})
+    plain = Asked(settings, tmp_path / "off", defended=False)
+    lr, zero = settings.train.lr, Tensors.zeros(plain.start.layout)
+    crafted = spelling_model(plain.start)
+    jump = Tensors(zero.layout, (plain.start.flat - crafted.flat) / (lr * 8))  # in the 8 steps of a round
+
+    reply = plain.ask(Train(1, plain.start, shared_state=jump))
+    assert isinstance(reply, Update)
+    ended = plain.start.flat - reply.gradient.flat
+    moved = float((crafted.flat - plain.start.flat).norm())
+    assert float((ended - crafted.flat).norm()) < 0.2 * moved, "the attack: the silo trains the crafted model"
+
+    asked = Asked(settings, tmp_path / "on", max_model_step=1.0, max_model_drift=10.0)
+    refused = asked.ask(Train(1, asked.start, shared_state=jump))
+    assert isinstance(refused, Failure)
+    assert "shared state" in refused.reason
+    honest = asked.ask(Train(1, asked.start, shared_state=zero))
+    assert isinstance(honest, Update)
+    assert honest.shared_state is not None
+    near = Tensors(zero.layout, zero.flat + 1e-4)
+    again = asked.ask(Train(1, asked.start, shared_state=near))
+    assert isinstance(again, Failure)
+    assert "another shared state" in again.reason
+    after = Tensors(zero.layout, asked.start.flat - honest.gradient.flat)
+    assert isinstance(asked.ask(Train(2, after, shared_state=honest.shared_state)), Update), "the honest next round"

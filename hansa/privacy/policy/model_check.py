@@ -11,6 +11,9 @@ the digest of the model of every round and the last model it accepted, and refus
 - a model that lies too far from the last accepted one, or from the start: for every part p of the model
   ‖θ_p − θ'_p‖ ≤ limit · max(‖θ'_p‖, 0.02·√d_p), with the limits of the policy; d_p: number of values of the part.
 
+A state that the server shares beside the model, such as SCAFFOLD's control variate, moves the silo's model while it
+trains: one per round is accepted, and η·K·‖c_p‖ counts as a step (η: learning rate, K: the silo's steps in a round).
+
 The distances go into the audit log. A model within the limits may still be crafted; `hansa audit attack --kind
 crafted-model` measures what such a model reveals.
 """
@@ -79,7 +82,8 @@ class ModelHistory:
     ``folder``: where the silo keeps them; ``start``: the approved start; ``part_of``: tensor → part of the model;
     ``one_model``: whether scores are asked of the very model that the next round starts from (false on trees of
     models, for asynchronous methods and for partial downlinks); ``whole``: the tensors that every model has (empty on
-    trees of models and for partial downlinks).
+    trees of models and for partial downlinks); ``reach``: learning rate times steps of a round, by which a shared state
+    moves the silo's model.
     """
 
     def __init__(
@@ -89,9 +93,11 @@ class ModelHistory:
         part_of: Callable[[str], str],
         one_model: bool = True,
         whole: Callable[[], Iterable[str]] = tuple,
+        reach: Callable[[], float] = float,
     ) -> None:
         self._file, self._last_file = folder / "models.json", folder / "last_model.bin"
         self._start, self._part_of, self._one_model, self._whole = start, part_of, one_model, whole
+        self._reach = reach
         self._digests: dict[str, str] = self._read()
         self._last: Tensors | None = None
 
@@ -109,6 +115,8 @@ class ModelHistory:
                 return ModelJudgement(found.refusal, figures)
         if isinstance(request, Personalise):
             return self._judge_start(request, limits, figures)
+        if isinstance(request, Train) and request.shared_state is not None:
+            return ModelJudgement(self._judge_state(request.round, request.shared_state, limits), figures)
         return ModelJudgement("", figures)
 
     def _lacking(self, request: Request) -> str:
@@ -152,6 +160,31 @@ class ModelHistory:
                 )
         self._accept(key, digest, model)
         return ModelJudgement("", figures)
+
+    def _judge_state(self, round: int, state: Tensors, limits: Limits) -> str:
+        """Why a state that the server shares is refused: it would move the silo's model further than a model may."""
+        key, digest, start = f"{round} shared state", model_digest(state), self._start()
+        if (known := self._digests.get(key)) is not None:
+            return "" if known == digest else f"it has another shared state for round {round} than the one before"
+        if not is_finite(state.flat):
+            return "the shared state has values that are not finite"
+        # Tensors that the model does not have are the business of the method, which the administrator approved.
+        like_model = {name: values for name, values in state.named().items() if name in start.layout.names}
+        base = self._last_model(start).only(like_model)
+        moved = Tensors(base.layout, base.flat.clone())
+        for name, values in like_model.items():
+            if values.shape != moved[name].shape:
+                return f"the shared state has a tensor '{name[:80]}' of another shape than the model's"
+            moved[name].sub_(values, alpha=self._reach())
+        part, distance = largest_distance(moved, base, self._part_of)
+        if not distance <= limits.max_model_step:
+            return (
+                f"the shared state would move part '{part}' of the model by {distance:.3g} times its norm in a round, "
+                f"and the policy accepts {limits.max_model_step:g} (limits.max_model_step)"
+            )
+        self._digests[key] = digest
+        self._save()
+        return ""
 
     def _announced(self, request: AdvertiseKeys) -> ModelJudgement:
         """Secure aggregation announces the digest before the model comes: it must be the one that was accepted."""
@@ -200,6 +233,10 @@ class ModelHistory:
         values: Any = last.flat.numpy()
         draft.write_bytes(values)  # not synced: after a power failure the model is measured from the start alone
         draft.replace(self._last_file)
+        self._save()
+
+    def _save(self) -> None:
+        self._file.parent.mkdir(parents=True, exist_ok=True)
         write_file(self._file, json.dumps(self._digests).encode())
 
     def _read(self) -> dict[str, str]:
