@@ -13,7 +13,7 @@ import torch
 from hansa.client.adaptive_sampling import SampleFactor, next_factor
 from hansa.client.evaluation import scored
 from hansa.client.masking import mask_scores, mask_update, masking_client, noise_share
-from hansa.client.personalisation import overall, personalise
+from hansa.client.personalisation import overall, personal_training, personalise
 from hansa.client.private_training import train_private
 from hansa.client.release_log import log_knowledge, log_update
 from hansa.client.resident import PERSONAL, PersonalTensors, ResidentSilo
@@ -369,6 +369,9 @@ class Silo:
                     training = training.model_copy(update={"samples": fewest})
                 drawn = resident.drawn(request.round + REFERENCE_ROUNDS * request.reference, training)
                 return Behind(len(np.unique(drawn)))
+            case Personalise() if request.share and federation.personal is not None:
+                training = personal_training(federation, federation.personal)
+                return Behind(len(np.unique(resident.drawn(request.round + 1, training))))
             case Evaluate():
                 parts = 1 if request.by_node else request.parts
                 counts = scored(resident.examples(request.split), federation.seed, request.share, parts)

@@ -14,9 +14,10 @@ import torch
 import yaml
 
 from hansa.client.host import SiloHost
+from hansa.client.personalisation import OWN
 from hansa.client.runtime import Runtime
 from hansa.config.federation import Federation
-from hansa.core.messages import Evaluate, Failure, Scores, Train, Update, no_tensors
+from hansa.core.messages import Evaluate, Failure, Personalise, PersonalScores, Scores, Train, Update, no_tensors
 from hansa.core.tensors import Tensors
 from hansa.deploy.approval import NotApproved, approval_of
 from hansa.deploy.start_check import verify_start
@@ -207,3 +208,36 @@ def test_a_shared_state_that_moves_the_model_to_crafted_weights(as_bytes: Federa
     assert "another shared state" in again.reason
     after = Tensors(zero.layout, asked.start.flat - honest.gradient.flat)
     assert isinstance(asked.ask(Train(2, after, shared_state=honest.shared_state)), Update), "the honest next round"
+
+
+# ── personal models ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def personal(settings: Federation, **changes: Any) -> Federation:
+    """Two silos with personal models that are compared with one another."""
+    both = {name: {"train": settings.silos["north"].sources[0].train} for name in ("north", "south")}
+    data = {"max_length": 16, "valid": 0.3, "test": 0.3}
+    near = {"rounds": 0, "personal": {"rounds": 2, "nearby": 1}, "silos": both, "data": data}
+    return Federation.model_validate(settings.model_dump(mode="json") | near | changes)
+
+
+def test_many_starts_of_personal_models(as_bytes: Federation, tmp_path: Path) -> None:
+    """Each start within the drift was one more model that the silo trained and answered for."""
+    settings = personal(as_bytes, train={"lr": 0.1, "batch": 8, "samples": {"floor": 64}})
+    for defended in (False, True):
+        asked = Asked(settings, tmp_path / str(defended), defended, max_model_drift=10.0)
+        starts = [Tensors(asked.start.layout, asked.start.flat * factor) for factor in (1.0, 1.5, 2.0)]
+        replies = [asked.ask(Personalise(0, asked.start, start, OWN, 0, True)) for start in starts]
+        given = [isinstance(reply, PersonalScores) for reply in replies]
+        assert given == [True, not defended, not defended]
+
+
+def test_the_update_of_a_personal_model_from_few_samples(as_bytes: Federation, tmp_path: Path) -> None:
+    few = {"train": {"lr": 0.1, "max_batches": 1}, "baseline": {"lr": 0.1, "batch": 1}}
+    settings = personal(as_bytes, **few)
+    for least, given in ((1, True), (32, False)):
+        asked = Asked(settings, tmp_path / str(least), min_update_samples=least)
+        reply = asked.ask(Personalise(0, asked.start, asked.start, OWN, 0, True))
+        assert isinstance(reply, PersonalScores) == given
+        if not given:
+            assert "min_update_samples" in reply.reason  # type: ignore[union-attr]

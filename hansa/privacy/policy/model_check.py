@@ -197,16 +197,23 @@ class ModelHistory:
         return ModelJudgement("", {"model": request.model})
 
     def _judge_start(self, request: Personalise, limits: Limits, figures: dict[str, Any]) -> ModelJudgement:
-        """A personal model starts from the shared model of some round, or close to it (a mixture with other silos)."""
-        if model_digest(request.start) in {*self._digests.values()}:
-            return ModelJudgement("", figures)
+        """A personal model starts from the shared model of some round, or close to it (a mixture with other silos).
+
+        There is one start for each name and stretch of training: many would be many models to ask about.
+        """
+        key, digest = f"{request.label} {request.leg}", model_digest(request.start)
+        if (known := self._digests.get(key)) is not None:
+            return ModelJudgement("" if known == digest else "it has another start of the personal model", figures)
         start = self._start()
         problem = _unknown_tensors(request.start.layout, start.layout)
-        if not problem:
+        if not problem and digest not in {*self._digests.values()}:
             part, drift = largest_distance(request.start, start, self._part_of)
             figures |= {"drift": round(drift, 4), "drift_part": part}
             if not drift <= limits.max_model_drift:
                 problem = f"the start of the personal model lies {drift:.3g} times its norm from the approved start"
+        if not problem:
+            self._digests[key] = digest
+            self._save()
         return ModelJudgement(problem, figures)
 
     def _name(self, round: int, purpose: str) -> str:

@@ -24,6 +24,7 @@ from hansa.core.messages import (
 from hansa.privacy.secure_aggregation.client import EVALUATIONS as MASKED_EVALUATIONS
 
 EVALUATED = ("valid", "test")  # splits whose scores may leave
+PERSONAL_MODELS = ("personalised", "nearby")  # their names: hansa.client.personalisation
 NO_MASKED_SCORES = "the settings mask no scores (secure_aggregation.metrics)"
 
 
@@ -142,4 +143,7 @@ class RequestLimits:
             return f"it is for round {request.round}, and personal models follow the last round"
         if request.share and not settings.nearby:
             return "it asks for the update of a personal model, and the settings compare none"
+        stretches = ((0, True), (1, False)) if settings.nearby else ((0, False),)
+        if (request.leg, request.share) not in stretches or request.label not in PERSONAL_MODELS:
+            return "it asks for another personal model than those that the settings have"
         return ""

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from hansa.client.personalisation import NEARBY, OWN
 from hansa.core.messages import (
     AdvertiseKeys,
     CollectVocabulary,
@@ -17,7 +18,7 @@ from hansa.core.messages import (
     Train,
     no_tensors,
 )
-from hansa.privacy.policy.request_limits import RequestLimits
+from hansa.privacy.policy.request_limits import PERSONAL_MODELS, RequestLimits
 from tests.conftest import Build
 
 EMPTY = no_tensors()
@@ -78,9 +79,17 @@ def test_what_they_do_not_imply_is_refused(limits: RequestLimits, request_: Any,
 def test_personal_models_follow_the_last_round(federation: Build) -> None:
     data = {"max_length": 16, "valid": 0.2, "test": 0.2}
     limits = RequestLimits(federation(rounds=2, personal={"rounds": 1}, data=data), "north")
-    assert limits.objection(Personalise(2, EMPTY, EMPTY, "mine")) == ""
-    assert "follow the last round" in limits.objection(Personalise(1, EMPTY, EMPTY, "mine"))
-    assert "compare none" in limits.objection(Personalise(2, EMPTY, EMPTY, "mine", share=True))
+    assert limits.objection(Personalise(2, EMPTY, EMPTY, OWN)) == ""
+    assert "follow the last round" in limits.objection(Personalise(1, EMPTY, EMPTY, OWN))
+    assert "compare none" in limits.objection(Personalise(2, EMPTY, EMPTY, OWN, share=True))
+    for other in (Personalise(2, EMPTY, EMPTY, "mine"), Personalise(2, EMPTY, EMPTY, OWN, leg=7)):
+        assert "another personal model" in limits.objection(other)
+    near = RequestLimits(federation(rounds=2, personal={"rounds": 2, "nearby": 1}, data=data), "north")
+    for name in (OWN, NEARBY):
+        assert near.objection(Personalise(2, EMPTY, EMPTY, name, 0, True)) == ""
+        assert near.objection(Personalise(2, EMPTY, EMPTY, name, 1)) == ""
+    assert near.objection(Personalise(2, EMPTY, EMPTY, OWN, 1, True))
+    assert set(PERSONAL_MODELS) == {OWN, NEARBY}
 
 
 def test_own_models_are_scored_where_silos_keep_them(federation: Build) -> None:
