@@ -13,15 +13,20 @@ import pytest
 import torch
 import yaml
 
+from hansa.client.evaluation import scored
 from hansa.client.host import SiloHost
 from hansa.client.personalisation import OWN
 from hansa.client.runtime import Runtime
 from hansa.config.federation import Federation
+from hansa.config.method import build_method
+from hansa.core.errors import ConfigError
 from hansa.core.messages import Evaluate, Failure, Personalise, PersonalScores, Scores, Train, Update, no_tensors
+from hansa.core.schedules import Schedule, schedule_factor
 from hansa.core.tensors import Tensors
 from hansa.deploy.approval import NotApproved, approval_of
 from hansa.deploy.start_check import verify_start
 from hansa.models import build, tokenizer
+from hansa.privacy.dp.charging import RunCharging
 from hansa.privacy.policy.audit_log import AuditLog
 from hansa.privacy.policy.guard import Guard
 from hansa.privacy.policy.rules import Purpose
@@ -241,3 +246,50 @@ def test_the_update_of_a_personal_model_from_few_samples(as_bytes: Federation, t
         assert isinstance(reply, PersonalScores) == given
         if not given:
             assert "min_update_samples" in reply.reason  # type: ignore[union-attr]
+
+
+def test_the_update_of_a_personal_model_has_no_price(as_bytes: Federation, tmp_path: Path) -> None:
+    """A policy with a budget refuses updates without noise; this one was not looked at."""
+    charging = RunCharging(personal(as_bytes), "north", tmp_path)
+    request = Personalise(0, no_tensors(), no_tensors(), OWN, 0, True)
+    assert charging.refusal(None, "run", request) == "", "without a budget"
+    assert "no noise" in charging.refusal((8.0, 1e-5), "run", request)
+
+
+# ── differences of scores ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("share", "parts"), [(0.9, 1), (1.0, 4)])
+def test_the_scores_of_a_whole_group_less_those_of_most_of_it(
+    as_bytes: Federation, tmp_path: Path, share: float, parts: int
+) -> None:
+    """Two requests of the last round, each over enough samples, whose difference is over too few."""
+    most = {"rounds": 1, "task": "causal-lm", "evaluate": {"every": 1, "share": share}}
+    most["data"] = {"max_length": 23, "valid": 0.0, "test": 0.22}
+    settings = Federation.model_validate(as_bytes.model_dump(mode="json") | most)
+    asked = Asked(settings, tmp_path / "probe")
+    samples = len(asked.silo.resident.examples("test"))
+    counts = scored(asked.silo.resident.examples("test"), settings.seed, share, parts)
+    assert parts == 1 or samples % parts
+    least = max(counts.values()) if parts > 1 else 20  # of four parts the last ones are one sample smaller
+    asked = Asked(settings, tmp_path / "on", min_samples=least)
+    left = {name: count for name, count in counts.items() if count >= least}
+    assert left, "the attack: each of these was released"
+    assert len(left) < parts or samples - sum(left.values()) < least, "and the whole less these is over too few"
+    assert isinstance(asked.ask(Evaluate(1, asked.start)), Scores)
+    assert isinstance(asked.ask(Evaluate(1, asked.start, share=share, parts=parts)), Failure)
+
+
+def test_others_at_a_learning_rate_of_nothing(federation: Build) -> None:
+    """On a tree the server tells each child its step: in a warm-up, steps around 0 give rates that cancel."""
+    schedule = Schedule(warmup=100)
+    others = [schedule_factor(schedule, begin + step + 1, 1000) for begin in (-6,) for step in range(11)]
+    victim = [schedule_factor(schedule, 200 + step, 1000) for step in range(11)]
+    assert sum(others) == pytest.approx(0.0)
+    assert sum(victim) == 11.0
+    changes = {"method": {"name": "worldlm", "residuals": 0}, "task": "causal-lm", "secure_aggregation": {"bound": 4.0}}
+    sizes = {f"north-{i}": 40 for i in range(3)}
+    train = {"lr": 0.1, "batch": 8, "samples": {"floor": 16}}
+    assert build_method(federation(sizes=sizes, train=train, **changes))
+    with pytest.raises(ConfigError, match="constant learning rate"):
+        build_method(federation(sizes=sizes, train=train | {"schedule": {"warmup": 100}}, **changes))
