@@ -19,19 +19,36 @@ from hansa.client.personalisation import OWN
 from hansa.client.runtime import Runtime
 from hansa.config.federation import Federation
 from hansa.config.method import build_method
+from hansa.config.shared import shared_settings
 from hansa.core.errors import ConfigError
-from hansa.core.messages import Evaluate, Failure, Personalise, PersonalScores, Scores, Train, Update, no_tensors
+from hansa.core.messages import (
+    DataCard,
+    DescribeData,
+    Evaluate,
+    Failure,
+    Personalise,
+    PersonalScores,
+    Scores,
+    Train,
+    Update,
+    no_tensors,
+)
 from hansa.core.schedules import Schedule, schedule_factor
 from hansa.core.tensors import Tensors
 from hansa.deploy.approval import NotApproved, approval_of
+from hansa.deploy.join import SiloService
+from hansa.deploy.kit import Kit
+from hansa.deploy.network.blob_protocol import InvalidRequest
+from hansa.deploy.policy_enforcer import NOT_APPROVED, PolicyEnforcer
 from hansa.deploy.start_check import verify_start
 from hansa.models import build, tokenizer
 from hansa.privacy.dp.charging import RunCharging
-from hansa.privacy.policy.audit_log import AuditLog
+from hansa.privacy.policy.audit_log import AuditLog, entries
 from hansa.privacy.policy.guard import Guard
 from hansa.privacy.policy.rules import Purpose
 from hansa.tasks.base import TASKS
 from tests.conftest import Build
+from tests.deploy.conftest import make_kits
 from tests.redteam.lying import save_start, spelling_model
 
 # ── the start ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -293,3 +310,36 @@ def test_others_at_a_learning_rate_of_nothing(federation: Build) -> None:
     assert build_method(federation(sizes=sizes, train=train, **changes))
     with pytest.raises(ConfigError, match="constant learning rate"):
         build_method(federation(sizes=sizes, train=train | {"schedule": {"warmup": 100}}, **changes))
+
+
+# ── approvals ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def enforced(settings: Federation, tmp_path: Path) -> tuple[PolicyEnforcer, Path]:
+    """The enforcer of north, which approved the settings, and the folder of a run with its honest start."""
+    kits, folder = make_kits(settings, tmp_path / "kits"), tmp_path / "home" / "runs" / "one"
+    start_with(settings, folder / "start", lambda words: None)
+    return PolicyEnforcer.load(Kit(kits / "north"), None, tmp_path / "home"), folder
+
+
+def test_an_approval_that_is_withdrawn_during_a_run(as_bytes: Federation, tmp_path: Path) -> None:
+    """A run stayed open for as long as its agent ran."""
+    enforcer, folder = enforced(as_bytes, tmp_path)
+    service = SiloService(enforcer.kit, as_bytes.silos["north"].sources, (), enforcer)
+    answer = service.open_run(folder, shared_settings(as_bytes).model_dump_json().encode())
+    assert isinstance(answer(DescribeData()), DataCard)
+    assert enforcer.approvals.withdraw("") == 1
+    assert answer(DescribeData()) == Failure(NOT_APPROVED)
+    *_, last = entries(enforcer.log.file)
+    assert (last["event"], last["message"]) == ("refusal", "DescribeData")
+
+
+def test_the_start_of_another_approved_run_in_the_same_folder(as_bytes: Federation, tmp_path: Path) -> None:
+    """The start was noted as verified, whatever settings it was verified by."""
+    enforcer, folder = enforced(as_bytes, tmp_path)
+    other = Federation.model_validate(as_bytes.model_dump(mode="json") | {"seed": 7})
+    enforcer.approvals.add(approval_of(other))
+    assert enforcer.admit(shared_settings(as_bytes), folder, ()).start
+    assert enforcer.admit(shared_settings(as_bytes), folder, ()).start
+    with pytest.raises(InvalidRequest, match="has not approved"):
+        enforcer.admit(shared_settings(other), folder, ())
