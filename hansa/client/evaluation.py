@@ -76,6 +76,21 @@ def scored(examples: Examples, seed: int, share: float = 1.0, parts: int = 1) ->
     return found
 
 
+def least_shown(examples: Examples, seed: int, share: float, parts: int, both: bool) -> dict[str, int]:
+    """To how few samples the scores of each group and part lead, by themselves or with those of the whole group.
+
+    The whole group's scores less those of all parts but one are the scores of that part; less those of a share of the
+    samples, where ``both`` are asked of the same model, they are the scores of the rest.
+    """
+    found: dict[str, int] = {}
+    for number, group in enumerate(examples.groups):
+        mine = scored_samples(examples, number, seed, share)
+        rest = int(np.count_nonzero(examples.group == number)) - len(mine) if both else 0
+        fewest = min(*(len(mine[part::parts]) for part in range(parts)), rest or len(mine))
+        found |= {part_name(group, part, parts): fewest for part in range(parts)}
+    return found
+
+
 def whole(scores: Scores) -> Scores:
     """Scores with the parts of every group added up again."""
     total = Scores({})

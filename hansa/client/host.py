@@ -75,6 +75,9 @@ class SiloHost:
         runtime, silo, method = self.runtime, self.silo(name), self.runtime.method
         one_model = method.hierarchy is None and method.participation.synchronous and not method.upload.both_ways
         charging = RunCharging(runtime.federation, name, home or folder, runtime.deployed)
-        models = ModelHistory(folder / "models", lambda: runtime.start, runtime.part_of, one_model)
+        partial = method.hierarchy is not None or method.upload.both_ways
+        whole = tuple if partial else lambda: runtime.shared.names
+        start, part_of = (lambda: runtime.start), runtime.part_of
+        models = ModelHistory(folder / "models", start, part_of, one_model, whole, silo.reach)
         needs_losses = not method.weighting.known_before_training
         return SiloChecks(RequestLimits(runtime.federation, name), models, silo.behind, charging, needs_losses)

@@ -28,6 +28,7 @@ from torch import Tensor
 from hansa.client.evaluation import whole
 from hansa.client.resident import ResidentSilo
 from hansa.client.training import MicroBatches, Optimizer, train
+from hansa.config.federation import Federation
 from hansa.config.sections import Personal as Settings
 from hansa.config.sections import Training
 from hansa.core.device import CPU
@@ -92,12 +93,16 @@ def _scores(
     return found
 
 
+def personal_training(federation: Federation, settings: Settings) -> Training:
+    """How a personal model is trained: by its own optimizer, on as much data as in a federated round."""
+    amount = {"samples": federation.train.samples, "max_batches": federation.train.max_batches}
+    return (settings.train or federation.baseline).model_copy(update=amount | {"keep_optimizer": False})
+
+
 def _train(silo: ResidentSilo, request: Personalise, settings: Settings, shared: Tensor) -> float:
     runtime = silo.runtime
     federation, learner = runtime.federation, runtime.learner
-    training = settings.train or federation.baseline
-    amount = {"samples": federation.train.samples, "max_batches": federation.train.max_batches}
-    training = training.model_copy(update=amount | {"keep_optimizer": False})
+    training = personal_training(federation, settings)
     rounds = settings.rounds if not settings.nearby else max(1, settings.rounds // 2)  # half of them in each leg
     first = request.round + 1 + request.leg * rounds
     batches: Iterator[MicroBatches] = chain.from_iterable(

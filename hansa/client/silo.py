@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from hansa.client.adaptive_sampling import SampleFactor, next_factor
-from hansa.client.evaluation import scored
+from hansa.client.evaluation import least_shown, scored
 from hansa.client.masking import mask_scores, mask_update, masking_client, noise_share
-from hansa.client.personalisation import overall, personalise
+from hansa.client.personalisation import overall, personal_training, personalise
 from hansa.client.private_training import train_private
 from hansa.client.release_log import log_knowledge, log_update
 from hansa.client.resident import PERSONAL, PersonalTensors, ResidentSilo
@@ -371,15 +371,26 @@ class Silo:
                     training = training.model_copy(update={"samples": fewest})
                 drawn = resident.drawn(request.round + REFERENCE_ROUNDS * request.reference, training)
                 return Behind(len(np.unique(drawn)))
+            case Personalise() if request.share and federation.personal is not None:
+                training = personal_training(federation, federation.personal)
+                return Behind(len(np.unique(resident.drawn(request.round + 1, training))))
             case Evaluate():
-                parts = 1 if request.by_node else request.parts
-                counts = scored(resident.examples(request.split), federation.seed, request.share, parts)
-                return Behind(groups={self.name: sum(counts.values())} if request.by_node else counts)
+                held, parts = resident.examples(request.split), 1 if request.by_node else request.parts
+                counts = scored(held, federation.seed, request.share, parts)
+                if request.by_node or request.masking is not None:
+                    return Behind(groups={self.name: sum(counts.values())} if request.by_node else counts)
+                last = request.round == federation.rounds * resident.runtime.repeats.get(self.name, 1)
+                return Behind(groups=least_shown(held, federation.seed, request.share, parts, both=last))
             case Personalise():
                 splits = {split: resident.examples(split).counts() for split in ("valid", "test")}
                 return Behind(groups={f"{g} ({split})": n for split, found in splits.items() for g, n in found.items()})
             case _:
                 return Behind()
+
+    def reach(self) -> float:
+        """How far a constant gradient of norm one moves the silo's model in a round: learning rate times steps."""
+        training, samples = self.resident.runtime.federation.train, len(self.resident.examples("train"))
+        return training.lr * ceil(training.per_round(samples) / training.batch)
 
     def own_model(self, round: int) -> Tensors:
         """On a tree of models: the silo's own model after a round."""

@@ -188,7 +188,7 @@ def _masked_hierarchy(federation: Federation, method: Method) -> None:
             "'secure_aggregation' adds up the children's updates, and with method.order 'parallel' an inner node's own "
             "update would be one of them: use order 'sequential', or give inner nodes no data"
         )
-    if federation.train.schedule.kind != "constant":
+    if federation.train.schedule.kind != "constant" or federation.train.schedule.warmup:
         raise ConfigError(
             "'secure_aggregation' on a tree of models needs a constant learning rate: the server tells each child its "
             "place in train.schedule, and a rate of 0 for the others would leave one update in the sum; leave "
@@ -330,7 +330,7 @@ def _buffered(federation: Federation, method: Method) -> None:
             f"method '{method.name}' keeps no state at the silos between rounds: leave train.keep_optimizer "
             "and samples.adapt out"
         )
-    if federation.train.schedule.kind != "constant":
+    if federation.train.schedule.kind != "constant" or federation.train.schedule.warmup:
         raise ConfigError(
             f"method '{method.name}' has no common rounds at the silos: leave train.schedule out "
             "(server.schedule works)"

@@ -68,7 +68,8 @@ class SiloService:
         federation = own_settings(settings, self._kit.name, self._sources, self._plugins)
         check_leaf(federation, self._kit.name)
         enforcer = self._enforcer
-        context = enforcer.admit(received_settings(settings), folder, self._plugins) if enforcer is not None else None
+        received = received_settings(settings)
+        context = enforcer.admit(received, folder, self._plugins) if enforcer is not None else None
         runtime = Runtime(federation, folder, KitSigner(self._kit, folder, settings), device.choose())
         if seeded := seeded_noise(federation):  # once the plug-ins are loaded: methods may come from them
             raise InvalidRequest(f"the noise of {seeded[0]} comes from the seed ('seeded: true'), for simulations only")
@@ -76,7 +77,9 @@ class SiloService:
         answer = host.silo(self._kit.name).answer
         if enforcer is None or context is None:
             return answer
-        return enforcer.guard(answer, runtime, context, host.checks(self._kit.name, folder, enforcer.log.file.parent))
+        checks = host.checks(self._kit.name, folder, enforcer.log.file.parent)
+        guarded = enforcer.guard(answer, runtime, context, checks)
+        return enforcer.while_approved(guarded, received, folder, self._plugins)
 
 
 def check_leaf(federation: Federation, own: str) -> None:

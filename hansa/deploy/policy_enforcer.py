@@ -9,6 +9,7 @@ from hansa.client.runtime import Runtime
 from hansa.config.federation import Federation
 from hansa.config.shared import digest, settings_digest
 from hansa.core.errors import UserError
+from hansa.core.messages import Failure, Reply, Request
 from hansa.deploy.approval import Approval, Approvals, NotApproved
 from hansa.deploy.kit import Kit
 from hansa.deploy.network.blob_protocol import InvalidRequest
@@ -20,7 +21,7 @@ from hansa.privacy.policy.proposal import POLICY_FILE
 from hansa.privacy.policy.rules import Policy, Purpose
 
 NOT_APPROVED = "the silo has not approved this run; its operator finds the reason in its log"
-VERIFIED = "start.verified"  # in the folder of a run: the digest of the start that was verified
+VERIFIED = "start.verified"  # in the folder of a run: the digests of the start that was verified, and of its settings
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,8 @@ class PolicyEnforcer:
         ``federation``: as the coordinator sent it; ``plugins``: the silo's own plug-in files. Raises `InvalidRequest`,
         which tells the coordinator only that the run is not approved.
         """
-        digests = {Path(file).name: sha256(Path(file).read_bytes()).hexdigest() for file in plugins}
         try:
-            approval = self.approvals.check(federation, digests, folder.name, Policy.read(self.policy))
+            approval = self._approval(federation, folder, plugins)
             how = self._verify_start(folder, federation, approval)
         except NotApproved as error:
             raise InvalidRequest(NOT_APPROVED, str(error)) from None
@@ -72,11 +72,31 @@ class PolicyEnforcer:
         self.log.add("approved", **named, to=self.kit.parent.node, by=approval.by or "unknown", reason=how)
         return context
 
+    def _approval(self, federation: Federation, folder: Path, plugins: Sequence[str]) -> Approval:
+        digests = {Path(file).name: sha256(Path(file).read_bytes()).hexdigest() for file in plugins}
+        return self.approvals.check(federation, digests, folder.name, Policy.read(self.policy))
+
+    def while_approved(
+        self, answer: Answering, federation: Federation, folder: Path, plugins: Sequence[str]
+    ) -> Answering:
+        """Return ``answer`` for as long as the run is approved: a withdrawal takes effect with the next request."""
+
+        def checked(request: Request) -> Reply:
+            try:
+                self._approval(federation, folder, plugins)
+            except NotApproved as error:
+                self.log_refusal(type(request).__name__, getattr(request, "round", 0), str(error))
+                return Failure(NOT_APPROVED)
+            return answer(request)
+
+        return checked
+
     def _verify_start(self, folder: Path, federation: Federation, approval: Approval) -> str:
         """How the start was verified, once per run; empty before there is one."""
         if not (folder / "start").exists():
             return ""
-        marker, found = folder / VERIFIED, self._start_digest(folder)
+        # Other settings imply another start, also in the same folder.
+        marker, found = folder / VERIFIED, f"{self._start_digest(folder)} {settings_digest(federation)}"
         if marker.is_file() and marker.read_text() == found:
             return "the start was verified before"
         try:

@@ -12,6 +12,7 @@ the form of such a vocabulary (the rules by which text is cut, the size); its en
 import json
 from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -22,10 +23,10 @@ from hansa.config.tree import federated_vocabulary
 from hansa.core.errors import HansaError
 from hansa.deploy.approval import Approval, NotApproved
 from hansa.models import build, tokenizer
-from hansa.tasks.base import TASKS
+from hansa.models.library import transformers
+from hansa.tasks.base import TASKS, ExtraTokensTask
 
 TOLERANCE = 1e-5  # of a weight: other versions of torch round differently
-EXTRA_TOKENS = 4  # per source, such as tags of languages and markers of entities
 FREE_KEYS = ("transformers_version", "_name_or_path", "torch_dtype", "dtype", "architectures")  # of config.json
 
 
@@ -66,7 +67,10 @@ def _rebuilt(folder: Path, federation: Federation, approval: Approval) -> Any:
 
 
 def _check_config(folder: Path, expected: Any) -> None:
+    """Compare what a model is built from: a setting that was left out has its default, which need not be the own."""
+    loaded = transformers().AutoConfig.from_pretrained(str(folder), local_files_only=True)
     sent = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    sent = json.loads(loaded.to_json_string(use_diff=False)) | sent
     own = json.loads(expected.config.to_json_string(use_diff=False))
     own |= json.loads(expected.config.to_json_string())
     for key, value in sent.items():
@@ -88,26 +92,38 @@ def _check_weights(folder: Path, federation: Federation, expected: Any) -> None:
 
 
 def _check_tokenizer(folder: Path, federation: Federation, approval: Approval) -> None:
-    file = folder / "tokenizer.json"
-    if not file.is_file() or (federation.tokenizer.path is not None and not federated_vocabulary(federation)):
+    file, counted = folder / "tokenizer.json", federated_vocabulary(federation)
+    if not file.is_file() or (federation.tokenizer.path is not None and not counted):
         raise NotApproved(
             "the tokenizer of the starting model cannot be built again by the silo: look at the received files, and "
             "approve them with 'hansa approve --pending --accept-start'"
         )
-    sent = json.loads(file.read_text(encoding="utf-8"))
-    if federated_vocabulary(federation):
-        own, limit = _backend(tokenizer.train_vocabulary({"a": 1}, 300)), federation.tokenizer.size
-        extra = len(sent["added_tokens"]) - len(own["added_tokens"])
-        sources = sum(len(node.sources) for _, node in walk(federation.silos))
-        if _form(sent) != _form(own) or len(sent["model"]["vocab"]) > limit or extra > EXTRA_TOKENS * sources:
-            raise NotApproved(
-                f"the vocabulary ({len(sent['model']['vocab'])} entries) is not one that counts of word pieces give; "
-                f"the settings allow {limit} entries"
-            )
+    sent = tokenizer.load(str(folder))
+    if not counted:
+        if _described(sent) != _described(_own_tokenizer(federation, approval)):
+            raise NotApproved("the tokenizer of the starting model is not the approved one")
         return
-    expected = tokenizer.byte_tokenizer() if federation.tokenizer.kind == "bytes" else tokenizer.load(approval.model)
-    if _vocabulary(_backend(expected)) != _vocabulary(sent):
-        raise NotApproved("the tokenizer of the starting model is not the approved one")
+    entries, limit = len(_backend(sent)["model"]["vocab"]), federation.tokenizer.size
+    if _form(sent) != _form(_own_tokenizer(federation, approval)) or entries > limit:
+        raise NotApproved(
+            f"the vocabulary ({entries} entries) is not one that counts of word pieces give; the settings allow "
+            f"{limit} entries, and no tokens beside them but those of the task"
+        )
+
+
+def _own_tokenizer(federation: Federation, approval: Approval) -> Any:
+    """The tokenizer that the settings imply, saved and loaded as the received one was; entries from counts are few."""
+    if not federated_vocabulary(federation) and federation.tokenizer.kind != "bytes":
+        return tokenizer.load(approval.model)
+    counted = federated_vocabulary(federation)
+    words = tokenizer.train_vocabulary({"a": 1}, 300) if counted else tokenizer.byte_tokenizer()
+    task = TASKS.build(federation.task)
+    if isinstance(task, ExtraTokensTask):
+        sources = (source for _, node in walk(federation.silos) for source in node.sources)
+        words.add_tokens(task.extra_tokens(sources), special_tokens=True)
+    with TemporaryDirectory() as draft:
+        words.save_pretrained(draft)
+        return tokenizer.load(draft)
 
 
 def _backend(words: Any) -> dict[str, Any]:
@@ -115,12 +131,22 @@ def _backend(words: Any) -> dict[str, Any]:
     return found
 
 
-def _form(words: dict[str, Any]) -> dict[str, Any]:
-    """A tokenizer without its entries: how it cuts text."""
-    model = {key: value for key, value in words["model"].items() if key not in ("vocab", "merges")}
-    return {"model": model} | {key: words[key] for key in ("normalizer", "pre_tokenizer", "decoder")}
+def _described(words: Any) -> dict[str, Any]:
+    """Everything that decides how a tokenizer cuts text, as it is after loading.
+
+    Tokens that are added beside the vocabulary count: each has an embedding of its own, whose update would tell whether
+    the silo has that text. So do the roles of tokens (padding, mask).
+    """
+    backend = {key: value for key, value in _backend(words).items() if key not in ("truncation", "padding")}
+    roles = {role: str(token) for role, token in words.special_tokens_map.items()}
+    sides = words.padding_side, words.truncation_side, bool(words.split_special_tokens)
+    return {"backend": backend, "roles": roles, "sides": sides}
 
 
-def _vocabulary(words: dict[str, Any]) -> tuple[Any, ...]:
-    model = words["model"]
-    return model["type"], model["vocab"], model.get("merges"), words["normalizer"], words["pre_tokenizer"]
+def _form(words: Any) -> dict[str, Any]:
+    """A tokenizer without the entries that counts of word pieces gave it."""
+    found = _described(words)
+    found["backend"]["model"] = {k: v for k, v in found["backend"]["model"].items() if k not in ("vocab", "merges")}
+    added = found["backend"]["added_tokens"]
+    found["backend"]["added_tokens"] = [{k: v for k, v in token.items() if k != "id"} for token in added]
+    return found

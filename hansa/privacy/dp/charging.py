@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hansa.config.federation import Federation
 from hansa.config.method import build_method
-from hansa.core.messages import Request, ShareKnowledge, Train
+from hansa.core.messages import Personalise, Request, ShareKnowledge, Train
 from hansa.privacy.dp.budget import BUDGET_FILE, BudgetDamaged, BudgetExceeded, Charge, PrivacyBudget
 from hansa.privacy.dp.prices import silo_price, update_mechanisms
 
@@ -33,7 +33,7 @@ class RunCharging:
 
     def refusal(self, limit: tuple[float, float] | None, run: str, request: Request) -> str:
         """Charge a request and return why it is refused, empty if it is not; ``limit``: ε and δ of the policy."""
-        if not isinstance(request, Train | ShareKnowledge):
+        if not isinstance(request, Train | ShareKnowledge) and not (isinstance(request, Personalise) and request.share):
             return ""
         charges = charges_for(self.federation, self.node, run, request)
         if not charges and limit is not None:

@@ -149,12 +149,12 @@ class Guard:
     def _too_few(self, limits: Limits, request: Request) -> str:
         """Why too little data is behind an update or a personal model; empty if there is enough."""
         assert self.checks is not None
-        if isinstance(request, Personalise):
+        if isinstance(request, Personalise) and not request.share:
             few = {name: n for name, n in self.checks.behind(request).groups.items() if n < limits.min_samples}
             return "" if not few else _few(f"scores of {min(few)}", few[min(few)], limits.min_samples, "min_samples")
         if isinstance(request, Evaluate) and request.masking is not None:
             return self._too_few_masked(limits, request)
-        if not isinstance(request, Train):
+        if not isinstance(request, Train | Personalise):
             return ""
         behind = self.checks.behind(request)
         if behind.samples < limits.min_update_samples:

@@ -6,16 +6,20 @@ the digest of the model of every round and the last model it accepted, and refus
 
 - a second model for the same round: `Train` of round r+1 starts from the model of round r, which `Evaluate` of round r
   scores; so a coordinator can ask about the one model that its rounds lead to, and about no other;
-- a model with tensors or shapes that the approved start does not have, or values that are not finite;
+- a model with tensors or shapes that the approved start does not have, or values that are not finite; and one that
+  lacks tensors that every request has: the silo would use what its own training left in their place;
 - a model that lies too far from the last accepted one, or from the start: for every part p of the model
   ‖θ_p − θ'_p‖ ≤ limit · max(‖θ⁰_p‖, 0.02·√d_p), with the limits of the policy; θ⁰: the start, d_p: number of values.
+
+A state that the server shares beside the model, such as SCAFFOLD's control variate, moves the silo's model while it
+trains: one per round is accepted, and η·K·‖c_p‖ counts as a step (η: learning rate, K: the silo's steps in a round).
 
 The distances go into the audit log. A model within the limits may still be crafted; `hansa audit attack --kind
 crafted-model` measures what such a model reveals.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import sqrt
@@ -77,7 +81,9 @@ class ModelHistory:
 
     ``folder``: where the silo keeps them; ``start``: the approved start; ``part_of``: tensor → part of the model;
     ``one_model``: whether scores are asked of the very model that the next round starts from (false on trees of
-    models, for asynchronous methods and for partial downlinks).
+    models, for asynchronous methods and for partial downlinks); ``whole``: the tensors that every model has (empty on
+    trees of models and for partial downlinks); ``reach``: learning rate times steps of a round, by which a shared state
+    moves the silo's model.
     """
 
     def __init__(
@@ -86,9 +92,12 @@ class ModelHistory:
         start: Callable[[], Tensors],
         part_of: Callable[[str], str],
         one_model: bool = True,
+        whole: Callable[[], Iterable[str]] = tuple,
+        reach: Callable[[], float] = float,
     ) -> None:
         self._file, self._last_file = folder / "models.json", folder / "last_model.bin"
-        self._start, self._part_of, self._one_model = start, part_of, one_model
+        self._start, self._part_of, self._one_model, self._whole = start, part_of, one_model, whole
+        self._reach = reach
         self._digests: dict[str, str] = self._read()
         self._last: Tensors | None = None
 
@@ -101,6 +110,8 @@ class ModelHistory:
         figures: dict[str, Any] = {}
         if isinstance(request, AdvertiseKeys):
             return self._announced(request)
+        if problem := self._lacking(request):
+            return ModelJudgement(problem)
         for received in models:
             found = self._judge(received, limits)
             figures |= found.figures
@@ -108,7 +119,19 @@ class ModelHistory:
                 return ModelJudgement(found.refusal, figures)
         if isinstance(request, Personalise):
             return self._judge_start(request, limits, figures)
+        if isinstance(request, Train) and request.shared_state is not None:
+            return ModelJudgement(self._judge_state(request.round, request.shared_state, limits), figures)
         return ModelJudgement("", figures)
+
+    def _lacking(self, request: Request) -> str:
+        """Why a request has no whole model, and none that was sent before; empty if it has what it needs."""
+        if not isinstance(request, Train | Evaluate | ShareKnowledge | Personalise):
+            return ""
+        sent = {*request.model.layout.names}
+        if not sent and isinstance(request, Train) and request.knowledge is not None and request.knowledge.model_held:
+            return ""
+        missing = next((name for name in self._whole() if name not in sent), "")
+        return f"its model has no tensor '{missing}'" if missing else ""
 
     def _judge(self, received: Received, limits: Limits) -> ModelJudgement:
         model, digest, key = received.model, received.digest, self._name(received.round, received.purpose)
@@ -143,6 +166,31 @@ class ModelHistory:
         self._accept(key, digest, model)
         return ModelJudgement("", figures)
 
+    def _judge_state(self, round: int, state: Tensors, limits: Limits) -> str:
+        """Why a state that the server shares is refused: it would move the silo's model further than a model may."""
+        key, digest, start = f"{round} shared state", model_digest(state), self._start()
+        if (known := self._digests.get(key)) is not None:
+            return "" if known == digest else f"it has another shared state for round {round} than the one before"
+        if not is_finite(state.flat):
+            return "the shared state has values that are not finite"
+        # Tensors that the model does not have are the business of the method, which the administrator approved.
+        like_model = {name: values for name, values in state.named().items() if name in start.layout.names}
+        base = self._last_model(start).only(like_model)
+        moved = Tensors(base.layout, base.flat.clone())
+        for name, values in like_model.items():
+            if values.shape != moved[name].shape:
+                return f"the shared state has a tensor '{name[:80]}' of another shape than the model's"
+            moved[name].sub_(values, alpha=self._reach())
+        part, distance = largest_distance(moved, base, self._part_of)
+        if not distance <= limits.max_model_step:
+            return (
+                f"the shared state would move part '{part}' of the model by {distance:.3g} times its norm in a round, "
+                f"and the policy accepts {limits.max_model_step:g} (limits.max_model_step)"
+            )
+        self._digests[key] = digest
+        self._save()
+        return ""
+
     def _announced(self, request: AdvertiseKeys) -> ModelJudgement:
         """Secure aggregation announces the digest before the model comes: it must be the one that was accepted."""
         if request.scores:  # the digest is of the whole question; `Evaluate` carries the model, and it is checked then
@@ -154,16 +202,23 @@ class ModelHistory:
         return ModelJudgement("", {"model": request.model})
 
     def _judge_start(self, request: Personalise, limits: Limits, figures: dict[str, Any]) -> ModelJudgement:
-        """A personal model starts from the shared model of some round, or close to it (a mixture with other silos)."""
-        if model_digest(request.start) in {*self._digests.values()}:
-            return ModelJudgement("", figures)
+        """A personal model starts from the shared model of some round, or close to it (a mixture with other silos).
+
+        There is one start for each name and stretch of training: many would be many models to ask about.
+        """
+        key, digest = f"{request.label} {request.leg}", model_digest(request.start)
+        if (known := self._digests.get(key)) is not None:
+            return ModelJudgement("" if known == digest else "it has another start of the personal model", figures)
         start = self._start()
         problem = _unknown_tensors(request.start.layout, start.layout)
-        if not problem:
+        if not problem and digest not in {*self._digests.values()}:
             part, drift = largest_distance(request.start, start, self._part_of)
             figures |= {"drift": round(drift, 4), "drift_part": part}
             if not drift <= limits.max_model_drift:
                 problem = f"the start of the personal model lies {drift:.3g} times its norm from the approved start"
+        if not problem:
+            self._digests[key] = digest
+            self._save()
         return ModelJudgement(problem, figures)
 
     def _name(self, round: int, purpose: str) -> str:
@@ -190,6 +245,10 @@ class ModelHistory:
         values: Any = last.flat.numpy()
         draft.write_bytes(values)  # not synced: after a power failure the model is measured from the start alone
         draft.replace(self._last_file)
+        self._save()
+
+    def _save(self) -> None:
+        self._file.parent.mkdir(parents=True, exist_ok=True)
         write_file(self._file, json.dumps(self._digests).encode())
 
     def _read(self) -> dict[str, str]:

@@ -24,6 +24,7 @@ from hansa.core.messages import (
 from hansa.privacy.secure_aggregation.client import EVALUATIONS as MASKED_EVALUATIONS
 
 EVALUATED = ("valid", "test")  # splits whose scores may leave
+PERSONAL_MODELS = ("personalised", "nearby")  # their names: hansa.client.personalisation
 NO_MASKED_SCORES = "the settings mask no scores (secure_aggregation.metrics)"
 
 
@@ -33,7 +34,8 @@ class RequestLimits:
     def __init__(self, federation: Federation, node: str) -> None:
         self._federation = federation
         self._repeats = repeats(federation.silos).get(node, 1)
-        self._buffer = build_method(federation).participation.buffer or 1
+        self._method = build_method(federation)
+        self._buffer = self._method.participation.buffer or 1
         masking = federation.secure_aggregation
         self._masks_scores = masking is not None and masking.metrics
 
@@ -44,7 +46,9 @@ class RequestLimits:
                 return self._vocabulary(request)
             case AdvertiseKeys() | ShareSecrets() | RevealShares() if request.scores:
                 return self._masked_evaluation(request.round, request.scores)
-            case Train() | ShareKnowledge() | AdvertiseKeys() | ShareSecrets() | RevealShares():
+            case Train():
+                return self._round(request.round) or self._extra(request)
+            case ShareKnowledge() | AdvertiseKeys() | ShareSecrets() | RevealShares():
                 return self._round(request.round)
             case Evaluate():
                 return self._evaluation(request)
@@ -73,11 +77,39 @@ class RequestLimits:
         most = self._federation.rounds * self._repeats * self._buffer
         return "" if 1 <= number <= most else f"it is for round {number}, and the settings have {most}"
 
+    def _extra(self, request: Train) -> str:
+        """Why a request to train has something that the method does not use; empty if it has nothing of the kind."""
+        method, tree = self._method, self._method.hierarchy is not None
+        unused = {
+            "reference": request.reference,  # other batches of the same round: a second update
+            "schedule": request.schedule is not None and not tree,
+            "subtree": request.subtree is not None and not tree,
+            "knowledge": request.knowledge is not None and method.exchange is None,
+            "shared_state": request.shared_state is not None and method.shared_state is None,
+            "capacity": bool(request.capacity) and not method.upload.both_ways,
+        }
+        found = next((name for name, asked in unused.items() if asked), "")
+        return f"it has '{found}', which method '{method.name}' does not use at a silo" if found else ""
+
+    def _own_models(self, request: Evaluate) -> str:
+        """Why the scores of a silo's own model are not asked for; empty if they are, or the shared model's are.
+
+        The sum over all groups that ``by_node`` gives, less the groups that are large enough to leave, is the sum of
+        the small ones.
+        """
+        if request.by_node and self._method.hierarchy is None:
+            return "it asks for scores by node, and the nodes have no models of their own"
+        if request.by_node and request.model.layout.names:
+            return "it asks for scores by node of a model that it sends, and every node scores its own"
+        if request.own and not self._method.upload.keeps_local:
+            return "it asks for scores of the silo's own model, and the silo keeps none"
+        return ""
+
     def _evaluation(self, request: Evaluate) -> str:
         settings = self._federation.evaluate
         if request.split not in EVALUATED:
             return f"it asks for scores of the {request.split[:20]} data; only validation and test data are scored"
-        if problem := self._scored(request.round):
+        if problem := self._scored(request.round) or self._own_models(request):
             return problem
         if (request.masking is not None) != self._masks_scores:
             return "the settings have scores leave under masks" if self._masks_scores else NO_MASKED_SCORES
@@ -111,4 +143,7 @@ class RequestLimits:
             return f"it is for round {request.round}, and personal models follow the last round"
         if request.share and not settings.nearby:
             return "it asks for the update of a personal model, and the settings compare none"
+        stretches = ((0, True), (1, False)) if settings.nearby else ((0, False),)
+        if (request.leg, request.share) not in stretches or request.label not in PERSONAL_MODELS:
+            return "it asks for another personal model than those that the settings have"
         return ""

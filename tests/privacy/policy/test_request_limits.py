@@ -4,17 +4,21 @@ from typing import Any
 
 import pytest
 
+from hansa.client.personalisation import NEARBY, OWN
 from hansa.core.messages import (
     AdvertiseKeys,
     CollectVocabulary,
     DescribeData,
     Evaluate,
+    KnowledgePart,
     Personalise,
     ShareKnowledge,
+    StepWindow,
+    SubtreePart,
     Train,
     no_tensors,
 )
-from hansa.privacy.policy.request_limits import RequestLimits
+from hansa.privacy.policy.request_limits import PERSONAL_MODELS, RequestLimits
 from tests.conftest import Build
 
 EMPTY = no_tensors()
@@ -37,7 +41,6 @@ def limits(federation: Build) -> RequestLimits:
         Evaluate(3, EMPTY, "test", 0.5),
         Evaluate(7, EMPTY, "test", 0.5),
         Evaluate(7, EMPTY, "test", 1.0, parts=4),
-        Evaluate(7, EMPTY, "test", 1.0, own=True),
     ],
 )
 def test_what_the_settings_imply_is_allowed(limits: RequestLimits, request_: Any) -> None:
@@ -57,6 +60,14 @@ def test_what_the_settings_imply_is_allowed(limits: RequestLimits, request_: Any
         (Evaluate(9, EMPTY, "test", 0.5), "no model after round 9"),
         (Evaluate(7, EMPTY, "test", 1.0, parts=400), "400 parts"),
         (Evaluate(7, EMPTY, "valid", 0.5, parts=4), "4 parts"),
+        (Evaluate(7, EMPTY, "test", 1.0, own=True), "keeps none"),
+        (Evaluate(7, EMPTY, "test", 1.0, by_node=True), "no models of their own"),
+        (Train(1, EMPTY, reference=True), "'reference'"),
+        (Train(1, EMPTY, schedule=StepWindow(0, 9)), "'schedule'"),
+        (Train(1, EMPTY, subtree=SubtreePart("root", EMPTY)), "'subtree'"),
+        (Train(1, EMPTY, knowledge=KnowledgePart(())), "'knowledge'"),
+        (Train(1, EMPTY, shared_state=EMPTY), "'shared_state'"),
+        (Train(1, EMPTY, capacity=9), "'capacity'"),
         (CollectVocabulary(1), "word pieces seen 1 times"),
         (Personalise(7, EMPTY, EMPTY, "mine"), "no personal models"),
     ],
@@ -68,9 +79,23 @@ def test_what_they_do_not_imply_is_refused(limits: RequestLimits, request_: Any,
 def test_personal_models_follow_the_last_round(federation: Build) -> None:
     data = {"max_length": 16, "valid": 0.2, "test": 0.2}
     limits = RequestLimits(federation(rounds=2, personal={"rounds": 1}, data=data), "north")
-    assert limits.objection(Personalise(2, EMPTY, EMPTY, "mine")) == ""
-    assert "follow the last round" in limits.objection(Personalise(1, EMPTY, EMPTY, "mine"))
-    assert "compare none" in limits.objection(Personalise(2, EMPTY, EMPTY, "mine", share=True))
+    assert limits.objection(Personalise(2, EMPTY, EMPTY, OWN)) == ""
+    assert "follow the last round" in limits.objection(Personalise(1, EMPTY, EMPTY, OWN))
+    assert "compare none" in limits.objection(Personalise(2, EMPTY, EMPTY, OWN, share=True))
+    for other in (Personalise(2, EMPTY, EMPTY, "mine"), Personalise(2, EMPTY, EMPTY, OWN, leg=7)):
+        assert "another personal model" in limits.objection(other)
+    near = RequestLimits(federation(rounds=2, personal={"rounds": 2, "nearby": 1}, data=data), "north")
+    for name in (OWN, NEARBY):
+        assert near.objection(Personalise(2, EMPTY, EMPTY, name, 0, True)) == ""
+        assert near.objection(Personalise(2, EMPTY, EMPTY, name, 1)) == ""
+    assert near.objection(Personalise(2, EMPTY, EMPTY, OWN, 1, True))
+    assert set(PERSONAL_MODELS) == {OWN, NEARBY}
+
+
+def test_own_models_are_scored_where_silos_keep_them(federation: Build) -> None:
+    """Dynamic pulling leaves a silo with values of its own."""
+    limits = RequestLimits(federation(rounds=2, upload="calm"), "north")
+    assert limits.objection(Evaluate(2, EMPTY, "test", 1.0, own=True)) == ""
 
 
 def test_silos_of_an_asynchronous_method_number_their_own_works(federation: Build) -> None:
