@@ -68,16 +68,16 @@ def part_name(group: str, part: int, parts: int) -> str:
 
 
 def scored(examples: Examples, seed: int, share: float = 1.0, parts: int = 1) -> dict[str, int]:
-    """How many samples are behind the scores of each group and part that `evaluate` returns."""
+    """How many rows are behind the scores of each group and part that `evaluate` returns."""
     found: dict[str, int] = {}
     for number, group in enumerate(examples.groups):
         mine = scored_samples(examples, number, seed, share)
-        found |= {part_name(group, part, parts): len(mine[part::parts]) for part in range(parts)}
+        found |= {part_name(group, part, parts): examples.rows_behind(mine[part::parts]) for part in range(parts)}
     return found
 
 
 def least_shown(examples: Examples, seed: int, share: float, parts: int, both: bool) -> dict[str, int]:
-    """To how few samples the scores of each group and part lead, by themselves or with those of the whole group.
+    """To how few rows the scores of each group and part lead, by themselves or with those of the whole group.
 
     The whole group's scores less those of all parts but one are the scores of that part; less those of a share of the
     samples, where ``both`` are asked of the same model, they are the scores of the rest.
@@ -85,8 +85,9 @@ def least_shown(examples: Examples, seed: int, share: float, parts: int, both: b
     found: dict[str, int] = {}
     for number, group in enumerate(examples.groups):
         mine = scored_samples(examples, number, seed, share)
-        rest = int(np.count_nonzero(examples.group == number)) - len(mine) if both else 0
-        fewest = min(*(len(mine[part::parts]) for part in range(parts)), rest or len(mine))
+        rest = np.setdiff1d(np.flatnonzero(examples.group == number), mine) if both else mine[:0]
+        counts = [examples.rows_behind(some) for some in (*(mine[part::parts] for part in range(parts)), rest)]
+        fewest = min(counts if len(rest) else counts[:-1])
         found |= {part_name(group, part, parts): fewest for part in range(parts)}
     return found
 

@@ -364,16 +364,16 @@ class Silo:
                 held = resident.examples("train")
                 if isinstance(resident.runtime.private.get(self.name), UnitMechanism):
                     # Every patient takes part with some probability; who does is secret, also from the count.
-                    return Behind(len(held), len(np.unique(held.units)))
+                    return Behind(held.rows_behind(np.arange(len(held))), len(np.unique(held.units)))
                 training = federation.train
                 if training.samples.adapt is not None:  # at least so many
                     fewest = training.samples.scaled(training.samples.adapt.least)
                     training = training.model_copy(update={"samples": fewest})
                 drawn = resident.drawn(request.round + REFERENCE_ROUNDS * request.reference, training)
-                return Behind(len(np.unique(drawn)))
+                return Behind(held.rows_behind(drawn))
             case Personalise() if request.share and federation.personal is not None:
                 training = personal_training(federation, federation.personal)
-                return Behind(len(np.unique(resident.drawn(request.round + 1, training))))
+                return Behind(resident.examples("train").rows_behind(resident.drawn(request.round + 1, training)))
             case Evaluate():
                 held, parts = resident.examples(request.split), 1 if request.by_node else request.parts
                 counts = scored(held, federation.seed, request.share, parts)
@@ -382,7 +382,7 @@ class Silo:
                 last = request.round == federation.rounds * resident.runtime.repeats.get(self.name, 1)
                 return Behind(groups=least_shown(held, federation.seed, request.share, parts, both=last))
             case Personalise():
-                splits = {split: resident.examples(split).counts() for split in ("valid", "test")}
+                splits = {split: scored(resident.examples(split), federation.seed) for split in ("valid", "test")}
                 return Behind(groups={f"{g} ({split})": n for split, found in splits.items() for g, n in found.items()})
             case _:
                 return Behind()

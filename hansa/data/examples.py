@@ -22,21 +22,23 @@ from hansa.data.settings import Data
 from hansa.data.source import Source
 from hansa.data.splits import rows
 
-FORMAT = 7  # version of the cached arrays
-ARRAYS = ("ids", "offsets", "labels", "tags", "texts", "text_offsets", "units")
+FORMAT = 8  # version of the cached arrays
+ARRAYS = ("ids", "offsets", "labels", "tags", "texts", "text_offsets", "units", "rows")
 
 
 class Encoded(NamedTuple):
     """A sample as the model sees it: token ids, and what the task predicts.
 
     ``label``: the class of the sample, or −1. ``tags``: one number per token; causal language models store the number
-    of bytes that a token stands for. ``text``: the reference that a generated text is compared with.
+    of bytes that a token stands for. ``text``: the reference that a generated text is compared with. ``row``: which of
+    the encoded rows it comes from, where a row can give several samples; None: the sample is a row of its own.
     """
 
     ids: Sequence[int]
     label: int = -1
     tags: Sequence[int] = ()
     text: str = ""
+    row: int | None = None
 
 
 class Unusable(NamedTuple):
@@ -93,6 +95,7 @@ class Examples:
     problems: tuple[str, ...] = ()  # rows that could not be used, where and why
     texts: Texts = field(default_factory=Texts)
     units: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # whose each sample is, if asked
+    rows: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # which row each sample comes from
     released_problems: tuple[str, ...] = ()  # the problems as kinds and counts, which may leave the silo
 
     def __len__(self) -> int:
@@ -105,6 +108,10 @@ class Examples:
     def lengths(self) -> NDArray[np.int64]:
         """The number of token ids of each sample."""
         return np.diff(self.offsets)
+
+    def rows_behind(self, indices: NDArray[np.int64]) -> int:
+        """How many different rows some samples come from: windows of one text are one row."""
+        return len(np.unique(self.rows[indices] if len(self.rows) else indices))
 
     def counts(self) -> dict[str, int]:
         """The number of samples of each group."""
@@ -143,6 +150,7 @@ def load(
         released_problems=tuple(problem for p in parts for problem in p.released_problems),
         texts=Texts.joined([p.texts for p in parts]),
         units=np.concatenate([p.units for p in parts]),
+        rows=np.concatenate([p.rows + (number << 40) for number, p in enumerate(parts)]),
     )
 
 
@@ -154,7 +162,7 @@ def _load_one(source: Source, split: str, data: Data, encode: Encoder, fingerpri
         _write(folder, source, split, data, encode, unit)
     meta = json.loads((folder / "meta.json").read_text())
     # Plain views of the mapped memory: indexing an np.memmap costs more than the reads.
-    ids, offsets, labels, tags, text, text_offsets, units = (
+    ids, offsets, labels, tags, text, text_offsets, units, origins = (
         np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in ARRAYS
     )
     return Examples(
@@ -168,6 +176,7 @@ def _load_one(source: Source, split: str, data: Data, encode: Encoder, fingerpri
         released_problems=tuple(meta["released"]),
         texts=Texts(text, text_offsets),
         units=units,
+        rows=origins,
     )
 
 
@@ -179,12 +188,16 @@ def _write(folder: Path, source: Source, split: str, data: Data, encode: Encoder
     labels: list[int] = []
     texts: list[str] = []
     units: list[int] = []
+    origins: list[int] = []  # even numbers: rows that may give several samples; odd ones: rows of one sample
+    read = 0
     for whose, some in of_units(rows(source, split, data, problems), unit, problems):
+        before, read = read, read + len(some)
         for sample in encode(some, source):
             if isinstance(sample, Unusable):
                 note_sample(problems, sample)
                 continue
             units += [whose] if unit else []
+            origins.append(2 * len(labels) + 1 if sample.row is None else 2 * (before + sample.row))
             ids.append(np.asarray(sample.ids, np.int32))
             tags.append(np.asarray(sample.tags, np.int32))
             labels.append(sample.label)
@@ -201,6 +214,7 @@ def _write(folder: Path, source: Source, split: str, data: Data, encode: Encoder
         references.bytes,
         references.offsets,
         np.asarray(units, np.int64),
+        np.asarray(origins, np.int64),
     )
     for name, array in zip(ARRAYS, arrays, strict=True):
         np.save(draft / f"{name}.npy", array)

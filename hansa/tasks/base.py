@@ -263,8 +263,8 @@ def windows(rows: list[Row], source: Source, vocabulary: Vocabulary, covered: bo
         return_offsets_mapping=covered,
     )
     if not covered:
-        for ids in encoded["input_ids"]:
-            yield Encoded(ids)
+        for ids, number in zip(encoded["input_ids"], encoded["overflow_to_sample_mapping"], strict=True):
+            yield Encoded(ids, row=number)
         return
     before = (-1, 0)  # the text of the last window, and the offset that its tokens reached
     pieces = zip(encoded["input_ids"], encoded["offset_mapping"], encoded["overflow_to_sample_mapping"], strict=True)
@@ -275,7 +275,7 @@ def windows(rows: list[Row], source: Source, vocabulary: Vocabulary, covered: bo
             sizes.append(len(texts[number][reached:end].encode()))
             reached = max(reached, end)
         before = (number, reached)
-        yield Encoded(ids, tags=sizes)
+        yield Encoded(ids, tags=sizes, row=number)
 
 
 def logits_at(model: Any, batch: Batch) -> Tensor:

@@ -36,7 +36,7 @@ from hansa.tasks.base import (
 
 Focus = tuple[int, int]  # the part of a text that must not be truncated
 Sample = tuple[str, str, Focus]  # text, label, focus
-Placed = tuple[str, Sample, bool]  # file and line, sample, whether it is derived (`Unusable.derived`)
+Placed = tuple[str, Sample, bool, int]  # file and line, sample, whether it is derived (`Unusable.derived`), row
 
 CHUNK = 1000  # samples tokenised at once: a text with many entities has very many pairs
 
@@ -88,7 +88,7 @@ class Classify:
         """See `Task.encode`."""
         known = {label: i for i, label in enumerate(vocabulary.labels)}
         samples: list[Placed] = []
-        for row in rows:
+        for number, row in enumerate(rows):
             try:
                 found = list(self.samples(row, source))
             except BadRow as error:
@@ -100,7 +100,7 @@ class Classify:
                 yield Unusable(row.place, reason, kind=OTHER_LABEL)
                 continue
             # In a text with entities, every pair without a relation is a derived sample of the negative class.
-            samples += [(row.place, sample, len(found) > 1 and sample[1] == self.negative) for sample in found]
+            samples += [(row.place, sample, len(found) > 1 and sample[1] == self.negative, number) for sample in found]
             if len(samples) >= CHUNK:
                 yield from _encoded(samples, known, vocabulary)
                 samples = []
@@ -185,14 +185,14 @@ def class_probabilities(model: Any, vocabulary: Vocabulary, inputs: dict[str, Te
 
 
 def _encoded(samples: list[Placed], known: dict[str, int], vocabulary: Vocabulary) -> Iterator[Encoded | Unusable]:
-    texts, labels, focuses = zip(*(sample for _, sample, _ in samples), strict=True)
+    texts, labels, focuses = zip(*(sample for _, sample, _, _ in samples), strict=True)
     found = zip(samples, _around(vocabulary, list(texts), list(focuses)), labels, strict=True)
-    for (place, _, derived), ids, label in found:
+    for (place, _, derived, number), ids, label in found:
         if ids is None:
             reason = f"its mentions are too far apart for a sample of {vocabulary.max_length} tokens (data.max_length)"
             yield Unusable(place, reason, derived, TOO_LONG)
         else:
-            yield Encoded(ids, known[label])
+            yield Encoded(ids, known[label], row=number)
 
 
 def _around(vocabulary: Vocabulary, texts: list[str], focuses: list[Focus]) -> list[list[int] | None]:

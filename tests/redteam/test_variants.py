@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -46,6 +47,7 @@ from hansa.privacy.dp.charging import RunCharging
 from hansa.privacy.policy.audit_log import AuditLog, entries
 from hansa.privacy.policy.guard import Guard
 from hansa.privacy.policy.rules import Purpose
+from hansa.runs.run import run
 from hansa.tasks.base import TASKS
 from tests.conftest import Build
 from tests.deploy.conftest import make_kits
@@ -285,8 +287,9 @@ def test_the_scores_of_a_whole_group_less_those_of_most_of_it(
     most["data"] = {"max_length": 23, "valid": 0.0, "test": 0.22}
     settings = Federation.model_validate(as_bytes.model_dump(mode="json") | most)
     asked = Asked(settings, tmp_path / "probe")
-    samples = len(asked.silo.resident.examples("test"))
-    counts = scored(asked.silo.resident.examples("test"), settings.seed, share, parts)
+    held = asked.silo.resident.examples("test")
+    samples = held.rows_behind(np.arange(len(held)))
+    counts = scored(held, settings.seed, share, parts)
     assert parts == 1 or samples % parts
     least = max(counts.values()) if parts > 1 else 20  # of four parts the last ones are one sample smaller
     asked = Asked(settings, tmp_path / "on", min_samples=least)
@@ -343,3 +346,19 @@ def test_the_start_of_another_approved_run_in_the_same_folder(as_bytes: Federati
     assert enforcer.admit(shared_settings(as_bytes), folder, ()).start
     with pytest.raises(InvalidRequest, match="has not approved"):
         enforcer.admit(shared_settings(other), folder, ())
+
+
+def test_one_long_text_is_one_row_however_many_windows_it_has(federation: Build, tmp_path: Path) -> None:
+    """46 windows of one letter are one patient's letter, not 46 samples."""
+    settings = federation(sizes={"north": 12}, model="mini", tokenizer={"kind": "bytes"}, rounds=0)
+    file = Path(settings.silos["north"].sources[0].train)
+    rows = [json.dumps({"text": f"letter {number} is long " * 50}) + "\n" for number in range(12)]
+    file.write_text("".join(rows), encoding="utf-8")
+    folder = run(settings, tmp_path / "run", workers=0).folder
+    silo = SiloHost(Runtime(settings, folder)).silo("north")
+    held = silo.resident.examples("train")
+    assert len(held) > 32, "the control: counted in windows, one letter would do"
+    behind = silo.behind(Train(1, no_tensors()))
+    assert 1 <= behind.samples <= 12
+    scores = silo.behind(Evaluate(0, no_tensors(), "test", 1.0))
+    assert sum(scores.groups.values()) <= 12

@@ -1,8 +1,8 @@
 """The numbers of a policy: least samples behind a release, how far a model may move, the privacy budget.
 
 limits:
-  min_samples: 20                   # behind every sum of scores: per language, domain and part
-  min_update_samples: 32            # different samples behind an update
+  min_samples: 20                   # different rows behind every sum of scores: per language, domain and part
+  min_update_samples: 32            # different rows behind an update; windows of one text are one row
   min_update_patients: 0            # different patients (privacy.field) behind an update
   max_model_step: 0.5               # how far a received model may lie from the last one, per part of the model
   max_model_drift: 2.0              # and from the approved start
@@ -27,9 +27,9 @@ from hansa.core.settings import Count, Positive, Section
 class Limits(Section):
     """Bounds on releases and on the models that a silo works on."""
 
-    min_samples: int = Field(default=20, ge=1, description="Least number of samples behind each sum of scores.")
+    min_samples: int = Field(default=20, ge=1, description="Least number of rows behind each sum of scores.")
     min_update_samples: int = Field(
-        default=32, ge=1, description="Least number of different samples behind a model update."
+        default=32, ge=1, description="Least number of different rows behind a model update."
     )
     min_update_patients: int = Field(
         default=0, ge=0, description="Least number of different patients behind a model update."
