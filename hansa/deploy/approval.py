@@ -33,6 +33,7 @@ APPROVALS = "approvals"  # in the kit: what the administrator decided
 PENDING = "pending"  # in the silo's home: runs that were refused for want of an approval
 RUNS = "runs.jsonl"  # beside the approvals: which runs used them
 MAX_PENDING = 20  # files, so that a coordinator cannot fill the disk with settings
+BY_POLICY = "policy"  # who approved a run that needs no administrator
 MAX_SHOWN = 12  # differences in one sentence
 
 
@@ -127,7 +128,7 @@ class Approvals:
                 self._note_pending(wanted)
                 raise NotApproved(self._difference(wanted, objection))
             assert policy.approve is not None
-            found = Approval(federation.name, wanted.settings, dict(plugins), runs=policy.approve.runs, by="policy")
+            found = Approval(federation.name, wanted.settings, dict(plugins), runs=policy.approve.runs, by=BY_POLICY)
         self._count(found, run)
         return found
 
@@ -145,9 +146,17 @@ class Approvals:
 
     def _count(self, approval: Approval, run: str) -> None:
         """Note a run under its approval; raises `NotApproved` if the approval is for fewer runs."""
-        used = self.used(approval.digest)
+        # A policy approves so many runs in all: with another seed or name each would be another settings' first one.
+        key = BY_POLICY if approval.by == BY_POLICY else approval.digest
+        used = self.used(key)
         if run in used:
             return
+        if len(used) >= approval.runs and key == BY_POLICY:
+            self._note_pending(replace(approval, by=""))
+            raise NotApproved(
+                f"the policy approves {approval.runs} run{'s' * (approval.runs > 1)} in all (approve.runs), and this "
+                f"would be another one ({run}); raise the number, or approve the run by hand"
+            )
         if len(used) >= approval.runs:
             raise NotApproved(
                 f"the approval is for {approval.runs} run{'s' * (approval.runs > 1)}, and this would be another one "
@@ -155,7 +164,7 @@ class Approvals:
             )
         self._runs.parent.mkdir(parents=True, exist_ok=True)
         with self._runs.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps({"approval": approval.digest, "run": run}) + "\n")
+            stream.write(json.dumps({"approval": key, "run": run}) + "\n")
             stream.flush()
             os.fsync(stream.fileno())
 

@@ -113,6 +113,9 @@ def test_a_policy_approves_within_its_bounds(federation: Build, tmp_path: Path) 
     policy, approvals = Policy.read(tmp_path / "policy.yaml"), Approvals(tmp_path / "kit", tmp_path / "home")
     settings = federation()
     assert approvals.check(settings, {}, "run", policy).by == "policy"
+    assert approvals.check(settings, {}, "run", policy).by == "policy", "the same run goes on"
+    with pytest.raises(NotApproved, match="approves 1 run in all"):
+        approvals.check(changed(settings, seed=7), {}, "another", policy)
     for change, why in (
         ({"rounds": 6}, "at most 5"),
         ({"method": "fedprox"}, "fedprox"),

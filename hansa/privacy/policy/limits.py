@@ -11,6 +11,7 @@ approve:                            # runs that need no approval by hand; leave 
   tasks: [mlm]
   methods: [fedavg]
   max_rounds: 100
+  runs: 1                           # in all
 
 The limits hold whatever the rules allow, with these defaults where a policy names none. A policy that lies within
 another one has the stricter value of each.
@@ -71,7 +72,7 @@ class AutomaticApproval(Section):
         default=("tiny", "small", "base"),
         description="Presets, or names of model folders; 'any' also lets the coordinator choose the weights.",
     )
-    runs: Count = Field(default=1, description="How many runs of the same settings.")
+    runs: Count = Field(default=1, description="How many runs in all are approved without an administrator.")
 
     def objection(self, federation: Federation) -> str:
         """Why a run needs an approval by hand; empty if it does not."""
