@@ -5,11 +5,12 @@ import logging
 import threading
 from pathlib import Path
 from time import time
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
 from hansa.client.runtime import Runtime
+from hansa.client.silo import Silo
 from hansa.core.settings import Named
 from hansa.deploy import status
 from hansa.deploy.agent import Agent
@@ -55,9 +56,15 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_canaries_stay_in_their_silo(
-    federation: Build, tmp_path: Path, log: Any, wire: Any, caplog: pytest.LogCaptureFixture
+    federation: Build,
+    tmp_path: Path,
+    log: Any,
+    wire: Any,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level(logging.DEBUG)
+    fail_training("north", monkeypatch)
     settings = federation(rounds=1, data={"max_length": 16, "max_bad_rows": 0.5})
     file = tmp_path / "data" / "north.jsonl"
     texts = [f"{ONCE[0]} fever", *[f"cough {OFTEN}"] * 8]
@@ -69,8 +76,6 @@ def test_canaries_stay_in_their_silo(
     for name, node in settings.silos.items():
         kit = Kit(kits / name)
         service = SiloService(kit, node.sources, (), PolicyEnforcer.load(kit, None, tmp_path / "silos" / name))
-        if name == "north":
-            service.open_run = failing(service.open_run)  # type: ignore[method-assign]
         agents.append(Agent(kit, tmp_path / "silos" / name, service, log.say))
     threads = [threading.Thread(target=agent.run, daemon=True) for agent in agents]
     for thread in threads:
@@ -174,17 +179,13 @@ def test_names_of_files_labels_and_fields_stay_in_their_silo(
     assert NAMED[2] in caplog.text, "the control: the silo's own log names the file"
 
 
-def failing(open_run: Any) -> Any:
-    """Training fails with an error whose message quotes a text."""
-    from hansa.client.silo import Silo
+def fail_training(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the training of a silo fail with an error whose message quotes a text."""
+    honest = Silo.train
 
-    class FailingSilo(Silo):
-        def train(self, *_: Any, **__: Any) -> NoReturn:
+    def train(self: Silo, *arguments: Any, **named: Any) -> Any:
+        if self.name == name:
             raise ValueError(f"cannot digest the text '{ONCE[2]}'")
+        return honest(self, *arguments, **named)
 
-    def opened(folder: Any, settings: Any) -> Any:
-        answer = open_run(folder, settings)
-        answer.answer.__self__.__class__ = FailingSilo
-        return answer
-
-    return opened
+    monkeypatch.setattr(Silo, "train", train)

@@ -20,6 +20,7 @@ import pytest
 from hansa.config.federation import Federation
 from hansa.config.file import dump
 from hansa.config.nodes import leaves
+from hansa.config.plugins import load_plugins
 from hansa.deploy import authority
 from hansa.deploy.kit import COORDINATOR
 from tests.deploy.conftest import free_ports
@@ -137,6 +138,7 @@ class Deployment:
         serving = [COORDINATOR, *(name for name, node in federation.silos.items() if node.silos)]
         ports = free_ports(2 * len(serving))
         places = {n: f"localhost:{ports[2 * i]}+{ports[2 * i + 1]}" for i, n in enumerate(serving)}
+        load_plugins(federation.plugins)
         authority.create(federation, self.kits, {**places, **(addresses or {})}, 30)
         admit_everywhere(federation, self.kits)
         self._context = get_context("forkserver")
