@@ -175,9 +175,9 @@ def test_silos_refuse_rosters_that_are_too_short_or_change(
         deployment.start_all(behaviours={COORDINATOR: "curious_server"})
         deployment.finished()
         reasons = {(round, node): text for round, node, text in lost(deployment)}
-        assert "requires a cohort of 6, and a round may consist of 3" in reasons[0, "south-2"], (
-            "the silo does not take part"
-        )
+        assert "its policy refuses this request" in reasons[0, "south-2"], "the coordinator learns no more"
+        own = " ".join(deployment.log("south-2").split())
+        assert "requires a cohort of 6, and a round may consist of 3" in own, "the silo's operator does"
         assert "the roster has 1 silos; secure aggregation needs at least 3" in reasons[1, "east"]
         assert "the roster has 2 silos; secure aggregation needs at least 3" in reasons[2, "east"]
         assert (3, "east") not in reasons
@@ -214,7 +214,8 @@ def test_faulty_silos_are_left_out_and_their_data_is_not_released(federation: Bu
         deployment.start("north-2", max_file_bytes=50_000)
         deployment.finished()
         reasons = {node: text for _, node, text in lost(deployment)}
-        assert "the policy allows nothing" in reasons["east"]
+        assert "its policy refuses this request" in reasons["east"]
+        assert "the policy allows nothing" in " ".join(deployment.log("east").split())
         assert "it failed 3 times: RunFailed (its message stays at the node)" in reasons["north-2"]
         assert "south-2" in reasons
         assert {node for _, node in contributions_of(deployment)} == {"north", "south"}
