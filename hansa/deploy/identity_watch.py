@@ -16,7 +16,8 @@ from pathlib import Path
 from time import time
 
 from hansa.deploy.kit import Kit
-from hansa.deploy.network.envelope import EnvelopeError, open_envelope
+from hansa.deploy.leave import LEFT_FILE
+from hansa.deploy.network.envelope import LEAVE, EnvelopeError, open_envelope
 from hansa.deploy.network.heartbeat import open_heartbeat
 from hansa.deploy.network.instance import Instance, start_instance
 from hansa.deploy.network.note import Note
@@ -58,6 +59,8 @@ class IdentityWatch:
             return
         try:
             found = open_envelope(data, self._kit.name, self._kit.parent.node, self._kit.key.public_key())
+            if found.kind == LEAVE and (self._file.parent / LEFT_FILE).exists():
+                return  # `hansa leave` in this home
             process = Instance.parse(found.instance)
         except EnvelopeError:
             return

@@ -326,15 +326,15 @@ class NatsLink:
             if not self._identity.trusts(node):
                 raise EnvelopeError("its membership was revoked")
             envelope = open_envelope(data, node, self._identity.name, self._identity.public_key(node))
+            if envelope.kind == LEAVE:  # from `hansa leave`, which is no agent and has no process of its own
+                self._journal.record_leave(node)
+                return
             if reason := self._presence.refusal(envelope, stored=not notified):
                 if reason == EARLIER_PROCESS:
                     return  # its newer process sends the reply again
                 raise EnvelopeError(reason)
         except EnvelopeError as error:
             self._refused(node, str(error))
-            return
-        if envelope.kind == LEAVE:
-            self._journal.record_leave(node)
             return
         pending = self._pending.get(node)
         asked = pending.envelope if pending is not None else None
