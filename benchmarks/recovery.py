@@ -17,6 +17,7 @@ from _figures import Figures
 
 from hansa.config.file import dump, parse
 from hansa.deploy import authority
+from hansa.deploy.approval import Approvals, approval_of
 from hansa.deploy.kit import COORDINATOR
 
 TIMES = 3
@@ -45,7 +46,7 @@ def main() -> None:
     figures = Figures.from_arguments()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        files = silos(folder / "data", 2, 60, 8, words(40))
+        files = silos(folder / "data", 2, 200, 8, words(40))
         settings = parse(
             {
                 "name": "recovery",
@@ -53,13 +54,15 @@ def main() -> None:
                 "data": {"max_length": 32, "valid": 0.0},
                 "silos": files,
                 "rounds": ROUNDS,
-                "train": {"lr": 0.1, "samples": {"floor": 16}},
+                "train": {"lr": 0.1, "samples": {"floor": 64}},
                 "evaluate": {"every": ROUNDS},
             }
         )
         (folder / "fed.yaml").write_text(dump(settings), encoding="utf-8")
         port, bulk = free_ports(2)
         authority.create(settings, folder / "kits", {COORDINATOR: f"localhost:{port}+{bulk}"}, 30)
+        for silo in files:
+            Approvals(folder / "kits" / silo, folder / "kits" / silo / "home").add(approval_of(settings))
         serve = (
             "serve",
             str(folder / "fed.yaml"),
