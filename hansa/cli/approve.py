@@ -68,7 +68,7 @@ def approve(
                 output.print(_indented(line), markup=False, highlight=False)
     if not yes and not sys.stdin.isatty():
         raise UserError(
-            "nothing was approved: without a terminal there is nobody to ask; read the page, then give --yes"
+            "nothing was approved: without a terminal the command cannot ask; read the page, then give --yes"
         )
     if not yes and not typer.confirm("Approve?", default=False):
         raise UserError("nothing was approved; the silo refuses this run")

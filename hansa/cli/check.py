@@ -80,8 +80,8 @@ def check_file_only(federation: Any, format: Format) -> None:
         f"was not executed, so these were not checked: {', '.join(left_out)}. Add --run-plugins to execute it and to "
         "check them, if you trust it."
     )
-    told = {"name": federation.name, "code": list(code), "not_checked": left_out}
-    finish(format, told, lambda: output.print(text, highlight=False, markup=False))
+    found = {"name": federation.name, "code": list(code), "not_checked": left_out}
+    finish(format, found, lambda: output.print(text, highlight=False, markup=False))
 
 
 def check_policy(file: Path, federation: Any, format: Format) -> None:

@@ -63,7 +63,7 @@ def create(
     run_plugins: RunPlugins = False,
     format: FormatOption = Format.text,
 ) -> None:
-    """Create an authority and all kits in one place, for a rehearsal: whoever runs this holds all private keys."""
+    """Create an authority and all kits in one place, for a rehearsal: its user holds all private keys."""
     require_extra()
     from hansa.deploy import authority
 

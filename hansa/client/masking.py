@@ -104,7 +104,7 @@ def mask_update(
     Where the settings say so, its loss and counts are masked too, and a share of the noise is added before.
     """
     sent, layers = update.gradient, update.layers
-    if not is_finite(sent.flat):  # under a mask nobody could see it
+    if not is_finite(sent.flat):  # under a mask the server could not see it
         return Failure("its update has values that are not finite (NaN or Inf)")
     if keys is not None and sent.layout == keys.layout:
         layers = replace(layers or LayersPart(), keys=Tensors.of(keys.read(sent)))

@@ -1,11 +1,11 @@
 """What silos claim about their size: claims are fixed when a run begins, and no claim outweighs a stated share.
 
-A silo's weight follows from the number of samples that it claims, which nobody else can count. Three bounds keep a lie
-from deciding the mean. A silo states its samples in its data card before the first round; a later update that claims
-more is refused. `participation.max_share` (s) bounds what any silo counts: N′ᵢ = min(Nᵢ, c), with the largest c for
-which c ≤ s·Σ N′ⱼ over all children. Between organisations, a silo that claims more than `UNSTATED_SHARE` of all samples
-is left out, unless max_share says how much it may count. Honest federations are often uneven (98% of the samples in one
-language), so that there is no stricter default.
+A silo's weight follows from the number of samples that it claims, which no other node can count. Three bounds keep a
+lie from deciding the mean. A silo states its samples in its data card before the first round; a later update that
+claims more is refused. `participation.max_share` (s) bounds what any silo counts: N′ᵢ = min(Nᵢ, c), with the largest c
+for which c ≤ s·Σ N′ⱼ over all children. Between organisations, a silo that claims more than `UNSTATED_SHARE` of all
+samples is left out, unless max_share says how much it may count. Honest federations are often uneven (98% of the
+samples in one language), so that there is no stricter default.
 """
 
 from collections.abc import Collection, Mapping

@@ -62,7 +62,7 @@ class _KeyStream:
 
 
 class SecretSource(_KeyStream):
-    """Random bits that nobody can predict or repeat: AES-256 in counter mode under a key of the operating system.
+    """Random bits that cannot be predicted or repeated: AES-256 in counter mode under a key of the operating system.
 
     A forked child gets a key of its own; a source cannot be copied or stored, so that no bits are used twice.
     """
@@ -84,7 +84,7 @@ class SecretSource(_KeyStream):
 class SeededSource(_KeyStream):
     """Random bits that a seed and a purpose determine: for simulations, which repeat.
 
-    Whoever has the seed has the bits.
+    Knowing the seed means knowing the bits.
     """
 
     def __init__(self, seed: int, *purpose: str | int) -> None:

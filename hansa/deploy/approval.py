@@ -67,7 +67,7 @@ class Approval:
 def approval_of(
     federation: Federation, plugins: Sequence[Path] = (), model: Path | None = None, runs: int = 1
 ) -> Approval:
-    """An approval of a federation file by whoever runs this process."""
+    """An approval of a federation file by the user of this process."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     digests = {file.name: sha256(file.read_bytes()).hexdigest() for file in plugins}
     copy = str(model.resolve()) if model is not None else ""
@@ -101,7 +101,7 @@ class Approvals:
         return sorted(_read(self._folder), key=lambda approval: approval.approved_at)
 
     def pending(self) -> list[Approval]:
-        """Runs that were refused for want of an approval, as approvals that nobody has given, the newest last."""
+        """Runs that were refused for want of an approval, as approvals that were not given, the newest last."""
         return sorted(_read(self._pending), key=lambda approval: approval.approved_at)
 
     def withdraw(self, prefix: str) -> int:

@@ -66,7 +66,7 @@ def approval_page(
     if before is not None:
         lines = list(differences(before.settings, approval.settings))
         lines += list(differences(before.plugins, approval.plugins, "plugins"))
-        heading = f"Difference to what {before.by or 'somebody'} approved on {before.approved_at[:10]}"
+        heading = f"Difference to what {before.by or 'an unknown user'} approved on {before.approved_at[:10]}"
         sections.append(Section(heading, tuple(lines or ["none"])))
     return sections
 

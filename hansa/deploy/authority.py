@@ -1,7 +1,7 @@
 """The federation's certificate authority: it signs key requests, and lists, renews and revokes members.
 
 Its folder holds its private key: keep it off the coordinator's machine. It needs no network, since requests and
-responses are files. `create` makes all keys in one place, for rehearsals on one machine: whoever runs it holds all
+responses are files. `create` makes all keys in one place, for rehearsals on one machine: its user holds all
 keys.
 """
 

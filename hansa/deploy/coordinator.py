@@ -36,7 +36,7 @@ from hansa.runs.ledger import Ledger
 from hansa.runs.run import Outcome, Run
 from hansa.runs.start import begin, describe
 
-ASYNCHRONOUS_ABSENCE = 60.0  # seconds: an asynchronous method is chosen so that nobody waits for a silo that stopped
+ASYNCHRONOUS_ABSENCE = 60.0  # seconds: an asynchronous method is chosen so that no silo waits for one that stopped
 
 
 def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, callbacks: RunCallbacks) -> Outcome:

@@ -102,8 +102,8 @@ def _gather(
     """
     found: dict[NodeId, T] = dict(known or {})
     lost: dict[NodeId, str] = {}
-    everybody, asked, began = len(found) + len(names), names, monotonic()
-    needed = max(1, ceil(participation.quorum * everybody)) if link.remote else everybody
+    total, asked, began = len(found) + len(names), names, monotonic()
+    needed = max(1, ceil(participation.quorum * total)) if link.remote else total
     while asked:
         deadline = enrolment_deadline(participation) if link.remote else None
         for answer in link.ask(dict.fromkeys(asked, request), deadline):
@@ -119,27 +119,25 @@ def _gather(
         possible = len(found) + len(away) >= needed > len(found)
         asked = away if link.remote and possible and monotonic() - began < MAX_WAIT_SECONDS else []
         if asked:
-            callbacks.say(
-                f"{len(found)} of {everybody} silos have answered, {needed} needed: asking again {_few(away)}"
-            )
-    _check_quorum(found, lost, everybody, participation, type(request).__name__, needed)
+            callbacks.say(f"{len(found)} of {total} silos have answered, {needed} needed: asking again {_few(away)}")
+    _check_quorum(found, lost, total, participation, type(request).__name__, needed)
     return found, lost
 
 
 def _check_quorum(
     found: Mapping[NodeId, object],
     lost: Mapping[NodeId, str],
-    everybody: int,
+    total: int,
     participation: Participation,
     request: str,
     needed: int | None = None,
 ) -> None:
-    needed = max(1, ceil(participation.quorum * everybody)) if needed is None else needed
+    needed = max(1, ceil(participation.quorum * total)) if needed is None else needed
     if lost and len(found) < needed:
         name, reason = next(iter(lost.items()))
         others = f" (nor could {_few([other for other in lost if other != name])})" if len(lost) > 1 else ""
         raise RunFailed(
-            f"silo '{name}' could not answer a {request} request{others}: {reason}; {len(found)} of {everybody} silos "
+            f"silo '{name}' could not answer a {request} request{others}: {reason}; {len(found)} of {total} silos "
             f"answered and {needed} are needed: when the cause is mended, start the run again"
         )
 

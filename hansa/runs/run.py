@@ -170,7 +170,7 @@ class Run:
         return Outcome(self.directory.path, self.ledger.final(), self.ledger.final(f"{OWN} test"))
 
     def _go_on_without(self, left: list[NodeId], state: ServerState) -> None:
-        """Leave silos that have left for good out of all later rounds; raises `RunFailed` if nobody is left."""
+        """Leave silos that have left for good out of all later rounds; raises `RunFailed` if no silo is left."""
         for node in left:
             self.callbacks.say(
                 f"{node} has left the federation after round {state.round}; later rounds go on without it"

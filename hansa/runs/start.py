@@ -100,10 +100,10 @@ def _tokenizer(federation: Federation, task: Task, pieces: Mapping[str, int]) ->
     return words
 
 
-def _released(told: Mapping[NodeId, VocabularyCounts], minimum: int, pieces: bool) -> dict[str, object]:
+def _released(sent: Mapping[NodeId, VocabularyCounts], minimum: int, pieces: bool) -> dict[str, object]:
     return {
         "minimum": minimum if pieces else 0,
-        "silos": {n: {"told": len(f.pieces), "withheld": f.withheld, "labels": len(f.labels)} for n, f in told.items()},
+        "silos": {n: {"told": len(f.pieces), "withheld": f.withheld, "labels": len(f.labels)} for n, f in sent.items()},
     }
 
 
@@ -122,9 +122,9 @@ def describe(
     known = before if link.remote else {}
     left = ledger.facts().get("withdrawn", {})
     names = [name for name in holders(federation) if name not in left]
-    told = described(link, names, watched, federation.participation, ledger, callbacks, known)
+    answered = described(link, names, watched, federation.participation, ledger, callbacks, known)
     times = repeats(federation.silos) | {ROOT: 1}
-    new = {name: replace(card, per_round=times[name] * card.per_round) for name, card in told.items()}
+    new = {name: replace(card, per_round=times[name] * card.per_round) for name, card in answered.items()}
     cards = {name: known.get(name, card) for name, card in new.items()}
     for name, card in cards.items():
         if name in before and card.groups != before[name].groups:

@@ -106,7 +106,7 @@ def test_each_door_of_the_oracle_is_closed_by_itself(settings: Federation, tmp_p
         assert not any(word in reply.reason for word in ("train", "share", "limit", "rule"))
 
 
-# ── settings that nobody approved ─────────────────────────────────────────────────────────────────────────────────
+# ── settings that were not approved ─────────────────────────────────────────────────────────────────────────────────
 
 
 CHANGES: dict[str, dict[str, Any]] = {

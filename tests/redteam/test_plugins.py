@@ -1,4 +1,4 @@
-"""A federation file of somebody else names code: commands that only read the file do not execute it.
+"""A foreign federation file names code: commands that only read the file do not execute it.
 
 The control of each test executes it, with ``--run-plugins`` or by running the file.
 """

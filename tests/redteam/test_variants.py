@@ -1,4 +1,4 @@
-"""Variants of attacks that nobody listed: requests, starts and settings that earlier checks did not look at.
+"""Variants of attacks beyond the list: requests, starts and settings that earlier checks did not look at.
 
 Each test runs the code that enforces, in this process, and shows the attack and the refusal; where the defence is a
 setting or a value, the attack is also shown to work without it.

@@ -87,7 +87,7 @@ class BlobServer:
         self._connections = ConnectionTable(limits or ConnectionLimits())
         self._closing = False
         self._socket = socket.create_server(address, reuse_port=False, backlog=BACKLOG)
-        self._socket.settimeout(1.0)  # so that overdue handshakes are ended also when nobody connects
+        self._socket.settimeout(1.0)  # so that overdue handshakes are ended also when no client connects
         threading.Thread(target=self._accept, name="hansa-blob-server", daemon=True).start()
 
     # ── for the parent's own process ──────────────────────────────────────────────────────────────────────────────

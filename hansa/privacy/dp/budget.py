@@ -3,8 +3,8 @@
 The file has one JSON object per line, written and synced *before* the noise that it pays for is drawn. Its last field
 chains the lines (SHA-256 over the previous hash and the line), so that a changed, removed or moved line is found; then
 nothing more is released. A crash can leave an incomplete last line; what it would have paid for was never released, and
-the next charge removes it. Whoever can write the file can also replace it: it protects the silo from its coordinator,
-not from its own administrator.
+the next charge removes it. A user who can write the file can also replace it: it protects the silo from its
+coordinator, not from its own administrator.
 
 A repeated request gets the stored reply, which is not computed and not charged again (`hansa.deploy.reply_store`). What
 is computed again draws new noise, which is another release and is charged again: a crash may waste budget but never

@@ -76,7 +76,7 @@ class DistributedMechanism:
     settings: DistributedNoise
     cohort: int
     smallest: int
-    unit: ClassVar[str] = "all data of the silo, against whoever sees only the sums"
+    unit: ClassVar[str] = "all data of the silo, towards a server that sees only sums"
     not_covered: ClassVar[str] = "training losses, sample counts and scores"
 
     @property

@@ -1,9 +1,9 @@
 """Each side keeps the heads of the other side's audit log, so that a log that was rewritten as a whole is found.
 
-A hash chain shows that an entry was changed, and its anchor that the end was cut off; whoever can write both files can
-rewrite both. Every signed message between two nodes therefore carries the head of its sender's log (the number and hash
-of the last entry), and the receiver keeps it, with the signed message as proof. `hansa audit compare LOG HEADS` looks
-for every kept head in the log: a rewritten log lacks them.
+A hash chain shows that an entry was changed, and its anchor that the end was cut off; a user who can write both files
+can rewrite both. Every signed message between two nodes therefore carries the head of its sender's log (the number and
+hash of the last entry), and the receiver keeps it, with the signed message as proof. `hansa audit compare LOG HEADS`
+looks for every kept head in the log: a rewritten log lacks them.
 """
 
 import json

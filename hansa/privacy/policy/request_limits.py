@@ -2,7 +2,7 @@
 
 The settings say how many rounds there are, when the model is scored, on which split and on what share of it. A request
 for another round, for scores of the training data, or for scores that the run does not need, asks for a release that
-nobody approved.
+was not approved.
 """
 
 from hansa.config.federation import Federation

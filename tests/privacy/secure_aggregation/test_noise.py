@@ -1,4 +1,4 @@
-"""Distributed noise in whole rounds: the model moves by the plain mean and the stated noise, whoever drops out."""
+"""Distributed noise in whole rounds: the model moves by the plain mean and the stated noise, also when silos drop out."""
 
 from math import sqrt
 from pathlib import Path
