@@ -1,4 +1,4 @@
-"""Distributed noise in whole rounds: the model moves by the plain mean and the stated noise, also when silos drop out."""
+"""Distributed noise in whole rounds: the model moves by the plain mean and the stated noise, with drop-outs too."""
 
 from math import sqrt
 from pathlib import Path
