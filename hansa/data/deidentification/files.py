@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from hansa.core.errors import DataError, UserError
-from hansa.data.deidentification.deidentify import Deidentifier, failure, measure, rewrite
+from hansa.data.deidentification.deidentify import Deidentifier, failure, rewrite
+from hansa.data.deidentification.kinds import kind_of
+from hansa.data.deidentification.measuring import measure
 from hansa.data.formats.annotated import BadRow, bio_spans, entities, words_and_tags
 from hansa.data.readers import data_files, read_rows
 from hansa.data.rows import Problems, Row
@@ -144,6 +146,29 @@ def score_files(paths: list[Path], field: str, language: str, finder: Deidentifi
         "bad_rows": problems.bad,
         "first_problems": problems.first,
     }
+
+
+def annotated_rows(paths: list[Path], field: str, language: str) -> Iterator[dict[str, Any]]:
+    """Rows with annotated personal details: {"text", "lang", "personal"}, types as ours and overlaps removed.
+
+    Rows without annotation are skipped.
+    """
+    for path in paths:
+        for row in _rows(path, field, Problems()):
+            try:
+                gold = _gold(row, field)
+            except BadRow:
+                continue
+            yield {"text": gold["text"], "lang": _language(row, language), "personal": _outer(gold["personal"])}
+
+
+def _outer(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The spans that lie in no other one, with our types."""
+    kept: list[dict[str, Any]] = []
+    for one in sorted(spans, key=lambda s: (s["span"][0], -s["span"][1])):
+        if not kept or one["span"][0] >= kept[-1]["span"][1]:
+            kept.append({"span": one["span"], "type": kind_of(one["type"])})
+    return kept
 
 
 def _gold(row: Row, field: str) -> dict[str, Any]:

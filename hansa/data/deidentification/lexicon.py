@@ -8,7 +8,7 @@ family names, streets or cities, so the findings do not depend on which names ar
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,12 @@ class Vocabulary:
     def month(self, written: str) -> Month | None:
         """The month that a word names, with any kind of apostrophe; None if it names none."""
         return self.months.get(month_key(written))
+
+    @cached_property
+    def title_words(self) -> frozenset[str]:
+        """The words of all titles, in lower case and without full stops."""
+        after = [t for group in ("female", "male", "any") for t in self.words("titles_after", group)]
+        return frozenset(w.strip(".,").casefold() for title in [*self.titles, *after] for w in title.split())
 
     @property
     def titles(self) -> list[str]:

@@ -3,6 +3,7 @@
 
 import re
 from collections.abc import Iterator
+from functools import cache
 
 from hansa.data.deidentification.lexicon import (
     CAPITAL,
@@ -17,6 +18,7 @@ from hansa.data.deidentification.lexicon import (
     literal,
     matches,
     one_of,
+    vocabulary,
 )
 
 Span = tuple[int, int]
@@ -50,9 +52,6 @@ class Names:
         after = [t for group in ("female", "male", "any") for t in words.words("titles_after", group)]
         self.title_after = re.compile(rf" {one_of(after)}") if after else None
         self.word_before = re.compile(rf"(?:(?:{CAPITAL}) {self.particles}){{0,2}}(?:{CAPITAL})$")
-        eponyms = words.words("eponyms", "before"), words.words("eponyms", "after")
-        self.eponym_before = re.compile(rf"(?<!\w){one_of(eponyms[0])} $")
-        self.eponym_after = re.compile(rf"(?: |(?=[-'’])){one_of(eponyms[1])}")
 
     def find(self, text: str, anchors: list[int]) -> Iterator[Span]:
         """The spans of names; ``anchors`` are the offsets of words that may introduce one."""
@@ -187,7 +186,20 @@ class Names:
             position = text.find(stem, position + 1)
 
     def _eponym(self, text: str, start: int, end: int) -> bool:
-        return bool(self.eponym_before.search(text, max(0, start - 25), start) or self.eponym_after.match(text, end))
+        return is_eponym(self.words, text, start, end)
+
+
+@cache
+def _eponyms(code: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    words = vocabulary(code)
+    before = re.compile(rf"(?<!\w){one_of(words.words('eponyms', 'before'))} $")
+    return before, re.compile(rf"(?: |(?=[-'’])){one_of(words.words('eponyms', 'after'))}")
+
+
+def is_eponym(words: Vocabulary, text: str, start: int, end: int) -> bool:
+    """Whether the words around a span make it part of a medical term, as in "Parkinson's disease"."""
+    before, after = _eponyms(words.code)
+    return bool(before.search(text, max(0, start - 25), start) or after.match(text, end))
 
 
 def titles(words: Vocabulary) -> str:
