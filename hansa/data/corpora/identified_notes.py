@@ -17,7 +17,7 @@ import yaml
 
 from hansa.core.seeds import stream
 from hansa.data.corpora import clinical_notes
-from hansa.data.deidentification.lexicon import vocabulary
+from hansa.data.deidentification.lexicon import same_length, vocabulary
 from hansa.data.deidentification.name_lists import people_of, towns_of
 
 FOLDER = Path(__file__).parent / "identities"
@@ -201,11 +201,6 @@ class _Writer:
         if kind < 0.35:
             return ocr_noise(text, self.rng, 0.02)
         return text
-
-
-def same_length(text: str, change: Any) -> str:
-    """The text with every character changed by ``change`` that stays one character."""
-    return "".join(new if len(new := change(c)) == 1 else c for c in text)
 
 
 def ocr_noise(text: str, rng: np.random.Generator, share: float) -> str:

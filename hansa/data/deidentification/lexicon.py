@@ -6,7 +6,7 @@ family names, streets or cities, so the findings do not depend on which names ar
 # ruff: noqa: RUF001 (letters of several scripts are intended)
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -41,11 +41,12 @@ def literal(word: str) -> str:
 
 
 def in_cases(word: str) -> set[str]:
-    """The word unchanged, capitalised and in capitals; a single letter only unchanged."""
+    """The word unchanged, capitalised (each word of it, too) and in capitals; a single letter mostly unchanged."""
     letters = sum(c.isalpha() for c in word)
     if letters < 2:
-        return {word}
-    return {word, word[0].upper() + word[1:], *({word.upper()} if letters > 2 else ())}
+        return {word, word.upper()} if word.endswith("/") else {word}  # C/ Mayor
+    each = {" ".join(w[:1].upper() + w[1:] for w in word.split(" "))} if " " in word else set()
+    return {word, word[0].upper() + word[1:], *each, *({word.upper()} if letters > 2 else ())}
 
 
 def one_of(words: Iterable[str], cases: bool = True) -> str:
@@ -120,6 +121,19 @@ class Vocabulary:
         return [title for group in ("female", "male", "any") for title in self.words("titles", group)]
 
 
+def without_case(text: str) -> bool:
+    """Whether the letters of a text are nearly all capitals, or nearly all small, so that case says nothing."""
+    sample = text[:2000]
+    upper, lower = sum(map(str.isupper, sample)), sum(map(str.islower, sample))
+    return upper + lower > 20 and (upper > 1.5 * lower or upper < 0.003 * lower)
+
+
+def same_length(text: str, change: Callable[[str], str]) -> str:
+    """The text with every character changed by ``change`` that stays one character."""
+    whole = change(text)
+    return whole if len(whole) == len(text) else "".join(n if len(n := change(c)) == 1 else c for c in text)
+
+
 def month_key(written: str) -> str:
     """The form under which a month name is listed: texts have it in any case and with any kind of apostrophe."""
     return written.translate(APOSTROPHES).casefold()
@@ -145,12 +159,23 @@ def vocabulary(code: str) -> Vocabulary:
         raw,
         raw.get("cased", True),
         raw.get("prefixes", ""),
-        frozenset(w.casefold() for w in raw["stop"]),
+        frozenset(w.casefold() for w in (*raw["stop"], *_not_names(raw))),
         frozenset(w.casefold() for w in raw["particles"]),
         months,
         full,
         short,
     )
+
+
+def _not_names(raw: dict[str, Any]) -> Iterator[str]:
+    """Words of streets, institutions and labels, which are not part of a person's name."""
+    hospitals, address = raw.get("hospitals", {}), raw["address"]
+    for phrase in (*hospitals.get("before", ()), *hospitals.get("after", ()), *address.get("streets", ())):
+        if " " not in phrase and len(phrase) > 3:
+            yield phrase.strip(".")
+    for labels in raw.get("fields", {}).values():
+        yield from (label for label in labels if " " not in label and len(label) > 2)
+    yield from ("email", "e-mail", "mail")
 
 
 def _month_forms(lines: list[str]) -> tuple[list[list[str]], list[list[str]]]:

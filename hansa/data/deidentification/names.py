@@ -39,6 +39,8 @@ class Names:
         self.person = re.compile(rf"{words.prefixes}{one_of(people)} ?: *") if people else None
         roles = words.words("roles")
         self.role = re.compile(rf"{one_of(roles, cases=not words.raw.get('roles_lower_only'))}(?: ?:)? (?={CAPITAL})")
+        kin = words.words("kin")
+        self.kin = re.compile(rf"{words.prefixes}{one_of(kin)},? (?={CAPITAL})") if kin and words.cased else None
         self.particles = rf"(?:{one_of(words.particles)} )*"
         self.with_particle = re.compile(rf"(?<!\w)(?:{one_of(words.particles)} )+{CAPITAL}")  # De Luca
         self.word = re.compile(rf"(?:{INITIAL}|{CAPITAL})" if words.cased else UNCASED)
@@ -94,7 +96,11 @@ class Names:
         spans = []
         for m in matches(self.role, text, anchors):
             end, count = self._sequence(text, m.end())
-            if count > 1 and not text[m.end() : end].isupper():
+            if count > 1:
+                spans.append((m.end(), end))
+        for m in matches(self.kin, text, anchors) if self.kin else ():
+            end, count = self._sequence(text, m.end())
+            if count and (count > 1 or not m[0].endswith(", ")) and text[m.end() : end].split()[0].istitle():
                 spans.append((m.end(), end))
         return spans
 
@@ -102,13 +108,13 @@ class Names:
         """The end of the name that begins at ``position``, and its number of words."""
         m = self.first.match(text, position)
         end, count = position, 0
-        limit = 4 if self.words.cased else 2
+        limit = 5 if self.words.cased else 3 if self.words.raw.get("cased", True) else 2
         last = ""
         while m and not self._is_stop(m["word"]):
             particle_only = not self.words.cased and m["word"].casefold() in self.words.particles
             third_family = count == 2 and not self.words.cased and m["word"].startswith("ال") > last.startswith("ال")
-            if count >= limit and not third_family:
-                break
+            if (count >= limit and not third_family) or (count and text.startswith(":", m.end())):
+                break  # a word before a colon is the next label
             end, count, last = m.end(), count + (not particle_only), m["word"]
             m = self.next.match(text, end)
         return end, count
@@ -206,7 +212,7 @@ def titles(words: Vocabulary) -> str:
     """A pattern for titles: unchanged, capitalised and in capitals; a one-letter title needs its full stop."""
     forms: set[str] = set()
     for title in words.titles:
-        forms |= in_cases(title)
+        forms |= in_cases(title) | ({title.upper()} if sum(c.isalpha() for c in title) == 2 else set())
     singles = [re.escape(f) for f in forms if sum(c.isalpha() for c in f) == 1]
     several = sorted((f for f in forms if sum(c.isalpha() for c in f) > 1), key=lambda f: (-len(f), f))
     return grouped([*map(literal, several), *singles])

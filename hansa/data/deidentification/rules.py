@@ -7,10 +7,11 @@ among numbers, the longest.
 # ruff: noqa: RUF001 (letters of several scripts are intended)
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import cache
 
+from hansa.data.deidentification.details import Details
 from hansa.data.deidentification.lexicon import (
     CAPITAL,
     LETTER,
@@ -21,7 +22,9 @@ from hansa.data.deidentification.lexicon import (
     Vocabulary,
     matches,
     one_of,
+    same_length,
     vocabulary,
+    without_case,
 )
 from hansa.data.deidentification.names import Names
 
@@ -52,7 +55,7 @@ NO_UNIT = rf"(?! ?{UNIT}(?!\w))(?! ?/ ?(?:{LETTER}))"
 NOT_IN_NUMBER = r"(?<![\w.,/+])(?<!\d-)(?<![\d)] )"
 NUMBER_ENDS = rf"(?!\w)(?![.,/:-]\d){NO_UNIT}"
 NUMERIC_DATE = re.compile(
-    r"(?<![\d./,:+])(?<!\d-)(?:(\d{4})([-/.])(\d{1,2})\2(\d{1,2})|(\d{1,2})([./-])( ?)(\d{1,2})\6 ?(\d{4}|\d{2}))"
+    r"(?<![\d./,+])(?<!\d[:-])(?:(\d{4})([-/.])(\d{1,2})\2(\d{1,2})|(\d{1,2}) ?([./-])( ?)(\d{1,2}) ?\6 ?(\d{4}|\d{2}))"
     rf"(?!\d)(?![./,-]\d)(?:(?<=\d{{4}})|(?! {NOT_YEAR}(?!\w)))"
 )
 # 16.01 and 16/1 are dates only after a word such as "on"; 10.2 is a value and 3/10 a score
@@ -77,12 +80,15 @@ class Rules:
 
     def find(self, text: str, language: str) -> list[Finding]:
         """The personal details in a text, in order; raises `UserError` if the language has no rules."""
-        return _patterns(language).find(text)
+        words = vocabulary(language)
+        if words.cased and without_case(text):
+            return _patterns(words.code, False).find(same_length(text, str.lower))
+        return _patterns(words.code, words.cased).find(text)
 
 
 @cache
-def _patterns(language: str) -> "Patterns":
-    return Patterns(vocabulary(language))
+def _patterns(language: str, cased: bool) -> "Patterns":
+    return Patterns(replace(vocabulary(language), cased=cased))
 
 
 class Patterns:
@@ -91,12 +97,14 @@ class Patterns:
     def __init__(self, words: Vocabulary) -> None:
         self.words = words
         self.names = Names(words)
+        self.details = Details(words)
         self.month, self.before_month, self.after_month = _month_patterns(words)
         self.date_cue = re.compile(rf"(?<!\w){words.prefixes}{one_of(words.words('date', 'cues'))}[ :-]{{1,2}}$")
+        self.month_cue = re.compile(rf"(?:(?<!\w){one_of(words.words('year_cues'))} |\()$")
         self.ordinal_stop = "." in words.words("date", "ordinals")  # am 5.3. wieder
         self.street, self.inner_street, self.addresses, self.address_label = _address_patterns(words)
         self.labelled, self.shapes = _number_patterns(words)
-        self.anchor = re.compile(_any_anchor(words))
+        self.anchor = re.compile(_any_anchor(words, self.details.anchors()))
 
     def find(self, text: str) -> list[Finding]:
         """The personal details in a text, in order and without overlaps."""
@@ -111,17 +119,28 @@ class Patterns:
                     taken[start:end] = b"\1" * (end - start)
                     found.append(Finding(start, end, kind))
 
+        def claim(claims: Iterable[tuple[int, int, str]]) -> None:
+            for start, end, kind in claims:
+                free = taken.find(1, start, end)
+                cut = free if free > start and kind in ("HOSPITAL", "TOWN") else end  # up to what is already found
+                add(iter([(start, cut)]), kind)
+
         add(_emails(text), "EMAIL")
         if "://" in text or "www." in text:
             add((m.span() for m in URL.finditer(text)), "URL")
         anchors = [m.start() for m in self.anchor.finditer(text)]
         numbers = _number_starts(text)
+        more = self.details
+        claim(more.labelled(text, anchors))
         add(self._addresses(text, anchors), "ADDRESS")
         add(self._numeric_dates(text, numbers), "DATE")
         add(self._written_dates(text, anchors), "DATE")
-        for start, end, kind in self._numbers(text, anchors, numbers):
-            add(iter([(start, end)]), kind)
+        claim(more.towns(text, numbers))
+        claim(self._numbers(text, anchors, numbers))
+        claim(more.institutions(text, anchors))
         add(self.names.find(text, anchors), "NAME")
+        for rest in (more.professions(text, anchors), more.years(text, numbers), more.ages(text, numbers)):
+            claim(rest)
         return sorted(found, key=lambda f: f.start)
 
     def _numeric_dates(self, text: str, numbers: list[int]) -> Spans:
@@ -151,7 +170,7 @@ class Patterns:
             short = named is not None and named.short
             if not (year or (before and not short) or (after and after["day"])):
                 continue
-            if not before and year and len(year) < 4:
+            if not before and year and len(year) < 4 and (short or not self.month_cue.search(text, max(0, start - 9), start)):
                 continue
             yield (before.start() if before else m.start("month")), (after.end() if after else end)
 
@@ -195,7 +214,7 @@ class Patterns:
         if m[0].casefold().split()[0] in stops or any(name in stops for name in named):
             return False
         labelled = self.address_label.search(text, max(0, m.start() - 40), m.start())
-        return bool(labelled or self.words.words("address", "city_words") or any(c.isdigit() for c in m[0]))
+        return bool(labelled or self.words.words("address", "city_words") or any(c.isdigit() for c in m[0]) or "/n" in m[0].lower())
 
 
 def _emails(text: str) -> Spans:
@@ -225,14 +244,14 @@ def _number_starts(text: str) -> list[int]:
     return sorted(places)
 
 
-def _any_anchor(words: Vocabulary) -> str:
+def _any_anchor(words: Vocabulary, more: list[str]) -> str:
     """A pattern for the beginning of any word that can introduce a personal detail."""
     months = [form for table in (words.full_months, words.short_months) for month in table for form in month]
     address = [w for key in ("streets", "streets_after") for w in words.words("address", key)]
     whole_suffixes = [] if "{compound}" in str(words.raw["address"]["patterns"]) else words.words("address", "suffixes")
-    keys = ("phone_labels", "id_labels", "id_prefixes", "name_labels", "person_labels", "roles")
+    keys = ("phone_labels", "id_labels", "id_prefixes", "name_labels", "person_labels", "roles", "kin")
     labels = [w for key in keys for w in words.words(key)]
-    everything = [*months, *address, *whole_suffixes, *labels, *words.titles]
+    everything = [*months, *address, *whole_suffixes, *labels, *words.titles, *more]
     return rf"(?<![^\W\d]){words.prefixes}(?={one_of([*everything, *map(str.lower, months)])})\w"
 
 
@@ -334,7 +353,7 @@ def _address_patterns(words: Vocabulary) -> AddressPatterns:
         city = rf"{UNCASED}(?: {UNCASED}){{0,2}}(?=[,،]? (?:{UNCASED} )?\d{{5}}|[.,،;)\n]|$)"
     begun = rf"[{UPPER}](?:{LETTER}|-)*"
     compound = rf"{begun}[ -]?{one_of([s.capitalize() for s in suffixes])}|{begun}{one_of(suffixes)}"
-    house = rf"\d{{1,4}}(?!\d)(?:[ /]?{LETTER}(?!\w))?(?:[/-]\d{{1,4}}(?!\d){LETTER}?)?"
+    house = rf"[sS]/[nN](?!\w)|[kK]m\.? ?\d{{1,3}}(?:[.,]\d{{1,3}})?|\d{{1,4}}(?!\d)(?:[ /]?{LETTER}(?!\w))?(?:[/-]\d{{1,4}}(?!\d){LETTER}?)?"
     parts = {
         "street": one_of(streets),
         "street_after": one_of(after),
@@ -342,7 +361,7 @@ def _address_patterns(words: Vocabulary) -> AddressPatterns:
         "compound": f"(?:{compound})",
         "name": name,
         "any_name": rf"{particle}{LETTER}+(?:[ '’-]{particle}{LETTER}+){{0,4}}?",
-        "number": rf"(?:{one_of(address['number_words'])} ?)?{house}",
+        "number": rf"(?:{one_of(address['number_words'])} ?)?(?:{house})",
         "unit": rf"{one_of(address['unit_words'])} ?[\w/]{{1,6}}",
         "town": one_of(address.get("city_words", [])),
         "region": one_of(address.get("regions", [])),
