@@ -10,7 +10,8 @@ from time import process_time
 from _figures import Figures
 
 from hansa.data.corpora import clinical_notes as generator
-from hansa.data.deidentification.deidentify import Rules, deidentify, measure
+from hansa.data.deidentification.deidentify import Rules, deidentify
+from hansa.data.deidentification.measuring import measure
 
 NOTES = 1000
 

@@ -33,6 +33,8 @@ ID_FORMATS = ("#######", "@@######", "##-####-##", "######/##", "@#######@", "##
 PHONE_FORMATS = ("### ### ###", "0## #######", "+## ### ### ####", "0##-###-####", "### ## ## ##", "#########")
 # Confusions of optical character recognition that keep the number of characters.
 OCR = dict(zip("lIOoSeaBncu", "1l0c5co8ueo", strict=True)) | dict(zip("0158", "OlSB", strict=True))
+UNITS = ("mg/dl", "g", "cm", "mm", "ml", "U/l", "%", "/mm3", "x 3 cm", "mmHg", "h", "", "")
+WORDS = re.compile(r"[^\W\d_]+")
 Row = dict[str, Any]
 
 
@@ -87,8 +89,10 @@ class _Writer:
         clinical = clinical_notes.note(self.code, number, seed + 7919 * self.held_back, (1, 4), with_people=False)
         parts: list[str | None] = [None] * int(self.rng.integers(2, 5))
         parts.insert(int(self.rng.integers(len(parts) + 1)), self._disguised(clinical["text"]))
-        if not self.held_back and self.rng.random() < 0.15:
-            parts.append(self._eponym())
+        if not self.held_back:
+            parts.insert(0, self._measurements())
+            if self.rng.random() < 0.15:
+                parts.append(self._eponym())
         for part in parts:
             piece, found = self._sentence() if part is None else (part, [])
             offset = len(text)
@@ -98,8 +102,32 @@ class _Writer:
         return (text if self.held_back else self._rewritten(text)), spans
 
     def _disguised(self, text: str) -> str:
-        """Clinical text; sometimes in title case, so that a capital letter alone is not taken for a name."""
-        return text.title() if not self.held_back and self.rng.random() < 0.1 and len(text.title()) == len(text) else text
+        """Clinical text in which half of the words are unknown ones: what is not known is not a name for that reason."""
+        if self.held_back:
+            return text
+        kind = self.rng.random()
+        share = 0.0 if kind < 0.2 else 0.5
+        made = WORDS.sub(lambda m: self._unknown(m[0]) if self.rng.random() < share else m[0], text)
+        return made.title() if kind > 0.93 else made
+
+    def _unknown(self, word: str) -> str:
+        """An invented word with the ending and the case of a word."""
+        if len(word) < 4 or not word.isalpha():
+            return word
+        stems = vocabulary(self.code).raw["surrogate"]["stems"]
+        made = "".join(str(self.one(stems)) for _ in range(int(self.rng.integers(1, 4)))) + word[-3:].lower()
+        return made.upper() if word.isupper() else made.capitalize() if word[0].isupper() else made
+
+    def _measurements(self) -> str:
+        """A line of findings: acronyms, headings, numbers and units, none of which is personal."""
+        parts = []
+        for _ in range(int(self.rng.integers(2, 6))):
+            head = "".join(chr(65 + int(self.rng.integers(26))) for _ in range(int(self.rng.integers(2, 5))))
+            if self.rng.random() < 0.5:
+                head = self._unknown(str(self.one(["Albuminosa", "Hematoma", "Bilirrubina", "Leukocytosis"])))
+            number = self._digits(str(self.one(("#", "##", "#,#", "##.#", "###", "#.###", "##x##", "#-#", "1/##", "##%"))))
+            parts.append(f"{head}{self.one((':', '', ' de', ' =', ' >'))} {number} {self.one(UNITS)}".strip())
+        return str(self.one(("; ", ", ", ". "))).join(parts) + "."
 
     def _eponym(self) -> str:
         before = vocabulary(self.code).words("eponyms", "before") or [""]
@@ -118,9 +146,11 @@ class _Writer:
 
     def _value(self, slot: str) -> str:
         given, family = str(self.one(self.people[0])), str(self.one(self.people[1]))
+        if not self.held_back and self.rng.random() < 0.3 and family.isalpha():
+            family = self._unknown(family)
         if slot in CLINICAL:
             kind = str(self.one(list(self.words.terms[slot])))
-            return self.words.term(slot, kind, "")[0]
+            return self._disguised(self.words.term(slot, kind, "")[0])
         if slot in ("date", "phone", "id"):
             return str(getattr(self, f"_{slot}")())
         if slot == "email":

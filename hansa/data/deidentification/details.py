@@ -13,10 +13,10 @@ Claim = tuple[int, int, str]
 AGE_LIMIT = 89  # higher ages identify (HIPAA Safe Harbor, 45 CFR 164.514(b)(2)(i)(C))
 # The value of a labelled field: to the end of the line or sentence.
 VALUE = (
-    rf"(?P<value>[^\n;]{{1,80}}?)(?=\s*(?:\.?\s*(?:\n|$|;)|(?:(?<=[^\W\d_]{{4}})|(?<=\d))\.\s+[{UPPER}]|,? (?:{LETTER}|[º°. ]){{2,24}}:))"
+    rf"(?P<value>[^\n;]{{1,80}}?)(?=\s*(?:\.?\s*(?:\n|$|;)|(?:(?<=[^\W\d_]{{4}})|(?<=\d))\.\s+[{UPPER}]|,? (?:{LETTER}|[º° ]){{2,24}}:))"
 )
 DATE = r"(?P<value>\d[\w ./:-]{2,24}\d)(?!\d)"
-NUMBER = r"(?P<value>\w[\w/.-]*(?: ?[-/]? ?\d[\d-]*){0,3})"
+NUMBER = r"(?P<value>\w[\w/.-]*(?: ?[-/]? ?\d[\d-]*){0,7})"
 VALUES = {"ID": NUMBER, "DATE": DATE}
 YEAR_WORDS = re.compile(r"(?<!\w)(?:año|anno|année|ano|year|Jahr|Jahre|anul|έτος) $", re.I)
 ABBREVIATED = r"(?:Drs?|Dra|Univ|Sta|Sto|Ntra|Sra|St|Ste|Prof)\."
@@ -41,7 +41,7 @@ class Details:
         street = one_of([w for w in words.words("address", "streets") if len(w) > 2])
         named = rf"(?!{street}){particle}(?:{ABBREVIATED}|{word}|[IVX]+(?!\w)|\d{{1,2}} de {LETTER}+)" if words.cased else word
         self.before = self._pattern(
-            "before", lambda some: rf"{words.prefixes}{some}(?: (?:\"|“|«|[Nn][º°]? ?|№ ?)?(?:{named}|\d{{1,3}}(?!\d))){{1,{7 if words.cased else 2}}}"
+            "before", lambda some: rf"{words.prefixes}(?P<head>{some})(?: (?:\"|“|«|[Nn][º°]? ?|№ ?)?(?:{named}|\d{{1,3}}(?!\d))){{1,{7 if words.cased else 2}}}"
         )
         self.after = self._pattern("after", lambda some: some)
         self.leading = re.compile(rf"(?:(?:St\.|{CAPITAL})(?: (?:of|and|the|for|&))*[ -])+$")
@@ -56,7 +56,7 @@ class Details:
         city = rf"{word}(?:[ -]{particle}{word}){{0,2}}"
         tail = rf"(?:(?:, ?|\. ?| - | )\(?{city}\)?(?=[).,;\n]|$| [\w-]+[:@])){{0,2}}" if words.cased else ""
         self.postcode = (
-            re.compile(rf"(?<![\w.,/])(?<!\d-)(?:{code})(?:[ .,]{{1,2}}(?:[-–] ?)?|-){city}{tail}") if r"\d{5}" in code else None
+            re.compile(rf"(?<![\w.,/])(?<!\d-)\d{{5}}(?:[ .,]{{1,2}}(?:[-–] ?)?|-){city}{tail}") if r"\d{5}" in code else None
         )
         # Los Alisos, 10. 13002 …: a street without a street word, before a postcode
         self.bare_street = re.compile(
@@ -78,15 +78,24 @@ class Details:
         for kind, pattern in self.fields:
             for m in matches(pattern, text, anchors):
                 value = m["value"]
-                if value.strip() and (kind != "ID" or sum(c.isdigit() for c in value) > 2):
+                digits = sum(c.isdigit() for c in value)
+                written = not self.words.cased or value[:1].isupper() or kind == "PROFESSION"
+                if digits > 2 if kind == "ID" else digits or (value.strip() and written):
                     yield (*m.span("value"), kind)
 
     def institutions(self, text: str, anchors: list[int]) -> Iterator[Claim]:
         """Hospitals and other institutions with a name of their own."""
         for m in matches(self.before, text, anchors) if self.before else ():
             rest = m[0].split()[1:]
-            if not self.words.cased or any(w[:1].isupper() or w[:1].isdigit() for w in rest):
-                yield m.start(), m.end(), "HOSPITAL"
+            named = any(w[:1].isupper() for w in rest) if m[0][:1].isupper() else any(w.istitle() and len(w) > 3 for w in rest)
+            if self.words.cased:
+                end = m.end() if named else 0
+            else:
+                words = [w for w in re.finditer(r"\S+", m[0]) if w[0].strip(".,،").casefold() in self.words.stop]
+                end = m.start() + words[0].start() if words else m.end()
+                end = end if len(text[m.start() : end].split()) > len(m["head"].split()) else 0
+            if end:
+                yield m.start(), end, "HOSPITAL"
         for m in matches(self.after, text, anchors) if self.after else ():
             lead = self.leading.search(text, max(0, m.start() - 60), m.start())
             if lead and m[0][:1].isupper():

@@ -10,7 +10,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from hansa.data.deidentification.lexicon import CAPITAL, INITIAL, LETTER, UPPER, Vocabulary, one_of, vocabulary
+from hansa.data.deidentification.lexicon import (
+    CAPITAL,
+    INITIAL,
+    LETTER,
+    UPPER,
+    Vocabulary,
+    one_of,
+    same_length,
+    vocabulary,
+    without_case,
+)
 from hansa.data.deidentification.name_lists import LATIN, LOCALES, people_of, towns_of
 from hansa.data.deidentification.names import is_eponym
 from hansa.data.deidentification.repeats import plain
@@ -19,6 +29,14 @@ from hansa.data.deidentification.rules import Finding
 LONGEST = 5  # words of a name
 WORD = re.compile(rf"{LETTER}(?:{LETTER}|['’׳״-](?={LETTER}))*")
 SENTENCE_END = re.compile(r"(?:^|[.!?:;•\n\"“«(–-])\s*$")
+# Given names that are also words with which a sentence may begin.
+ORDINARY = frozenset(
+    "will mark may grace rose hope faith joy dawn april june august summer bill frank art chase drew pat sue dale "
+    "clay skip page price rich sterling iris alba rosa pilar clara vera bruno pero luz paz mar dolores remedios mercedes "
+    "angeles consuelo socorro salud milagros blanca leon celeste prudence constance pascal noel felicite aurore marine "
+    "fleur fiore gioia salvo bianca serena chiara stella viola perla alma victoria gloria мир вера надежда любовь слава "
+    "роза лилия майя роман марк надія віра любов мир здрава".split()
+)
 CAPITALISED_NOUNS = ("de",)  # where a capital letter says little
 
 
@@ -28,7 +46,9 @@ class Lists:
     def find(self, text: str, language: str) -> list[Finding]:
         """The names and towns in a text; raises `UserError` if the packages with the lists are not installed."""
         known = _known(vocabulary(language).code)
-        return list(known.cased(text) if known.words.cased else known.uncased(text))
+        if known.words.cased and not without_case(text):
+            return list(known.cased(text))
+        return list(known.uncased(same_length(text, str.lower)))
 
 
 @dataclass(frozen=True)
@@ -66,18 +86,31 @@ class _Known:
     def _first_only(self, text: str, words: list[tuple[int, int, str]]) -> bool:
         """Whether the first word is capitalised because it begins a sentence, and is no listed name."""
         begins = SENTENCE_END.search(text, max(0, words[0][0] - 4), words[0][0]) is not None
-        return begins and words[0][2] not in self.any_given and words[0][2] not in self.family
+        listed = len(words) > 1 and words[1][2] in self.any_given and text[words[0][1] : words[1][0]] == ", "
+        return begins and not listed and words[0][2] not in self.any_given and words[0][2] not in self.family
 
     def _is_name(self, text: str, words: list[tuple[int, int, str]]) -> bool:
         plain_words = [w[2] for w in words if w[2] not in self.words.particles]
         given = sum(w in self.any_given for w in plain_words)
         listed = sum(w in self.any_given or w in self.family for w in plain_words)
         if len(plain_words) > 1:
-            return listed > 1 or (given > 0 and self.words.code not in CAPITALISED_NOUNS)
-        if self.words.code in CAPITALISED_NOUNS or not plain_words or plain_words[0] not in self.given:
+            if len(plain_words[0]) == 1:  # J. Smith; unlisted words after a letter are often species
+                return listed > 0
+            short = any(text[w[0] : w[1]].isupper() and w[1] - w[0] < 4 for w in words)  # ELISA, ANA
+            if short and listed < 2:
+                return False
+            own = sum(w in self.given for w in plain_words)
+            inside = not SENTENCE_END.search(text, max(0, words[0][0] - 4), words[0][0])
+            if self.words.code in CAPITALISED_NOUNS:
+                return listed > 1 or own > 0
+            return listed > 1 or given > 0 or (listed > 0 and inside and len(plain_words) == 2)
+        if not plain_words or plain_words[0] not in self.given:
             return False
         start = words[0][0]
-        return len(plain_words[0]) > 2 and not SENTENCE_END.search(text, max(0, start - 4), start)
+        if text[start : words[0][1]].isupper():  # an acronym
+            return False
+        begins = SENTENCE_END.search(text, max(0, start - 4), start) is not None
+        return len(plain_words[0]) > (3 if begins else 2) and not (begins and plain_words[0] in ORDINARY)
 
     def _town(self, text: str, words: list[tuple[int, int, str]]) -> Finding | None:
         if len(words) > 4:
@@ -104,12 +137,13 @@ class _Known:
 
     def _uncased_name(self, text: str, words: list[tuple[int, int, str]], at: int) -> int:
         """The number of words of the name that begins at a word: a given name, then listed names beside it."""
-        if words[at][2] not in self.given or words[at][2] in self.words.stop:
+        if words[at][2] not in self.given and words[at][2] not in self.family or words[at][2] in self.words.stop:
             return 0
         count = 1
         while at + count < len(words) and count < LONGEST:
             beside = text[words[at + count - 1][1] : words[at + count][0]]
-            listed = words[at + count][2] in self.family or words[at + count][2] in self.given
+            nxt = words[at + count][2]
+            listed = nxt in self.family or nxt in self.given or (nxt.startswith("ال") and len(nxt) > 4)
             if beside not in (" ", "-", ", ") or not listed or words[at + count][2] in self.words.stop:
                 break
             count += 1

@@ -113,8 +113,9 @@ class Names:
         while m and not self._is_stop(m["word"]):
             particle_only = not self.words.cased and m["word"].casefold() in self.words.particles
             third_family = count == 2 and not self.words.cased and m["word"].startswith("ال") > last.startswith("ال")
-            if (count >= limit and not third_family) or (count and text.startswith(":", m.end())):
-                break  # a word before a colon is the next label
+            label = count > 1 and text.startswith(":", m.end()) and not m["word"].istitle()  # NHC:
+            if label or (count >= limit and not third_family):
+                break
             end, count, last = m.end(), count + (not particle_only), m["word"]
             m = self.next.match(text, end)
         return end, count

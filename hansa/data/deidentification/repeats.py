@@ -32,7 +32,7 @@ def repeated(text: str, names: Iterable[str], language: str) -> list[Finding]:
         return []
     endings = words.raw.get("name_endings", 0)
     stems = {plain(stemmed(w)) for w in wanted.values()} if endings else set()
-    long = [w for w in wanted if len(w) >= MISREAD]
+    long = [w for w in wanted if len(w) >= MISREAD] if words.cased else []
     shapes = {shape for w in long for shape in _holes(w)}
     found = []
     for m in TOKEN.finditer(text):

@@ -123,7 +123,7 @@ class Patterns:
             for start, end, kind in claims:
                 free = taken.find(1, start, end)
                 cut = free if free > start and kind in ("HOSPITAL", "TOWN") else end  # up to what is already found
-                add(iter([(start, cut)]), kind)
+                add(iter([(start, start + len(text[start:cut].rstrip()))]), kind)
 
         add(_emails(text), "EMAIL")
         if "://" in text or "www." in text:
@@ -150,6 +150,7 @@ class Patterns:
             else:
                 # 1-1-1 and 10-10-10 are daily doses, unless the year has four digits
                 dose = m[6] == "-" and len(m[9]) == 2 and len(m[5]) + len(m[8]) < 4
+                dose = dose and not self.date_cue.search(text, max(0, m.start() - 14), m.start())
                 four = len(m[9]) == 2 or 1900 <= int(m[9]) <= 2099
                 good = four and not dose and _day_and_month(m[5], m[8], month_first=True)
             if good:

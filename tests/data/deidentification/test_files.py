@@ -56,7 +56,7 @@ def test_another_finder_is_loaded_by_name(tmp_path: Path) -> None:
         f"{tmp_path}/no.py:Engine": "there is no file",
         "no_such_package:X": "cannot be imported",
         "presidio_analyzer_not_there:X": "pip install presidio-analyzer",
-        "rule": "neither 'rules' nor 'module:Class'",
+        "rule": "neither 'rules' nor 'lists'",
     }.items():
         with pytest.raises(UserError, match=message):
             load(spec)
@@ -207,7 +207,7 @@ def test_a_row_on_which_the_finder_fails_is_left_out_and_not_quoted(tmp_path: Pa
     assert "borkelmund" not in " ".join(problems.summary())
     finder = load(f"{tmp_path}/fragile.py:Fragile")
     with pytest.raises(KeyError, match="borkelmund"):  # the control: the finder's own error has the text
-        finder.finder.find(texts[1], "it")  # type: ignore[attr-defined]
+        finder.members[0].finder.find(texts[1], "it")  # type: ignore[attr-defined]
 
 
 def test_a_row_in_a_language_without_rules_is_left_out(tmp_path: Path) -> None:
