@@ -123,8 +123,9 @@ class Vocabulary:
 
 def without_case(text: str) -> bool:
     """Whether the letters of a text are nearly all capitals, or nearly all small, so that case says nothing."""
-    sample = text[:2000]
-    upper, lower = sum(map(str.isupper, sample)), sum(map(str.islower, sample))
+    sample = text[:1000]
+    lower = sum(map(str.islower, sample))
+    upper = sum(map(str.isupper, sample)) if lower else len(sample)
     return upper + lower > 20 and (upper > 1.5 * lower or upper < 0.003 * lower)
 
 

@@ -5,13 +5,14 @@ import unicodedata
 from collections.abc import Iterable
 from functools import lru_cache
 
-from hansa.data.deidentification.lexicon import Vocabulary, vocabulary
+from hansa.data.deidentification.lexicon import UPPER, Vocabulary, vocabulary, without_case
 from hansa.data.deidentification.names import is_eponym, stemmed
 from hansa.data.deidentification.rules import Finding
 
 WORD = re.compile(r"[^\W\d_]+")
 # A token that may be a misread name: letters with a digit or sign inside.
 TOKEN = re.compile(r"[^\W_](?:[^\W_]|[|!$](?=\w))*")
+CAPITALISED = re.compile(rf"(?<![^\W_])[{UPPER}\d](?:[^\W_]|[|!$](?=\w)){{3,}}")
 SHORTEST = 4  # letters of a word that is looked for elsewhere
 MISREAD = 6  # letters of a word that is also found with one character wrong
 LOOKALIKES = str.maketrans("01358|!$", "oiesbiis")
@@ -35,9 +36,10 @@ def repeated(text: str, names: Iterable[str], language: str) -> list[Finding]:
     long = [w for w in wanted if len(w) >= MISREAD] if words.cased else []
     shapes = {shape for w in long for shape in _holes(w)}
     found = []
-    for m in TOKEN.finditer(text):
+    token_pattern = CAPITALISED if words.cased and not without_case(text) else TOKEN
+    for m in token_pattern.finditer(text):
         token = m[0]
-        if len(token) < SHORTEST or (words.cased and token.islower() and not text.islower()):
+        if len(token) < SHORTEST or token.isdigit():
             continue
         read = plain(token)
         hit = read in wanted or (endings and any(read.startswith(s) and len(read) - len(s) <= endings for s in stems))
