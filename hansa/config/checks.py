@@ -14,6 +14,7 @@ from hansa.core.errors import ConfigError, DataError
 from hansa.core.method import AGGREGATORS, METHODS, Method
 from hansa.core.registry import Registry
 from hansa.core.settings import Named
+from hansa.data.deidentification.kinds import built_in
 from hansa.tasks.base import TASKS, LabelledTask, MultiTextTask, Task, discovery_of
 
 CLASSIFIER = "AutoModelForSequenceClassification"
@@ -40,7 +41,7 @@ def check_data_files(federation: Federation) -> None:
 def named_code(federation: Federation) -> tuple[str, ...]:
     """What a federation file names to be executed: plug-in files, and a finder of personal details."""
     finder = federation.data.deidentify
-    return (*federation.plugins, *([finder] if finder not in (None, "rules") else []))
+    return (*federation.plugins, *([finder] if finder is not None and not built_in(finder) else []))
 
 
 def check_without_code(federation: Federation) -> None:
@@ -91,9 +92,9 @@ def check_settings(federation: Federation) -> None:
                 f"data.deidentify looks at one field, but a sample of task '{federation.task.name}' has two: "
                 "de-identify both before the run ('hansa data deidentify', with the same key)"
             )
-        from hansa.data.deidentification.deidentify import load
+        from hansa.data.deidentification.finders import load
 
-        load(federation.data.deidentify)
+        load(federation.data.deidentify, federation.data.keep_details)
     path = federation.model.path
     if path is not None and path.startswith((".", "/", "~")) and not (Path(path) / "config.json").is_file():
         raise ConfigError(

@@ -165,8 +165,13 @@ def relocated(federation: Federation, path: Callable[[str], str], model: Callabl
         policy = path(n.policy) if n.policy is not None else None
         return holder(n).model_copy(update={"silos": below, "model": own, "policy": policy})
 
-    def finder(spec: str | None) -> str | None:  # file.py:Class
-        return path(spec) if spec is not None and ".py:" in spec else spec
+    def finder(spec: str | None) -> str | None:
+        return "+".join(map(member, spec.split("+"))) if spec is not None else None
+
+    def member(spec: str) -> str:  # file.py:Class, model:FOLDER
+        if spec.startswith("model:"):
+            return f"model:{model(spec.removeprefix('model:'))}"
+        return path(spec) if ".py:" in spec else spec
 
     return federation.model_copy(
         update={

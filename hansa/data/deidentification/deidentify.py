@@ -15,13 +15,18 @@ Row = dict[str, Any]
 Edit = tuple[int, int, str]  # start, end, replacement
 
 
-def edits(text: str, findings: list[Finding], language: str, key: str, style: str) -> list[Edit]:
-    """The replacement of each finding, in the order of the text; overlapping findings are merged."""
+def edits(
+    text: str, findings: list[Finding], language: str, key: str, style: str, subject: str | None = None
+) -> list[Edit]:
+    """The replacement of each finding, in the order of the text; overlapping findings are merged.
+
+    ``subject`` identifies the patient, whose dates all move by the same time; by default it is taken from the text.
+    """
     check_style(style)
     found = _disjoint(text, findings)
     if style == "tags":
         return [(f.start, f.end, f"[{f.type}]") for f in found]
-    made = Surrogates(language, key, patient(text, found, language))
+    made = Surrogates(language, key, patient(text, found, language) if subject is None else subject)
     for f in found:
         if f.type == "NAME":
             made.learn(text[f.start : f.end])
@@ -84,16 +89,41 @@ def rewrite(
     row: Row, field: str, language: str, finder: Deidentifier, key: str, style: str
 ) -> tuple[Row, list[Finding]]:
     """The row with personal details in ``field`` replaced and all offsets into the text adjusted; and the findings."""
+    return rewrite_together([row], field, language, finder, key, style)[0]
+
+
+def rewrite_together(
+    rows: list[Row], field: str, language: str, finder: Deidentifier, key: str, style: str
+) -> list[tuple[Row, list[Finding]]]:
+    """As `rewrite`, for rows that are one document, or documents of one patient: they are searched as one text.
+
+    A name found in one row is replaced in all of them, and their dates move by the same time.
+    """
+    whole = "\n".join(row[field] for row in rows)
+    found = finder.find(whole, language)
+    subject = patient(whole, _disjoint(whole, found), language)
+    made, start = [], 0
+    for row in rows:
+        end = start + len(row[field])
+        here = [
+            Finding(max(f.start, start) - start, min(f.end, end) - start, f.type)
+            for f in found
+            if f.start < end and f.end > start
+        ]
+        made.append((_rewritten(row, field, edits(row[field], here, language, key, style, subject)), here))
+        start = end + 1
+    return made
+
+
+def _rewritten(row: Row, field: str, changes: list[Edit]) -> Row:
     text = row[field]
-    findings = finder.find(text, language)
-    changes = edits(text, findings, language, key, style)
     new_text = _apply(text, changes)
     moved = _Offsets(text, new_text, changes)
     new_row = {**moved.mapping(row), field: new_text}
     for name in SPAN_LISTS:
         if isinstance(row.get(name), list):
             new_row[name] = [moved.span(item) for item in row[name]]
-    return new_row, findings
+    return new_row
 
 
 def failure(error: Exception) -> str:

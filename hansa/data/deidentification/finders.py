@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from hansa.core.errors import HansaError, UserError, did_you_mean, place
-from hansa.data.deidentification.kinds import TYPES, kind_of
+from hansa.core.errors import DataError, UserError, did_you_mean, place
+from hansa.data.deidentification.kinds import BUILT_IN, TYPES, kind_of
 from hansa.data.deidentification.lists import Lists
 from hansa.data.deidentification.repeats import repeated
 from hansa.data.deidentification.rules import Finding, Rules
@@ -25,7 +25,6 @@ from hansa.data.deidentification.tagger import Tagger
 from hansa.data.deidentification.view import cleaned
 
 DEFAULT = "rules+lists"
-BUILT_IN = ("rules", "lists")  # members that execute no code and load no model that a settings file names
 PRESIDIO = "presidio_analyzer:AnalyzerEngine"
 
 
@@ -57,11 +56,13 @@ class CheckedFinder:
     finder: Any
 
     def find(self, text: str, language: str) -> list[Finding]:
-        """See `Deidentifier.find`; raises `UserError` if the finder fails or returns something else."""
+        """See `Deidentifier.find`; raises `DataError` if the finder fails, and `UserError` if it returns something else."""
         try:
             given = self.finder.find(text, language)
+        except UserError:  # it cannot be used at all, for example because its model cannot be loaded
+            raise
         except Exception as error:  # its message may quote the text
-            raise UserError(
+            raise DataError(
                 f"de-identifier '{self.spec}' failed on a text in language '{language}': {type(error).__name__} "
                 f"({place(error)})"
             ) from None
@@ -117,6 +118,8 @@ def find_all(finder: Deidentifier, texts: list[str], language: str) -> list[list
     """The personal details in each text; a finder with a method ``find_all`` gets them all at once."""
     if isinstance(finder, Union | Tagger):
         return finder.find_all(texts, language)
+    if isinstance(finder, CheckedFinder) and isinstance(finder.finder, Tagger):
+        return finder.finder.find_all(texts, language)
     return [finder.find(text, language) for text in texts]
 
 
@@ -130,11 +133,6 @@ def load(spec: str, keep: Iterable[str] = ()) -> Union:
     for kind in sorted(left_alone - set(TYPES)):
         raise UserError(f"'{kind}' is not a type of personal details; {did_you_mean(kind, TYPES)}")
     return Union(tuple(_member(one.strip()) for one in spec.split("+")), left_alone)
-
-
-def built_in(spec: str | None) -> bool:
-    """Whether a spec names built-in members only, which execute no code of others."""
-    return spec is None or all(one.strip() in BUILT_IN for one in spec.split("+"))
 
 
 def _member(spec: str) -> Deidentifier:

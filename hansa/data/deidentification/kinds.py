@@ -1,7 +1,8 @@
-"""The types of personal details, and the names that other corpora and models use for them."""
+"""The types of personal details, the names that others use for them, and the names of the built-in finders."""
 
 import re
 
+BUILT_IN = ("rules", "lists")  # finders that execute no code and load no model that a settings file names
 # Every type that a finder of ours gives. HOSPITAL: also other institutions; TOWN: also regions and countries.
 TYPES = (
     "NAME", "DATE", "PHONE", "EMAIL", "URL", "ID", "ADDRESS", "TOWN", "HOSPITAL", "PROFESSION", "AGE", "RELATIVE",
@@ -35,3 +36,8 @@ def kind_of(label: str) -> str:
     """Our type for a label of another corpus or model (``B-PER``, ``I-LOC``, ``PERSON``); unknown ones stay as they are."""
     plain = re.sub(r"^[BIESLU][-_]", "", label).upper()
     return KINDS.get(plain, plain)
+
+
+def built_in(spec: str | None) -> bool:
+    """Whether a spec names built-in members only, which execute no code of others."""
+    return spec is None or all(one.strip() in BUILT_IN for one in spec.split("+"))

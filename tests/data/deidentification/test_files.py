@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from hansa.cli.data import data as command
 from hansa.core.errors import UserError
+from hansa.data.cache import cache_folder
 from hansa.data.corpora import clinical_notes as generator
 from hansa.data.deidentification.deidentify import Deidentifier, Finding, deidentify, load
 from hansa.data.deidentification.keys import KEY_NAME
@@ -102,14 +103,18 @@ def test_the_command_writes_files_and_never_prints_its_key(tmp_path: Path) -> No
     assert report["bad_rows"] == 1
     assert "it.jsonl:11: not valid JSON" in report["first_problems"][0]
     assert report["replaced"]["NAME"] > 0
-    key = out / KEY_NAME
+    assert not (out / KEY_NAME).exists(), "the key never lies beside the text"
+    key = cache_folder() / KEY_NAME
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     assert key.read_text().strip() not in result.output
     written = (out / "it.jsonl").read_text(encoding="utf-8")
     assert run(file, "--out", out).exit_code == 0
     assert (out / "it.jsonl").read_text(encoding="utf-8") == written, "the key is created once"
-    assert run(file, "--out", tmp_path / "other").exit_code == 0
+    (tmp_path / "other-key").write_text("another secret")
+    assert run(file, "--out", tmp_path / "other", "--key-file", tmp_path / "other-key").exit_code == 0
     assert (tmp_path / "other" / "it.jsonl").read_text(encoding="utf-8") != written
+    (out / "key").write_text("a secret")
+    assert "lies in the output folder" in str(run(file, "--out", out, "--key-file", out / "key").exception)
     assert run(file, "--out", tmp_path / "third", "--key-file", key).exit_code == 0
     assert (tmp_path / "third" / "it.jsonl").read_text(encoding="utf-8") == written
     assert not (tmp_path / "third" / KEY_NAME).exists()
