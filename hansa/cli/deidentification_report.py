@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from hansa.cli.console import output, table
+from hansa.cli.console import output
+from hansa.report.text import table
 
 SHARES = ("leak_rate", "character_recall", "character_precision", "recall", "precision")
 
