@@ -223,14 +223,14 @@ def data_train_finder(
     corpora: Annotated[list[Path] | None, typer.Argument(metavar="CORPUS…", help="annotated texts of your own")] = None,
     language: Annotated[str, typer.Option(help="of rows of the corpora that have no 'lang'")] = "",
     languages: Annotated[str, typer.Option(help="of the generated notes; default all eleven")] = "",
-    notes: Annotated[int, typer.Option(min=1, help="generated notes per language")] = 900,
+    notes: Annotated[int, typer.Option(min=1, help="generated notes per language")] = 600,
     passes: Annotated[int, typer.Option(min=1, help="passes over the notes")] = 4,
     federated: Annotated[bool, typer.Option("--federated", help="a silo per language and corpus")] = False,
     workers: Annotated[int, typer.Option(min=0, help="processes of a federated run")] = 0,
     seed: int = 0,
     format: FormatOption = Format.text,
 ) -> None:
-    """Train a finder of personal details on generated notes and annotated corpora (about eight minutes on one core)."""
+    """Train a finder of personal details on generated notes and annotated corpora (some minutes on one core)."""
     from hansa.report.progress import Progress
     from hansa.runs.finder import LANGUAGES, FinderSettings, train_finder
 
@@ -238,7 +238,7 @@ def data_train_finder(
     progress = Progress(errors, "finder")
     try:
         settings = FinderSettings(chosen, notes, passes, federated=federated, workers=workers, seed=seed)
-        report = train_finder(out, corpora or [], language, settings, progress)
+        report = train_finder(out, corpora or [], language, settings, [progress])
     finally:
         progress.stop()
     finish(format, report, lambda: show_finder(report, str(out)))

@@ -1,6 +1,6 @@
 """Where a silo's samples are stored, and how they are read: part of a federation file."""
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
@@ -46,6 +46,10 @@ class Source(Files):
     target_language: str = Field(default="", description="Language code of the translations.")
     aligned: Files | None = Field(
         default=None, description="Plain text files; line n is the translation of line n of the silo's own files."
+    )
+    overlaps: Literal["drop", "outer"] = Field(
+        default="drop",
+        description="ner: rows whose annotated spans overlap are left out and counted, or keep their outermost spans.",
     )
     where: dict[str, str | int] = Field(default={}, description="Keep only rows whose fields have these values.")
     limit: int | None = Field(

@@ -6,7 +6,7 @@ ordinary run, so it can also be a federated one: every language and every corpus
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +18,6 @@ from hansa.data.corpora.identified_notes import LANGUAGES, identified_notes
 from hansa.data.deidentification.files import annotated_rows
 from hansa.data.deidentification.measuring import measure
 from hansa.data.deidentification.tagger import SETTINGS, Tagger
-from hansa.runs.callbacks import RunCallbacks
 from hansa.runs.run import run
 
 LABELS = ("NAME", "DATE", "PHONE", "EMAIL", "ID", "ADDRESS", "TOWN", "HOSPITAL", "PROFESSION")
@@ -31,8 +30,8 @@ class FinderSettings:
     """How the finder is trained."""
 
     languages: tuple[str, ...] = LANGUAGES
-    notes: int = 1500  # generated notes per language
-    passes: int = 3
+    notes: int = 600  # generated notes per language
+    passes: int = 4
     vocabulary: int = 8000
     federated: bool = False  # one silo per language and corpus, instead of pooled text
     workers: int = 0
@@ -40,11 +39,11 @@ class FinderSettings:
 
 
 def train_finder(
-    out: Path, corpora: list[Path], language: str, settings: FinderSettings, callbacks: RunCallbacks | None = None
+    out: Path, corpora: list[Path], language: str, settings: FinderSettings, callbacks: Iterable[object] = ()
 ) -> dict[str, Any]:
     """Train a finder and write its folder; return its leak rates on held-back generated notes.
 
-    ``corpora``: annotated files or folders, with ``language`` for rows that have no ``lang``. Raises `UserError` if
+    ``callbacks``: see `hansa.runs.callbacks`. ``corpora``: annotated files or folders, with ``language`` for rows that have no ``lang``. Raises `UserError` if
     ``out`` is not empty, and `DataError` if a corpus has no annotated row.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):

@@ -26,6 +26,16 @@ AGE = re.compile(r"(?<![\w.,/-])(?P<age>\d{2,3})[ -]?")
 LONGEST_PROFESSION = 3  # words
 
 
+DAY_WORD_YEAR = re.compile(
+    rf"[0-3]?\d(?:\.|º|er|st|nd|rd|th)? (?:{LETTER}{{1,3}} )?(?P<month>{LETTER}{{4,12}})\.?,? (?:{LETTER}{{1,3}} )?(?:19|20)\d\d(?!\w)"
+)
+
+
+def holes(word: str) -> list[str]:
+    """The word with each of its characters left open: two words of one length that share one differ in one place."""
+    return [f"{word[:i]}*{word[i + 1 :]}" for i in range(len(word))]
+
+
 class Details:
     """The patterns of one language."""
 
@@ -48,6 +58,8 @@ class Details:
         self.cue = re.compile(rf"(?<!\w){words.prefixes}{one_of(words.words('year_cues'))} \(?$")
         later = words.words("year_after")
         self.year_after = re.compile(rf" ?{one_of(later)}") if later else None
+        months = [form for month in words.full_months for form in month if len(form) > 3]
+        self.holes = frozenset(hole for form in months for hole in holes(form.casefold()))
         self.age_after = re.compile(one_of(words.words("ages")))
         jobs = words.words("professions")
         job = rf"(?P<value>{LETTER}{{3,}}(?: {LETTER}{{2,}}){{0,{LONGEST_PROFESSION - 1}}}?)(?=[.,;:()\n]|$| {one_of(words.words('town_cues'))} )"
@@ -122,6 +134,12 @@ class Details:
                 word = YEAR_WORDS.search(text, max(0, m.start() - 8), m.start())
                 yield word.start() if word else m.start(), m.end(), "DATE"
             elif YEAR_PAIR.search(text, max(0, m.start() - 8), m.start()):
+                yield m.start(), m.end(), "DATE"
+
+    def misread_dates(self, text: str, numbers: list[int]) -> Iterator[Claim]:
+        """Written dates whose month has one wrong character, as optical character recognition makes it."""
+        for m in matches(DAY_WORD_YEAR, text, numbers):
+            if not self.holes.isdisjoint(holes(m["month"].casefold())):
                 yield m.start(), m.end(), "DATE"
 
     def ages(self, text: str, numbers: list[int]) -> Iterator[Claim]:

@@ -22,7 +22,7 @@ from hansa.data.deidentification.lists import Lists
 from hansa.data.deidentification.repeats import repeated
 from hansa.data.deidentification.rules import Finding, Rules
 from hansa.data.deidentification.tagger import Tagger
-from hansa.data.deidentification.view import cleaned
+from hansa.data.deidentification.view import cleaned, repaired
 
 DEFAULT = "rules+lists"
 PRESIDIO = "presidio_analyzer:AnalyzerEngine"
@@ -97,8 +97,10 @@ class Union:
         """The personal details in each text; ``together``: a name found in one text is looked for in all of them."""
         views = [cleaned(text) for text in texts]
         plain = [view.text for view in views]
-        by_member = [find_all(member, plain, language) for member in self.members]
-        found = [[f for one in by_member for f in one[n]] for n in range(len(texts))]
+        found = self._found(plain, language)
+        for n, mended in ((n, repaired(text)) for n, text in enumerate(plain)):
+            if mended != plain[n]:
+                found[n] = found[n] + self._found([mended], language)[0]
         names = [[plain[n][f.start : f.end] for f in found[n] if f.type == "NAME"] for n in range(len(texts))]
         if together:
             names = [[name for some in names for name in some]] * len(texts)
@@ -108,6 +110,10 @@ class Union:
             wanted = (f for f in here if f.type not in self.keep and f.start < f.end)
             made.append(sorted({Finding(*view.back(f.start, f.end), f.type) for f in wanted}, key=_order))
         return made
+
+    def _found(self, texts: list[str], language: str) -> list[list[Finding]]:
+        by_member = [find_all(member, texts, language) for member in self.members]
+        return [[f for one in by_member for f in one[n]] for n in range(len(texts))]
 
 
 def _order(finding: Finding) -> tuple[int, int, str]:

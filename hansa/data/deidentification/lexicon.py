@@ -7,7 +7,7 @@ family names, streets or cities, so the findings do not depend on which names ar
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,24 @@ class Vocabulary:
     def titles(self) -> list[str]:
         """All titles that precede a name."""
         return [title for group in ("female", "male", "any") for title in self.words("titles", group)]
+
+
+# Keys of a language file whose values are patterns, or words that are never searched.
+PATTERNS = ("phones", "id_shapes", "postcode", "patterns", "patronymic", "initials", "prefixes", "surrogate")
+
+
+def caseless(words: Vocabulary) -> Vocabulary:
+    """The vocabulary for texts in small letters: its words are in small letters, and case says nothing."""
+
+    def lower(value: Any, key: str = "") -> Any:
+        if key in PATTERNS:
+            return value
+        if isinstance(value, dict):
+            return {k: lower(v, k) for k, v in value.items()}
+        return [lower(v) for v in value] if isinstance(value, list) else value.lower() if isinstance(value, str) else value
+
+    months = [[[form.lower() for form in forms] for forms in table] for table in (words.full_months, words.short_months)]
+    return replace(words, raw=lower(words.raw), cased=False, full_months=months[0], short_months=months[1])
 
 
 def without_case(text: str) -> bool:

@@ -5,6 +5,7 @@ import unicodedata
 from collections.abc import Iterable
 from functools import lru_cache
 
+from hansa.data.deidentification.details import holes
 from hansa.data.deidentification.lexicon import UPPER, Vocabulary, vocabulary, without_case
 from hansa.data.deidentification.names import is_eponym, stemmed
 from hansa.data.deidentification.rules import Finding
@@ -34,7 +35,7 @@ def repeated(text: str, names: Iterable[str], language: str) -> list[Finding]:
     endings = words.raw.get("name_endings", 0)
     stems = {plain(stemmed(w)) for w in wanted.values()} if endings else set()
     long = [w for w in wanted if len(w) >= MISREAD] if words.cased else []
-    shapes = {shape for w in long for shape in _holes(w)}
+    shapes = {shape for w in long for shape in holes(w)}
     found = []
     token_pattern = CAPITALISED if words.cased and not without_case(text) else TOKEN
     for m in token_pattern.finditer(text):
@@ -44,7 +45,7 @@ def repeated(text: str, names: Iterable[str], language: str) -> list[Finding]:
         read = plain(token)
         hit = read in wanted or (endings and any(read.startswith(s) and len(read) - len(s) <= endings for s in stems))
         if not hit and len(read) >= MISREAD and shapes:
-            hit = not shapes.isdisjoint(_holes(read)) and token.casefold() not in words.stop
+            hit = not shapes.isdisjoint(holes(read)) and token.casefold() not in words.stop
         if hit and not is_eponym(words, text, m.start(), m.end()):
             found.append(Finding(m.start(), m.end(), "NAME"))
     return found
@@ -54,8 +55,3 @@ def _telling(word: str, words: Vocabulary) -> bool:
     small = word.casefold()
     title = small in words.title_words
     return len(word) >= SHORTEST and small not in words.stop and small not in words.particles and not title
-
-
-def _holes(word: str) -> list[str]:
-    """The word with each of its characters left open: two words of one length that share one differ in one place."""
-    return [f"{word[:i]}*{word[i + 1 :]}" for i in range(len(word))]

@@ -8,7 +8,7 @@ among numbers, the longest.
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 from hansa.data.deidentification.details import Details
@@ -20,6 +20,7 @@ from hansa.data.deidentification.lexicon import (
     UNCASED,
     UPPER,
     Vocabulary,
+    caseless,
     matches,
     one_of,
     same_length,
@@ -79,16 +80,19 @@ class Rules:
     """The built-in de-identifier: one set of compiled patterns per language."""
 
     def find(self, text: str, language: str) -> list[Finding]:
-        """The personal details in a text, in order; raises `UserError` if the language has no rules."""
+        """The personal details in a text; raises `UserError` if the language has no rules."""
         words = vocabulary(language)
         if words.cased and without_case(text):
-            return _patterns(words.code, False).find(same_length(text, str.lower))
-        return _patterns(words.code, words.cased).find(text)
+            small = _patterns(words.code, True).find(same_length(text, str.lower))
+            # numbers with letters (MRN-1234, NW1 6XE) have formats in capitals
+            large = _patterns(words.code, False).find(same_length(text, str.upper))
+            return small + [f for f in large if f.type in ("ID", "PHONE", "ADDRESS", "DATE", "TOWN")]
+        return _patterns(words.code, False).find(text)
 
 
 @cache
-def _patterns(language: str, cased: bool) -> "Patterns":
-    return Patterns(replace(vocabulary(language), cased=cased))
+def _patterns(language: str, small: bool) -> "Patterns":
+    return Patterns(caseless(vocabulary(language)) if small else vocabulary(language))
 
 
 class Patterns:
@@ -135,6 +139,7 @@ class Patterns:
         add(self._addresses(text, anchors), "ADDRESS")
         add(self._numeric_dates(text, numbers), "DATE")
         add(self._written_dates(text, anchors), "DATE")
+        claim(more.misread_dates(text, numbers))
         claim(more.towns(text, numbers))
         claim(self._numbers(text, anchors, numbers))
         claim(more.institutions(text, anchors))

@@ -12,6 +12,8 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import accumulate
 
+from hansa.data.deidentification.lexicon import UPPER
+
 ENTITY = r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});"
 INLINE = r"</?(?:b|i|u|em|strong|span|font|mark|small|big|sup|sub|a|wbr)(?:\s[^<>]{0,300})?/?>"
 TAG = r"</?[A-Za-z][^<>\n]{0,300}>|<!--[^>]{0,2000}-->"
@@ -20,17 +22,19 @@ INVISIBLE = (
 )
 WIDE_SPACE = "\t\x1f\xa0\u1680\u2000-\u200a\u202f\u205f\u3000"
 BROKEN = r"(?<=[^\W\d_])[-\xad\u2010]+[ \t]*\r?\n[ \t]*(?=[^\W\d_])"  # a word that goes on in the next line
-# The end of a line inside a sentence. A line that begins with a label or a bullet begins something new.
-WRAP = r"(?<=[^\s.!?:;…])[ \t]*\r?\n[ \t]*(?=\w|\()(?![^\n:]{1,40}:)(?!\d{1,2}[.)] )"
+# The end of a line inside a paragraph. A line that begins with a label, a bullet or a number begins something new.
+WRAP = (
+    rf"(?<=[^\s!?…])[ \t]*\r?\n[ \t]*(?=[\w(+„“\"«№])(?-i:(?![{UPPER}][^\n:.,;\d]{{1,30}}:(?!\w)))(?!\d{{1,2}}[.)] )"
+)
 # Letters that are written with other code points: full width, ligatures, presentation forms, mathematical letters.
 FORMS = "[\uff01-\uff5e\ufb00-\ufb06\ufb1d-\ufdff\ufe70-\ufefc\U0001d400-\U0001d7ff]+"
-MARKED = "[^\\W\\d_][\u0300-\u036f]+"
+MARKED = "[^\\W\\d_][\u0300-\u036f\u0653-\u0655]+"
 HIDDEN = re.compile(
     f"(?P<entity>{ENTITY})|(?P<inline>{INLINE})|(?P<tag>{TAG})|(?P<broken>{BROKEN})|(?P<invisible>{INVISIBLE})"
     f"|(?P<wrap>{WRAP})|(?P<space>[ {WIDE_SPACE}]{{2,}}|[{WIDE_SPACE}])|(?P<form>{FORMS}|{MARKED})",
     re.I,
 )
-MAYBE = re.compile(f"[&<\n{WIDE_SPACE}\x00-\x08\x0e-\x1b\x7f-\x9f\xad\u0300-\u036f\u0640\u061c]|  |[\u1680-\uffff\U0001d400-\U0001d7ff]")
+MAYBE = re.compile(f"[&<\n{WIDE_SPACE}\x00-\x08\x0e-\x1b\x7f-\x9f\xad\u0300-\u036f\u0653-\u0655\u0640\u061c]|  |[\u1680-\uffff\U0001d400-\U0001d7ff]")
 PASSES = 3  # an entity may hide a tag, and a tag a soft hyphen
 
 
@@ -120,3 +124,32 @@ def _plain(m: re.Match[str]) -> str:
     if kind == "form":
         return unicodedata.normalize("NFKC", m[0])
     return " "
+
+
+# Misread characters: a digit in a word (Wa1ker, 5utton), a letter in a number (498S896, 20l7).
+MISREAD_WORD = re.compile(r"(?<![^\W_])(?=[^\W_]*[^\W\d_]{2})[^\W\d_]*[01358][^\W\d_]+(?![^\W_])|(?<![^\W_])[^\W\d_]{3,}[018](?![^\W_])")
+MISREAD_NUMBER = re.compile(
+    r"(?<![^\W_])\d+[lIOoSB]\d+(?![^\W_])|(?<=[\d)] )[lIOSB]\d{2,}(?![^\W_])|(?<![^\W_])\d{3,}[lIOoSB](?![^\W_])"
+    r"|(?<=\d )\d[lIOoSB](?![^\W_])"
+)
+AS_LETTER = str.maketrans("01358", "olesb")
+AS_CAPITAL = str.maketrans("01358", "OIESB")
+AS_DIGIT = str.maketrans("lIOoSB", "110058")
+
+
+def repaired(text: str) -> str:
+    """The text with the errors of optical character recognition that can be told from the token alone corrected.
+
+    Every character stays one character, so offsets do not change.
+    """
+    if MISREAD_NUMBER.search(text):
+        text = MISREAD_NUMBER.sub(lambda m: m[0].translate(AS_DIGIT), text)
+    return MISREAD_WORD.sub(_as_word, text)
+
+
+def _as_word(m: re.Match[str]) -> str:
+    word = m[0]
+    if not any(c.islower() for c in word) and any(c.isupper() for c in word):
+        return word  # B27, CD34
+    first = word[0].translate(AS_CAPITAL) if word[0].isdigit() else word[0]
+    return first + word[1:].translate(AS_LETTER)
