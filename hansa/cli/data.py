@@ -96,7 +96,8 @@ def data_import(
     out: Annotated[Path, typer.Option(help="the folder to write to, new or empty")],
     language: Annotated[str, typer.Option(help="the language of the silo, such as it")],
     kind: Annotated[
-        str, typer.Option(help="auto, text, pdf (its text), html, xml, json, wiki, csv, cda, hl7, rtf, docx, email, zip")
+        str,
+        typer.Option(help="auto, text, pdf (its text), html, xml, json, wiki, csv, cda, hl7, rtf, docx, email, zip"),
     ] = "auto",
     documents: Annotated[str, typer.Option(help="in text, a document is one of: files, blocks, lines")] = "files",
     field: Annotated[str, typer.Option(help="the field of JSON, or column of a table, with the text")] = "text",
@@ -166,7 +167,9 @@ def data_deidentify(
         typer.Option("--with", metavar="SPEC", help="rules, lists, model:FOLDER, presidio, module:Class, or A+B"),
     ] = "rules+lists",
     keep: Annotated[str, typer.Option(help="types to leave alone, e.g. AGE,PROFESSION")] = "",
-    patient: Annotated[str, typer.Option(help="field that says which neighbouring rows are about one patient")] = "patient",
+    patient: Annotated[
+        str, typer.Option(help="field that says which neighbouring rows are about one patient")
+    ] = "patient",
     key_file: Annotated[Path | None, typer.Option(help="the secret behind the surrogates")] = None,
     preview: Annotated[int, typer.Option(min=0, help="only show the first N details that would be replaced")] = 0,
     measure: Annotated[bool, typer.Option("--measure", help="only score against annotated files")] = False,

@@ -18,7 +18,9 @@ def show_scores(scores: dict[str, Any]) -> None:
     for code, found in scores["languages"].items():
         for kind, one in {"all": found["overall"], **found["types"]}.items():
             values = [_share(one[share]) for share in SHARES]
-            rows.append([f"{code} {kind}", f"{one['entities']:,}", f"{one['leaked']:,}", f"{one['findings']:,}", *values])
+            rows.append(
+                [f"{code} {kind}", f"{one['entities']:,}", f"{one['leaked']:,}", f"{one['findings']:,}", *values]
+            )
     columns = ["", "gold", "leaked", "found", *(s.replace("_", " ") for s in SHARES)]
     output.print(table(columns, rows, "Personal details that leak"))
     for code, found in scores["languages"].items():
@@ -36,15 +38,21 @@ def show_preview(details: list[dict[str, str]]) -> None:
     """Print details that would be replaced, in their context."""
     for one in details:
         before, after = (one[side].replace("\n", " ") for side in ("before", "after"))
-        output.print(f"{one['place']}  {one['type']:<10} …{before}[[{one['found']}]]{after}…", highlight=False, markup=False)
+        output.print(
+            f"{one['place']}  {one['type']:<10} …{before}[[{one['found']}]]{after}…", highlight=False, markup=False
+        )
 
 
 def show_finder(report: dict[str, Any], folder: str) -> None:
     """Print the leak rates of a trained finder on held-back generated notes."""
     kinds = sorted({kind for rates in report["leaks"].values() for kind in rates})
     rows = [[code, *(_share(rates.get(kind)) for kind in kinds)] for code, rates in report["leaks"].items()]
-    output.print(table(["", *kinds], rows, f"Leak rates on held-back generated notes, without rules and lists: {folder}"))
-    output.print(f"use it: hansa data deidentify FILE… --with rules+lists+model:{folder}", highlight=False, markup=False)
+    output.print(
+        table(["", *kinds], rows, f"Leak rates on held-back generated notes, without rules and lists: {folder}")
+    )
+    output.print(
+        f"use it: hansa data deidentify FILE… --with rules+lists+model:{folder}", highlight=False, markup=False
+    )
 
 
 def show_problems(report: dict[str, Any]) -> None:

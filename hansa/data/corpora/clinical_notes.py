@@ -82,9 +82,7 @@ def notes(code: str, count: int, seed: int = 0, sentences: tuple[int, int] = (4,
         yield note(code, number, seed, sentences)
 
 
-def note(
-    code: str, number: int, seed: int, sentences: tuple[int, int], with_people: bool = True
-) -> dict[str, Any]:
+def note(code: str, number: int, seed: int, sentences: tuple[int, int], with_people: bool = True) -> dict[str, Any]:
     """Note ``number`` of a seed, with at least ``sentences[0]`` and at most ``sentences[1]`` clinical sentences.
 
     ``with_people=False`` leaves out the sentences that contain personal details.

@@ -125,7 +125,9 @@ class _Writer:
             head = "".join(chr(65 + int(self.rng.integers(26))) for _ in range(int(self.rng.integers(2, 5))))
             if self.rng.random() < 0.5:
                 head = self._unknown(str(self.one(["Albuminosa", "Hematoma", "Bilirrubina", "Leukocytosis"])))
-            number = self._digits(str(self.one(("#", "##", "#,#", "##.#", "###", "#.###", "##x##", "#-#", "1/##", "##%"))))
+            number = self._digits(
+                str(self.one(("#", "##", "#,#", "##.#", "###", "#.###", "##x##", "#-#", "1/##", "##%")))
+            )
             parts.append(f"{head}{self.one((':', '', ' de', ' =', ' >'))} {number} {self.one(UNITS)}".strip())
         return str(self.one(("; ", ", ", ". "))).join(parts) + "."
 
@@ -194,7 +196,11 @@ class _Writer:
     def _date(self) -> str:
         if self.held_back and self.rng.random() < 0.6:
             return clinical_notes.personal_detail(self.words, "date", int(self.rng.integers(1 << 62)))
-        day, month, year = int(self.rng.integers(1, 29)), int(self.rng.integers(1, 13)), int(self.rng.integers(1930, 2027))
+        day, month, year = (
+            int(self.rng.integers(1, 29)),
+            int(self.rng.integers(1, 13)),
+            int(self.rng.integers(1930, 2027)),
+        )
         words = vocabulary(self.code)
         joiners = words.words("date", "joiners")
         joiner = f" {joiners[0]} " if joiners and self.code in ("es", "pt") else " "

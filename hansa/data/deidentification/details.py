@@ -12,9 +12,7 @@ from hansa.data.deidentification.lexicon import CAPITAL, LETTER, UNCASED, UPPER,
 Claim = tuple[int, int, str]
 AGE_LIMIT = 89  # higher ages identify (HIPAA Safe Harbor, 45 CFR 164.514(b)(2)(i)(C))
 # The value of a labelled field: to the end of the line or sentence.
-VALUE = (
-    rf"(?P<value>[^\n;]{{1,80}}?)(?=\s*(?:\.?\s*(?:\n|$|;)|(?:(?<=[^\W\d_]{{4}})|(?<=\d))\.\s+[{UPPER}]|,? (?:{LETTER}|[º° ]){{2,24}}:))"
-)
+VALUE = rf"(?P<value>[^\n;]{{1,80}}?)(?=\s*(?:\.?\s*(?:\n|$|;)|(?:(?<=[^\W\d_]{{4}})|(?<=\d))\.\s+[{UPPER}]|,? (?:{LETTER}|[º° ]){{2,24}}:))"
 DATE = r"(?P<value>\d[\w ./:-]{2,24}\d)(?!\d)"
 NUMBER = r"(?P<value>\w[\w/.-]*(?: ?[-/]? ?\d[\d-]*){0,7})"
 VALUES = {"ID": NUMBER, "DATE": DATE}
@@ -49,9 +47,16 @@ class Details:
         particle = f"(?:{one_of(words.particles)} )*" if words.particles else ""
         word = CAPITAL if words.cased else UNCASED
         street = one_of([w for w in words.words("address", "streets") if len(w) > 2])
-        named = rf"(?!{street}){particle}(?:{ABBREVIATED}|{word}|[IVX]+(?!\w)|\d{{1,2}} de {LETTER}+)" if words.cased else word
+        named = (
+            rf"(?!{street}){particle}(?:{ABBREVIATED}|{word}|[IVX]+(?!\w)|\d{{1,2}} de {LETTER}+)"
+            if words.cased
+            else word
+        )
         self.before = self._pattern(
-            "before", lambda some: rf"{words.prefixes}(?P<head>{some})(?: (?:\"|“|«|[Nn][º°]? ?|№ ?)?(?:{named}|\d{{1,3}}(?!\d))){{1,{7 if words.cased else 2}}}"
+            "before",
+            lambda some: (
+                rf"{words.prefixes}(?P<head>{some})(?: (?:\"|“|«|[Nn][º°]? ?|№ ?)?(?:{named}|\d{{1,3}}(?!\d))){{1,{7 if words.cased else 2}}}"
+            ),
         )
         self.after = self._pattern("after", lambda some: some)
         self.leading = re.compile(rf"(?:(?:St\.|{CAPITAL})(?: (?:of|and|the|for|&))*[ -])+$")
@@ -68,7 +73,9 @@ class Details:
         city = rf"{word}(?:[ -]{particle}{word}){{0,2}}"
         tail = rf"(?:(?:, ?|\. ?| - | )\(?{city}\)?(?=[).,;\n]|$| [\w-]+[:@])){{0,2}}" if words.cased else ""
         self.postcode = (
-            re.compile(rf"(?<![\w.,/])(?<!\d-)\d{{5}}(?:[ .,]{{1,2}}(?:[-–] ?)?|-){city}{tail}") if r"\d{5}" in code else None
+            re.compile(rf"(?<![\w.,/])(?<!\d-)\d{{5}}(?:[ .,]{{1,2}}(?:[-–] ?)?|-){city}{tail}")
+            if r"\d{5}" in code
+            else None
         )
         # Los Alisos, 10. 13002 …: a street without a street word, before a postcode
         self.bare_street = re.compile(
@@ -99,7 +106,11 @@ class Details:
         """Hospitals and other institutions with a name of their own."""
         for m in matches(self.before, text, anchors) if self.before else ():
             rest = m[0].split()[1:]
-            named = any(w[:1].isupper() for w in rest) if m[0][:1].isupper() else any(w.istitle() and len(w) > 3 for w in rest)
+            named = (
+                any(w[:1].isupper() for w in rest)
+                if m[0][:1].isupper()
+                else any(w.istitle() and len(w) > 3 for w in rest)
+            )
             if self.words.cased:
                 end = m.end() if named else 0
             else:

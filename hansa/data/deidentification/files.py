@@ -117,7 +117,13 @@ def preview_files(
                     return
                 shown += 1
                 before, after = text[max(0, f.start - CONTEXT) : f.start], text[f.end : f.end + CONTEXT]
-                yield {"place": row.place, "type": f.type, "before": before, "found": text[f.start : f.end], "after": after}
+                yield {
+                    "place": row.place,
+                    "type": f.type,
+                    "before": before,
+                    "found": text[f.start : f.end],
+                    "after": after,
+                }
 
 
 def _rewritten(
@@ -209,7 +215,9 @@ def score_files(
             f"{', '.join(map(str, paths))}: no row can be scored{first}; give rows with 'personal' spans or BIO tags"
         )
     return {
-        "languages": {code: measure(gold, finder, code, types=types) for code, gold in sorted(by_language.items()) if gold},
+        "languages": {
+            code: measure(gold, finder, code, types=types) for code, gold in sorted(by_language.items()) if gold
+        },
         "texts": {code: len(gold) for code, gold in sorted(by_language.items())},
         "bad_rows": problems.bad,
         "first_problems": problems.first,

@@ -19,7 +19,9 @@ def surrogate_key(key_file: Path | None, folder: Path, out: Path | None = None) 
     """
     given = (key_file or folder / KEY_NAME).resolve()
     if out is not None and given.is_relative_to(out.resolve()):
-        raise UserError(f"{given}: the key lies in the output folder {out}; keep it elsewhere, and name it with --key-file")
+        raise UserError(
+            f"{given}: the key lies in the output folder {out}; keep it elsewhere, and name it with --key-file"
+        )
     if key_file is not None:
         if not key_file.is_file():
             raise UserError(

@@ -133,9 +133,13 @@ def caseless(words: Vocabulary) -> Vocabulary:
             return value
         if isinstance(value, dict):
             return {k: lower(v, k) for k, v in value.items()}
-        return [lower(v) for v in value] if isinstance(value, list) else value.lower() if isinstance(value, str) else value
+        return (
+            [lower(v) for v in value] if isinstance(value, list) else value.lower() if isinstance(value, str) else value
+        )
 
-    months = [[[form.lower() for form in forms] for forms in table] for table in (words.full_months, words.short_months)]
+    months = [
+        [[form.lower() for form in forms] for forms in table] for table in (words.full_months, words.short_months)
+    ]
     return replace(words, raw=lower(words.raw), cased=False, full_months=months[0], short_months=months[1])
 
 

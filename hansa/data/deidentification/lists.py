@@ -31,11 +31,7 @@ WORD = re.compile(rf"{LETTER}(?:{LETTER}|['’׳״-](?={LETTER}))*")
 SENTENCE_END = re.compile(r"(?:^|[.!?:;•\n\"“«(–-])\s*$")
 # Given names that are also words with which a sentence may begin.
 ORDINARY = frozenset(
-    "will mark may grace rose hope faith joy dawn april june august summer bill frank art chase drew pat sue dale "
-    "clay skip page price rich sterling iris alba rosa pilar clara vera bruno pero luz paz mar dolores remedios mercedes "
-    "angeles consuelo socorro salud milagros blanca leon celeste prudence constance pascal noel felicite aurore marine "
-    "fleur fiore gioia salvo bianca serena chiara stella viola perla alma victoria gloria мир вера надежда любовь слава "
-    "роза лилия майя роман марк надія віра любов мир здрава".split()
+    ["will", "mark", "may", "grace", "rose", "hope", "faith", "joy", "dawn", "april", "june", "august", "summer", "bill", "frank", "art", "chase", "drew", "pat", "sue", "dale", "clay", "skip", "page", "price", "rich", "sterling", "iris", "alba", "rosa", "pilar", "clara", "vera", "bruno", "pero", "luz", "paz", "mar", "dolores", "remedios", "mercedes", "angeles", "consuelo", "socorro", "salud", "milagros", "blanca", "leon", "celeste", "prudence", "constance", "pascal", "noel", "felicite", "aurore", "marine", "fleur", "fiore", "gioia", "salvo", "bianca", "serena", "chiara", "stella", "viola", "perla", "alma", "victoria", "gloria", "мир", "вера", "надежда", "любовь", "слава", "роза", "лилия", "майя", "роман", "марк", "надія", "віра", "любов", "мир", "здрава"]
 )
 CAPITALISED_NOUNS = ("de",)  # where a capital letter says little
 
@@ -69,7 +65,11 @@ class _Known:
 
     def _in_sequence(self, text: str, start: int, end: int) -> Iterator[Finding]:
         words = [(w.start(), w.end(), plain(w[0])) for w in WORD.finditer(text, start, end)]
-        while words and (text[words[0][0] : words[0][1]].casefold() in self.words.stop or self._first_only(text, words)):
+        while words and (
+            text[words[0][0] : words[0][1]].casefold() in self.words.stop or self._first_only(text, words)
+        ):
+            words = words[1:]
+        while words and text[words[0][0]].islower() and words[0][2] in self.words.particles:
             words = words[1:]
         while words and words[-1][2] in self.words.particles:
             words = words[:-1]
@@ -137,7 +137,7 @@ class _Known:
 
     def _uncased_name(self, text: str, words: list[tuple[int, int, str]], at: int) -> int:
         """The number of words of the name that begins at a word: a given name, then listed names beside it."""
-        if words[at][2] not in self.given and words[at][2] not in self.family or words[at][2] in self.words.stop:
+        if (words[at][2] not in self.given and words[at][2] not in self.family) or words[at][2] in self.words.stop:
             return 0
         count = 1
         while at + count < len(words) and count < LONGEST:

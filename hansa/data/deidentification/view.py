@@ -12,20 +12,22 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import accumulate
 
-from hansa.data.deidentification.lexicon import UPPER
+from hansa.data.deidentification.lexicon import LOWER, UPPER
 
 ENTITY = r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});"
-INLINE = r"</?(?:b|i|u|em|strong|span|font|mark|small|big|sup|sub|a|wbr)(?:\s[^<>]{0,300})?/?>"
-TAG = r"</?[A-Za-z][^<>\n]{0,300}>|<!--[^>]{0,2000}-->"
+INLINE = r"</?(?:b|i|u|em|strong|span|font|mark|small|big|sup|sub|a|wbr)(?:\s[^<>]{0,300})?/?>|<!--[^>]{0,2000}-->"
+TAG = r"</?[A-Za-z][^<>\n]{0,300}>"
 INVISIBLE = (
     "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u034f\u0640\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]+"
 )
 WIDE_SPACE = "\t\x1f\xa0\u1680\u2000-\u200a\u202f\u205f\u3000"
 BROKEN = r"(?<=[^\W\d_])[-\xad\u2010]+[ \t]*\r?\n[ \t]*(?=[^\W\d_])"  # a word that goes on in the next line
 # The end of a line inside a paragraph. A line that begins with a label, a bullet or a number begins something new.
-WRAP = (
-    rf"(?<=[^\s!?…])[ \t]*\r?\n[ \t]*(?=[\w(+„“\"«№])(?-i:(?![{UPPER}][^\n:.,;\d]{{1,30}}:(?!\w)))(?!\d{{1,2}}[.)] )"
-)
+LINE_END = r"[ \t]*\r?\n[ \t]*"
+GOES_ON = r'(?=[\w(+„“"«№])(?!\d{1,2}[.)] )'
+LABEL = rf"[{UPPER}][^\n:.,;\d]{{1,30}}:(?!\w)"
+SHORT = "|".join(rf"(?<=[\s-]{LOWER * n})" for n in (1, 2, 3))  # a title or a preposition is never the end
+WRAP = rf"(?-i:(?<=[^\s!?…]){LINE_END}{GOES_ON}(?!{LABEL})|(?:{SHORT}){LINE_END}{GOES_ON})"
 # Letters that are written with other code points: full width, ligatures, presentation forms, mathematical letters.
 FORMS = "[\uff01-\uff5e\ufb00-\ufb06\ufb1d-\ufdff\ufe70-\ufefc\U0001d400-\U0001d7ff]+"
 MARKED = "[^\\W\\d_][\u0300-\u036f\u0653-\u0655]+"
@@ -34,7 +36,9 @@ HIDDEN = re.compile(
     f"|(?P<wrap>{WRAP})|(?P<space>[ {WIDE_SPACE}]{{2,}}|[{WIDE_SPACE}])|(?P<form>{FORMS}|{MARKED})",
     re.I,
 )
-MAYBE = re.compile(f"[&<\n{WIDE_SPACE}\x00-\x08\x0e-\x1b\x7f-\x9f\xad\u0300-\u036f\u0653-\u0655\u0640\u061c]|  |[\u1680-\uffff\U0001d400-\U0001d7ff]")
+MAYBE = re.compile(
+    f"[&<\n{WIDE_SPACE}\x00-\x08\x0e-\x1b\x7f-\x9f\xad\u0300-\u036f\u0653-\u0655\u0640\u061c]|  |[\u1680-\uffff\U0001d400-\U0001d7ff]"
+)
 PASSES = 3  # an entity may hide a tag, and a tag a soft hyphen
 
 
@@ -127,7 +131,9 @@ def _plain(m: re.Match[str]) -> str:
 
 
 # Misread characters: a digit in a word (Wa1ker, 5utton), a letter in a number (498S896, 20l7).
-MISREAD_WORD = re.compile(r"(?<![^\W_])(?=[^\W_]*[^\W\d_]{2})[^\W\d_]*[01358][^\W\d_]+(?![^\W_])|(?<![^\W_])[^\W\d_]{3,}[018](?![^\W_])")
+MISREAD_WORD = re.compile(
+    r"(?<![^\W_])(?=[^\W_]*[^\W\d_]{2})[^\W\d_]*[01358][^\W\d_]+(?![^\W_])|(?<![^\W_])[^\W\d_]{3,}[018](?![^\W_])"
+)
 MISREAD_NUMBER = re.compile(
     r"(?<![^\W_])\d+[lIOoSB]\d+(?![^\W_])|(?<=[\d)] )[lIOSB]\d{2,}(?![^\W_])|(?<![^\W_])\d{3,}[lIOoSB](?![^\W_])"
     r"|(?<=\d )\d[lIOoSB](?![^\W_])"

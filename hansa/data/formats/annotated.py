@@ -88,7 +88,7 @@ def words_and_tags(
         raise BadRow(f"it has {len(words)} tokens but {len(tags)} tags")
     for tag in tags:
         if not isinstance(tag, str) or not TAG.fullmatch(tag):
-            raise BadRow("it has a tag that is neither BIO (O, B-TYPE, I-TYPE) nor IOBES or BILOU")
+            raise BadRow("it has a tag that is not BIO (O, B-TYPE, I-TYPE), IOBES or BILOU")
     return list(map(str, words)), [as_bio(tag) for tag in tags]
 
 

@@ -12,7 +12,6 @@ from hansa.data.formats.standoff import conll, looks_tagged
 from hansa.data.rows import ParsedRow
 from hansa.data.source import Source
 
-
 LOOK = 20  # lines that are examined to see whether a file has tags in its last column
 
 

@@ -44,7 +44,9 @@ def _written(value: Any) -> Iterator[str]:
             if name in FHIR_TEXT and isinstance(one, str):
                 yield one
             elif name == "note" and isinstance(one, list):
-                yield from (note["text"] for note in one if isinstance(note, dict) and isinstance(note.get("text"), str))
+                yield from (
+                    note["text"] for note in one if isinstance(note, dict) and isinstance(note.get("text"), str)
+                )
             elif isinstance(one, dict | list):
                 yield from _written(one)
 

@@ -37,7 +37,7 @@ def detect(sample: bytes, language: str) -> str:
     if len(readable) < 2:
         return (readable or list(known))[0]
     garbled = needed("charset_normalizer.md").mess_ratio
-    return min(readable, key=lambda name: (_odd(sample.decode(name)) + garbled(sample.decode(name)[:4096], 1.0)))
+    return min(readable, key=lambda name: _odd(sample.decode(name)) + garbled(sample.decode(name)[:4096], 1.0))
 
 
 def _decodes(sample: bytes, name: str) -> bool:
@@ -57,7 +57,9 @@ def _odd(text: str) -> float:
             letters += 1
             odd += c.isupper() and last.islower()
             odd += "\u0400" <= c <= "\u040f" or "\u0450" <= c <= "\u045f"  # rare Cyrillic letters
-        elif not (c.isprintable() or c in "\r\n\t") or "\u2500" <= c <= "\u25ff" or (not c.isascii() and last.isalpha()):
+        elif (
+            not (c.isprintable() or c in "\r\n\t") or "\u2500" <= c <= "\u25ff" or (not c.isascii() and last.isalpha())
+        ):
             odd += 1
         last = c
     return odd / max(1, letters)

@@ -12,8 +12,8 @@ from hansa.core.errors import UserError
 from hansa.core.seeds import stream
 from hansa.data.corpora import clinical_notes as generator
 from hansa.data.deidentification.deidentify import Finding, Rules, load
-from hansa.data.deidentification.measuring import measure
 from hansa.data.deidentification.lexicon import FOLDER, vocabulary
+from hansa.data.deidentification.measuring import measure
 
 RULES = Rules()
 LANGUAGES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
