@@ -43,7 +43,8 @@ def train_finder(
 ) -> dict[str, Any]:
     """Train a finder and write its folder; return its leak rates on held-back generated notes.
 
-    ``callbacks``: see `hansa.runs.callbacks`. ``corpora``: annotated files or folders, with ``language`` for rows that have no ``lang``. Raises `UserError` if
+    ``callbacks``: see `hansa.runs.callbacks`. ``corpora``: annotated files or folders, with ``language`` for rows that
+    have no ``lang``. Raises `UserError` if
     ``out`` is not empty, and `DataError` if a corpus has no annotated row.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):

@@ -102,7 +102,7 @@ class _Writer:
         return (text if self.held_back else self._rewritten(text)), spans
 
     def _disguised(self, text: str) -> str:
-        """Clinical text in which half of the words are unknown ones: what is not known is not a name for that reason."""
+        """Clinical text in which half of the words are invented: an unknown word is not a name for that reason."""
         if self.held_back:
             return text
         kind = self.rng.random()
@@ -208,7 +208,8 @@ class _Writer:
         short = (words.short_months[month - 1] or words.full_months[month - 1])[0]
         forms = [
             f"{day:02}/{month:02}/{year}", f"{day}.{month}.{year}", f"{year}-{month:02}-{day:02}",
-            f"{day}-{month}-{year % 100:02}", f"{day:02}.{month:02}.{year % 100:02}", f"{day}{joiner}{full}{joiner}{year}",
+            f"{day}-{month}-{year % 100:02}", f"{day:02}.{month:02}.{year % 100:02}",
+            f"{day}{joiner}{full}{joiner}{year}",
             f"{day}{joiner}{full}", f"{day} {short} {year}", f"{full} {year}",
         ]  # fmt: skip
         if self.code == "en":

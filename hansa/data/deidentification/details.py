@@ -1,7 +1,7 @@
 """Find what else identifies: values of labelled fields, institutions, towns, years, high ages, professions.
 
-The words come from `languages/LANG.yaml`: ``fields`` (label → type), ``hospitals`` (words before or after the name of an
-institution), ``year_cues``, ``ages`` and ``professions``.
+The words come from `languages/LANG.yaml`: ``fields`` (label → type), ``hospitals`` (words before or after the name of
+an institution), ``year_cues``, ``ages`` and ``professions``.
 """
 
 import re
@@ -12,7 +12,10 @@ from hansa.data.deidentification.lexicon import CAPITAL, LETTER, UNCASED, UPPER,
 Claim = tuple[int, int, str]
 AGE_LIMIT = 89  # higher ages identify (HIPAA Safe Harbor, 45 CFR 164.514(b)(2)(i)(C))
 # The value of a labelled field: to the end of the line or sentence.
-VALUE = rf"(?P<value>[^\n;]{{1,80}}?)(?=\s*(?:\.?\s*(?:\n|$|;)|(?:(?<=[^\W\d_]{{4}})|(?<=\d))\.\s+[{UPPER}]|,? (?:{LETTER}|[º° ]){{2,24}}:))"
+VALUE = (
+    rf"(?P<value>[^\n;]{{1,80}}?)(?=\s*(?:\.?\s*(?:\n|$|;)|(?:(?<=[^\W\d_]{{4}})|(?<=\d))\.\s+[{UPPER}]"
+    rf"|,? (?:{LETTER}|[º° ]){{2,24}}:))"
+)
 DATE = r"(?P<value>\d[\w ./:-]{2,24}\d)(?!\d)"
 NUMBER = r"(?P<value>\w[\w/.-]*(?: ?[-/]? ?\d[\d-]*){0,7})"
 VALUES = {"ID": NUMBER, "DATE": DATE}
@@ -25,7 +28,8 @@ LONGEST_PROFESSION = 3  # words
 
 
 DAY_WORD_YEAR = re.compile(
-    rf"[0-3]?\d(?:\.|º|er|st|nd|rd|th)? (?:{LETTER}{{1,3}} )?(?P<month>{LETTER}{{4,12}})\.?,? (?:{LETTER}{{1,3}} )?(?:19|20)\d\d(?!\w)"
+    rf"[0-3]?\d(?:\.|º|er|st|nd|rd|th)? (?:{LETTER}{{1,3}} )?(?P<month>{LETTER}{{4,12}})\.?,? (?:{LETTER}{{1,3}} )?"
+    r"(?:19|20)\d\d(?!\w)"
 )
 
 
@@ -55,7 +59,8 @@ class Details:
         self.before = self._pattern(
             "before",
             lambda some: (
-                rf"{words.prefixes}(?P<head>{some})(?: (?:\"|“|«|[Nn][º°]? ?|№ ?)?(?:{named}|\d{{1,3}}(?!\d))){{1,{7 if words.cased else 2}}}"
+                rf"{words.prefixes}(?P<head>{some})"
+                rf"(?: (?:\"|“|«|[Nn][º°]? ?|№ ?)?(?:{named}|\d{{1,3}}(?!\d))){{1,{7 if words.cased else 2}}}"
             ),
         )
         self.after = self._pattern("after", lambda some: some)
@@ -67,7 +72,8 @@ class Details:
         self.holes = frozenset(hole for form in months for hole in holes(form.casefold()))
         self.age_after = re.compile(one_of(words.words("ages")))
         jobs = words.words("professions")
-        job = rf"(?P<value>{LETTER}{{3,}}(?: {LETTER}{{2,}}){{0,{LONGEST_PROFESSION - 1}}}?)(?=[.,;:()\n]|$| {one_of(words.words('town_cues'))} )"
+        ends = rf"(?=[.,;:()\n]|$| {one_of(words.words('town_cues'))} )"
+        job = rf"(?P<value>{LETTER}{{3,}}(?: {LETTER}{{2,}}){{0,{LONGEST_PROFESSION - 1}}}?){ends}"
         self.profession = re.compile(rf"{words.prefixes}{one_of(jobs)} {job}") if jobs else None
         code = words.raw["address"]["postcode"]
         city = rf"{word}(?:[ -]{particle}{word}){{0,2}}"
@@ -79,7 +85,8 @@ class Details:
         )
         # Los Alisos, 10. 13002 …: a street without a street word, before a postcode
         self.bare_street = re.compile(
-            rf"{word}(?: {particle}{word}){{0,4}},? (?:\d{{1,4}}(?:[-–]\d{{1,4}})?{LETTER}?|[sS]/[nN])(?:, ?\d{{1,2}}[ºª°o]? ?{LETTER}?)?[ .,–-]{{1,4}}(?:[A-Z]-)?$"
+            rf"{word}(?: {particle}{word}){{0,4}},? (?:\d{{1,4}}(?:[-–]\d{{1,4}})?{LETTER}?|[sS]/[nN])"
+            rf"(?:, ?\d{{1,2}}[ºª°o]? ?{LETTER}?)?[ .,–-]{{1,4}}(?:[A-Z]-)?$"
         )
 
     def _pattern(self, key: str, make: Callable[[str], str]) -> re.Pattern[str] | None:

@@ -56,7 +56,7 @@ class CheckedFinder:
     finder: Any
 
     def find(self, text: str, language: str) -> list[Finding]:
-        """See `Deidentifier.find`; raises `DataError` if the finder fails, and `UserError` if it returns something else."""
+        """See `Deidentifier.find`; raises `DataError` if the finder fails, `UserError` if it returns something else."""
         try:
             given = self.finder.find(text, language)
         except UserError:  # it cannot be used at all, for example because its model cannot be loaded
@@ -170,7 +170,7 @@ def _instance(spec: str, place: str, name: str) -> Any:
         return getattr(module, name)()
     except ImportError as error:
         hint = (
-            "; pip install presidio-analyzer" if place.startswith("presidio") else "; install it, or correct the name"
+            "; pip install 'hansa[presidio]'" if place.startswith("presidio") else "; install it, or correct the name"
         )
         raise UserError(f"de-identifier '{spec}' cannot be imported ({error}){hint}") from None
     except AttributeError:

@@ -33,7 +33,7 @@ KINDS = {
 
 
 def kind_of(label: str) -> str:
-    """Our type for a label of another corpus or model (``B-PER``, ``I-LOC``, ``PERSON``); unknown ones stay as they are."""
+    """Our type for a label of another corpus or model (``B-PER``, ``PERSON``); unknown ones stay as they are."""
     plain = re.sub(r"^[BIESLU][-_]", "", label).upper()
     return KINDS.get(plain, plain)
 

@@ -24,6 +24,7 @@ LOWER = rf"[^\W\d_{UPPER}]"
 # d'Angelo, al-Hassan, O’Brien, Anne-Marie
 CAPITAL = rf"(?:[A-Za-z]{{1,4}}['’\-])?[{UPPER}](?:{LETTER}|['’\-](?={LETTER}))*"
 SOFT_CAPITAL = rf"(?:[A-Za-z]{{1,4}}['’])?[{UPPER}](?:{LOWER}|[{UPPER}]{{2}})(?:{LETTER}|['’\-](?={LETTER}))*"
+INITIAL_OR_ROMAN = rf"(?:[{UPPER}]\.|[IVX]+(?!\w))"
 INITIAL = rf"[{UPPER}]\.(?:-?[{UPPER}]\.)*"
 APOSTROPHES = str.maketrans("’׳״", "''\"")  # as on a keyboard
 UNCASED = rf"{LETTER}(?:[\w\u0300-\u036f\u05b0-\u05c7\u064b-\u0652״׳'’\-](?!\d))*"

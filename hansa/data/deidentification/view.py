@@ -1,8 +1,8 @@
-"""A cleaned view of a text, for finding personal details: the finder reads the view, and findings point into the text.
+r"""A cleaned view of a text, for finding personal details: the finder reads the view, and findings point into the text.
 
-Documents hide words behind their notation: ``M&uuml;ller``, ``Mu\\u0308ller``, ``Mül<b>ler</b>``, a soft hyphen, a name
-that is broken at the end of a line. The view has plain words, as `hansa data import` writes them; `View.back` gives the
-span of the original text that belongs to a span of the view.
+Documents hide words behind their notation: ``M&uuml;ller``, ``Mu\u0308ller``, ``Mül<b>ler</b>``, a soft hyphen, a
+name that is broken at the end of a line. The view has plain words, as `hansa data import` writes them; `View.back`
+gives the span of the original text that belongs to a span of the view.
 """
 
 import html
@@ -37,7 +37,8 @@ HIDDEN = re.compile(
     re.I,
 )
 MAYBE = re.compile(
-    f"[&<\n{WIDE_SPACE}\x00-\x08\x0e-\x1b\x7f-\x9f\xad\u0300-\u036f\u0653-\u0655\u0640\u061c]|  |[\u1680-\uffff\U0001d400-\U0001d7ff]"
+    f"[&<\n{WIDE_SPACE}\x00-\x08\x0e-\x1b\x7f-\x9f\xad\u0300-\u036f\u0653-\u0655\u0640\u061c]"
+    "|  |[\u1680-\uffff\U0001d400-\U0001d7ff]"
 )
 PASSES = 3  # an entity may hide a tag, and a tag a soft hyphen
 

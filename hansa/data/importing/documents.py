@@ -88,8 +88,8 @@ def _read(stream: Stream, place: str, kind: str, settings: Settings, tally: Tall
         for number, text in enumerate(hl7_messages(_whole(stream, place, language, tally)), 1):
             yield Piece(f"{place}#{number}", text)
     elif kind == "csv":
-        lines = (line + "\n" for _, line in _lines(decoded(stream, language, place, tally)))
-        for number, text in table_texts(lines, settings.field, place, tally):
+        plain = (line + "\n" for _, line in _lines(decoded(stream, language, place, tally)))
+        for number, text in table_texts(plain, settings.field, place, tally):
             yield Piece(f"{place}:{number}", text)
     elif kind == "xml":
         for article, text in xml_articles(stream, place, tally):

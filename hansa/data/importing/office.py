@@ -1,11 +1,10 @@
-"""Read the text of office formats and e-mail: DOCX, RTF, e-mail messages, tables in CSV, and the members of zip files."""
+"""Read the text of office formats: DOCX, RTF, e-mail messages, tables in CSV, and the members of zip files."""
 
 import csv
 import io
 import zipfile
 from collections.abc import Iterator
 from email import message_from_bytes, policy
-from email.message import EmailMessage
 from typing import Any, cast
 
 from hansa.data.importing.markup import html_text, needed
@@ -39,7 +38,7 @@ def rtf_text(data: bytes) -> str:
 
 def email_text(data: bytes) -> str:
     """Subject and body of an e-mail; its addresses and attachments are left out."""
-    message = cast(EmailMessage, message_from_bytes(data, policy=policy.default))
+    message = message_from_bytes(data, policy=policy.default)
     body = message.get_body(("plain", "html"))
     text = ""
     if body is not None:

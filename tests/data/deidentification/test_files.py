@@ -56,7 +56,7 @@ def test_another_finder_is_loaded_by_name(tmp_path: Path) -> None:
         f"{file}:Engin": "there is no 'Engin'",
         f"{tmp_path}/no.py:Engine": "there is no file",
         "no_such_package:X": "cannot be imported",
-        "presidio_analyzer_not_there:X": "pip install presidio-analyzer",
+        "presidio_analyzer_not_there:X": r"pip install 'hansa\[presidio\]'",
         "rule": "neither 'rules' nor 'lists'",
     }.items():
         with pytest.raises(UserError, match=message):

@@ -1,4 +1,4 @@
-"""Unions of finders: lists, trained taggers, types that are left alone, whole documents, and what identifies besides."""
+"""Unions of finders: lists, trained taggers, types that are left alone, whole documents, and other details."""
 
 import json
 from pathlib import Path

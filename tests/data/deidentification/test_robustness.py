@@ -43,10 +43,10 @@ def test_without_the_view_the_rewritten_text_leaks() -> None:
         assert leak_rate(notes, "it", Rules()) > 0.1, name
 
 
-NAME = "Müller"
 WRITTEN = (
-    "Mu\u0308ller", "M&uuml;ller", "M&#252;ller", "Mül\xadler", "Mül\u200bler", "Mül\u200eler", "Mül<b>ler</b>", "Mül-\nler",
-    "Mül\u2060ler", "Mül<!-- x -->ler", "Ｍüller", "M&#xfc;l&shy;ler", "Mül\ufeffler", "\u202aMüller\u202c", "MÜLLER", "Mü1ler",
+    "Mu\u0308ller", "M&uuml;ller", "M&#252;ller", "Mül\xadler", "Mül\u200bler", "Mül\u200eler", "Mül<b>ler</b>",
+    "Mül-\nler", "Mül\u2060ler", "Mül<!-- x -->ler", "\uff2düller", "M&#xfc;l&shy;ler", "Mül\ufeffler",
+    "\u202aMüller\u202c", "MÜLLER", "Mü1ler",
 )  # fmt: skip
 
 
