@@ -150,12 +150,22 @@ def test_data_that_changes_is_noticed(make: Make, tmp_path: Path, capsys: pytest
     steps.close()
     said = capsys.readouterr().err.replace("\n", " ")
     assert "silos.north: the data had 60 rows when the run began and has 61 now; the run goes on" in said
-    with pytest.raises(
-        hansa.DataError, match=r"silos\.north: its rows have changed since the run began; put them back"
-    ):
+    with pytest.raises(hansa.DataError, match=r"silos\.north: its rows have changed since .*; put them back"):
         hansa.run(fed, out=tmp_path / "run", resume=True, workers=0, progress=False)
     del north[-1]
     assert hansa.run(fed, out=tmp_path / "run", resume=True, workers=0, progress=False).metrics
+
+
+def test_a_file_that_changes_is_noticed(make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = make(rounds=3).placed(tmp_path / "data")
+    fed = hansa.Federation.from_settings(settings)
+    steps = hansa.rounds(fed, out=tmp_path / "run", workers=0, progress=True)
+    next(steps)
+    with (tmp_path / "data" / "south.train.jsonl").open("a") as stream:
+        stream.write("{}\n")
+    list(steps)
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("south.train.jsonl has changed since the run began; the run goes on") == 1
 
 
 def test_a_run_of_another_version_is_named(make: Make, tmp_path: Path) -> None:
