@@ -254,6 +254,6 @@ def test_check_says_that_label_names_leave(make: Make) -> None:
 
 
 def test_identical_results_are_found(make: Make, tmp_path: Path) -> None:
-    methods = ["fedavg", hansa.methods.fedprox(mu=0.0), hansa.methods.fedadam()]
+    methods: list[str | hansa.Method] = ["fedavg", hansa.methods.fedprox(mu=0.0), hansa.methods.fedadam()]
     found = hansa.compare(make(rounds=1), methods, out=tmp_path / "all", workers=0, progress=False)
     assert identical(found.results) == [["fedavg", "fedprox"]]
