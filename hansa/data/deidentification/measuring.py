@@ -33,11 +33,12 @@ def measure(
     - ``recall``: an entity counts as found if all its characters are covered, by findings of any type;
       ``precision``: a finding counts as correct if it overlaps an entity of any type.
     - ``exact_…``: span and type both agree with the gold annotation.
-    ``types`` maps gold types to ours, beside the ones that are known (`kinds.KINDS`). Types that are none of ours do
-    not count as leaks; a finding that overlaps one counts as correct. By type, recall refers to the gold types and
+    ``types`` maps gold types to ours, beside the ones that are known (`kinds.KINDS`). Types that are none of ours,
+    or that the finder leaves alone, do not count as leaks; a finding that overlaps one counts as correct. By type, recall refers to the gold types and
     precision to the types of the findings.
     """
     counts: dict[str, Counts] = {}
+    kept: frozenset[str] = getattr(deidentifier, "keep", frozenset())
     texts = leaking = 0
     for batch in batched(rows, AT_ONCE):
         for row, found in zip(batch, find_all(deidentifier, [row[text] for row in batch], language), strict=True):
@@ -46,7 +47,7 @@ def measure(
                 for item in row["personal"]
             ]
             texts += 1
-            leaking += _count(counts, row[text], gold, found) > 0
+            leaking += _count(counts, row[text], gold, found, kept) > 0
     overall = Counts()
     for one in counts.values():
         overall = overall + one
@@ -101,13 +102,15 @@ def _three(name: str, right: int, found: int, covered: int, gold: int) -> dict[s
     return {f"{name}precision": precision, f"{name}recall": recall, f"{name}f1": f1}
 
 
-def _count(counts: dict[str, Counts], text: str, gold: list[Finding], found: list[Finding]) -> int:
+def _count(
+    counts: dict[str, Counts], text: str, gold: list[Finding], found: list[Finding], kept: frozenset[str]
+) -> int:
     """Add the counts of one text by type; return how many of its entities leak."""
     leaks = 0
     is_gold, is_found = _mask(text, gold), _mask(text, found)
     gold_set = set(gold)
     for g in gold:
-        if g.type not in TYPES:
+        if g.type not in TYPES or g.type in kept:
             continue
         covered = is_found.count(1, g.start, g.end)
         leaked = any(text[i].isalnum() and not is_found[i] for i in range(g.start, g.end))
