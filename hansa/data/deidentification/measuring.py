@@ -34,18 +34,15 @@ def measure(
       ``precision``: a finding counts as correct if it overlaps an entity of any type.
     - ``exact_…``: span and type both agree with the gold annotation.
     ``types`` maps gold types to ours, beside the ones that are known (`kinds.KINDS`). Types that are none of ours,
-    or that the finder leaves alone, do not count as leaks; a finding that overlaps one counts as correct. By type, recall refers to the gold types and
-    precision to the types of the findings.
+    or that the finder leaves alone, do not count as leaks; a finding that overlaps one counts as correct. By type,
+    recall refers to the gold types and precision to the types of the findings.
     """
     counts: dict[str, Counts] = {}
     kept: frozenset[str] = getattr(deidentifier, "keep", frozenset())
     texts = leaking = 0
     for batch in batched(rows, AT_ONCE):
         for row, found in zip(batch, find_all(deidentifier, [row[text] for row in batch], language), strict=True):
-            gold = [
-                Finding(item["span"][0], item["span"][1], types.get(item["type"], kind_of(item["type"])))
-                for item in row["personal"]
-            ]
+            gold = [Finding(*item["span"], types.get(item["type"], kind_of(item["type"]))) for item in row["personal"]]
             texts += 1
             leaking += _count(counts, row[text], gold, found, kept) > 0
     overall = Counts()
