@@ -235,9 +235,9 @@ def data_train_finder(
 ) -> None:
     """Train a finder of personal details on generated notes and annotated corpora (some minutes on one core)."""
     from hansa.report.progress import Progress
-    from hansa.runs.finder import LANGUAGES, FinderSettings, train_finder
+    from hansa.runs.finder import FinderSettings, train_finder
 
-    chosen = _listed(languages) or LANGUAGES
+    chosen = _listed(languages) or FinderSettings.languages
     progress = Progress(errors, "finder")
     try:
         settings = FinderSettings(chosen, notes, passes, federated=federated, workers=workers, seed=seed)

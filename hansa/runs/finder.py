@@ -67,7 +67,7 @@ def train_finder(
 
 
 def _federation(silos: dict[str, dict[str, Any]], settings: FinderSettings) -> dict[str, Any]:
-    training = {"optimizer": "adamw", "lr": 1e-3, "batch": 16}
+    training = {"optimizer": "adamw", "lr": 1e-3, "batch": 8}
     return {
         "name": "finder",
         "kind": "federated" if settings.federated else "central",
@@ -79,7 +79,7 @@ def _federation(silos: dict[str, dict[str, Any]], settings: FinderSettings) -> d
         "silos": silos,
         "rounds": settings.passes,
         "train": {**training, "samples": {"epochs": 1}},
-        "baseline": {**training, "keep_optimizer": True, "schedule": {"kind": "linear", "warmup": 100}},
+        "baseline": {**training, "keep_optimizer": True, "schedule": {"kind": "linear", "warmup": 50}},
         "evaluate": {"every": 1, "share": 1.0},
     }
 

@@ -1,5 +1,6 @@
 """Replace the personal details that a finder finds by surrogates or tags, and move annotations along."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -93,7 +94,7 @@ def rewrite(
 
 
 def rewrite_together(
-    rows: list[Row], field: str, language: str, finder: Deidentifier, key: str, style: str
+    rows: Sequence[Row], field: str, language: str, finder: Deidentifier, key: str, style: str
 ) -> list[tuple[Row, list[Finding]]]:
     """As `rewrite`, for rows that are one document, or documents of one patient: they are searched as one text.
 

@@ -42,7 +42,10 @@ def measure(
     texts = leaking = 0
     for batch in batched(rows, AT_ONCE):
         for row, found in zip(batch, find_all(deidentifier, [row[text] for row in batch], language), strict=True):
-            gold = [Finding(*item["span"], types.get(item["type"], kind_of(item["type"]))) for item in row["personal"]]
+            gold = [
+                Finding(item["span"][0], item["span"][1], types.get(item["type"], kind_of(item["type"])))
+                for item in row["personal"]
+            ]
             texts += 1
             leaking += _count(counts, row[text], gold, found, kept) > 0
     overall = Counts()
