@@ -233,7 +233,7 @@ def data_train_finder(
     seed: int = 0,
     format: FormatOption = Format.text,
 ) -> None:
-    """Train a finder of personal details on generated notes and annotated corpora (some minutes on one core)."""
+    """Train a finder of personal details on generated notes and annotated corpora (about eight minutes on one core)."""
     from hansa.report.progress import Progress
     from hansa.runs.finder import FinderSettings, train_finder
 
