@@ -32,7 +32,7 @@ from hansa.privacy.dp.prices import UpdateNoise, update_mechanisms
 from hansa.privacy.dp.units import UnitMechanism
 from hansa.privacy.secure_aggregation.announcement import AnnouncementSigner
 from hansa.privacy.secure_aggregation.limits import MaskingLimits
-from hansa.tasks.base import TASKS, LabelledTask, Task, Vocabulary
+from hansa.tasks.base import TASKS, ChatTask, LabelledTask, Task, Vocabulary
 
 MODEL_FILES = ("model", "config.json", "generation_config.json")  # how their names begin; the rest is words and labels
 
@@ -104,7 +104,10 @@ class Runtime:
         labels = json.loads((start / "labels.json").read_text(encoding="utf-8"))
         self._check_labels(tuple(labels))
         types = json.loads((start / "config.json").read_text()).get("type_vocab_size", 0)
-        return Vocabulary(tokenizer.load(str(start)), self.federation.data.max_length, tuple(labels), types)
+        words = tokenizer.load(str(start))
+        if isinstance(self.task, ChatTask) and self.task.template:
+            words.chat_template = self.task.template  # so that exported models have it
+        return Vocabulary(words, self.federation.data.max_length, tuple(labels), types)
 
     def _check_labels(self, labels: tuple[str, ...]) -> None:
         """Raise `ConfigError` if a coordinator's model has labels that the federation file does not list.

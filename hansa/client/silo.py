@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hansa.client.adaptive_sampling import SampleFactor, next_factor
-from hansa.client.evaluation import least_shown, scored
+from hansa.client.evaluation import least_shown, scored, writer
 from hansa.client.masking import mask_scores, mask_update, masking_client, noise_share
 from hansa.client.personalisation import overall, personal_training, personalise
 from hansa.client.private_training import train_private
@@ -376,11 +376,12 @@ class Silo:
                 return Behind(resident.examples("train").rows_behind(resident.drawn(request.round + 1, training)))
             case Evaluate():
                 held, parts = resident.examples(request.split), 1 if request.by_node else request.parts
-                counts = scored(held, federation.seed, request.share, parts)
+                asked = (held, federation.seed, request.share, parts, writer(resident.runtime.task, request.decode))
+                counts = scored(*asked)
                 if request.by_node or request.masking is not None:
                     return Behind(groups={self.name: sum(counts.values())} if request.by_node else counts)
                 last = request.round == federation.rounds * resident.runtime.repeats.get(self.name, 1)
-                return Behind(groups=least_shown(held, federation.seed, request.share, parts, both=last))
+                return Behind(groups=least_shown(*asked, both=last))
             case Personalise():
                 splits = {split: scored(resident.examples(split), federation.seed) for split in ("valid", "test")}
                 return Behind(groups={f"{g} ({split})": n for split, found in splits.items() for g, n in found.items()})

@@ -3,7 +3,7 @@
 A task declares which of its metrics are better low; `better` returns the direction of a metric.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import exp
@@ -222,8 +222,31 @@ class GenerationTask(Protocol):
         """Generate texts in batches of ``size``; returns statistics that are summed over batches and silos."""
 
     @property
+    def disclosure(self) -> str:
+        """One sentence: what leaves a silo because of generated texts."""
+
+    @property
+    def generated(self) -> int | None:
+        """For how many samples of each group texts are generated, since that takes long; None: for all."""
+
+    @property
     def signatures(self) -> tuple[str, ...]:
         """The version and parameters of the metrics, as their library reports them."""
+
+
+@runtime_checkable
+class ChatTask(Protocol):
+    """A task whose model answers in conversations. ``template``: the chat template; empty: the tokenizer's own."""
+
+    @property
+    def template(self) -> str:
+        """The chat template as a Jinja program."""
+
+    def reply(self, model: Any, vocabulary: Vocabulary, messages: Sequence[dict[str, str]]) -> str:
+        """The answer to the last of some messages ({role, content}); the oldest are left out where they do not fit.
+
+        Raises `UserError` if the last one alone is too long.
+        """
 
 
 @runtime_checkable
