@@ -11,6 +11,7 @@ from typing import cast
 
 import torch
 
+from hansa.client.packing import check_packing
 from hansa.config.federation import Federation
 from hansa.config.method import build_method
 from hansa.config.nodes import Node, repeats, walk
@@ -130,6 +131,12 @@ class Runtime:
     def learner(self) -> Learner:
         """The resident model. Its shared values are overwritten by every request."""
         return self.fresh(self.device)
+
+    @cached_property
+    def packed_length(self) -> int:
+        """Tokens in a row of packed samples; raises `ConfigError` if the model cannot keep them apart."""
+        check_packing(self.learner.model)
+        return self.federation.data.max_length
 
     @cached_property
     def sizes(self) -> Sizes:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from hansa.client.modes import autocast, training_mode
 from hansa.config.sections import Training
 from hansa.core.batch import Batch
 from hansa.core.learner import Work
@@ -78,31 +79,32 @@ def train(
     stepping = stepping or optimizer
     if not learner.model.training:  # walking over all modules costs as much as a small step
         learner.model.train()
-    for parts in batches:
-        began = perf_counter()
-        learner.grad.zero_()
-        targets = sum(len(part.targets) for part in parts)
-        for part in parts:
-            work.batch = part.to(learner.device)
-            done.seen += len(next(iter(part.inputs.values())))
-            if targets and not len(part.targets):
-                continue  # nothing to learn from, such as texts of one token that nothing follows
-            losses.append(_backward(work, task, objective, len(part.targets) / max(1, targets)))
-        objective.gradient(work)
-        if settings.clip is not None:
-            clip_gradient(learner.grad, settings.clip)
-        work.lr = settings.lr * (scale if isinstance(scale, float) else scale(done.steps))
-        stepping.rate(work.lr)
-        stepping.step()
-        done.steps = work.steps = done.steps + 1
-        done.seconds += perf_counter() - began
+    with training_mode(learner.model, settings):
+        for parts in batches:
+            began = perf_counter()
+            learner.grad.zero_()
+            targets = sum(len(part.targets) for part in parts)
+            for part in parts:
+                work.batch = part.to(learner.device)
+                done.seen += part.samples
+                if targets and not len(part.targets):
+                    continue  # nothing to learn from, such as texts of one token that nothing follows
+                losses.append(_backward(work, task, objective, settings, len(part.targets) / max(1, targets)))
+            objective.gradient(work)
+            if settings.clip is not None:
+                clip_gradient(learner.grad, settings.clip)
+            work.lr = settings.lr * (scale if isinstance(scale, float) else scale(done.steps))
+            stepping.rate(work.lr)
+            stepping.step()
+            done.steps = work.steps = done.steps + 1
+            done.seconds += perf_counter() - began
     done.loss = sum(map(float, losses)) / max(1, done.steps)  # read in the end: an accelerator need not wait for us
     done.objective = objective.finish(work)
     done.optimizer = optimizer.state() if settings.keep_optimizer else None
     return done
 
 
-def _backward(work: Work, task: Task, objective: Objective, share: float) -> Tensor:
+def _backward(work: Work, task: Task, objective: Objective, settings: Training, share: float) -> Tensor:
     """Add a micro-batch's share of the step's gradient.
 
     Return its share of the loss: the task's, or the objective's where that has something in its place.
@@ -114,7 +116,8 @@ def _backward(work: Work, task: Task, objective: Objective, share: float) -> Ten
         told.append(task.loss(work.learner.model, work.batch))
         return told[-1]
 
-    loss = objective.loss(work, task_loss)
+    with autocast(settings, work.learner.device):
+        loss = objective.loss(work, task_loss)
     (loss if share == 1.0 else share * loss).backward()  # type: ignore[no-untyped-call]
     return share * (told[0] if told else loss).detach()
 

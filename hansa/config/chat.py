@@ -29,6 +29,7 @@ def with_template(federation: Federation) -> Federation:
     if not template:
         who = "a new tokenizer" if built else f"the tokenizer of {path}"
         raise ConfigError(
-            f"task '{task.name}' needs a chat template, and {who} has none: set task.template to 'chatml' or to the text of a Jinja template"
+            f"task '{task.name}' needs a chat template, and {who} has none: set task.template to 'chatml' or to the "
+            "text of a Jinja template"
         )
     return federation.model_copy(update={"task": Named(name=task.name, **task.settings | {"template": template})})

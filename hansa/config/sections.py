@@ -183,6 +183,20 @@ class Training(Section):
         default=None,
         description="Samples that go through the model together; smaller needs less memory. Default: the batch.",
     )
+    packing: bool = Field(
+        default=False,
+        description="causal-lm, instruct: put several short texts of a batch into one row, each by itself; the step is "
+        "the same, without padding.",
+    )
+    precision: Literal["float32", "bf16"] = Field(
+        default="float32",
+        description="bf16: compute in bfloat16 (autocast); the values that are trained and their gradients stay "
+        "float32.",
+    )
+    gradient_checkpointing: bool = Field(
+        default=False, description="Compute activations again instead of keeping them: less memory, more time."
+    )
+    compile: bool = Field(default=False, description="Compile the blocks of the model (torch.compile).")
     samples: Samples = Field(default=Samples(epochs=1), description="How many samples a silo trains on in a round.")
     steps: Count | None = Field(
         default=None,

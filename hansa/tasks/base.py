@@ -85,7 +85,9 @@ class Task(Protocol):
     """What a model learns: how rows become batches, the loss, and the metrics.
 
     ``auto``: the transformers class of the model. ``needs_labels``: whether the model has classes; if so, the task is a
-    `LabelledTask`. ``lower_metrics``: the metrics that are better low; all others are better high (`better`).
+    `LabelledTask`. ``lower_metrics``: the metrics that are better low; all others are better high (`better`). A task
+    whose model reads nothing after the token that it predicts may declare ``packs = True``: its samples may share a row
+    (`train.packing`).
     """
 
     auto: ClassVar[str]
@@ -316,10 +318,12 @@ def logits_at(model: Any, batch: Batch) -> Tensor:
     before_head = model.get_decoder() if model.config.is_encoder_decoder else model.base_model
     handle = before_head.register_forward_hook(keep)
     try:
-        logits: Tensor = model(**batch.inputs, return_dict=True).logits
+        # A cache of keys would keep transformers from seeing where packed samples begin.
+        cache = {"use_cache": False} if batch.packed else {}
+        logits: Tensor = model(**batch.inputs, **cache, return_dict=True).logits
     finally:
         handle.remove()
-    return logits.squeeze(0)
+    return logits.squeeze(0).float()  # the loss of bfloat16 logits would be rounded
 
 
 def token_scores(logits: Tensor, targets: Tensor) -> dict[str, float]:

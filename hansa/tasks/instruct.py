@@ -66,6 +66,8 @@ class Instruct:
     headline: ClassVar[str] = "perplexity"
     lower_metrics: ClassVar[frozenset[str]] = frozenset({"perplexity", "loss"})
     needs_labels: ClassVar[bool] = False
+    packs: ClassVar[bool] = True
+    texts_deidentified: ClassVar[bool] = True  # all its fields are those that data.deidentify replaces
 
     @property
     def disclosure(self) -> str:
