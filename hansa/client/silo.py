@@ -182,6 +182,7 @@ class Silo:
         training, factor = self._amount(request.round, states)
         work, rate = self._work(request, states), self._rate(request)
         number = request.round + REFERENCE_ROUNDS * request.reference
+        training = training.model_copy(update={"keep_optimizer": training.keep_optimizer or method.keeps_optimizer})
         kept = states.get(OPTIMIZER, OptimizerState) if training.keep_optimizer else None
         mechanism = runtime.private.get(self.name)
         if isinstance(mechanism, UnitMechanism):

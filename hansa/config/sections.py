@@ -239,11 +239,11 @@ class Personal(Section):
 class Server(Section):
     """The server optimizer, which moves the shared model by the aggregated pseudo-gradient."""
 
-    optimizer: Literal["sgd", "momentum", "adam", "adagrad", "yogi"] = Field(
+    optimizer: Literal["sgd", "momentum", "nesterov", "adam", "adagrad", "yogi"] = Field(
         default="sgd", description="Server optimizer."
     )
     lr: Positive = Field(default=1.0, description="Server learning rate.")
-    momentum: Share = Field(default=0.9, description="momentum: μ.")
+    momentum: Share = Field(default=0.9, description="momentum, nesterov: μ.")
     betas: tuple[Share, Share] = Field(
         default=(0.9, 0.99), description="adam, yogi: decay of the first and second moment."
     )
