@@ -27,6 +27,9 @@ def evaluate(
     ] = None,
     silo: Annotated[str | None, typer.Option(help="the model of this silo; all: every model of the run")] = None,
     checkpoint: Annotated[int | None, typer.Option(help="the checkpoint of this round")] = None,
+    few_shot: Annotated[
+        Path | None, typer.Option(help="a YAML file of multiple-choice tasks for causal models: docs/instruct.md")
+    ] = None,
     share: Annotated[float, typer.Option(min=0.0, max=1.0, help="of the silos' test data")] = 1.0,
     text: str = "text",
     label: str = "label",
@@ -48,7 +51,12 @@ def evaluate(
         "target_language": target_language,
     }
 
+    if few_shot is not None and data is not None:
+        raise UserError("--few-shot names its own files, and --data another one: leave one of them out")
+
     def scores(runtime: Any, model: Any) -> dict[str, dict[str, float]]:
+        if few_shot is not None:
+            return few_shot_scores(runtime, model, few_shot)
         if data is None:
             return on_silos(runtime, model, share)
         return score(runtime, model, data, fields, lambda problem: errors.print(f"note: {problem}", markup=False))
@@ -59,7 +67,7 @@ def evaluate(
         found = every_model(run, scores)
         if not any(found.values()):
             raise UserError(f"{data or run}: there is nothing in it that could be scored")
-        finish(format, found, lambda: show_models(found, f"{run} on {data or 'the silos'}"))
+        finish(format, found, lambda: show_models(found, f"{run} on {few_shot or data or 'the silos'}"))
     else:
         runtime, model = load(run, silo, checkpoint)
         metrics = scores(runtime, model)
@@ -67,10 +75,19 @@ def evaluate(
             raise UserError(f"{data or run}: there is nothing in it that could be scored")
 
         def show() -> None:
-            show_metrics(metrics, f"{run} on {data or 'the silos'}")
-            show_signatures(runtime.federation)
+            show_metrics(metrics, f"{run} on {few_shot or data or 'the silos'}")
+            if few_shot is None:
+                show_signatures(runtime.federation)
 
         finish(format, metrics, show)
+
+
+def few_shot_scores(runtime: Any, model: Any, file: Path) -> dict[str, dict[str, float]]:
+    """The scores of a model on the tasks of a few-shot file."""
+    from hansa.runs.few_shot import evaluate_few_shot, read_tasks
+
+    tasks = read_tasks(file)
+    return evaluate_few_shot(model, runtime.task.auto, runtime.vocabulary, tasks, runtime.federation.seed)
 
 
 def show_signatures(federation: Any) -> None:
