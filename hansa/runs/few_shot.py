@@ -1,4 +1,4 @@
-"""Few-shot evaluation of a causal language model: which of several choices does it find most likely?
+"""Few-shot evaluation of a causal language model: which of several choices it finds most likely.
 
 A YAML file describes tasks over local files (`hansa evaluate RUN --few-shot FILE.yaml`):
 
@@ -12,8 +12,8 @@ A YAML file describes tasks over local files (`hansa evaluate RUN --few-shot FIL
       data: held-out.jsonl
       continuation: {text: text, choices: 4}  # which of four sentences follows? the others are from other rows
 
-Prompts and choices are Jinja templates over the fields of a row. A choice c after a prompt p has the score log P(c | p),
-the sum over its tokens; ``accuracy`` takes the choice with the highest score, ``accuracy_normalised`` the highest score
+Prompts and choices are Jinja templates over the fields of a row. A choice c after a prompt p has the score
+log P(c | p), the sum over its tokens; ``accuracy`` takes the highest score, ``accuracy_normalised`` the highest score
 per byte of c (Brown et al., 2020, Section 2.4, normalise by tokens; bytes do not depend on the tokenizer). With
 ``shots``, each row's prompt begins with that many other rows and their answers.
 """
