@@ -29,7 +29,7 @@ def vocabulary() -> Vocabulary:
 
 @pytest.fixture(scope="module")
 def model(vocabulary: Vocabulary) -> Any:
-    """No block, one-hot embeddings, no positions: the next token depends on the last alone. b follows a, y follows x."""
+    """No block, one-hot embeddings, no positions: a token depends on the last one alone. b follows a, y follows x."""
     size = vocabulary.size
     config = transformers.GPT2Config(
         vocab_size=size, n_embd=size, n_layer=0, n_head=1, n_positions=64, tie_word_embeddings=False, bos_token_id=2

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sacrebleu.metrics.chrf import CHRF
 from typer.testing import CliRunner
 
+import hansa
 from hansa import templates
 from hansa.cli.main import app
 from hansa.client.evaluation import generated_samples, scored
@@ -366,6 +367,18 @@ def test_a_run_learns_scores_and_chats(tmp_path: Path) -> None:
     assert told.exit_code == 0, told.output
     told = cli.invoke(app, ["predict", str(tmp_path / "run"), "Fever?", "--format", "json"])
     assert [*json.loads(told.stdout)["predictions"][0]["answers"][0]] == ["answer"]
+
+
+def test_conversations_and_a_tokenizer_in_memory(tmp_path: Path) -> None:
+    tokenizer = words()
+    tokenizer.chat_template = CHATML
+    rows = [{"messages": said("a?", "b")}] * 3
+    fed = hansa.Federation(
+        task="instruct", model=(decoder(len(tokenizer)), tokenizer), silos={"a": rows}, data={"test": 0.0, "valid": 0.0}
+    )
+    settings = fed.placed(tmp_path)
+    assert settings.task.settings["template"] == CHATML
+    assert [silo.samples for silo in preview(settings).silos] == [3]
 
 
 def test_the_template_of_the_tokenizer_becomes_a_setting(tmp_path: Path) -> None:
