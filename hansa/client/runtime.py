@@ -12,6 +12,7 @@ from typing import cast
 import torch
 
 from hansa.client.packing import check_packing
+from hansa.client.processes import Crew
 from hansa.config.federation import Federation
 from hansa.config.method import build_method
 from hansa.config.nodes import Node, repeats, walk
@@ -56,6 +57,7 @@ class Runtime:
     ) -> None:
         self.federation, self.folder, self.signer, self.device = federation, folder, signer, device
         self.limits, self.deployed = limits, deployed or signer is not None
+        self.crew: Crew | None = None  # further processes that compute gradients, once they are started
         load_plugins(federation.plugins)
 
     @cached_property

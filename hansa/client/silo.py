@@ -17,8 +17,9 @@ from hansa.client.personalisation import overall, personal_training, personalise
 from hansa.client.private_training import train_private
 from hansa.client.release_log import log_knowledge, log_update
 from hansa.client.resident import PERSONAL, PersonalTensors, ResidentSilo
+from hansa.client.silo_training import train_silo
 from hansa.client.state import StoredStates
-from hansa.client.training import OptimizerState, Trained, train
+from hansa.client.training import OptimizerState, Trained
 from hansa.client.unit_gradients import UnitGradients
 from hansa.client.vocabulary import collect_vocabulary
 from hansa.config.sections import Training
@@ -47,7 +48,7 @@ from hansa.core.messages import (
     Update,
 )
 from hansa.core.schedules import schedule_factor
-from hansa.core.seeds import stream, torch_seeded
+from hansa.core.seeds import stream
 from hansa.core.tensors import NOTHING, Tensors
 from hansa.data.examples import content_digest
 from hansa.privacy.dp.units import UnitMechanism
@@ -190,9 +191,7 @@ class Silo:
             units = UnitGradients(work, runtime.task, vocabulary, method.objective, training, held)
             done = train_private(units, mechanism, rate, (federation.seed, number, self.name), kept)
         else:
-            batches = resident.batches(number, training)
-            with torch_seeded(federation.seed, request.round, self.name, "dropout"):
-                done = train(work, runtime.task, method.objective, training, batches, rate, kept=kept)
+            done = train_silo(resident, work, training, number, rate, kept)
         outgoing, norm, sent = self._outgoing(request, received, upload, states)
         if not request.reference:
             slots = self._slots(done, factor, outgoing.kept, norm, own)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hansa.client.modes import autocast, training_mode
+from hansa.client.processes import Group
 from hansa.config.sections import Training
 from hansa.core.batch import Batch
 from hansa.core.learner import Work
@@ -66,11 +67,13 @@ def train(
     scale: float | Callable[[int], float],
     stepping: Stepping | None = None,
     kept: OptimizerState | None = None,
+    group: Group | None = None,
 ) -> Trained:
     """Take one step per batch; return what a silo reports about it.
 
     A batch that does not fit into memory comes in micro-batches, whose gradients add up to its own. ``scale`` of the
     learning rate may depend on the step, counted from 0. ``kept``: the optimizer's state of the last round.
+    ``group``: other processes that compute a part of every gradient.
     """
     learner, done, losses = work.learner, Trained(), list[Tensor]()
     optimizer = Optimizer(learner, settings)
@@ -83,13 +86,17 @@ def train(
         for parts in batches:
             began = perf_counter()
             learner.grad.zero_()
-            targets = sum(len(part.targets) for part in parts)
-            for part in parts:
+            if group is not None:
+                group.broadcast(learner.flat)
+            done.seen += sum(part.samples for part in parts)
+            targets = targets_of(parts)
+            for part in parts if group is None else group.mine(parts):
                 work.batch = part.to(learner.device)
-                done.seen += part.samples
                 if targets and not len(part.targets):
                     continue  # nothing to learn from, such as texts of one token that nothing follows
-                losses.append(_backward(work, task, objective, settings, len(part.targets) / max(1, targets)))
+                losses.append(backward(work, task, objective, settings, targets))
+            if group is not None:
+                group.add(learner.grad)
             objective.gradient(work)
             if settings.clip is not None:
                 clip_gradient(learner.grad, settings.clip)
@@ -98,18 +105,25 @@ def train(
             stepping.step()
             done.steps = work.steps = done.steps + 1
             done.seconds += perf_counter() - began
-    done.loss = sum(map(float, losses)) / max(1, done.steps)  # read in the end: an accelerator need not wait for us
+    told = sum(map(float, losses))  # read in the end: an accelerator need not wait for us
+    done.loss = (told if group is None else group.total(told)) / max(1, done.steps)
     done.objective = objective.finish(work)
     done.optimizer = optimizer.state() if settings.keep_optimizer else None
     return done
 
 
-def _backward(work: Work, task: Task, objective: Objective, settings: Training, share: float) -> Tensor:
-    """Add a micro-batch's share of the step's gradient.
+def targets_of(parts: MicroBatches) -> int:
+    """The number of targets of a batch."""
+    return sum(len(part.targets) for part in parts)
+
+
+def backward(work: Work, task: Task, objective: Objective, settings: Training, targets: int) -> Tensor:
+    """Add a micro-batch's share of the step's gradient; ``targets``: those of the whole batch.
 
     Return its share of the loss: the task's, or the objective's where that has something in its place.
     """
-    told: list[Tensor] = []
+    assert work.batch is not None
+    told, share = list[Tensor](), len(work.batch.targets) / max(1, targets)
 
     def task_loss() -> Tensor:
         assert work.batch is not None

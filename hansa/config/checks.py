@@ -17,7 +17,7 @@ from hansa.core.registry import Registry
 from hansa.core.settings import Named
 from hansa.tasks.base import TASKS, LabelledTask, MultiTextTask, Task, discovery_of
 
-STEP_SETTINGS = ("packing", "precision", "gradient_checkpointing", "compile")
+STEP_SETTINGS = ("packing", "precision", "gradient_checkpointing", "compile", "processes")
 CLASSIFIER = "AutoModelForSequenceClassification"
 
 
@@ -80,7 +80,7 @@ def check_settings(federation: Federation) -> None:
     method = build_method(federation)
     _check_texts(federation, method, task)
     _check_tree(federation, method)
-    _check_steps(federation, task)
+    _check_steps(federation, method, task)
     for name, node in walk(federation.silos):
         _check_node(federation, name, node, method, task)
     guarded = next((name for name, node in walk(federation.silos) if node.policy is not None), None)
@@ -105,12 +105,17 @@ def check_settings(federation: Federation) -> None:
         )
 
 
-def _check_steps(federation: Federation, task: Task) -> None:
+def _check_steps(federation: Federation, method: Method, task: Task) -> None:
     """Refuse settings of how steps are computed that do not go with the task, or with privacy of single patients."""
     if federation.train.packing and not getattr(task, "packs", False):
         raise ConfigError(
             f"train.packing puts several texts into one row, which task '{federation.task.name}' cannot keep apart: "
             "leave it out, or use causal-lm or instruct"
+        )
+    if federation.train.processes > 1 and not getattr(method.objective, "task_loss_only", False):
+        raise ConfigError(
+            f"train.processes: the objective of method '{method.name}' looks at more than the task's loss, which "
+            "several processes cannot share: leave it out, or use fedavg, fedprox or diloco"
         )
     plain = Training()
     changed = [n for n in STEP_SETTINGS if getattr(federation.train, n) != getattr(plain, n)]

@@ -196,6 +196,10 @@ class Training(Section):
     gradient_checkpointing: bool = Field(
         default=False, description="Compute activations again instead of keeping them: less memory, more time."
     )
+    processes: Count = Field(
+        default=1,
+        description="Processes of a silo's machine that compute each gradient together; on accelerators, one for each.",
+    )
     compile: bool = Field(default=False, description="Compile the blocks of the model (torch.compile).")
     samples: Samples = Field(default=Samples(epochs=1), description="How many samples a silo trains on in a round.")
     steps: Count | None = Field(

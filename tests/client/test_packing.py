@@ -48,7 +48,8 @@ def batch_of(texts: list[list[int]]) -> Batch:
 
 def by_text(model: Any, batch: Batch, texts: list[list[int]]) -> list[float]:
     losses = torch.nn.functional.cross_entropy(logits_at(model, batch), batch.targets, reduction="none").detach()
-    return [float(part.mean()) for part in losses.split([len(text) - 1 for text in texts])]
+    parts = torch.split(losses, [len(text) - 1 for text in texts])
+    return [float(part.mean()) for part in parts]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -66,7 +67,7 @@ def test_the_loss_of_each_text_is_that_of_the_text_alone(name: str) -> None:
     gradients = []
     for one in (whole, packed):
         model.zero_grad()
-        CausalLM().loss(model, one).backward()
+        torch.autograd.backward(CausalLM().loss(model, one))
         gradients.append(torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]))
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-3, atol=1e-6)
     check_packing(model)
@@ -105,8 +106,9 @@ def test_a_model_that_mixes_packed_texts_is_refused() -> None:
 
 def test_a_run_takes_the_same_steps(federation: Build, tmp_path: Path) -> None:
     settings = {"task": "causal-lm", "rounds": 1, "model": "mini", "data": {"max_length": 48}}
-    train = {"lr": 0.2, "batch": 16, "samples": {"floor": 32}}
-    for name, more in {"padded": {}, "packed": {"packing": True}, "parts": {"packing": True, "micro_batch": 5}}.items():
+    train: dict[str, Any] = {"lr": 0.2, "batch": 16, "samples": {"floor": 32}}
+    ways: dict[str, Any] = {"padded": {}, "packed": {"packing": True}, "parts": {"packing": True, "micro_batch": 5}}
+    for name, more in ways.items():
         run(federation(**settings, train=train | more), tmp_path / name, workers=0)
     padded, packed, parts = (weights(tmp_path / name / "model") for name in ("padded", "packed", "parts"))
     assert not same(packed, padded), "it went another way"

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from hansa.cli.main import app
 from hansa.core.errors import HansaError, UserError
 from hansa.models.tokenizer import byte_tokenizer
-from hansa.runs.few_shot import FewShotTask, evaluate_few_shot, log_likelihoods, questions, read_tasks
+from hansa.runs.few_shot import Continuation, FewShotTask, evaluate_few_shot, log_likelihoods, questions, read_tasks
 from hansa.runs.run import run
 from hansa.tasks.base import Vocabulary
 from tests.conftest import Build
@@ -115,7 +115,7 @@ def test_which_sentence_follows(tmp_path: Path) -> None:
     texts = [f"Number {i} begins here. It goes on. Number {i} ends." for i in range(8)]
     data = tmp_path / "held.jsonl"
     data.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    task = FewShotTask(data=str(data), continuation={"choices": 4})
+    task = FewShotTask(data=str(data), continuation=Continuation(choices=4))
     found = questions(task, "next", 0)
     assert len(found) == 8
     for number, question in enumerate(found):
