@@ -20,20 +20,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import FileStore, ProcessGroupGloo, ReduceOp
+from torch.distributed import FileStore, ProcessGroupGloo, ReduceOp  # type: ignore[attr-defined]
 
+from hansa.config.federation import Federation
 from hansa.config.file import dump
 from hansa.config.sections import Training
 from hansa.core import device as devices
 from hansa.core.device import CPU
 from hansa.core.errors import ConfigError, HansaError
-
-if TYPE_CHECKING:
-    from hansa.client.runtime import Runtime
 
 STARTING = timedelta(minutes=10)  # until all processes have loaded their libraries, and between two steps
 MODULE = "hansa.client.process"
@@ -50,7 +48,7 @@ class Group:
 
     rank: int
     size: int
-    gloo: ProcessGroupGloo
+    gloo: Any  # a ProcessGroupGloo; torch does not declare its methods
 
     @staticmethod
     def join(store: Path, rank: int, size: int) -> "Group":
@@ -85,17 +83,17 @@ class Group:
 class Crew:
     """The other processes of a silo, as process 0 starts and commands them."""
 
-    def __init__(self, runtime: "Runtime", size: int) -> None:
-        _check_devices(runtime.device, size)
+    def __init__(self, federation: Federation, folder: Path, device: torch.device, size: int) -> None:
+        _check_devices(device, size)
         self._folder = tempfile.TemporaryDirectory(prefix="hansa-processes-")
         here = Path(self._folder.name)
-        (here / "federation.yaml").write_text(dump(runtime.federation), encoding="utf-8")
+        (here / "federation.yaml").write_text(dump(federation), encoding="utf-8")
         self.members = [
             subprocess.Popen(
-                [sys.executable, "-m", MODULE, str(here), str(runtime.folder), str(rank), str(size)],
+                [sys.executable, "-m", MODULE, str(here), str(folder), str(rank), str(size)],
                 stdin=subprocess.PIPE,
                 text=True,
-                env=os.environ | _environment(runtime.device, rank),
+                env=os.environ | _environment(device, rank),
             )
             for rank in range(1, size)
         ]
@@ -164,16 +162,6 @@ def in_shares(training: Training, size: int) -> Training:
 def processes_of(training: Training) -> int:
     """How many processes a silo uses: what its own machine says (`hansa join --processes`), or its settings."""
     return int(os.environ.get(CHOICE) or training.processes)
-
-
-def crew_of(runtime: "Runtime", size: int) -> Crew:
-    """The running processes of a runtime, started if they are not there."""
-    crew = runtime.crew
-    if crew is None or len(crew.members) + 1 != size or any(member.poll() is not None for member in crew.members):
-        if crew is not None:
-            crew.stop()
-        crew = runtime.crew = Crew(runtime, size)
-    return crew
 
 
 def commands(stream: Iterator[str]) -> Iterator[tuple[str, int, int, Training]]:

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 
-from hansa.client.processes import ProcessLost, crew_of, in_shares, processes_of
+from hansa.client.processes import Crew, ProcessLost, in_shares, processes_of
 from hansa.client.resident import ResidentSilo
+from hansa.client.runtime import Runtime
 from hansa.client.training import OptimizerState, Trained, train
 from hansa.config.sections import Training
 from hansa.core.learner import Work
@@ -39,3 +40,13 @@ def train_silo(
             if ended and isinstance(error, RuntimeError | OSError):  # what gloo and pipes raise
                 raise ProcessLost(f"{ended}; all of them are started anew") from None
             raise
+
+
+def crew_of(runtime: Runtime, size: int) -> Crew:
+    """The running processes of a runtime, started if they are not there."""
+    crew = runtime.crew
+    if crew is None or len(crew.members) + 1 != size or any(member.poll() is not None for member in crew.members):
+        if crew is not None:
+            crew.stop()
+        crew = runtime.crew = Crew(runtime.federation, runtime.folder, runtime.device, size)
+    return crew
