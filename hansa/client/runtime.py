@@ -184,7 +184,7 @@ class Runtime:
     def outgoing(self, size: int) -> Tensor:
         """Memory for an update of so many values: the link's own if it lends enough, else a scratch buffer."""
         lent = self.outbox
-        return lent[:size] if lent is not None and len(lent) >= size else self.learner.scratch(size)
+        return lent[:size] if lent is not None and lent.numel() >= size else self.learner.scratch(size)
 
     def part_of(self, tensor: str) -> str:
         """The part of the model that a tensor belongs to."""

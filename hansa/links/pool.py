@@ -31,7 +31,8 @@ from hansa.links.worker import pack, unpack, work
 
 TRIES = 2
 BRIEF = 0.05  # seconds: jobs shorter than this are handed out ahead, so that a worker never waits for the next
-GROUP = 0.2  # seconds that a group of jobs takes, at most: see `worker._do`
+GROUP = 8  # brief jobs that travel together, at most: see `worker._do`; more would take more memory for their updates
+GROUP_SECONDS = 0.2  # that a group takes, at most
 OFFER = 1 << 22  # floats: room for an offer, which may be larger than a very small model
 NUMBERS = 1 << 14  # values beside an update, or in place of scores, that are masked with it
 WAITING_BYTES = 2 << 30  # shared memory for updates that came early; beyond it, workers pause
@@ -290,7 +291,7 @@ class PoolLink:
         """
         if job.tries or job.call.until is not None:
             return 1
-        return max(1, min(int(GROUP / job.call.pace), len(self._queue) // (2 * len(self._workers))))
+        return max(1, min(GROUP, int(GROUP_SECONDS / job.call.pace), len(self._queue) // (2 * len(self._workers))))
 
     def _send(self, worker: Worker, group: list[Job]) -> None:
         for job in group:
