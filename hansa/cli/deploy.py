@@ -11,10 +11,11 @@ from typing import Annotated
 
 import typer
 
-from hansa.cli.console import INTERRUPTED, Format, FormatOption, errors, finish, output, show_metrics, table
+from hansa.cli.console import INTERRUPTED, Format, FormatOption, errors, finish, output, show_metrics
 from hansa.cli.kit import require_extra
 from hansa.cli.logs import LogFormat, LogFormatOption, LogLevel, LogLevelOption, configure
 from hansa.core.errors import UserError, printable
+from hansa.report.text import table
 
 log = logging.getLogger("hansa")
 
@@ -83,14 +84,11 @@ def serve(
 
     for which in (signal.SIGTERM, signal.SIGINT):
         signal.signal(which, end_coordinator)
-    callbacks = LogCallbacks() if log_format is LogFormat.json else Progress(errors, settings.name)
+    watcher = LogCallbacks() if log_format is LogFormat.json else Progress(errors, settings.name)
     known = own.endpoint.broker_address if own.endpoint.broker_host else ("127.0.0.1", own.endpoint.port)
     broker = parse_url(nats) if nats is not None else known
     with serve_probes(health, lambda: unreachable_reason(broker)):
-        try:
-            outcome = serve_federation(settings, own, out or Path("runs") / settings.name, nats, callbacks)
-        finally:
-            callbacks.stop()
+        outcome = serve_federation(settings, own, out or Path("runs") / settings.name, nats, [watcher])
     report = html.write([(settings.name, outcome.folder)], outcome.folder / "report.html")
     result = {"run": str(outcome.folder), "report": str(report), "metrics": outcome.metrics}
 
