@@ -200,7 +200,7 @@ class Update:
     @property
     def plain(self) -> bool:
         """Whether it has no tensors beside its gradient."""
-        return self.encoded is self.masked is self.layers is self.shared_state is None
+        return all(one is None for one in (self.encoded, self.masked, self.layers, self.shared_state))
 
 
 # ── secure aggregation ────────────────────────────────────────────────────────────────────────────────────────────

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from hansa.client.host import SiloHost
 from hansa.client.runtime import Runtime

@@ -17,7 +17,7 @@ from hansa.core.messages import Failure, Train, Update
 from hansa.links import pool
 from hansa.links.local import LocalLink
 from hansa.links.pool import Job, PoolLink, Worker
-from hansa.runs.callbacks import NoCallbacks
+from hansa.runs.callbacks import RunEvents
 from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import Ledger
 from hansa.runs.start import begin
@@ -75,7 +75,7 @@ def started(federation: Build, tmp_path: Path) -> Callable[..., tuple[Federation
         small = federation(sizes=names, **settings)
         directory = RunDirectory.create(small, tmp_path / "run", False)
         ledger = Ledger(directory.path)
-        begin(small, directory, LocalLink(SiloHost(Runtime(small, directory.path)).answer), ledger, NoCallbacks())
+        begin(small, directory, LocalLink(SiloHost(Runtime(small, directory.path)).answer), ledger, RunEvents())
         ledger.close()
         return small, directory.path
 
