@@ -183,7 +183,8 @@ class Silo:
         training, factor = self._amount(request.round, states)
         work, rate = self._work(request, states), self._rate(request)
         number = request.round + REFERENCE_ROUNDS * request.reference
-        training = training.model_copy(update={"keep_optimizer": training.keep_optimizer or method.keeps_optimizer})
+        if method.keeps_optimizer and not training.keep_optimizer:
+            training = training.model_copy(update={"keep_optimizer": True})
         kept = states.get(OPTIMIZER, OptimizerState) if training.keep_optimizer else None
         mechanism = runtime.private.get(self.name)
         if isinstance(mechanism, UnitMechanism):
@@ -253,7 +254,7 @@ class Silo:
             received.write(request.model)
         layout = received.layout
         model = runtime.learner.state.only(layout.names).to(CPU)
-        flat = torch.sub(received.flat, model.flat, out=runtime.learner.scratch(layout.size))
+        flat = torch.sub(received.flat, model.flat, out=runtime.outgoing(layout.size))
         norm = None
         mechanism = runtime.private.get(self.name)
         if isinstance(mechanism, UpdateMechanism):  # privacy of single patients has noise in every step already
