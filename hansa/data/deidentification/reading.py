@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hansa.data.cache import cache_folder
-from hansa.data.deidentification.deidentify import Deidentifier, failure, load, rewrite_together
+from hansa.data.deidentification.deidentify import Deidentifier, failure, load, rewrite, rewrite_together
 from hansa.data.deidentification.files import PATIENT, grouped
 from hansa.data.deidentification.keys import surrogate_key
 from hansa.data.readers import MESSAGES
