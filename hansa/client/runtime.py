@@ -7,7 +7,7 @@ run folder, and loads each thing when it is first needed.
 import json
 from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -26,7 +26,8 @@ from hansa.core.model_parts import parts, sides
 from hansa.core.seeds import derive
 from hansa.core.tensors import Layout, Tensors
 from hansa.models import build, tokenizer
-from hansa.models.adapt import adapt
+from hansa.models.adapt import adapt, carried
+from hansa.models.base import ADAPTER, BASE, load_start
 from hansa.privacy.dp.distributed import DistributedMechanism, distributed_mechanism
 from hansa.privacy.dp.prices import UpdateNoise, update_mechanisms
 from hansa.privacy.dp.units import UnitMechanism
@@ -34,7 +35,13 @@ from hansa.privacy.secure_aggregation.announcement import AnnouncementSigner
 from hansa.privacy.secure_aggregation.limits import MaskingLimits
 from hansa.tasks.base import TASKS, LabelledTask, Task, Vocabulary
 
-MODEL_FILES = ("model", "config.json", "generation_config.json")  # how their names begin; the rest is words and labels
+MODEL_FILES = (
+    "model",
+    "config.json",
+    "generation_config.json",
+    ADAPTER,
+    BASE,
+)  # how their names begin; the rest is words and labels
 
 
 class Runtime:
@@ -172,12 +179,29 @@ class Runtime:
         if node is None or node.model is None:
             return self.start
         model = build.load(str(node.model.path), self.task.auto)
-        return Learner(adapt(model, self.federation.model, self.federation.seed)).state
+        return self._learner(model, CPU).state
 
     def fresh(self, device: torch.device = CPU) -> Learner:
         """The common start, ready to be trained."""
-        model = build.load(str(self.folder / "start"), self.task.auto)
-        return Learner(adapt(model, self.federation.model, self.federation.seed), device)
+        start = self.folder / "start"
+        if (start / BASE).is_file():
+            return self._learner(self.base(device), device, start)
+        return self._learner(build.load(str(start), self.task.auto), device)
+
+    def base(self, device: torch.device = CPU, quantized: bool = True) -> Any:
+        """The frozen base, from this machine's copy; ``quantized``: as the settings say."""
+        settings = self.federation.model
+        if not quantized:
+            settings = settings.model_copy(update={"quantize": None})
+        labels = self.vocabulary.labels
+        return build.base(settings, self.task.auto, labels, self.federation.seed, device)
+
+    def _learner(self, model: Any, device: torch.device, start: Path | None = None) -> Learner:
+        """A model with adapters and the like; ``start``: where the values are that a base does not have."""
+        adapted = adapt(model, self.federation.model, self.federation.seed)
+        if start is not None:
+            load_start(adapted, start)
+        return Learner(adapted, device, carried(adapted))
 
     def part_of(self, tensor: str) -> str:
         """The part of the model that a tensor belongs to."""

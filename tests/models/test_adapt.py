@@ -10,7 +10,7 @@ import transformers
 from hansa.core.errors import ConfigError
 from hansa.core.learner import Learner
 from hansa.models.adapt import adapt, merge_adapters
-from hansa.models.settings import Model
+from hansa.models.settings import Lora, Model
 from hansa.runs.inference import load
 from hansa.runs.ledger import Ledger
 from hansa.runs.run import run
@@ -45,7 +45,7 @@ def test_frozen_embeddings_trains_everything_else() -> None:
 def test_adapters_do_not_change_the_initial_model_and_only_they_are_sent() -> None:
     model = encoder()
     before = logits(model)
-    learner = Learner(adapt(model, Model(preset="tiny", adapt="lora", rank=2), 0))
+    learner = Learner(adapt(model, Model(preset="tiny", adapt="lora", lora=Lora(rank=2)), 0))
     assert torch.equal(before, logits(model)), "B is zero at the start"
     assert all("lora_" in name or name.startswith("classifier") for name in learner.layout.names)
     full = sum(p.numel() for p in encoder().parameters())
