@@ -200,6 +200,10 @@ def base(
         how |= {"quantization_config": _quantization(settings.quantize), "device_map": {"": str(device)}}
     with torch_seeded(seed, "initial weights"):
         model, missing = _loaded(str(settings.path), auto, labels, settings.revision, settings.gguf, how)
+    for module in model.modules():
+        # bitsandbytes packs 4-bit weights for the CPU at the first evaluation, and cannot train with them afterwards.
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
     setattr(model, NEW, missing)
     return model
 
