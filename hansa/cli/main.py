@@ -19,7 +19,7 @@ from hansa.cli.data import data
 from hansa.cli.deploy import TERMINATED, join, serve, status
 from hansa.cli.experiments import demo, reproduce
 from hansa.cli.kit import kit
-from hansa.cli.models import evaluate, predict
+from hansa.cli.models import evaluate, export, predict
 from hansa.cli.run import compare, report, run
 from hansa.cli.withdrawal import leave, retrain
 from hansa.core.errors import HansaError, RunFailed, UserError
@@ -32,7 +32,7 @@ app = typer.Typer(
     help="Train one language model across organisations and borders, while the text stays home.",
 )
 for _command in (
-    *(demo, new, schema, check, run, compare, reproduce, evaluate, predict, report, retrain),
+    *(demo, new, schema, check, run, compare, reproduce, evaluate, predict, export, report, retrain),
     *(serve, join, approve, status, leave),
 ):
     app.command()(_command)

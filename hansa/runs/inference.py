@@ -1,5 +1,6 @@
 """Inference with the models of a run: score them on a file or on the silos' data."""
 
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -78,17 +79,22 @@ def _final(runtime: Runtime, folder: Path, quantized: bool = True) -> Any:
     return build.load(str(folder), runtime.task.auto)
 
 
-def merged(folder: Path, silo: str | None, out: Path) -> None:
-    """Write a final model of a run, its adapters merged into the base, as a plain Hugging Face folder with tokenizer.
+def write_model(folder: Path, silo: str | None, out: Path, merged: bool) -> None:
+    """Write a final model of a run, with its tokenizer, as a folder of its own.
 
-    Raises `UserError` if there is no such model. A quantised base is loaded without quantisation.
+    ``merged``: adapters are merged into the base, which is loaded without quantisation for that; else they are written
+    as PEFT has them. Raises `UserError` if there is no such model.
     """
-    runtime, source = open_run(folder), folder / "silos" / silo / "model" if silo is not None else folder / "model"
+    source = folder / "model" if silo is None else folder / "silos" / silo / "model"
+    runtime = open_run(folder)
     if not is_adapter(source):
         _load(folder, silo, None)  # says what is missing
     with atomically(out) as draft:
-        merge_adapters(_final(runtime, source, quantized=False)).save_pretrained(draft)
-        runtime.vocabulary.tokenizer.save_pretrained(draft)
+        if merged and is_adapter(source):
+            merge_adapters(_final(runtime, source, quantized=False)).save_pretrained(draft)
+            runtime.vocabulary.tokenizer.save_pretrained(draft)
+        else:
+            shutil.copytree(source, draft, dirs_exist_ok=True)
 
 
 def own_models(folder: Path) -> list[str]:

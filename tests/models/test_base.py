@@ -16,7 +16,7 @@ from hansa.models.base import ADAPTER, BASE, digest
 from hansa.models.settings import Lora, Model
 from hansa.models.tokenizer import byte_tokenizer
 from hansa.preview.preview import preview
-from hansa.runs.inference import load, merged
+from hansa.runs.inference import load, write_model
 from hansa.runs.ledger import Ledger
 from hansa.runs.run import run
 from tests.conftest import Build
@@ -102,7 +102,9 @@ def test_the_export_is_a_folder_that_plain_peft_loads(federation: Build, tmp_pat
     theirs = peft.PeftModel.from_pretrained(plain, str(folder / "model"))
     _, ours = load(folder)
     _, checkpoint = load(folder, checkpoint=1)
-    merged(folder, None, tmp_path / "merged")
+    write_model(folder, None, tmp_path / "merged", merged=True)
+    write_model(folder, None, tmp_path / "copy", merged=False)
+    assert (tmp_path / "copy" / "adapter_config.json").is_file()
     whole = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     for other in (ours, checkpoint, whole):
         torch.testing.assert_close(logits(theirs), logits(other), rtol=1e-4, atol=1e-5)
@@ -145,7 +147,7 @@ def test_a_named_dtype_and_quantisation(federation: Build, tmp_path: Path) -> No
         runtime, _ = load(outcome.folder)
         kinds = {p.dtype for p in runtime.learner.model.parameters() if not p.requires_grad}
         assert kinds == {"plain": {torch.float32}, "bfloat16": {torch.bfloat16}}.get(name, {torch.uint8, torch.float32})
-        merged(outcome.folder, None, tmp_path / f"{name}-merged")
+        write_model(outcome.folder, None, tmp_path / f"{name}-merged", merged=True)
         transformers.AutoModelForCausalLM.from_pretrained(tmp_path / f"{name}-merged")
     assert max(losses.values()) - min(losses.values()) < 0.05
     assert len(set(losses.values())) == 3, "the control: they are different models"
