@@ -106,7 +106,8 @@ class ResidentSilo:
 
     def load(self, round: int, shared: Tensors) -> StoredStates:
         """Put the received tensors and this silo's own into the resident model; return the silo's state."""
-        states = self.store.recall(round)
+        states, node = self.store.recall(round), self.runtime.nodes.get(self.name)
+        self.runtime.rank_limit.rank = node.rank if node is not None else None
         self.runtime.learner.state.write(shared)
         self.restore_personal(states)
         return states

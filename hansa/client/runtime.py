@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 
+from hansa.client.low_rank import RankLimit
 from hansa.config.federation import Federation
 from hansa.config.method import build_method
 from hansa.config.nodes import Node, repeats, walk
@@ -18,6 +19,7 @@ from hansa.config.plugins import load_plugins
 from hansa.core import representations
 from hansa.core.device import CPU
 from hansa.core.errors import ConfigError
+from hansa.core.factors import FactorNames
 from hansa.core.hierarchy import KeyLayers
 from hansa.core.knowledge import Sizes
 from hansa.core.learner import Learner
@@ -26,7 +28,7 @@ from hansa.core.model_parts import parts, sides
 from hansa.core.seeds import derive
 from hansa.core.tensors import Layout, Tensors
 from hansa.models import build, tokenizer
-from hansa.models.adapt import adapt, carried
+from hansa.models.adapt import adapt, carried, factor_names
 from hansa.models.base import ADAPTER, BASE, load_start
 from hansa.privacy.dp.distributed import DistributedMechanism, distributed_mechanism
 from hansa.privacy.dp.prices import UpdateNoise, update_mechanisms
@@ -161,6 +163,16 @@ class Runtime:
     def sides(self) -> dict[str, str]:
         """Tensor → encoder, decoder or model."""
         return sides(self.learner.model)
+
+    @cached_property
+    def factors(self) -> tuple[FactorNames, ...]:
+        """The adapted layers that have a residual beside the adapter."""
+        return factor_names(self.learner.layout.names)
+
+    @cached_property
+    def rank_limit(self) -> RankLimit:
+        """Holds silos to the rank of their own adapters."""
+        return RankLimit(self.learner, self.factors)
 
     @cached_property
     def embeddings(self) -> frozenset[str]:

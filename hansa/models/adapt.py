@@ -11,6 +11,7 @@ Where products of adapters are aggregated (``lora.aggregate: exact | stack``), e
 the *residual*: W + s·(B·A + B_R·A_R). The server computes it, silos receive it, and nobody trains it.
 """
 
+from collections.abc import Iterable
 from copy import deepcopy
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from torch import nn
 
 from hansa.core.errors import ConfigError, did_you_mean
+from hansa.core.factors import FactorNames
 from hansa.core.model_parts import block_lists, parts
 from hansa.core.seeds import torch_seeded
 from hansa.models.build import new_tensors
@@ -61,6 +63,15 @@ def is_trained(name: str, lora: Lora) -> bool:
 def carried(model: nn.Module) -> tuple[str, ...]:
     """The tensors that travel to the silos although no silo trains them: the residuals of adapters."""
     return tuple(name for name, _ in model.named_parameters() if "lora_" in name and f".{RESIDUAL}." in name)
+
+
+def factor_names(names: Iterable[str]) -> tuple[FactorNames, ...]:
+    """The adapted layers that have a residual, by the names of their tensors."""
+    layers = [name.removesuffix(f".lora_A.{RESIDUAL}.weight") for name in names if f".lora_A.{RESIDUAL}." in name]
+    return tuple(
+        FactorNames(*(f"{layer}.lora_{matrix}.{which}.weight" for which in (ADAPTER, RESIDUAL) for matrix in "AB"))
+        for layer in layers
+    )
 
 
 def _add_lora(model: Any, lora: Lora) -> None:
