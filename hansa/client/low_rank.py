@@ -21,7 +21,7 @@ class RankLimit:
         self._names = names
         for one in names:
             # Without a gradient a column of B stays zero, and with it the gradient of the same row of A.
-            learner.model.get_parameter(one.b).register_hook(self._limited)
+            learner.model.get_parameter(one.b).register_hook(self._limited)  # type: ignore[no-untyped-call]
 
     def _limited(self, gradient: Tensor) -> Tensor:
         if self.rank is None:

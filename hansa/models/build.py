@@ -282,4 +282,9 @@ def _loaded(
         first = str(error).strip().splitlines()[0]
         raise ConfigError(f"model.path: {path} cannot be loaded as {auto}: {first}") from None
     model: PreTrainedModel = loaded
+    if gguf is not None:  # its values are plain numbers now, and the marks of a quantised model would prevent saving
+        model.hf_quantizer = None
+        model.is_quantized = False
+        if hasattr(model.config, "quantization_config"):
+            del model.config.quantization_config
     return _fixed_tables(model), frozenset(info["missing_keys"])

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
+from tokenizers.pre_tokenizers import ByteLevel
 
 from hansa.core.errors import ConfigError
 from hansa.models import build
@@ -226,3 +227,60 @@ def test_a_machine_without_quantisation_says_so(monkeypatch: pytest.MonkeyPatch,
     settings = Model(path=str(base), adapt="lora", lora=Lora(rank=2), quantize="8bit")
     with pytest.raises(ConfigError, match=r"pip install 'hansa\[quantize\]'"):
         build.base(settings, "AutoModelForCausalLM", (), 0)
+
+
+def write_gguf(folder: Path) -> str:
+    """A small causal model as a GGUF file, with a tokenizer of bytes in it; returns the file's name."""
+    gguf = pytest.importorskip("gguf")
+    width, layers, heads, inner = 32, 2, 2, 64
+    values = torch.Generator().manual_seed(0)
+    folder.mkdir()
+    writer = gguf.GGUFWriter(str(folder / "small.gguf"), "llama")
+    writer.add_block_count(layers)
+    writer.add_context_length(64)
+    writer.add_embedding_length(width)
+    writer.add_feed_forward_length(inner)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(heads)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10000.0)
+    alphabet = sorted(ByteLevel.alphabet())
+    tokens = ["<|endoftext|>", *alphabet, "th"]
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3] + [1] * (len(tokens) - 1))
+    writer.add_token_merges(["t h"])
+    for role in (writer.add_bos_token_id, writer.add_eos_token_id, writer.add_unk_token_id, writer.add_pad_token_id):
+        role(0)
+    shapes = {"token_embd.weight": (len(tokens), width), "output_norm.weight": (width,)}
+    for block in range(layers):
+        inside = {"attn_q": (width, width), "attn_k": (width, width), "attn_v": (width, width)}
+        inside |= {"attn_output": (width, width), "ffn_gate": (inner, width), "ffn_up": (inner, width)}
+        inside |= {"ffn_down": (width, inner), "attn_norm": (width,), "ffn_norm": (width,)}
+        shapes |= {f"blk.{block}.{name}.weight": shape for name, shape in inside.items()}
+    for name, shape in shapes.items():
+        tensor = torch.ones(shape) if len(shape) == 1 else 0.05 * torch.randn(shape, generator=values)
+        writer.add_tensor(name, tensor.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return "small.gguf"
+
+
+def test_a_gguf_file_is_a_base_with_its_own_tokenizer(federation: Build, tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "base")
+    model = adapted(tmp_path / "base") | {"gguf": file}
+    settings = federation(task="causal-lm", rounds=1, model=model, tokenizer={}, train=TRAIN)
+    assert preview(settings).traffic is not None
+    folder = run(settings, tmp_path / "run", workers=0).folder
+    (runtime, ours), (_, checkpoint) = load(folder), load(folder, checkpoint=1)
+    assert len(runtime.vocabulary.tokenizer) == 258
+    torch.testing.assert_close(logits(ours), logits(checkpoint), rtol=1e-4, atol=1e-5)
+    assert not (folder / "start" / "model.safetensors").exists()
+    write_model(folder, None, tmp_path / "merged", merged=True)
+    whole = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    torch.testing.assert_close(logits(ours), logits(whole), rtol=1e-4, atol=1e-5)
+    with pytest.raises(ConfigError, match=r"no other\.gguf there"):
+        preview(federation(task="causal-lm", model=model | {"gguf": "other.gguf"}, tokenizer={}))
