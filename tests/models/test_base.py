@@ -253,9 +253,13 @@ def write_gguf(folder: Path) -> str:
     writer.add_token_merges(["t h"])
     for role in (writer.add_bos_token_id, writer.add_eos_token_id, writer.add_unk_token_id, writer.add_pad_token_id):
         role(0)
-    shapes = {"token_embd.weight": (len(tokens), width), "output_norm.weight": (width,)}
+    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (len(tokens), width), "output_norm.weight": (width,)}
     for block in range(layers):
-        inside = {"attn_q": (width, width), "attn_k": (width, width), "attn_v": (width, width)}
+        inside: dict[str, tuple[int, ...]] = {
+            "attn_q": (width, width),
+            "attn_k": (width, width),
+            "attn_v": (width, width),
+        }
         inside |= {"attn_output": (width, width), "ffn_gate": (inner, width), "ffn_up": (inner, width)}
         inside |= {"ffn_down": (width, inner), "attn_norm": (width,), "ffn_norm": (width,)}
         shapes |= {f"blk.{block}.{name}.weight": shape for name, shape in inside.items()}
