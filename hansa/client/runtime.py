@@ -64,6 +64,7 @@ class Runtime:
     ) -> None:
         self.federation, self.folder, self.signer, self.device = federation, folder, signer, device
         self.limits, self.deployed = limits, deployed or signer is not None
+        self._first: Tensors | None = None  # on a frozen base: the values that the resident model started with
         load_plugins(federation.plugins)
 
     @cached_property
@@ -135,7 +136,15 @@ class Runtime:
     @cached_property
     def learner(self) -> Learner:
         """The resident model. Its shared values are overwritten by every request."""
-        return self.fresh(self.device)
+        learner = self.fresh(self.device)
+        if self._on_base:
+            self._first = learner.state.to(CPU).copy()
+        return learner
+
+    @property
+    def _on_base(self) -> bool:
+        """Whether the run is on a frozen base, which the start does not have."""
+        return (self.folder / "start" / BASE).is_file()
 
     @cached_property
     def sizes(self) -> Sizes:
@@ -146,7 +155,12 @@ class Runtime:
     @cached_property
     def start(self) -> Tensors:
         """The values every silo starts from: what personal tensors are before a silo has its own."""
-        return self.fresh().state
+        if not self._on_base:
+            return self.fresh().state
+        if self._first is None:  # the base is loaded once: it may fill most of the memory
+            _ = self.learner
+        assert self._first is not None
+        return self._first
 
     @cached_property
     def shared(self) -> Layout:
@@ -196,7 +210,7 @@ class Runtime:
     def fresh(self, device: torch.device = CPU) -> Learner:
         """The common start, ready to be trained."""
         start = self.folder / "start"
-        if (start / BASE).is_file():
+        if self._on_base:
             return self._learner(self.base(device), device, start)
         return self._learner(build.load(str(start), self.task.auto), device)
 

@@ -57,7 +57,8 @@ def test_a_run_with_silos_of_different_rank(federation: Build, tmp_path: Path) -
         sent = dict(ledger.select("select node, max(received) from traffic group by node"))
     finally:
         ledger.close()
-    assert sent["north"] - sent["south"] == 4 * 2 * (4 * (32 + 32) + 3 * (32 + 48)), "a rank of one less in all layers"
+    one_rank = 4 * 2 * (4 * (32 + 32) + 3 * (32 + 48))  # bytes, in all layers
+    assert abs(sent["north"] - sent["south"] - one_rank) < 64, "figures in the header have more or fewer digits"
     (_, ours), (_, checkpoint) = load(folder), load(folder, checkpoint=2)
     torch.testing.assert_close(logits(ours), logits(checkpoint), rtol=1e-4, atol=1e-5)
     assert not any(p.any() for n, p in checkpoint.named_parameters() if "lora_B.default" in n)
