@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from hansa.client.low_rank import RankLimit
 from hansa.config.federation import Federation
@@ -65,6 +66,7 @@ class Runtime:
         self.federation, self.folder, self.signer, self.device = federation, folder, signer, device
         self.limits, self.deployed = limits, deployed or signer is not None
         self._first: Tensors | None = None  # on a frozen base: the values that the resident model started with
+        self.outbox: Tensor | None = None  # memory that the link lends for the next update
         load_plugins(federation.plugins)
 
     @cached_property
@@ -228,6 +230,11 @@ class Runtime:
         if start is not None:
             load_start(adapted, start)
         return Learner(adapted, device, carried(adapted))
+
+    def outgoing(self, size: int) -> Tensor:
+        """Memory for an update of so many values: the link's own if it lends enough, else a scratch buffer."""
+        lent = self.outbox
+        return lent[:size] if lent is not None and lent.numel() >= size else self.learner.scratch(size)
 
     def part_of(self, tensor: str) -> str:
         """The part of the model that a tensor belongs to."""
