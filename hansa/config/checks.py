@@ -8,7 +8,8 @@ from hansa.config.federation import Federation
 from hansa.config.method import build_method
 from hansa.config.nodes import ROOT, Node, walk
 from hansa.config.plugins import find_plugin, load_entry_points, load_plugins
-from hansa.config.tree import holders
+from hansa.config.sections import Training
+from hansa.config.tree import holders, protected
 from hansa.core.compression import COMPRESSORS
 from hansa.core.errors import ConfigError, DataError
 from hansa.core.method import AGGREGATORS, METHODS, Method
@@ -18,6 +19,7 @@ from hansa.models import tokenizer
 from hansa.tasks.base import TASKS, LabelledTask, MultiTextTask, Task, discovery_of
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model", "source.spm")
+STEP_SETTINGS = ("packing", "precision", "gradient_checkpointing", "compile", "processes")
 CLASSIFIER = "AutoModelForSequenceClassification"
 
 
@@ -80,6 +82,7 @@ def check_settings(federation: Federation) -> None:
     method = build_method(federation)
     _check_texts(federation, method, task)
     _check_tree(federation, method)
+    _check_steps(federation, method, task)
     for name, node in walk(federation.silos):
         _check_node(federation, name, node, method, task)
     guarded = next((name for name, node in walk(federation.silos) if node.policy is not None), None)
@@ -88,7 +91,7 @@ def check_settings(federation: Federation) -> None:
             f"a central run pools the silos' data, and no policy can allow that: leave out silos.{guarded}.policy"
         )
     if federation.data.deidentify is not None:
-        if isinstance(task, MultiTextTask):
+        if isinstance(task, MultiTextTask) and not getattr(task, "texts_deidentified", False):
             raise ConfigError(
                 f"data.deidentify looks at one field, but a sample of task '{federation.task.name}' has two: "
                 "de-identify both before the run ('hansa data deidentify', with the same key)"
@@ -128,6 +131,28 @@ def same_tokens(federation: Federation) -> bool:
     given = tokenizer.load(words.path) if words.path is not None else tokenizer.byte_tokenizer()
     own = tokenizer.load(str(model.path), model.revision, model.gguf).get_vocab()
     return all(own.get(token) == number for token, number in given.get_vocab().items())
+
+
+def _check_steps(federation: Federation, method: Method, task: Task) -> None:
+    """Refuse settings of how steps are computed that do not go with the task, or with privacy of single patients."""
+    if federation.train.packing and not getattr(task, "packs", False):
+        raise ConfigError(
+            f"train.packing puts several texts into one row, which task '{federation.task.name}' cannot keep apart: "
+            "leave it out, or use causal-lm or instruct"
+        )
+    if federation.train.processes > 1 and not getattr(method.objective, "task_loss_only", False):
+        raise ConfigError(
+            f"train.processes: the objective of method '{method.name}' looks at more than the task's loss, which "
+            "several processes cannot share: leave it out, or use fedavg, fedprox or diloco"
+        )
+    plain = Training()
+    changed = [n for n in STEP_SETTINGS if getattr(federation.train, n) != getattr(plain, n)]
+    inside = [name for name, privacy in sorted(protected(federation).items()) if privacy.unit != "silo"]
+    if changed and inside:
+        raise ConfigError(
+            f"silos.{inside[0]}.privacy: the gradient of each {protected(federation)[inside[0]].unit} is computed by "
+            f"itself, without train.{changed[0]}: leave it out, or use 'unit: silo'"
+        )
 
 
 def check_labels(federation: Federation) -> None:

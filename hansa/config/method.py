@@ -14,7 +14,7 @@ from hansa.methods.controllers import SharedLayers, added_layers
 from hansa.methods.dga import ByLoss
 from hansa.methods.fedavg import BySamples, ServerSgd
 from hansa.methods.fedex_lora import ExactFactors
-from hansa.methods.fedopt import Adaptive, Momentum
+from hansa.methods.fedopt import Adaptive, Momentum, Nesterov
 from hansa.methods.flora import StackedFactors
 
 FACTOR_RULES: dict[str, FactorRule] = {"exact": ExactFactors(), "stack": StackedFactors()}  # by model.lora.aggregate
@@ -56,6 +56,8 @@ def server_optimizer(server: Server) -> ServerOptimizer:
         return ServerSgd(server.lr)
     if server.optimizer == "momentum":
         return Momentum(server.lr, server.momentum)
+    if server.optimizer == "nesterov":
+        return Nesterov(server.lr, server.momentum)
     return Adaptive(server.optimizer, server.lr, server.betas, server.eps, server.bias_correction)
 
 

@@ -287,6 +287,7 @@ class Method:
     hierarchy: Hierarchy | None = None  # none: inner nodes average what their children send
     shared_state: SharedState | None = None
     factors: FactorRule | None = None  # none: the matrices of adapters are combined like all other tensors
+    keeps_optimizer: bool = False  # silos keep their optimizer's state between rounds, whatever `train` says
 
     @property
     def needs_text_vectors(self) -> bool:

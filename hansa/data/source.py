@@ -42,7 +42,7 @@ class Source(Files):
     text: str = Field(default="text", description="Field with the text.")
     second: str = Field(default="second", description="Field with the second text of a pair.")
     label: str = Field(default="label", description="Field with the label.")
-    target: str = Field(default="target", description="Field with the translation.")
+    target: str = Field(default="target", description="Field with the translation, or with the answer to the text.")
     target_language: str = Field(default="", description="Language code of the translations.")
     aligned: Files | None = Field(
         default=None, description="Plain text files; line n is the translation of line n of the silo's own files."

@@ -4,10 +4,12 @@ The key of the surrogates is created once and stays in the cache folder of this 
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from hansa.data.cache import cache_folder
-from hansa.data.deidentification.deidentify import failure, load, rewrite
+from hansa.data.deidentification.deidentify import Deidentifier, failure, load, rewrite
 from hansa.data.deidentification.keys import surrogate_key
+from hansa.data.readers import MESSAGES
 from hansa.data.rows import NOT_DEIDENTIFIED, Problems, Row
 from hansa.data.source import Source
 
@@ -34,9 +36,28 @@ def deidentified(rows: Iterator[Row], source: Source, spec: str, problems: Probl
             continue
         try:
             replaced, _ = rewrite(row, source.text, language, finder, key, "surrogates")
+            for name in (source.second, source.target):
+                other = source.target_language if name == source.target else ""
+                if isinstance(replaced.get(name), str):
+                    replaced[name] = _text(replaced[name], other or language, finder, key)
+            if isinstance(replaced.get(MESSAGES), list):
+                replaced[MESSAGES] = [_message(one, language, finder, key) for one in replaced[MESSAGES]]
         except Exception as error:  # whatever a row's text does to the finder must not end the federation
             problems.note(row.place, failure(error), NOT_DEIDENTIFIED)
             continue
         kept = Row(replaced)
         kept.place = row.place
         yield kept
+
+
+def _text(text: str, language: str, finder: Deidentifier, key: str) -> str:
+    """A text without offsets that refer to it, replaced: a second text, an answer, a translation."""
+    replaced, _ = rewrite({"text": text}, "text", language, finder, key, "surrogates")
+    return str(replaced["text"])
+
+
+def _message(message: Any, language: str, finder: Deidentifier, key: str) -> Any:
+    """A message of a conversation, replaced; what is no message is for the task to refuse."""
+    if not isinstance(message, dict) or not isinstance(message.get("content"), str):
+        return message
+    return message | {"content": _text(message["content"], language, finder, key)}

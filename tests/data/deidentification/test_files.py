@@ -176,6 +176,29 @@ def test_rows_are_deidentified_while_they_are_read(tmp_path: Path) -> None:
     assert [r["text"] for r in untouched] == [n["text"] for n in notes]
 
 
+def test_answers_second_texts_and_messages_are_deidentified_too(tmp_path: Path) -> None:
+    """A task trains on these fields beside the text: what stands there would be learned."""
+    note = next(n for n in generator.notes("it", 30, seed=5) if n["personal"])
+    details = [note["text"][slice(*detail["span"])] for detail in note["personal"]]
+    turns = [{"role": role, "content": note["text"]} for role in ("user", "assistant")]
+    found = [
+        {"text": "Domanda", "target": note["text"], "second": note["text"]},
+        {"messages": turns, "lang": "it"},
+    ]
+    file = tmp_path / "it.jsonl"
+    file.write_text("".join(json.dumps(n, ensure_ascii=False) + "\n" for n in found), encoding="utf-8")
+    source = Source(train=str(file), language="it")
+    plain = Data(valid=0.0, test=0.0)
+    assert all(d in str(row) for row in rows(source, "train", plain, Problems()) for d in details)
+    problems = Problems()
+    read = list(rows(source, "train", plain.model_copy(update={"deidentify": "rules"}), problems))
+    assert not problems.bad
+    assert len(read) == 2
+    assert not [d for row in read for d in details if d in str(row)]
+    assert read[0]["target"] == read[0]["second"] == read[1]["messages"][1]["content"], "with the same surrogates"
+    assert [m["role"] for m in read[1]["messages"]] == ["user", "assistant"]
+
+
 def test_tokenised_rows_are_reported_and_left_out(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text(json.dumps({"tokens": ["Mr", "Smith"], "tags": ["O", "O"], "lang": "en"}))
