@@ -28,7 +28,7 @@ def same_start(runtime: Runtime) -> Federation:
     """The federation of a run, which starts from the run's own start and checkpoints at its end only."""
     federation, start = runtime.federation, str((runtime.folder / "start").resolve())
     kept = federation.model
-    model = Model(path=start, adapt=kept.adapt, rank=kept.rank, alpha=kept.alpha)
+    model = kept if kept.keeps_base else Model(path=start, adapt=kept.adapt, lora=kept.lora)
     task = federation.task
     if runtime.vocabulary.labels and task.name == "classify":
         task = Named(name=task.name, **(task.settings | {"labels": runtime.vocabulary.labels}))

@@ -38,6 +38,9 @@ NatsOption = Annotated[
 PluginsOption = Annotated[
     list[Path] | None, typer.Option("--plugins", help="a Python file that registers tasks or methods")
 ]
+ModelOption = Annotated[
+    Path | None, typer.Option("--model", help="this node's copy of the base model, where only adapters travel")
+]
 HealthOption = Annotated[
     str | None, typer.Option("--health", metavar="[HOST:]PORT", help="answer the probes /healthz and /readyz there")
 ]
@@ -52,6 +55,7 @@ def serve(
     nats: NatsOption = None,
     data: Annotated[list[Path] | None, typer.Option(help="the region's own data, if it has any")] = None,
     policy: Annotated[Path | None, typer.Option(help="of a region: the policy for what it may release")] = None,
+    model: ModelOption = None,
     plugins: PluginsOption = None,
     proxy: ProxyOption = None,
     health: HealthOption = None,
@@ -66,7 +70,7 @@ def serve(
 
     own = Kit(kit)
     if own.info.kind == "region":
-        serve_region(kit, out, nats, data or [], policy, plugins or [], proxy, health)
+        serve_region(kit, out, nats, data or [], policy, plugins or [], proxy, health, model)
         return
     if own.info.kind == "silo":
         raise UserError(f"{kit} is the kit of a silo, which has no children; use 'hansa join {kit} --data …'")
@@ -108,6 +112,7 @@ def serve_region(
     plugins: list[Path],
     proxy: str | None,
     health: str | None,
+    model: Path | None = None,
 ) -> None:
     """Run the region with a kit until SIGTERM or Ctrl-C."""
     from hansa.deploy.agent import Agent
@@ -129,7 +134,19 @@ def serve_region(
             on_stop(agent.stop)
             stack.enter_context(serve_probes(health, agent.not_ready))
 
-        serve_it(own, folder, nats, held, paths(plugins), log.info, ready, enforcer, http_proxy, log.warning)
+        serve_it(
+            own,
+            folder,
+            nats,
+            held,
+            paths(plugins),
+            log.info,
+            ready,
+            enforcer,
+            http_proxy,
+            log.warning,
+            folder_of(model),
+        )
     exit_agent()
 
 
@@ -140,6 +157,7 @@ def join(
     policy: Annotated[
         Path | None, typer.Option(help="the policy for what the silo may release; default KIT/policy.yaml")
     ] = None,
+    model: ModelOption = None,
     threads: Annotated[int, typer.Option(min=1, help="threads for training; 1 gives the same bits as 'hansa run'")] = 1,
     processes: Annotated[
         int | None, typer.Option(min=1, help="processes that compute each gradient together; default: train.processes")
@@ -175,7 +193,7 @@ def join(
     enforcer = PolicyEnforcer.load(own, policy, folder)
     if enforcer.problem:
         log.warning("the policy allows no release: %s", enforcer.problem)
-    service = SiloService(own, sources(own, data), paths(plugins or []), enforcer, threads)
+    service = SiloService(own, sources(own, data), paths(plugins or []), enforcer, threads, folder_of(model))
     with lock_folder(folder, "hansa join"):
         agent = Agent(own, folder, service, log.info, http_proxy, log.warning)
         on_stop(agent.stop)
@@ -218,6 +236,13 @@ def status(
 def paths(files: list[Path]) -> tuple[str, ...]:
     """Absolute paths as texts."""
     return tuple(str(file.resolve()) for file in files)
+
+
+def folder_of(model: Path | None) -> Path | None:
+    """The absolute path of --model; raises `UserError` if it is no folder."""
+    if model is not None and not model.is_dir():
+        raise UserError(f"--model {model} is not a folder; give the folder with this node's copy of the base model")
+    return model.resolve() if model is not None else None
 
 
 def on_stop(stop: Callable[[], None]) -> None:

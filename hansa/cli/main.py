@@ -20,7 +20,7 @@ from hansa.cli.data import data
 from hansa.cli.deploy import TERMINATED, join, serve, status
 from hansa.cli.experiments import demo, reproduce
 from hansa.cli.kit import kit
-from hansa.cli.models import evaluate, predict
+from hansa.cli.models import evaluate, export, predict
 from hansa.cli.run import compare, report, run
 from hansa.cli.withdrawal import leave, retrain
 from hansa.core.errors import HansaError, RunFailed, UserError
@@ -52,7 +52,7 @@ def options(
 
 
 for _command in (
-    *(demo, new, schema, check, run, compare, reproduce, evaluate, predict, report, retrain),
+    *(demo, new, schema, check, run, compare, reproduce, evaluate, predict, export, report, retrain),
     *(serve, join, approve, status, leave),
 ):
     app.command()(_command)

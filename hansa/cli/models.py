@@ -1,4 +1,4 @@
-"""`hansa evaluate`, `hansa predict`: what a run left behind."""
+"""`hansa evaluate`, `hansa predict`, `hansa export`: what a run left behind."""
 
 import json
 import sys
@@ -133,6 +133,24 @@ def predict(
                 output.print("  " + said(answer), markup=False, highlight=False)
 
     finish(format, {"predictions": found}, show)
+
+
+def export(
+    run: RunFolder,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="the folder to write; it must not exist")],
+    merged: Annotated[
+        bool, typer.Option("--merged", help="merge adapters into the base: a plain model that needs no PEFT")
+    ] = False,
+    silo: Annotated[str | None, typer.Option(help="the model of this silo")] = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """Write a final model of a run into a folder: as it is (adapters by themselves), or merged."""
+    from hansa.runs.inference import write_model
+
+    if out.exists():
+        raise UserError(f"{out} exists; give the name of a folder that does not")
+    write_model(run, silo, out, merged)
+    finish(format, {"model": str(out)}, lambda: output.print(f"Model: {out}", highlight=False))
 
 
 def converse(runtime: Any, model: Any, texts: list[str], format: Format) -> None:

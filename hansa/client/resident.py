@@ -24,7 +24,7 @@ from hansa.core.tensors import Tensors
 from hansa.data import examples
 from hansa.data.batching import batches
 from hansa.files import atomically
-from hansa.models.adapt import merge_adapters
+from hansa.models.peft_folder import save_model
 
 PERSONAL = "scope"  # slot of the tensors that are not shared
 
@@ -117,7 +117,8 @@ class ResidentSilo:
 
     def load(self, round: int, shared: Tensors) -> StoredStates:
         """Put the received tensors and this silo's own into the resident model; return the silo's state."""
-        states = self.store.recall(round)
+        states, node = self.store.recall(round), self.runtime.nodes.get(self.name)
+        self.runtime.rank_limit.rank = node.rank if node is not None else None
         self.runtime.learner.state.write(shared)
         self.restore_personal(states)
         return states
@@ -138,7 +139,7 @@ class ResidentSilo:
         return evaluate(model, task, held, vocabulary, seed, share, batch, parts, decode, draws)
 
     def export(self) -> None:
-        """Write the resident model as a plain Hugging Face folder of the silo's own."""
+        """Write the resident model as a Hugging Face or PEFT folder of the silo's own."""
         with atomically(self.home / "model") as draft:
-            merge_adapters(self.runtime.learner.model).save_pretrained(draft)
+            save_model(self.runtime.learner.model, self.runtime.federation.model, draft)
             self.runtime.vocabulary.tokenizer.save_pretrained(draft)

@@ -7,11 +7,12 @@ run folder, and loads each thing when it is first needed.
 import json
 from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from hansa.client.low_rank import RankLimit
 from hansa.client.packing import check_packing
 from hansa.client.processes import Crew
 from hansa.config.federation import Federation
@@ -21,6 +22,7 @@ from hansa.config.plugins import load_plugins
 from hansa.core import representations
 from hansa.core.device import CPU
 from hansa.core.errors import ConfigError
+from hansa.core.factors import FactorNames
 from hansa.core.hierarchy import KeyLayers
 from hansa.core.knowledge import Sizes
 from hansa.core.learner import Learner
@@ -29,7 +31,8 @@ from hansa.core.model_parts import parts, sides
 from hansa.core.seeds import derive
 from hansa.core.tensors import Layout, Tensors
 from hansa.models import build, tokenizer
-from hansa.models.adapt import adapt
+from hansa.models.adapt import adapt, carried, factor_names
+from hansa.models.base import ADAPTER, BASE, load_start
 from hansa.privacy.dp.distributed import DistributedMechanism, distributed_mechanism
 from hansa.privacy.dp.prices import UpdateNoise, update_mechanisms
 from hansa.privacy.dp.units import UnitMechanism
@@ -37,7 +40,13 @@ from hansa.privacy.secure_aggregation.announcement import AnnouncementSigner
 from hansa.privacy.secure_aggregation.limits import MaskingLimits
 from hansa.tasks.base import TASKS, ChatTask, LabelledTask, Task, Vocabulary
 
-MODEL_FILES = ("model", "config.json", "generation_config.json")  # how their names begin; the rest is words and labels
+MODEL_FILES = (
+    "model",
+    "config.json",
+    "generation_config.json",
+    ADAPTER,
+    BASE,
+)  # how their names begin; the rest is words and labels
 
 
 class Runtime:
@@ -58,6 +67,7 @@ class Runtime:
     ) -> None:
         self.federation, self.folder, self.signer, self.device = federation, folder, signer, device
         self.limits, self.deployed = limits, deployed or signer is not None
+        self._first: Tensors | None = None  # on a frozen base: the values that the resident model started with
         self.crew: Crew | None = None  # further processes that compute gradients, once they are started
         self.outbox: Tensor | None = None  # memory that the link lends for the next update
         load_plugins(federation.plugins)
@@ -134,7 +144,15 @@ class Runtime:
     @cached_property
     def learner(self) -> Learner:
         """The resident model. Its shared values are overwritten by every request."""
-        return self.fresh(self.device)
+        learner = self.fresh(self.device)
+        if self._on_base:
+            self._first = learner.state.to(CPU).copy()
+        return learner
+
+    @property
+    def _on_base(self) -> bool:
+        """Whether the run is on a frozen base, which the start does not have."""
+        return (self.folder / "start" / BASE).is_file()
 
     @cached_property
     def packed_length(self) -> int:
@@ -151,7 +169,12 @@ class Runtime:
     @cached_property
     def start(self) -> Tensors:
         """The values every silo starts from: what personal tensors are before a silo has its own."""
-        return self.fresh().state
+        if not self._on_base:
+            return self.fresh().state
+        if self._first is None:  # the base is loaded once: it may fill most of the memory
+            _ = self.learner
+        assert self._first is not None
+        return self._first
 
     @cached_property
     def shared(self) -> Layout:
@@ -170,6 +193,16 @@ class Runtime:
         return sides(self.learner.model)
 
     @cached_property
+    def factors(self) -> tuple[FactorNames, ...]:
+        """The adapted layers that have a residual beside the adapter."""
+        return factor_names(self.learner.layout.names)
+
+    @cached_property
+    def rank_limit(self) -> RankLimit:
+        """Holds silos to the rank of their own adapters."""
+        return RankLimit(self.learner, self.factors)
+
+    @cached_property
     def embeddings(self) -> frozenset[str]:
         """Tensors that are tables of embeddings."""
         return frozenset(name for name, part in self.parts.items() if part == "embeddings")
@@ -186,12 +219,29 @@ class Runtime:
         if node is None or node.model is None:
             return self.start
         model = build.load(str(node.model.path), self.task.auto)
-        return Learner(adapt(model, self.federation.model, self.federation.seed)).state
+        return self._learner(model, CPU).state
 
     def fresh(self, device: torch.device = CPU) -> Learner:
         """The common start, ready to be trained."""
-        model = build.load(str(self.folder / "start"), self.task.auto)
-        return Learner(adapt(model, self.federation.model, self.federation.seed), device)
+        start = self.folder / "start"
+        if self._on_base:
+            return self._learner(self.base(device), device, start)
+        return self._learner(build.load(str(start), self.task.auto), device)
+
+    def base(self, device: torch.device = CPU, quantized: bool = True) -> Any:
+        """The frozen base, from this machine's copy; ``quantized``: as the settings say."""
+        settings = self.federation.model
+        if not quantized:
+            settings = settings.model_copy(update={"quantize": None})
+        labels = self.vocabulary.labels
+        return build.base(settings, self.task.auto, labels, self.federation.seed, device)
+
+    def _learner(self, model: Any, device: torch.device, start: Path | None = None) -> Learner:
+        """A model with adapters and the like; ``start``: where the values are that a base does not have."""
+        adapted = adapt(model, self.federation.model, self.federation.seed)
+        if start is not None:
+            load_start(adapted, start)
+        return Learner(adapted, device, carried(adapted))
 
     def outgoing(self, size: int) -> Tensor:
         """Memory for an update of so many values: the link's own if it lends enough, else a scratch buffer."""

@@ -207,21 +207,17 @@ class Silo:
             update = replace(update, shared_state=work.contribution.to(CPU))
         if self._masks:
             return self._masked(request, update, sent)
-        return replace(update, encoded=sent) if isinstance(sent, EncodedUpdate) else replace(update, gradient=sent)
+        if isinstance(sent, EncodedUpdate):
+            return replace(update, encoded=sent)
+        return replace(update, gradient=runtime.rank_limit.cut(sent))
 
     def _work(self, request: Train, states: StoredStates) -> Work:
         """What the objective sees of the round."""
-        objective = self.resident.method.objective
+        learner, objective = self.resident.runtime.learner, self.resident.method.objective
         state = states.get(OBJECTIVE, objective.state) if objective.state is not None else None
         shared = request.knowledge.items if request.knowledge is not None else ()
-        return Work(
-            self.resident.runtime.learner,
-            request.model,
-            request.round,
-            state,
-            knowledge=shared,
-            shared_state=request.shared_state,
-        )
+        received = request.model.only(learner.trained.names)
+        return Work(learner, received, request.round, state, knowledge=shared, shared_state=request.shared_state)
 
     def _slots(
         self,
@@ -252,6 +248,7 @@ class Silo:
         if runtime.method.upload.both_ways:  # a tensor that was not sent counts as zero: see core/downlink.py
             received = Tensors.zeros(runtime.shared)
             received.write(request.model)
+        received = received.only(runtime.learner.trained.names)
         layout = received.layout
         model = runtime.learner.state.only(layout.names).to(CPU)
         flat = torch.sub(received.flat, model.flat, out=runtime.outgoing(layout.size))

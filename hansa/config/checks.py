@@ -16,8 +16,10 @@ from hansa.core.method import AGGREGATORS, METHODS, Method
 from hansa.core.registry import Registry
 from hansa.core.settings import Named
 from hansa.data.deidentification.kinds import built_in
+from hansa.models import tokenizer
 from hansa.tasks.base import TASKS, LabelledTask, MultiTextTask, Task, discovery_of
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model", "source.spm")
 STEP_SETTINGS = ("packing", "precision", "gradient_checkpointing", "compile", "processes")
 CLASSIFIER = "AutoModelForSequenceClassification"
 
@@ -98,12 +100,38 @@ def check_settings(federation: Federation) -> None:
         from hansa.data.deidentification.finders import load
 
         load(federation.data.deidentify, federation.data.keep_details)
-    path = federation.model.path
-    if path is not None and path.startswith((".", "/", "~")) and not (Path(path) / "config.json").is_file():
+    _check_model(federation)
+
+
+def _check_model(federation: Federation) -> None:
+    """Refuse a folder without a model, and a tokenizer that is not the one of a pre-trained model."""
+    model, words = federation.model, federation.tokenizer
+    path, needed = model.path, model.gguf or "config.json"
+    if path is not None and path.startswith((".", "/", "~")) and not (Path(path) / needed).is_file():
         raise ConfigError(
-            f"model: {path} is not a Hugging Face model folder (no config.json there); give such a folder, a hub id, "
+            f"model: {path} is not a Hugging Face model folder (no {needed} there); give such a folder, a hub id, "
             "or a preset: mini, tiny, small, base"
         )
+    if path is None or model.fresh or (words.kind in (None, "model") and words.path is None):
+        return
+    named = f"tokenizer.kind '{words.kind}'" if words.path is None else f"the tokenizer of {words.path}"
+    if words.kind == "federated" or (Path(path).is_dir() and not same_tokens(federation)):
+        raise ConfigError(
+            f"{named} does not belong to the pre-trained model {path}, whose embeddings are of its own tokens: use the "
+            "model's own tokenizer (leave 'tokenizer' out), or start from random weights (model.fresh: true)"
+        )
+
+
+def same_tokens(federation: Federation) -> bool:
+    """Whether the named tokenizer has the tokens of the model folder's own; true if the folder has no tokenizer."""
+    model, words = federation.model, federation.tokenizer
+    if not any(
+        (Path(str(model.path)) / file).is_file() for file in (model.gguf or TOKENIZER_FILES[0], *TOKENIZER_FILES)
+    ):
+        return True
+    given = tokenizer.load(words.path) if words.path is not None else tokenizer.byte_tokenizer()
+    own = tokenizer.load(str(model.path), model.revision, model.gguf).get_vocab()
+    return all(own.get(token) == number for token, number in given.get_vocab().items())
 
 
 def _check_steps(federation: Federation, method: Method, task: Task) -> None:

@@ -5,6 +5,7 @@ Each refusal says what was asked for, why it cannot be, and what to do. They rea
 `build_method` asks here for the command line, for a coordinator, and for every silo by itself.
 """
 
+from hansa.config.factors import refuse_factors
 from hansa.config.federation import Federation
 from hansa.config.masked_sums import check_metrics, check_noise
 from hansa.config.nodes import Node, walk
@@ -22,6 +23,7 @@ DECLARATIONS = {
     "upload": ("selects", "keeps_local", "both_ways", "lossy"),
     "weighting": ("known_before_training", "replaceable"),
     "aggregator": ("linear", "per_tensor", "min_cohort", "replaceable"),
+    "factors": ("restarts",),
     "hierarchy": ("order", "key_layers", "filter", "keys_travel", "forwards_layers", "compares_moves"),
 }
 
@@ -62,6 +64,7 @@ def refuse(federation: Federation, method: Method, node: Node | None = None) -> 
         _exchange(federation, method)
     if method.shared_state is not None:
         _shared_state(federation, method)
+    refuse_factors(federation, method)
     _units(federation, method)
     _cohort(federation, method, node)
     _mixtures(federation)

@@ -102,6 +102,20 @@ class Federation(Section):
         samples = Samples(floor=steps // rounds * built.train.batch, replace=False)
         return built.model_copy(update={"train": built.train.model_copy(update={"samples": samples, "steps": None})})
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _residual_rank(cls, value: Any, handler: Callable[[Any], "Federation"]) -> "Federation":
+        """The rank of a residual that all rounds can need, unless the file names one."""
+        built = handler(value)
+        lora = built.model.lora
+        if lora.aggregate not in ("exact", "stack") or lora.residual_rank is not None:
+            return built
+        silos = len(leaves(built.silos)) - (
+            lora.aggregate == "exact"
+        )  # deviations from a mean: one follows from others
+        lora = lora.model_copy(update={"residual_rank": max(1, silos * lora.rank * built.rounds)})
+        return built.model_copy(update={"model": built.model.model_copy(update={"lora": lora})})
+
     @model_validator(mode="before")
     @classmethod
     def _clients(cls, value: Any) -> Any:

@@ -232,6 +232,8 @@ RENAMED = {
     "privacy.among": "noise_shared_by",
     "simulate.usual": "default_delay",
     "tokenizer.minimum": "min_count",
+    "model.rank": "lora.rank",
+    "model.alpha": "lora.alpha",
 }
 
 

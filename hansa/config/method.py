@@ -9,11 +9,15 @@ from hansa.config.nodes import Node
 from hansa.config.sections import Server, Upload, Weights
 from hansa.core.compression import COMPRESSORS, KINDS, Compression, CompressorChain, NoCompression
 from hansa.core.errors import ConfigError
-from hansa.core.method import AGGREGATORS, METHODS, Method, ServerOptimizer, Weighting
+from hansa.core.method import AGGREGATORS, METHODS, FactorRule, Method, ServerOptimizer, Weighting
 from hansa.methods.controllers import SharedLayers, added_layers
 from hansa.methods.dga import ByLoss
 from hansa.methods.fedavg import BySamples, ServerSgd
+from hansa.methods.fedex_lora import ExactFactors
 from hansa.methods.fedopt import Adaptive, Momentum, Nesterov
+from hansa.methods.flora import StackedFactors
+
+FACTOR_RULES: dict[str, FactorRule] = {"exact": ExactFactors(), "stack": StackedFactors()}  # by model.lora.aggregate
 
 
 def build_method(federation: Federation, node: Node | None = None) -> Method:
@@ -40,6 +44,8 @@ def build_method(federation: Federation, node: Node | None = None) -> Method:
             method = replace(method, weighting=weighting(federation.aggregate.weights))
     if federation.upload.steps:
         method = replace(method, upload=build_upload(federation.upload))
+    if federation.model.adapt == "lora" and federation.model.lora.aggregate in FACTOR_RULES:
+        method = replace(method, factors=FACTOR_RULES[federation.model.lora.aggregate])
     refuse(federation, method, node)
     return method
 

@@ -65,6 +65,9 @@ class Node(Holder):
     policy: str | None = Field(
         default=None, description="Of a silo: file with its policy on what may leave (docs/policies.md)."
     )
+    rank: Count | None = Field(
+        default=None, description="Of a silo, with `model.lora.aggregate: stack`: rank of its own adapters."
+    )
     model: Model | None = Field(
         default=None,
         description="On a tree of models: where its own model starts; the architecture is the federation's.",

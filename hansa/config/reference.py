@@ -43,7 +43,7 @@ from hansa.data.settings import Data
 from hansa.data.source import Files, Source
 from hansa.methods.centroid_noise import Noise
 from hansa.methods.fltrust import TrustFilter
-from hansa.models.settings import Model, Tokenizer
+from hansa.models.settings import Lora, Model, Tokenizer
 from hansa.tasks.base import TASKS
 
 # Where each section stands in a file, in the order of reading.
@@ -54,6 +54,7 @@ PLACES: dict[type[BaseModel], str] = {
     Files: "`silos.NAME.aligned`",
     Holder: "`silos.NAME` and `root`",
     Model: "`model`",
+    Lora: "`model.lora`",
     Tokenizer: "`tokenizer`",
     Data: "`data`",
     Training: "`train`, `baseline`, `personal.train`",

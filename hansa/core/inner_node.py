@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from hansa.core.downlink import PartialDownlink
 from hansa.core.exchange import KnowledgeExchange
+from hansa.core.factors import FactorNames, FactorPart
 from hansa.core.hierarchy import (
     SLOT,
     Adopted,
@@ -80,6 +81,7 @@ class InnerNode:
     rounds: int = 1  # among its children, for one request of its parent
     tree: OwnTree | None = None
     sizes: Callable[[], Sizes] | None = None  # what exchanged knowledge is checked by
+    factors: Callable[[], Sequence[FactorNames]] | None = None  # the adapted layers, where a rule combines products
     masking: Callable[[], RoundPart] | None = None  # makes the part of a round that aggregates securely
 
     @property
@@ -157,6 +159,8 @@ class InnerNode:
             parts.append(KnowledgeExchange(method.exchange, self.sizes))
         if method.shared_state is not None:
             parts.append(SharedStatePart(method.shared_state))
+        if method.factors is not None and self.factors is not None:
+            parts.append(FactorPart(method.factors, self.factors()))
         if self.masking is not None:
             parts.append(self.masking())
         return parts, layers

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from hansa.core.compression import Compression
@@ -28,6 +29,7 @@ from hansa.core.tensors import NOTHING, Layout, Tensors
 
 TaskLoss = Callable[[], Tensor]
 Layers = Mapping[str, Tensor]  # key layers: `block.3` → all of its values, flat
+WeightedFactors = Sequence[tuple[float, Tensor, Tensor]]  # of each silo: its weight, A and B; the weights sum to one
 Attention = dict[str, dict[str, float]]  # layer → member → its weight
 
 
@@ -174,6 +176,26 @@ class ServerOptimizer(Protocol):
         """Move ``model`` and change ``state``, both in place; ``scale``: the schedule's factor on the learning rate."""
 
 
+class FactorRule(Protocol):
+    """How products B·A of adapters become one; `hansa/core/factors.py` shows when it is asked."""
+
+    @property
+    def restarts(self) -> bool:
+        """Whether B begins at zero again after each round, because the residual has taken the products in."""
+
+    def residual(self, silos: WeightedFactors) -> tuple[Tensor, Tensor]:
+        """What a round adds to the residual of a layer, as a left and a right factor of one product."""
+
+
+def steps_to_the_mean(server: ServerOptimizer) -> bool:
+    """Whether a server optimizer sets the model to the mean of the silos' models, as FedAvg does."""
+    layout = Layout(("x",), ((2,),))
+    model, gradient = Tensors(layout, torch.tensor([1.0, -2.0])), Tensors(layout, torch.tensor([0.5, 3.0]))
+    wanted, state = model.flat - gradient.flat, server.begin(layout)
+    server.step(model, gradient, state, 1, 1.0)
+    return torch.equal(model.flat, wanted)
+
+
 @dataclass(frozen=True)
 class Residual:
     """A layer that fits badly at its node, on its way to a node where it may fit better."""
@@ -264,6 +286,7 @@ class Method:
     server: ServerOptimizer
     hierarchy: Hierarchy | None = None  # none: inner nodes average what their children send
     shared_state: SharedState | None = None
+    factors: FactorRule | None = None  # none: the matrices of adapters are combined like all other tensors
     keeps_optimizer: bool = False  # silos keep their optimizer's state between rounds, whatever `train` says
 
     @property

@@ -1,10 +1,13 @@
 """The initial model, tokenizer and labels of a run as one sequence of bytes: a JSON list of files, then their content.
 
+A frozen base is not part of it (`hansa.models.base`).
+
 Only a flat folder is packed. A receiver accepts only the files and settings that `hansa.models.folder` allows, only
 tensors that the configuration implies, and only a model that fits into its memory; it writes nothing before that.
 """
 
 import json
+from collections.abc import Mapping
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
@@ -13,7 +16,8 @@ from hansa.deploy import quota
 from hansa.deploy.network.blob_protocol import InvalidRequest
 from hansa.files import atomically
 from hansa.models import folder as model_folder
-from hansa.models.weights import check_tensors
+from hansa.models.base import BASE
+from hansa.models.weights import Footprint, TensorInfo, check_tensors
 
 MAX_LINE_BYTES = 1 << 20
 COPIES = 4  # of a model in a silo's memory: the model, its gradients, the received and the outgoing tensors
@@ -39,13 +43,18 @@ def unpack(bundle: memoryview, folder: Path) -> None:
     files = _files(bundle)
     try:
         config, tensors = model_folder.check(files)
-        footprint = check_tensors(config, tensors)
+        footprint = without_base(tensors) if BASE in files else check_tensors(config, tensors)
     except ConfigError as error:
         raise InvalidRequest(f"the initial model is refused: {error}") from None
     quota.check_model(COPIES * footprint.parameters + footprint.buffers)
     with atomically(folder) as draft:
         for name, content in files.items():
             (draft / name).write_bytes(content)
+
+
+def without_base(tensors: Mapping[str, TensorInfo]) -> Footprint:
+    """The memory of adapters; that of the base is known to the silo, which has a copy."""
+    return Footprint(sum(info.bytes for info in tensors.values()), 0)
 
 
 def _files(bundle: memoryview) -> dict[str, memoryview]:

@@ -12,7 +12,7 @@ from hansa.config.federation import Federation
 from hansa.config.nodes import Node, walk
 from hansa.config.shared import NO_SOURCES
 from hansa.core import device
-from hansa.core.errors import DataError, UserError
+from hansa.core.errors import ConfigError, DataError, UserError
 from hansa.core.messages import Reply, Request
 from hansa.data.deidentification.kinds import built_in
 from hansa.data.source import Source
@@ -20,8 +20,12 @@ from hansa.deploy.kit import Kit
 from hansa.deploy.network.blob_protocol import InvalidRequest
 from hansa.deploy.policy_enforcer import PolicyEnforcer
 from hansa.deploy.signatures import KitSigner
+from hansa.models.base import check_base
 from hansa.privacy.dp.prices import seeded_noise
 from hansa.privacy.policy.audit_heads import Anchors
+
+NO_BASE = "the node has no copy of the base model, which does not travel"
+OTHER_BASE = "the node's copy of the base model is not the one of this run"
 
 
 def sources(kit: Kit, data: Sequence[Path]) -> tuple[Source, ...]:
@@ -44,6 +48,7 @@ class SiloService:
     """Answers requests from a silo's own data; implements `hansa.deploy.request_reader.NodeService`.
 
     With one thread the results have the same bits as in a simulation; with more it is faster on several cores.
+    ``model``: the silo's copy of a base that does not travel; default: the one that its administrator approved.
     """
 
     def __init__(
@@ -53,9 +58,10 @@ class SiloService:
         plugins: tuple[str, ...],
         enforcer: PolicyEnforcer | None = None,
         threads: int = 1,
+        model: Path | None = None,
     ) -> None:
         self._kit, self._sources, self._plugins, self._enforcer = kit, sources, plugins, enforcer
-        self._threads = threads
+        self._threads, self._model = threads, model
         self.anchors = Anchors.beside(enforcer.log) if enforcer is not None else None
 
     def log_refusal(self, message: str, round: int, reason: str) -> None:
@@ -70,7 +76,11 @@ class SiloService:
         check_leaf(federation, self._kit.name)
         enforcer = self._enforcer
         received = received_settings(settings)
-        context = enforcer.admit(received, folder, self._plugins) if enforcer is not None else None
+        context, copy = None, str(self._model or "")
+        if enforcer is not None:
+            context = enforcer.admit(received, folder, self._plugins, copy)
+            copy = copy or enforcer.approved_model(received, folder, self._plugins)
+        federation = with_own_base(federation, folder, copy)
         runtime = Runtime(federation, folder, KitSigner(self._kit, folder, settings), device.choose())
         if seeded := seeded_noise(federation):  # once the plug-ins are loaded: methods may come from them
             raise InvalidRequest(f"the noise of {seeded[0]} comes from the seed ('seeded: true'), for simulations only")
@@ -81,6 +91,24 @@ class SiloService:
         checks = host.checks(self._kit.name, folder, enforcer.log.file.parent)
         guarded = enforcer.guard(answer, runtime, context, checks)
         return enforcer.while_approved(guarded, received, folder, self._plugins)
+
+
+def with_own_base(federation: Federation, folder: Path, copy: str) -> Federation:
+    """The settings with the node's own ``copy`` of a base that does not travel, if it is the one of the start.
+
+    Raises `InvalidRequest` if there is no copy, or if it is another one; the reason stays in the node's log.
+    """
+    start = folder / "start"
+    if not federation.model.keeps_base or not start.exists():
+        return federation
+    if not copy:
+        raise InvalidRequest(NO_BASE, f"{NO_BASE}: give its copy of '{federation.model.path}' with --model FOLDER")
+    model = federation.model.model_copy(update={"path": copy, "revision": None})
+    try:
+        check_base(start, model)
+    except ConfigError as error:
+        raise InvalidRequest(OTHER_BASE, str(error)) from None
+    return federation.model_copy(update={"model": model})
 
 
 def check_leaf(federation: Federation, own: str) -> None:

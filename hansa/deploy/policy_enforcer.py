@@ -55,14 +55,20 @@ class PolicyEnforcer:
         """Log a request that could not be used."""
         self.log.add("refusal", message=message, round=round, to=self.kit.parent.node, reason=reason)
 
-    def admit(self, federation: Federation, folder: Path, plugins: Sequence[str]) -> RunContext:
+    def approved_model(self, federation: Federation, folder: Path, plugins: Sequence[str]) -> str:
+        """The folder of the node's own copy of the model that was approved with a run; empty if there is none."""
+        return self._approval(federation, folder, plugins).model
+
+    def admit(self, federation: Federation, folder: Path, plugins: Sequence[str], model: str = "") -> RunContext:
         """Check that a run with these settings, and the start in its ``folder``, is approved; return how logs name it.
 
-        ``federation``: as the coordinator sent it; ``plugins``: the silo's own plug-in files. Raises `InvalidRequest`,
-        which tells the coordinator only that the run is not approved.
+        ``federation``: as the coordinator sent it; ``plugins``: the silo's own plug-in files; ``model``: its copy of
+        the model, if it is another than the approved one. Raises `InvalidRequest`, which tells the coordinator only
+        that the run is not approved.
         """
         try:
             approval = self._approval(federation, folder, plugins)
+            approval = replace(approval, model=model or approval.model)
             how = self._verify_start(folder, federation, approval)
         except NotApproved as error:
             raise InvalidRequest(NOT_APPROVED, str(error)) from None

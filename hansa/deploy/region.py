@@ -21,7 +21,7 @@ from hansa.core.round import Server
 from hansa.data.source import Source
 from hansa.deploy.agent import Agent, Log
 from hansa.deploy.bundle import pack
-from hansa.deploy.join import own_settings, received_settings
+from hansa.deploy.join import own_settings, received_settings, with_own_base
 from hansa.deploy.kit import Kit
 from hansa.deploy.network.address import Proxy
 from hansa.deploy.network.blob_protocol import InvalidRequest
@@ -44,7 +44,8 @@ class RegionService:
     """Answers the parent's requests for all nodes of a region; implements `hansa.deploy.request_reader.NodeService`.
 
     ``network`` reaches the region's children; ``out`` is the region's run directory; ``sources`` is the region's own
-    data, if it has any; ``enforcer`` its policy, if it has one. ``deadline`` returns when the parent stops waiting, on
+    data, if it has any; ``enforcer`` its policy, if it has one; ``model`` its copy of a base that does not travel.
+    ``deadline`` returns when the parent stops waiting, on
     the monotonic clock.
     """
 
@@ -56,8 +57,9 @@ class RegionService:
         sources: tuple[Source, ...],
         plugins: tuple[str, ...],
         enforcer: PolicyEnforcer | None = None,
+        model: Path | None = None,
     ) -> None:
-        self._kit, self._network, self._files = kit, network, out / SERVER_FOLDER
+        self._kit, self._network, self._files, self._model = kit, network, out / SERVER_FOLDER, str(model or "")
         self._sources, self._plugins, self._enforcer = sources, plugins, enforcer
         self._log = AuditLog(out / AUDIT_LOG, kit.name)
         self.anchors = network.anchors = Anchors.beside(self._log)
@@ -72,7 +74,8 @@ class RegionService:
         federation = own_settings(settings, self._kit.name, self._sources, self._plugins)
         context = RunContext(folder.name, settings_digest(received_settings(settings)))
         if self._enforcer is not None:
-            context = self._enforcer.admit(received_settings(settings), folder, self._plugins)
+            context = self._enforcer.admit(received_settings(settings), folder, self._plugins, self._model)
+        federation = with_own_base(federation, folder, self._model)
         below = list(dict(walk(federation.silos))[self._kit.name].silos)
         if unknown := set(below) - set(self._kit.children):
             raise InvalidRequest(f"the settings have '{min(unknown)}', which is not a member below this region")
@@ -148,10 +151,11 @@ def serve_region(
     enforcer: PolicyEnforcer | None = None,
     proxy: Proxy | None = None,
     warn: Log | None = None,
+    model: Path | None = None,
 ) -> None:
     """Run a region until its agent is stopped; ``ready`` is called with the agent, by which it can be stopped."""
     with server_session(kit, out / SERVER_FOLDER, nats, log) as network:
-        service = RegionService(kit, network, out, sources, plugins, enforcer)
+        service = RegionService(kit, network, out, sources, plugins, enforcer, model)
         agent = Agent(kit, out / "home", service, log, proxy, warn)
         service.deadline = lambda: agent.deadline
         ready(agent)

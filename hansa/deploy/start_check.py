@@ -5,17 +5,21 @@ its folder, of which the silo has its own copy (`hansa approve --model`). The si
 files and compares configuration, weights and tokenizer. What it cannot build, because it has no copy of the model, it
 accepts only if an administrator approved exactly these files (`hansa approve --pending`).
 
+A frozen base does not travel: the start has what the silo's copy lacks, and `hansa.models.base` compares the digests.
+
 A vocabulary that was built from counts of all silos cannot be built again by one of them. The silo checks that it has
 the form of such a vocabulary (the rules by which text is cut, the size); its entries are the coordinator's choice.
 """
 
 import json
+from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 from hansa.config.federation import Federation
 from hansa.config.nodes import walk
@@ -23,6 +27,8 @@ from hansa.config.tree import federated_vocabulary
 from hansa.core.errors import HansaError
 from hansa.deploy.approval import Approval, NotApproved
 from hansa.models import build, tokenizer
+from hansa.models.adapt import adapt
+from hansa.models.base import ADAPTER, BASE, own_tensors
 from hansa.models.library import transformers
 from hansa.tasks.base import TASKS, ExtraTokensTask
 
@@ -38,6 +44,11 @@ def start_files(folder: Path) -> dict[str, str]:
 
 def verify_start(folder: Path, federation: Federation, approval: Approval) -> str:
     """How the start in ``folder`` was verified, in words; raises `NotApproved` if it was not."""
+    if (folder / BASE).is_file() != federation.model.keeps_base:
+        raise NotApproved(
+            f"the settings imply a start {'without' if federation.model.keeps_base else 'with'} the weights of the "
+            "base, and the received one is of the other kind"
+        )
     if approval.start:
         if start_files(folder) == approval.start:
             return "the files of the start are those that were approved"
@@ -50,14 +61,21 @@ def verify_start(folder: Path, federation: Federation, approval: Approval) -> st
     _check_tokenizer(folder, federation, approval)
     expected = _rebuilt(folder, federation, approval)
     _check_config(folder, expected)
-    _check_weights(folder, federation, expected)
+    if federation.model.keeps_base:
+        own = {name: t.detach() for name, t in own_tensors(adapt(expected, federation.model, federation.seed)).items()}
+        _compare(load_file(folder / ADAPTER), own)
+    else:
+        received = build.load(str(folder), TASKS.build(federation.task).auto).state_dict()
+        _compare(received, expected.state_dict())
     return "the start was built again from the approved settings and is the same"
 
 
 def _rebuilt(folder: Path, federation: Federation, approval: Approval) -> Any:
     """The start, built by the silo itself."""
     task = TASKS.build(federation.task)
-    settings = federation.model.model_copy(update={"path": approval.model}) if approval.model else federation.model
+    settings = federation.model
+    if approval.model:
+        settings = settings.model_copy(update={"path": approval.model, "revision": None})
     words = tokenizer.load(str(folder))
     labels = tuple(json.loads((folder / "labels.json").read_text(encoding="utf-8")))
     try:
@@ -78,16 +96,18 @@ def _check_config(folder: Path, expected: Any) -> None:
             raise NotApproved(f"the configuration of the starting model has another '{key[:40]}' than the approved one")
 
 
-def _check_weights(folder: Path, federation: Federation, expected: Any) -> None:
-    received = build.load(str(folder), TASKS.build(federation.task).auto).state_dict()
-    own = expected.state_dict()
+def _compare(received: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> None:
+    """Raise `NotApproved` if tensors are missing or more, or a value is another one."""
     if {name: tuple(t.shape) for name, t in received.items()} != {name: tuple(t.shape) for name, t in own.items()}:
         raise NotApproved("the starting model has other tensors than the approved one")
     for name, values in own.items():
-        if values.is_floating_point() and not torch.allclose(received[name], values, rtol=0.0, atol=TOLERANCE):
+        if not values.is_floating_point():
+            continue
+        sent, values = received[name].float(), values.float()
+        if not torch.allclose(sent, values, rtol=0.0, atol=TOLERANCE):
             raise NotApproved(
                 f"the weights of the starting model are not the approved ones: '{name}' differs by up to "
-                f"{float((received[name] - values).abs().max()):.3g}"
+                f"{float((sent - values).abs().max()):.3g}"
             )
 
 
@@ -114,7 +134,7 @@ def _check_tokenizer(folder: Path, federation: Federation, approval: Approval) -
 def _own_tokenizer(federation: Federation, approval: Approval) -> Any:
     """The tokenizer that the settings imply, saved and loaded as the received one was; entries from counts are few."""
     if not federated_vocabulary(federation) and federation.tokenizer.kind != "bytes":
-        return tokenizer.load(approval.model)
+        return tokenizer.load(approval.model, gguf=federation.model.gguf)
     counted = federated_vocabulary(federation)
     words = tokenizer.train_vocabulary({"a": 1}, 300) if counted else tokenizer.byte_tokenizer()
     task = TASKS.build(federation.task)

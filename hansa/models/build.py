@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hansa.core.device import CPU
 from hansa.core.errors import ConfigError
 from hansa.core.seeds import torch_seeded
 from hansa.models.grow import add_layers
 from hansa.models.library import transformers
 from hansa.models.settings import Model
+from hansa.models.tokenizer import byte_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 ONE_AT_A_TIME = RLock()
 
 SIZES = {"mini": (2, 64, 2), "tiny": (2, 128, 2), "small": (4, 256, 4), "base": (12, 768, 12)}  # layers, width, heads
+NEW = "_hansa_new_tensors"  # attribute of a base: the tensors that its files lack
 ATTENTION = ("eager", "sdpa")  # implementations that are part of transformers and torch
 AUTO = {
     "AutoModelForMaskedLM": "encoder",
@@ -131,11 +134,15 @@ def initial(
     seed: int,
 ) -> "PreTrainedModel":
     """The model that training starts from. Random weights depend on the seed only."""
+    if settings.keeps_base:
+        model = base(settings, auto, labels, seed)
+        _check_sizes(model, settings, tokenizer, max_length)
+        return model
     with ONE_AT_A_TIME, torch_seeded(seed, "initial weights"):
         if settings.preset is not None:
             model = preset(settings.preset, auto, tokenizer, max_length, settings.dropout, labels)
         else:
-            model = load(str(settings.path), auto, labels, settings.fresh)
+            model = load(str(settings.path), auto, labels, settings.fresh, settings.revision, settings.gguf)
             _check_sizes(model, settings, tokenizer, max_length)
         return add_layers(model, settings.added) if settings.added else model
 
@@ -164,26 +171,120 @@ def _refuse_kernels(config: Any, path: str) -> None:
         )
 
 
-def load(path: str, auto: str, labels: tuple[str, ...] = (), fresh: bool = False) -> "PreTrainedModel":
-    """A model from a folder or hub id; with ``fresh``, its architecture with random weights.
+def load(
+    path: str,
+    auto: str,
+    labels: tuple[str, ...] = (),
+    fresh: bool = False,
+    revision: str | None = None,
+    gguf: str | None = None,
+) -> "PreTrainedModel":
+    """A model from a folder or hub id in float32; with ``fresh``, its architecture with random weights.
 
     Raises `ConfigError` if it cannot be loaded as ``auto``.
     """
+    return _loaded(path, auto, labels, revision, gguf, None if fresh else {"dtype": torch.float32})[0]
+
+
+def base(
+    settings: Model, auto: str, labels: tuple[str, ...], seed: int, device: torch.device = CPU
+) -> "PreTrainedModel":
+    """The frozen base of ``settings`` in its own dtype, or quantised; tensors that it lacks depend on the seed only.
+
+    Raises `ConfigError` if it cannot be loaded as ``auto``, or if this machine cannot quantise it.
+    """
+    how: dict[str, Any] = {"dtype": getattr(torch, settings.dtype) if settings.dtype else "auto"}
+    if settings.gguf is not None and settings.dtype is None:
+        how["dtype"] = torch.float32  # the dtype of a GGUF file is a quantised one
+    if settings.quantize is not None:
+        how |= {"quantization_config": _quantization(settings.quantize), "device_map": {"": str(device)}}
+    with torch_seeded(seed, "initial weights"):
+        model, missing = _loaded(str(settings.path), auto, labels, settings.revision, settings.gguf, how)
+    for module in model.modules():
+        # bitsandbytes packs 4-bit weights for the CPU at the first evaluation, and cannot train with them afterwards.
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+    setattr(model, NEW, missing)
+    return model
+
+
+def outline(
+    settings: Model, auto: str, labels: tuple[str, ...], max_length: int, entries: int = 0
+) -> "PreTrainedModel":
+    """The model of ``settings`` without values, on the device ``meta``; raises `ConfigError` if it cannot be loaded.
+
+    ``entries``: the size of a preset's vocabulary, if it is larger than that of bytes.
+    """
+    if settings.preset is not None:
+        with torch.device("meta"):
+            return preset(settings.preset, auto, byte_tokenizer(), max_length, labels=labels, entries=entries)
+    path, at = str(settings.path), (settings.revision, settings.gguf)
+    if settings.keeps_base and settings.gguf is None:
+        model, missing = _loaded(path, auto, labels, *at, {"dtype": "auto", "device_map": "meta"})
+        setattr(model, NEW, missing)
+        return model
+    with torch.device("meta"):
+        model = _loaded(path, auto, labels, *at, None)[0]
+    if settings.keeps_base:  # a GGUF file has a causal model, with its head
+        inside = {id(parameter) for parameter in model.base_model.parameters()}
+        head = (name for name, parameter in model.named_parameters() if id(parameter) not in inside)
+        setattr(model, NEW, frozenset() if AUTO[auto] == "decoder" else frozenset(head))
+    return model
+
+
+def new_tensors(model: Any) -> frozenset[str] | None:
+    """The tensors of a base that its files lack, such as those of a new head; None if the model is no such base."""
+    found: frozenset[str] | None = getattr(model, NEW, None)
+    return found
+
+
+def _quantization(bits: str) -> Any:
+    """The settings of bitsandbytes; raises `ConfigError` if this machine does not have it."""
+    try:
+        import bitsandbytes
+    except (ImportError, OSError, RuntimeError):
+        raise ConfigError(
+            f"model.quantize is '{bits}', which needs bitsandbytes, and this machine does not have it: pip install "
+            "'hansa[quantize]' where the platform is supported, or leave model.quantize out"
+        ) from None
+    del bitsandbytes
+    library = transformers()
+    if bits == "8bit":
+        return library.BitsAndBytesConfig(load_in_8bit=True)
+    return library.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+
+
+def _loaded(
+    path: str,
+    auto: str,
+    labels: tuple[str, ...],
+    revision: str | None,
+    gguf: str | None,
+    how: dict[str, Any] | None,
+) -> tuple["PreTrainedModel", frozenset[str]]:
+    """A model and the tensors that its files lack; ``how``: None builds it with random weights."""
     local = Path(path).is_dir()
-    origin = {"trust_remote_code": False, "local_files_only": local}
+    origin: dict[str, Any] = {"trust_remote_code": False, "local_files_only": local, "revision": revision or "main"}
+    if gguf is not None:
+        origin["gguf_file"] = gguf
     try:
         config = transformers().AutoConfig.from_pretrained(path, **origin)
         _refuse_kernels(config, path)
         _name_labels(config, labels)
-        if fresh:
-            return from_config(config, auto)
+        if how is None:
+            return from_config(config, auto), frozenset()
         safe = True if local and any(Path(path).glob("*.safetensors")) else None
         with ONE_AT_A_TIME:
-            loaded = getattr(transformers(), auto).from_pretrained(
-                path, config=config, dtype=torch.float32, use_safetensors=safe, **origin
+            loaded, info = getattr(transformers(), auto).from_pretrained(
+                path, config=config, use_safetensors=safe, output_loading_info=True, **how, **origin
             )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError, RuntimeError) as error:
         first = str(error).strip().splitlines()[0]
         raise ConfigError(f"model.path: {path} cannot be loaded as {auto}: {first}") from None
     model: PreTrainedModel = loaded
-    return _fixed_tables(model)
+    if gguf is not None:  # its values are plain numbers now, and the marks of a quantised model would prevent saving
+        model.hf_quantizer = None
+        model.is_quantized = False
+        if hasattr(model.config, "quantization_config"):
+            del model.config.quantization_config
+    return _fixed_tables(model), frozenset(info["missing_keys"])

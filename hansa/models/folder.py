@@ -1,10 +1,10 @@
 """Which files and settings the folder of a model may have that another party sent.
 
-Everything is an allow-list. A file name is one of those that transformers and tokenizers write. A key of
-``config.json`` is one that the configuration class of its ``model_type`` declares, which leaves out every key that
-names code, a repository or a file (``auto_map``, ``attn_implementation``, ``quantization_config``, ``_name_or_path``).
-No value has the form of a path or an address. A chat template is a program in a template language that no task of Hansa
-uses, so it is not sent.
+A model on a frozen base comes without the base (`hansa.models.base`). Everything is an allow-list. A file name is one
+of those that transformers and tokenizers write. A key of ``config.json`` is one that the configuration class of its
+``model_type`` declares, which leaves out every key that names code, a repository or a file (``auto_map``,
+``attn_implementation``, ``quantization_config``, ``_name_or_path``). No value has the form of a path or an address. A
+chat template is a program in a template language that no task of Hansa uses, so it is not sent.
 
 `tidy` makes a folder of ours conform; `check` refuses a folder of another party that does not.
 """
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hansa.core.errors import ConfigError, printable
+from hansa.models.base import ADAPTER, BASE
 from hansa.models.library import transformers
 from hansa.models.weights import INDEX, SHARD, WEIGHTS, TensorInfo, read_header, shards
 
@@ -34,6 +35,8 @@ FILES = frozenset(
         WORDS,
         WEIGHTS,
         INDEX,
+        ADAPTER,
+        BASE,
         TOKENIZER,
         SPECIAL_TOKENS,
         *SENTENCEPIECE,
@@ -171,6 +174,8 @@ def check(files: Mapping[str, memoryview]) -> tuple[Any, dict[str, TensorInfo]]:
     for name in (TOKENIZER, *WORD_LISTS):
         if name in files:
             _json(files, name, dict, most=len(files[name]))
+    if BASE in files:
+        return config, _check_adapter(files)
     tensors: dict[str, TensorInfo] = {}
     for shard in shards(files, lambda: _json(files, INDEX, dict)):
         found = read_header(files[shard], shard)
@@ -178,6 +183,16 @@ def check(files: Mapping[str, memoryview]) -> tuple[Any, dict[str, TensorInfo]]:
             raise ConfigError(f"two of its files have a tensor {printable(min(twice), 100)!r}")
         tensors |= found
     return config, tensors
+
+
+def _check_adapter(files: Mapping[str, memoryview]) -> dict[str, TensorInfo]:
+    """The tensors of a start without its base; the receiver compares them with its own when it has built the model."""
+    named = _json(files, BASE, dict)
+    if set(named) != {"sha256"} or not re.fullmatch("[0-9a-f]{64}", str(named["sha256"])):
+        raise ConfigError(f"its {BASE} is not the digest of a base")
+    if ADAPTER not in files or any(name == WEIGHTS or SHARD.fullmatch(name) for name in files):
+        raise ConfigError(f"it has a {BASE}, and must have {ADAPTER} and no other weights")
+    return read_header(files[ADAPTER], ADAPTER)
 
 
 def _json(files: Mapping[str, memoryview], name: str, kind: type, most: int = MAX_SETTINGS_BYTES) -> Any:

@@ -5,6 +5,7 @@ The import takes seconds, which commands that do not build a model should not sp
 
 import os
 from functools import cache
+from logging import ERROR, getLogger
 from threading import Lock
 from typing import Any
 
@@ -27,6 +28,8 @@ def _imported() -> Any:
 
     logging.disable_progress_bar()  # Hansa shows its own progress
     logging.set_verbosity_error()
+    # PEFT imports bitsandbytes wherever it is installed, which then recommends a package with compiled code from a hub.
+    getLogger("bitsandbytes").setLevel(ERROR)
     for name in NEEDED:
         getattr(library, name)  # transformers imports a submodule when its attribute is accessed
     return library

@@ -115,13 +115,17 @@ def _wrap(tokenizer: Tokenizer) -> "PreTrainedTokenizerBase":
     return wrapped
 
 
-def load(path: str) -> "PreTrainedTokenizerBase":
-    """The tokenizer of a folder or hub id; raises `ConfigError` if it cannot be loaded."""
+def load(path: str, revision: str | None = None, gguf: str | None = None) -> "PreTrainedTokenizerBase":
+    """The tokenizer of a folder or hub id, or of a GGUF file in it; raises `ConfigError` if it cannot be loaded."""
     try:
         tokenizer: PreTrainedTokenizerBase = transformers().AutoTokenizer.from_pretrained(
-            path, trust_remote_code=False, local_files_only=Path(path).is_dir()
+            path,
+            trust_remote_code=False,
+            local_files_only=Path(path).is_dir(),
+            revision=revision or "main",
+            **({"gguf_file": gguf} if gguf is not None else {}),
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError) as error:
         first = str(error).strip().splitlines()[0]
         raise ConfigError(f"tokenizer: {path} cannot be loaded: {first}") from None
     if tokenizer.pad_token is None:

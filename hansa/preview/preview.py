@@ -22,7 +22,6 @@ from hansa.core.participation import cohort_size
 from hansa.core.tensors import NOTHING
 from hansa.models import build
 from hansa.models.adapt import adapt
-from hansa.models.tokenizer import byte_tokenizer
 from hansa.preview.annotation import SourceReader, language_warning
 from hansa.preview.traffic import Traffic, predict_traffic
 from hansa.privacy.dp.prices import update_mechanisms
@@ -251,13 +250,9 @@ def _model(federation: Federation, labels: tuple[str, ...]) -> tuple[int | None,
         return None, None
     task = TASKS.build(federation.task)
     size = 0 if federation.tokenizer.kind == "bytes" else federation.tokenizer.size
+    length = federation.data.max_length
+    model: Any = build.outline(settings, task.auto, labels, length, size)
     with torch.device("meta"):
-        words, length = byte_tokenizer(), federation.data.max_length
-        model: Any
-        if settings.preset is not None:
-            model = build.preset(settings.preset, task.auto, words, length, labels=labels, entries=size)
-        else:
-            model = build.load(str(settings.path), task.auto, labels, fresh=True)
         if method.hierarchy is not None:
             method.hierarchy.keys(parts(model))  # raises an error for key layers that do not exist
             if settings.preset is None:

@@ -24,6 +24,7 @@ from hansa.core.messages import Update
 from hansa.core.method import Method
 from hansa.core.model_parts import parts, sides
 from hansa.core.tensors import NOTHING, Layout, Tensors
+from hansa.models.adapt import carried
 
 NUMBER = 4  # bytes
 TRIED = 5_000_000  # numbers at most that are compressed to measure the compression ratio
@@ -37,6 +38,7 @@ class Traffic:
     updates: int  # up
     knowledge_up: int
     knowledge_down: int
+    residuals: int = 0  # down: part of ``model``, the residuals of adapters whose products are aggregated
 
     @property
     def total(self) -> int:
@@ -47,9 +49,11 @@ class Traffic:
     def line(self) -> str:
         """The traffic in words."""
         up, down = self.knowledge_up / 1e6, self.knowledge_down / 1e6
+        growth = self.model / max(1, self.model - self.residuals)
+        residuals = f" ({growth:.1f} times the adapters, by the residuals of their products)" if self.residuals else ""
         exchange = f", the exchange {up:,.2f} up and {down:,.2f} down" if self.knowledge_up else ""
         return (
-            f"{self.total / 1e6:,.1f} MB per round: the model {self.model / 1e6:,.1f} down, updates "
+            f"{self.total / 1e6:,.1f} MB per round: the model {self.model / 1e6:,.1f} down{residuals}, updates "
             f"{self.updates / 1e6:,.1f} up{exchange}"
         )
 
@@ -67,7 +71,8 @@ def predict_traffic(model: Any, method: Method, silos: int, labels: int, length:
         sizes = Sizes(width, inside.last_linear(model).in_features, labels, length)
         shared = NUMBER * method.exchange.numbers(sizes) * silos
     down = round(size * (ratio if method.upload.both_ways else 1.0))
-    return Traffic(down, round(size * ratio), shared, shared * (silos - 1))
+    residuals = NUMBER * silos * sum(model.get_parameter(name).numel() for name in carried(model))
+    return Traffic(down + residuals, round(size * ratio), shared, shared * (silos - 1), residuals)
 
 
 def compression_ratio(upload: Compression, layout: Layout, model: Any) -> float:

@@ -1,4 +1,4 @@
-"""The models that a run leaves behind, as plain Hugging Face folders with model cards."""
+"""The models that a run leaves behind, as Hugging Face or PEFT folders with model cards."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from hansa.core.compression import UploadState
 from hansa.core.messages import DataCard, NodeId
 from hansa.core.state import ServerState
 from hansa.files import atomically
-from hansa.models.adapt import merge_adapters
+from hansa.models.peft_folder import save_model
 from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import OWN, Ledger
 from hansa.runs.model_card import model_card
@@ -66,8 +66,9 @@ class Exporter:
 
     def _export(self, folder: Path, silo: str, metrics: Mapping[str, Mapping[str, float]]) -> None:
         with atomically(folder) as draft:
-            merge_adapters(self.host.runtime.learner.model).save_pretrained(draft)
-            self.host.runtime.vocabulary.tokenizer.save_pretrained(draft)
+            runtime = self.host.runtime
+            save_model(runtime.learner.model, runtime.federation.model, draft)
+            runtime.vocabulary.tokenizer.save_pretrained(draft)
             self.card(draft, silo, metrics)
 
     def card(self, folder: Path, silo: str, metrics: Mapping[str, Mapping[str, float]]) -> None:

@@ -1,5 +1,6 @@
 """Inference with the models of a run: score them on a file or on the silos' data."""
 
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,10 @@ from hansa.core.learner import on_device
 from hansa.core.messages import PARTS
 from hansa.data import examples
 from hansa.data.source import Source
+from hansa.files import atomically
 from hansa.models import build
+from hansa.models.adapt import merge_adapters
+from hansa.models.peft_folder import is_adapter, load_adapter
 from hansa.runs.directory import RunDirectory
 
 SHARED = "shared"
@@ -57,10 +61,40 @@ def _load(folder: Path, silo: str | None, checkpoint: int | None) -> tuple[Runti
         if silo not in own:
             hint = did_you_mean(silo, own) if own else "this run has no personal models: leave --silo out"
             raise UserError(f"{folder}: silo '{silo}' has no model of its own; {hint}")
-        return runtime, build.load(str(folder / "silos" / silo / "model"), runtime.task.auto)
-    if not (folder / "model" / "config.json").is_file():
+        return runtime, _final(runtime, folder / "silos" / silo / "model")
+    if not has_model(folder):
         raise UserError(f"{folder}: the run has no final model yet; finish it with 'hansa run … --resume'")
-    return runtime, build.load(str(folder / "model"), runtime.task.auto)
+    return runtime, _final(runtime, folder / "model")
+
+
+def has_model(folder: Path) -> bool:
+    """Whether a run has a final shared model."""
+    return (folder / "model" / "config.json").is_file() or is_adapter(folder / "model")
+
+
+def _final(runtime: Runtime, folder: Path, quantized: bool = True) -> Any:
+    """The model of a folder that a run wrote; adapters together with the run's base."""
+    if is_adapter(folder):
+        return load_adapter(runtime.base(quantized=quantized), folder)
+    return build.load(str(folder), runtime.task.auto)
+
+
+def write_model(folder: Path, silo: str | None, out: Path, merged: bool) -> None:
+    """Write a final model of a run, with its tokenizer, as a folder of its own.
+
+    ``merged``: adapters are merged into the base, which is loaded without quantisation for that; else they are written
+    as PEFT has them. Raises `UserError` if there is no such model.
+    """
+    source = folder / "model" if silo is None else folder / "silos" / silo / "model"
+    runtime = open_run(folder)
+    if not is_adapter(source):
+        _load(folder, silo, None)  # says what is missing
+    with atomically(out) as draft:
+        if merged and is_adapter(source):
+            merge_adapters(_final(runtime, source, quantized=False)).save_pretrained(draft)
+            runtime.vocabulary.tokenizer.save_pretrained(draft)
+        else:
+            shutil.copytree(source, draft, dirs_exist_ok=True)
 
 
 def own_models(folder: Path) -> list[str]:
@@ -70,7 +104,7 @@ def own_models(folder: Path) -> list[str]:
 
 def every_model(folder: Path, scores: Callable[[Runtime, Any], Scored]) -> dict[str, Scored]:
     """Scores of all final models of a run by name: the shared one, where there is one, and the silos' own."""
-    shared = [SHARED] if (folder / "model" / "config.json").is_file() else []
+    shared = [SHARED] if has_model(folder) else []
     found = {name: scores(*load(folder, None if name == SHARED else name)) for name in [*shared, *own_models(folder)]}
     if not found:
         load(folder)  # says that there is none yet

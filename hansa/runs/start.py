@@ -19,6 +19,8 @@ from hansa.core.link import Link
 from hansa.core.messages import CollectVocabulary, DataCard, NodeId, VocabularyCounts
 from hansa.files import atomically
 from hansa.models import build, folder, tokenizer
+from hansa.models.adapt import adapt
+from hansa.models.base import check_base, save_start
 from hansa.runs.callbacks import RunEvents
 from hansa.runs.directory import RunDirectory
 from hansa.runs.enrolment import described, surveyed
@@ -32,9 +34,12 @@ VERSIONS = ("hansa", "torch", "transformers", "tokenizers", "safetensors", "nump
 def begin(federation: Federation, directory: RunDirectory, link: Link, ledger: Ledger, events: RunEvents) -> None:
     """Agree on the tokenizer, the labels and the starting weights: `start/` is the same for every silo.
 
-    Raises `DataError` if the task needs labels and the silos have too few.
+    A frozen base is not part of it (`hansa.models.base`). Raises `DataError` if the task needs labels and the silos
+    have too few, and `ConfigError` if a run is resumed with another base.
     """
     if directory.start.exists():
+        if federation.model.keeps_base:
+            check_base(directory.start, federation.model)
         return
     task = Runtime(federation, directory.path).task
     named: tuple[str, ...] = getattr(task, "labels", ())
@@ -55,7 +60,10 @@ def begin(federation: Federation, directory: RunDirectory, link: Link, ledger: L
         check_models(federation, tree, task.auto, deepcopy(model))
     with atomically(directory.start) as draft:
         words.save_pretrained(draft)
-        model.save_pretrained(draft)
+        if federation.model.keeps_base:
+            save_start(adapt(model, federation.model, federation.seed), federation.model, draft)
+        else:
+            model.save_pretrained(draft)
         folder.tidy(draft)  # what silos in other organisations accept, and nothing else
         (draft / "labels.json").write_text(json.dumps(labels, ensure_ascii=False), encoding="utf-8")
     facts = {name: version(name) for name in VERSIONS} | {"python": platform.python_version()}
@@ -91,7 +99,12 @@ def _tokenizer(federation: Federation, task: Task, pieces: Mapping[str, int]) ->
     elif settings.kind == "bytes":
         words = tokenizer.byte_tokenizer()
     else:
-        words = tokenizer.load(str(settings.path or federation.model.path))
+        model = federation.model
+        words = (
+            tokenizer.load(settings.path)
+            if settings.path is not None
+            else tokenizer.load(str(model.path), model.revision, model.gguf)
+        )
     if isinstance(task, ExtraTokensTask) and built:
         sources = (source for node in holders(federation).values() for source in node.sources)
         words.add_tokens(task.extra_tokens(sources), special_tokens=True)

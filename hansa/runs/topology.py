@@ -131,7 +131,7 @@ class _Builder:
         settings = runtime.federation.secure_aggregation
         name = server.name if server.name in runtime.nodes else ""
         if settings is None or name not in masked_families(runtime.federation):
-            return InnerNode(server, rounds, tree, sizes=lambda: runtime.sizes)
+            return InnerNode(server, rounds, tree, lambda: runtime.sizes, lambda: runtime.factors)
         masking = partial(MaskingServer, settings, runtime.distributed)
         return InnerNode(server, rounds, tree, sizes=lambda: runtime.sizes, masking=masking)
 

@@ -20,7 +20,7 @@ from hansa.data.batching import Indices
 from hansa.data.examples import Examples
 from hansa.methods.fedavg import PlainObjective
 from hansa.models.adapt import adapt
-from hansa.models.settings import Model
+from hansa.models.settings import Lora, Model
 from hansa.models.tokenizer import byte_tokenizer
 from hansa.tasks.base import Task, Vocabulary
 from hansa.tasks.causal_lm import CausalLM
@@ -134,7 +134,7 @@ def test_the_gradient_of_a_patient_is_the_sum_over_its_samples(case: str) -> Non
     units = prepared(
         adapt(
             build(task.inner.auto if isinstance(task, FixedMasks) else task.auto),
-            Model(preset="mini", adapt=how, rank=2),
+            Model(preset="mini", adapt=how, lora=Lora(rank=2) if how == "lora" else Lora()),
             0,
         ),
         task,

@@ -283,7 +283,7 @@ def test_partial_participation_and_quorum_are_a_regions_own(tree: Build, tmp_pat
 
 def test_low_rank_additions_of_the_last_blocks_are_key_layers(tree: Build, tmp_path: Path) -> None:
     base = run(tree(rounds=1), tmp_path / "base", workers=0).folder
-    model = {"path": str(base / "model"), "adapt": "lora", "rank": 2}
+    model = {"path": str(base / "model"), "adapt": "lora", "lora": {"rank": 2}}
     outcome = run(tree(model=model, tokenizer={}), tmp_path / "lora", workers=0)
     layers = select(outcome.folder, "select distinct layer from attention")
     assert layers == [("block.1",)]

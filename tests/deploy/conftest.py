@@ -78,11 +78,12 @@ class Log:
 def joined(federation: Federation, kits: Path, home: Path, log: Callable[[str], None]) -> Iterator[dict[str, Agent]]:
     """Run an agent for every silo, each in a thread."""
     agents = {}
+    copy = Path(str(federation.model.path)) if federation.model.keeps_base else None
     for name, node in walk(federation.silos):
         if node.silos:
             continue
         kit = Kit(kits / name)
-        agents[name] = Agent(kit, home / name, SiloService(kit, node.sources, federation.plugins), log)
+        agents[name] = Agent(kit, home / name, SiloService(kit, node.sources, federation.plugins, model=copy), log)
     threads = [threading.Thread(target=agent.run, daemon=True) for agent in agents.values()]
     for thread in threads:
         thread.start()

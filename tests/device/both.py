@@ -28,7 +28,7 @@ CASES: dict[str, dict[str, Any]] = {
     "private documents": {"privacy": {"unit": "document", "field": "text", "steps": 2}},
     "private documents, adapters": {
         "task": "classify",
-        "model": {"preset": "mini", "adapt": "lora", "rank": 1},
+        "model": {"preset": "mini", "adapt": "lora", "lora": {"rank": 1}},
         "privacy": {"unit": "document", "field": "text", "steps": 2},
     },
     "personal": {"personal": {"rounds": 2, "mix": "sweep", "nearby": 1, "train": ADAM}},

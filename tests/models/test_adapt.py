@@ -10,7 +10,7 @@ import transformers
 from hansa.core.errors import ConfigError
 from hansa.core.learner import Learner
 from hansa.models.adapt import adapt, merge_adapters
-from hansa.models.settings import Model
+from hansa.models.settings import Lora, Model
 from hansa.runs.inference import load
 from hansa.runs.ledger import Ledger
 from hansa.runs.run import run
@@ -45,7 +45,7 @@ def test_frozen_embeddings_trains_everything_else() -> None:
 def test_adapters_do_not_change_the_initial_model_and_only_they_are_sent() -> None:
     model = encoder()
     before = logits(model)
-    learner = Learner(adapt(model, Model(preset="tiny", adapt="lora", rank=2), 0))
+    learner = Learner(adapt(model, Model(preset="tiny", adapt="lora", lora=Lora(rank=2)), 0))
     assert torch.equal(before, logits(model)), "B is zero at the start"
     assert all("lora_" in name or name.startswith("classifier") for name in learner.layout.names)
     full = sum(p.numel() for p in encoder().parameters())
@@ -58,6 +58,30 @@ def test_adapters_depend_only_on_the_seed() -> None:
 
     assert torch.equal(start(1), start(1))
     assert not torch.equal(start(1), start(2))
+
+
+def test_with_frozen_a_the_average_of_b_is_the_average_of_the_products() -> None:
+    """FFA-LoRA; the control: with A trained it is not."""
+
+    def products(aggregate: Any) -> tuple[Any, Any, set[str]]:
+        models, values = [encoder() for _ in range(3)], torch.Generator().manual_seed(1)
+        learners = [
+            Learner(adapt(m, Model(preset="tiny", adapt="lora", lora=Lora(rank=2, aggregate=aggregate)), 0))
+            for m in models
+        ]
+        for learner in learners[:2]:
+            learner.flat.add_(torch.randn(learner.flat.shape, generator=values))
+        learners[2].flat.copy_((learners[0].flat + learners[1].flat) / 2)
+        layers = [dict(m.named_modules())["bert.encoder.layer.0.output.dense"] for m in models]
+        one, two, mean = (layer.get_delta_weight("default").detach() for layer in layers)
+        return mean, (one + two) / 2, {name.split(".")[-3] for name in learners[0].layout.names if "lora_" in name}
+
+    mean, exact, sent = products("freeze-a")
+    torch.testing.assert_close(mean, exact)
+    assert sent == {"lora_B"}
+    mean, exact, sent = products("average")
+    assert not torch.allclose(mean, exact, atol=0.1)
+    assert sent == {"lora_A", "lora_B"}
 
 
 def test_a_merged_model_has_the_same_outputs() -> None:

@@ -8,7 +8,9 @@ from hansa.privacy.policy.request_limits import RequestLimits
 
 def no_approvals() -> None:
     """Work on every run."""
-    PolicyEnforcer.admit = lambda self, federation, folder, plugins: RunContext(folder.name)  # type: ignore[method-assign]
+    PolicyEnforcer.admit = (  # type: ignore[method-assign]
+        lambda self, federation, folder, plugins, model="": RunContext(folder.name)
+    )
     PolicyEnforcer.while_approved = lambda self, answer, *run: answer  # type: ignore[method-assign]
 
 

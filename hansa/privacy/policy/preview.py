@@ -29,7 +29,6 @@ from hansa.core.model_parts import parts
 from hansa.core.tensors import Layout, Tensors
 from hansa.models import build
 from hansa.models.adapt import adapt
-from hansa.models.tokenizer import byte_tokenizer
 from hansa.privacy.dp.charging import NO_NOISE, charges_for
 from hansa.privacy.dp.prices import silo_price
 from hansa.privacy.policy.guard import purpose_of_request
@@ -172,12 +171,8 @@ def shared_parts(federation: Federation) -> SharedParts:
     if federation.kind == "per-silo":
         return SharedParts()
     task, settings, method = TASKS.build(federation.task), federation.model, build_method(federation)
+    model: Any = build.outline(settings, task.auto, ("0", "1"), federation.data.max_length)
     with torch.device("meta"):
-        if settings.preset is not None:
-            words = byte_tokenizer()
-            model: Any = build.preset(settings.preset, task.auto, words, federation.data.max_length, labels=("0", "1"))
-        else:
-            model = build.load(str(settings.path), task.auto, fresh=True)
         model = adapt(model, settings, federation.seed)
         trained = {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
         layout, part = Layout(tuple(trained), tuple(trained.values())), parts(model)
