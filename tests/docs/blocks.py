@@ -22,7 +22,24 @@ OPENING = re.compile(r'^```(?P<language>\S*)(?: title="(?P<title>[^"]+)")?(?P<re
 
 # The beginning of a command → the test that executes it, where the page's own driver does not.
 ELSEWHERE = {
-    "hansa audit attack --kind embedding-inversion": "attacks/test_attacks.py::test_inversion_recovers_centroids_of_few_texts",
+    "hansa evaluate runs/medical-small --silo all": "cli/test_cli.py::test_run_then_everything_one_does_with_a_run",
+    "hansa retrain": "cli/test_cli.py::test_retrain_repeats_a_run_without_a_silo",
+    "hansa leave": "faults/test_leave.py::test_a_silo_leaves_during_a_run",
+    "hansa check --policy": "privacy/policy/test_preview.py::test_check_previews_the_decision",
+    "hansa audit show": "privacy/policy/test_audit_log.py::test_the_command_line_verifies_and_shows",
+    "hansa audit verify": "privacy/policy/test_audit_log.py::test_the_command_line_verifies_and_shows",
+    "hansa audit budget": "privacy/dp/test_budget.py::test_the_command_line_shows_the_budget",
+    "hansa audit attack --kind crafted-model": "attacks/test_crafted.py::test_the_whole_table_and_its_reading",
+    "hansa audit attack --kind canary": (
+        "attacks/test_canary.py::test_repeated_canaries_are_remembered_and_noise_prevents_it"
+    ),
+    "hansa audit attack --kind backdoor": (
+        "attacks/test_backdoor.py::test_a_boosted_backdoor_succeeds_against_the_mean_and_fails_against_robust_rules"
+    ),
+    "hansa audit price-table": (
+        "experiments/test_privacy_price.py::test_rows_are_run_once_and_written_into_the_page"
+    ),
+    "hansa audit price": "attacks/test_attacks.py::test_the_price_of_every_defence_in_one_table_and_one_curve",
 }
 
 

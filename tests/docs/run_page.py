@@ -22,8 +22,13 @@ WORDS = {
 LANGUAGES = {"lyon": "fr", "turin": "it", "haifa": "en"}
 SMALL = ["--set", "model=mini", "--set", "rounds=1", "--workers", "0"]
 # Options that make a command small, by its beginning.
-SMALLER = {("run",): SMALL, ("compare",): SMALL}
-POLICY = {"rules": {"all": {"federations": "any", "methods": "any", "release": {"tensors": "any", "samples": True}}}}
+SMALLER = {
+    ("run", "clinics/small.yaml"): [*SMALL, "--set", "personal.rounds=1"],
+    ("run", "federation.yaml", "--set", "release_log.knowledge=true"): [*SMALL, "--set", "method={name: fedkc, q: 3}"],
+    ("run",): SMALL,
+    ("compare",): SMALL,
+    ("audit", "attack"): ["--centroids", "2", "--shadows", "1"],
+}
 
 
 def rows(silo: str, count: int) -> list[dict[str, object]]:
