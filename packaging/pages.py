@@ -28,8 +28,6 @@ from hansa.cli.main import app
 from hansa.config import reference
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCS = ROOT / "docs"
-NOTEBOOKS = sorted((DOCS / "tutorials").glob("*.ipynb"))
 COMMANDS = """\
 # Every command
 
@@ -53,16 +51,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is out of date")
     parser.add_argument("--execute", nargs="*", metavar="NAME", help="execute notebooks first: these, or all of them")
+    parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="the folder of the pages")
     options = parser.parse_args()
-    for file in NOTEBOOKS if options.execute is not None else ():
+    notebooks = sorted((options.docs / "tutorials").glob("*.ipynb"))
+    for file in notebooks if options.execute is not None else ():
         if not options.execute or file.stem in options.execute:
             nbformat.write(executed(file), file)
-    pages = {DOCS / "federation-file.md": reference.page(), DOCS / "command-line.md": command_line()}
-    pages |= {file.with_suffix(".md"): "\n\n".join(tutorial(file)) + "\n" for file in NOTEBOOKS}
+    pages = {options.docs / "federation-file.md": reference.page(), options.docs / "command-line.md": command_line()}
+    pages |= {file.with_suffix(".md"): "\n\n".join(filter(None, tutorial(file))) + "\n" for file in notebooks}
     if options.check:
         old = [file for file, text in pages.items() if not file.is_file() or file.read_text(encoding="utf-8") != text]
         if old:
-            sys.exit(f"failed: {old[0].relative_to(ROOT)} is not what the code says; run 'make pages', and commit it")
+            sys.exit(f"failed: {old[0]} is not what the code says; run 'make pages', and commit it")
     else:
         for file, text in pages.items():
             file.write_text(text, encoding="utf-8")
