@@ -2,6 +2,7 @@
 
     docs/federation-file.md     every setting, from the settings' own definitions (hansa.config.reference)
     docs/command-line.md        every command and option, from the typer application
+    docs/python.md              every public name, in the order below; mkdocstrings inserts their docstrings
     docs/tutorials/NAME.md      every notebook docs/tutorials/NAME.ipynb, with the outputs that are stored in it
 
     python packaging/pages.py             write them
@@ -12,6 +13,7 @@ docs/benchmarks.md is written by `make bench`, since it needs measurements.
 """
 
 import argparse
+import inspect
 import re
 import sys
 import tempfile
@@ -24,10 +26,39 @@ import typer
 from nbclient import NotebookClient
 from typer.cli import get_docs_for_click
 
+import hansa
 from hansa.cli.main import app
 from hansa.config import reference
 
 ROOT = Path(__file__).resolve().parent.parent
+PYTHON = """\
+# Python
+
+Written by `make pages` from the code; do not edit. These names are public; what is not on this page may change. The tutorial
+[A first federation](tutorials/first-federation.md) shows them at work.
+
+"""
+# The public names by subject; a name that is missing here is an error.
+SUBJECTS = {
+    "Describe and run": "Federation Check run rounds Rounds compare load",
+    "Results": "Result Comparison RoundRecord",
+    "Methods": "Method",
+    "Errors": "HansaError UserError ConfigError DataError RunFailed",
+}
+METHODS = """\
+`hansa.methods` has a function for every method of a federation file. Its arguments are the method's settings, and it returns a
+`hansa.Method`, a frozen dataclass of slots ([Concepts](concepts.md#methods-are-values-with-slots)). Raises `hansa.ConfigError` for a
+setting that is unknown or out of range.
+
+| function | settings |
+|---|---|
+"""
+CALLBACKS = """\
+## Callbacks
+
+A callback is an object with any of the methods of `hansa.callbacks.CallbackMethods`. [Track runs](trackers.md) shows how callbacks are used.
+
+"""
 COMMANDS = """\
 # Every command
 
@@ -57,7 +88,8 @@ def main() -> None:
     for file in notebooks if options.execute is not None else ():
         if not options.execute or file.stem in options.execute:
             nbformat.write(executed(file), file)
-    pages = {options.docs / "federation-file.md": reference.page(), options.docs / "command-line.md": command_line()}
+    written_by = {"federation-file": reference.page, "command-line": command_line, "python": python}
+    pages = {options.docs / f"{name}.md": page() for name, page in written_by.items()}
     pages |= {file.with_suffix(".md"): "\n\n".join(filter(None, tutorial(file))) + "\n" for file in notebooks}
     if options.check:
         old = [file for file, text in pages.items() if not file.is_file() or file.read_text(encoding="utf-8") != text]
@@ -75,6 +107,35 @@ def command_line() -> str:
     text = text.partition("**Commands**:")[2].partition("\n## ")[2]
     text = re.sub(r"^(#+) `(hansa .*)`$", r"\1 \2", "## " + text, flags=re.M)
     return COMMANDS + re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def python() -> str:
+    """The page of all public names of `hansa`, `hansa.methods` and `hansa.callbacks`."""
+    named = {name for names in SUBJECTS.values() for name in names.split()}
+    public = {name for name in hansa.__all__ if name not in ("__version__", "callbacks", "methods")}
+    if named != public:
+        sys.exit(f"failed: SUBJECTS in {Path(__file__).name} and hansa.__all__ differ in {sorted(named ^ public)}")
+    parts = [PYTHON]
+    for title, names in SUBJECTS.items():
+        parts += [f"## {title}\n\n", *(described(hansa, name) for name in names.split())]
+        if title == "Methods":
+            parts += [METHODS, *(method_row(name) for name in hansa.methods.__all__), "\n"]
+    return "".join([*parts, CALLBACKS, *(described(hansa.callbacks, name) for name in hansa.callbacks.__all__)])
+
+
+def described(module: Any, name: str) -> str:
+    """Where mkdocstrings inserts the signature and the docstring of a public name."""
+    shown, found = f"{module.__name__}.{name}", getattr(module, name)
+    options = f"      heading: {shown}\n      toc_label: {shown}\n"
+    return f"::: {found.__module__}.{found.__qualname__}\n    options:\n{options}\n"
+
+
+def method_row(name: str) -> str:
+    """A function of `hansa.methods` with its settings; a link leads to the page of settings."""
+    function = getattr(hansa.methods, name)
+    given = inspect.signature(function).parameters.values()
+    shown = ", ".join(f"`{one.name}={one.default!r}`" if one.default is not one.empty else f"`{one.name}`" for one in given)
+    return f"| `hansa.methods.{name}` | {shown} |\n"
 
 
 def executed(file: Path) -> Any:
