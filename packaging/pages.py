@@ -120,12 +120,14 @@ def python() -> str:
         parts += [f"## {title}\n\n", *(described(hansa, name) for name in names.split())]
         if title == "Methods":
             parts += [METHODS, *(method_row(name) for name in hansa.methods.__all__), "\n"]
-    return "".join([*parts, CALLBACKS, *(described(hansa.callbacks, name) for name in hansa.callbacks.__all__)])
+    others = [name for name in hansa.callbacks.__all__ if name not in public]
+    return "".join([*parts, CALLBACKS, *(described(hansa.callbacks, name) for name in others)])
 
 
 def described(module: Any, name: str) -> str:
     """Where mkdocstrings inserts the signature and the docstring of a public name."""
     shown, found = f"{module.__name__}.{name}", getattr(module, name)
+    found = found if hasattr(found, "__qualname__") else type(found)
     options = f"      heading: {shown}\n      toc_label: {shown}\n"
     return f"::: {found.__module__}.{found.__qualname__}\n    options:\n{options}\n"
 
