@@ -48,7 +48,7 @@ class TensorBoard:
 
     def _write(self, values: dict[str, float], round: int) -> None:
         for name, value in values.items():
-            self._writer.add_scalar(name, value, round, double_precision=True)
+            self._writer.add_scalar(name, value, round, new_style=True, double_precision=True)
         self._writer.flush()
 
     def _close(self) -> None:
