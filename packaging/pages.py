@@ -34,8 +34,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PYTHON = """\
 # Python
 
-Written by `make pages` from the code; do not edit. These names are public; what is not on this page may change. The tutorial
-[A first federation](tutorials/first-federation.md) shows them at work.
+Written by `make pages` from the code; do not edit. These names are public; what is not on this page may change. The
+tutorial [A first federation](tutorials/first-federation.md) shows them at work.
 
 """
 # The public names by subject; a name that is missing here is an error.
@@ -46,9 +46,9 @@ SUBJECTS = {
     "Errors": "HansaError UserError ConfigError DataError RunFailed",
 }
 METHODS = """\
-`hansa.methods` has a function for every method of a federation file. Its arguments are the method's settings, and it returns a
-`hansa.Method`, a frozen dataclass of slots ([Concepts](concepts.md#methods-are-values-with-slots)). Raises `hansa.ConfigError` for a
-setting that is unknown or out of range.
+`hansa.methods` has a function for every method of a federation file. Its arguments are the method's settings, and it
+returns a `hansa.Method`, a frozen dataclass of slots ([Concepts](concepts.md#methods-are-values-with-slots)). Raises
+`hansa.ConfigError` for a setting that is unknown or out of range.
 
 | function | settings |
 |---|---|
@@ -56,7 +56,8 @@ setting that is unknown or out of range.
 CALLBACKS = """\
 ## Callbacks
 
-A callback is an object with any of the methods of `hansa.callbacks.CallbackMethods`. [Track runs](trackers.md) shows how callbacks are used.
+A callback is an object with any of the methods of `hansa.callbacks.CallbackMethods`. [Track runs](trackers.md) shows
+how callbacks are used.
 
 """
 COMMANDS = """\
@@ -70,8 +71,8 @@ Written by `make pages` from the code; do not edit. `hansa COMMAND --help` print
 NOTEBOOK = """\
 !!! note
 
-    This page is the notebook [{name}.ipynb]({name}.ipynb) with its stored outputs. The tests execute it from top to bottom
-    and compare the outputs.
+    This page is the notebook [{name}.ipynb]({name}.ipynb) with its stored outputs. The tests execute it from top to
+    bottom and compare the outputs.
 
 """
 SECONDS = 300  # for a cell, on a machine with other work
@@ -136,7 +137,9 @@ def method_row(name: str) -> str:
     """A function of `hansa.methods` with its settings; a link leads to the page of settings."""
     function = getattr(hansa.methods, name)
     given = inspect.signature(function).parameters.values()
-    shown = ", ".join(f"`{one.name}={one.default!r}`" if one.default is not one.empty else f"`{one.name}`" for one in given)
+    shown = ", ".join(
+        f"`{one.name}={one.default!r}`" if one.default is not one.empty else f"`{one.name}`" for one in given
+    )
     return f"| `hansa.methods.{name}` | {shown} |\n"
 
 
@@ -145,7 +148,11 @@ def executed(file: Path) -> Any:
     notebook = nbformat.read(file, as_version=4)
     with tempfile.TemporaryDirectory() as folder:
         NotebookClient(
-            notebook, timeout=SECONDS, kernel_name="python3", resources={"metadata": {"path": folder}}, record_timing=False
+            notebook,
+            timeout=SECONDS,
+            kernel_name="python3",
+            resources={"metadata": {"path": folder}},
+            record_timing=False,
         ).execute()
     notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"]}
     return notebook

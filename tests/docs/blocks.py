@@ -36,9 +36,7 @@ ELSEWHERE = {
     "hansa audit attack --kind backdoor": (
         "attacks/test_backdoor.py::test_a_boosted_backdoor_succeeds_against_the_mean_and_fails_against_robust_rules"
     ),
-    "hansa audit price-table": (
-        "experiments/test_privacy_price.py::test_rows_are_run_once_and_written_into_the_page"
-    ),
+    "hansa audit price-table": ("experiments/test_privacy_price.py::test_rows_are_run_once_and_written_into_the_page"),
     "hansa audit price": "attacks/test_attacks.py::test_the_price_of_every_defence_in_one_table_and_one_curve",
 }
 
@@ -74,7 +72,8 @@ def blocks(page: Path) -> list[Block]:
             lines.append(line)
         elif opening is None:
             match = OPENING.match(line)
-            assert match and not match["rest"], f"{page.name}, line {number}: {line} is not understood"
+            assert match is not None
+            assert not match["rest"], f"{page.name}, line {number}: {line} is not understood"
             opening, lines = (number, match), []
         else:
             begin, match = opening

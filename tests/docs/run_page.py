@@ -15,9 +15,9 @@ import yaml
 from tests.docs.blocks import Block, blocks, elsewhere
 
 WORDS = {
-    "lyon": "fièvre toux frisson douleur souffle froid gorge poumon".split(),
-    "turin": "febbre tosse brivido dolore respiro freddo gola polmone".split(),
-    "haifa": "fever cough chill ache breath cold throat lung".split(),
+    "lyon": ["fièvre", "toux", "frisson", "douleur", "souffle", "froid", "gorge", "poumon"],
+    "turin": ["febbre", "tosse", "brivido", "dolore", "respiro", "freddo", "gola", "polmone"],
+    "haifa": ["fever", "cough", "chill", "ache", "breath", "cold", "throat", "lung"],
 }
 LANGUAGES = {"lyon": "fr", "turin": "it", "haifa": "en"}
 SMALL = ["--set", "model=mini", "--set", "rounds=1", "--workers", "0"]

@@ -1,4 +1,4 @@
-"""The documentation as a site: it builds without a warning, loads nothing from the network and describes every public name."""
+"""The documentation as a site: no warning, nothing from the network, every public name."""
 
 import os
 import re
@@ -14,7 +14,9 @@ import hansa
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = [sys.executable, str(ROOT / "packaging" / "pages.py"), "--check"]
-LOADED = re.compile(r"""<(?:script|img|iframe|source)\b[^>]*?\bsrc=["'](?:https?:)?//|<link\b(?=[^>]*rel=["'](?:stylesheet|preconnect|icon)["'])[^>]*href=["'](?:https?:)?//""")
+LOADED = re.compile(
+    r"""<(?:script|img|iframe|source)\b[^>]*?\bsrc=["'](?:https?:)?//|<link\b(?=[^>]*rel=["'](?:stylesheet|preconnect|icon)["'])[^>]*href=["'](?:https?:)?//"""
+)
 NOT_OBJECTS = {"__version__", "callbacks", "methods"}
 pytestmark = pytest.mark.docs
 

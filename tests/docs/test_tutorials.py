@@ -1,8 +1,8 @@
 """The tutorials: every notebook runs from top to bottom, and gives the outputs that are stored in it.
 
 `python packaging/pages.py --execute [NAME]` executes notebooks and stores their outputs. A cell with the tag ``varies``
-has an output that differs from run to run (times, keys); it is executed, and its output is not compared. Words and whole
-numbers must be equal; decimals, which depend on the processor, may differ by `TOLERANCE`.
+has an output that differs from run to run (times, keys); it is executed, and its output is not compared. Words and
+whole numbers must be equal; decimals, which depend on the processor, may differ by `TOLERANCE`.
 """
 
 import re
@@ -53,7 +53,9 @@ def test_a_tutorial_gives_its_stored_outputs(file: Path, tmp_path: Path, monkeyp
     folder = tmp_path / "notebook"
     folder.mkdir()
     stored, found = (nbformat.read(file, as_version=4) for _ in range(2))
-    NotebookClient(found, timeout=SECONDS, kernel_name="python3", resources={"metadata": {"path": str(folder)}}).execute()
+    NotebookClient(
+        found, timeout=SECONDS, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+    ).execute()
     assert differences(stored, found) == []
     assert any(written(cell) for cell in stored.cells if cell.cell_type == "code"), "the outputs are stored"
 
