@@ -21,10 +21,11 @@ WORDS = {
 }
 LANGUAGES = {"lyon": "fr", "turin": "it", "haifa": "en"}
 SMALL = ["--set", "model=mini", "--set", "rounds=1", "--workers", "0"]
+KNOWLEDGE = ["--set", "method={name: fedkc, q: 3}", "--set", "rounds=3"]  # rows enough for the attacks
 # Options that make a command small, by its beginning.
 SMALLER = {
     ("run", "clinics/small.yaml"): [*SMALL, "--set", "personal.rounds=1"],
-    ("run", "federation.yaml", "--set", "release_log.knowledge=true"): [*SMALL, "--set", "method={name: fedkc, q: 3}"],
+    ("run", "federation.yaml", "--set", "release_log.knowledge=true"): [*SMALL, *KNOWLEDGE],
     ("run",): SMALL,
     ("compare",): SMALL,
     ("audit", "attack"): ["--centroids", "2", "--shadows", "1"],
