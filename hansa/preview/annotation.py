@@ -90,6 +90,8 @@ class SourceReader:
         for sample in self.task.encode(some, source, self.vocabulary):
             if isinstance(sample, Unusable):
                 note_sample(problems, sample)
+            else:
+                problems.shortened += sample.shortened
 
     @cached_property
     def vocabulary(self) -> Vocabulary:

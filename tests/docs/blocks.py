@@ -3,7 +3,7 @@
     ```python                   executed, page by page in the order of the page (tests/docs/run_page.py)
     ```python title="FILE"      written to FILE, which a later block of the page uses
     ```sh                       executed in the same way, or listed in `ELSEWHERE` with the test that executes it
-    ```yaml                     read as a federation file, a policy, or settings of a federation file
+    ```yaml                     read as a federation file, a part of one, a policy or a few-shot file
     ```yaml title="FILE"        the same, and written to FILE
     ```text                     output, or something else that is not executed
 

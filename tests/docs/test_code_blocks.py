@@ -11,6 +11,7 @@ import yaml
 
 from hansa.config.file import parse
 from hansa.privacy.policy.rules import Policy
+from hansa.runs.few_shot import read_tasks
 from tests.docs.blocks import ELSEWHERE, PAGES, ROOT, Block, blocks, elsewhere
 
 ALL = [block for page in PAGES for block in blocks(page)]
@@ -79,6 +80,10 @@ def test_yaml_is_valid(block: Block, tmp_path: Path) -> None:
         (tmp_path / "jurisdiction.yaml").write_text("rules: {all: {federations: any, methods: any}}\n")
         (tmp_path / "policy.yaml").write_text(block.text, encoding="utf-8")
         assert Policy.read(tmp_path / "policy.yaml").rules
+        return
+    if all(isinstance(one, dict) and "data" in one for one in raw.values()):
+        (tmp_path / "few-shot.yaml").write_text(block.text, encoding="utf-8")
+        assert read_tasks(tmp_path / "few-shot.yaml").keys() == raw.keys()
         return
     whole = {"name": "page", "silos": {"lyon": {"train": "lyon.jsonl"}}}
     # Lines that stand for one another have the same key: each is read by itself.
