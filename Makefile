@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 # Tests that fail are run once more by themselves: beside others, real processes may be late. What fails twice has failed.
 AGAIN := $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
 
-.PHONY: ready demo test test-faults test-attacks test-docs check format bench sbom clean
+.PHONY: ready demo test test-faults test-attacks test-docs docs pages check format bench sbom clean
 
 ready: $(READY)           ## install everything into .venv
 
@@ -25,6 +25,13 @@ test-attacks: $(READY)    ## the red team and the measured attacks, with each de
 
 test-docs: $(READY)       ## a smoke run of every benchmark, and every command and code block of README and docs
 	$(BIN)/python -m pytest -n 2 -m docs tests || $(AGAIN) -m docs tests
+
+docs: $(READY)            ## the documentation as a site in build/site, which needs no network; a warning is an error
+	$(BIN)/python packaging/pages.py --check
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+pages: $(READY)           ## write the generated pages: settings, command line, tutorials
+	$(BIN)/python packaging/pages.py
 
 check: $(READY)           ## formatting, lint, layers of imports, strict types
 	$(BIN)/ruff format --check .

@@ -26,7 +26,8 @@ class Check:
         return self.preview.as_dict()
 
     def __str__(self) -> str:
-        console = Console(file=StringIO(), width=160, soft_wrap=True)
+        # Plain text also where the environment asks for colours, as notebooks do.
+        console = Console(file=StringIO(), width=160, soft_wrap=True, color_system=None, force_terminal=False)
         print_preview(console, self.preview)
         assert isinstance(console.file, StringIO)
         return console.file.getvalue()

@@ -90,7 +90,7 @@ PREFACE = """\
 Written by `python -m hansa.config.reference` from the code; do not edit. A section may be left out where it has
 defaults. `hansa schema` prints the same as JSON Schema, with which editors complete and check federation files. `hansa
 check FED.yaml` shows what follows from a file, `--set a.b=c` changes one setting for one command. A silo may also have
-`clients: N` and `skew: a`, which split its rows among N silos (docs/exchange.md).
+`clients: N` and `skew: a`, which split its rows among N silos ([Exchange](exchange.md)).
 """
 WORDS: dict[Any, str] = {str: "text", int: "whole number", float: "number", bool: "true · false"}
 BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}

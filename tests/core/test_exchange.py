@@ -227,9 +227,9 @@ def test_a_task_without_whole_texts_is_refused(federation: Build, method: Any) -
 
 
 def test_the_method_in_the_documentation_runs(classify: Build, tmp_path: Path) -> None:
-    """A method whose silos share something before they train, in one file, as docs/papers.md has it."""
-    page = (Path(__file__).parents[2] / "docs" / "papers.md").read_text(encoding="utf-8")
-    [code] = re.findall(r"```python\n(# priors.py.*?)```", page, re.S)
+    """A method whose silos share something before they train, in one file, as docs/own-method.md has it."""
+    page = (Path(__file__).parents[2] / "docs" / "own-method.md").read_text(encoding="utf-8")
+    [code] = re.findall(r'```python title="priors.py"\n(.*?)```', page, re.S)
     (tmp_path / "priors.py").write_text(code)
     outcome = run(
         classify(plugins=[str(tmp_path / "priors.py")], method="priors", rounds=1), tmp_path / "run", workers=0

@@ -132,9 +132,9 @@ def test_the_keyword_task_counts_what_the_data_contain(federation: Build, tmp_pa
 
 
 def test_the_weighting_of_the_documentation_caps_samples(federation: Build, tmp_path: Path) -> None:
-    """docs/papers.md, capped.py: with a cap of one sample all silos weigh the same."""
-    page = (EXAMPLES.parent / "docs" / "papers.md").read_text(encoding="utf-8")
-    [code] = re.findall(r"```python\n(# capped.py.*?)```", page, re.S)
+    """docs/own-method.md, capped.py: with a cap of one sample all silos weigh the same."""
+    page = (EXAMPLES.parent / "docs" / "own-method.md").read_text(encoding="utf-8")
+    [code] = re.findall(r'```python title="capped.py"\n(.*?)```', page, re.S)
     (tmp_path / "capped.py").write_text(code, encoding="utf-8")
     capped = federation(plugins=[str(tmp_path / "capped.py")], method={"name": "capped", "cap": 1}, rounds=1)
     uniform = federation(rounds=1, aggregate={"weights": "uniform"})

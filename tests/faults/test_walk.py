@@ -22,12 +22,12 @@ from tests.deploy.conftest import free_ports
 from tests.deploy.tunnel import Tunnel
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "deploy.md"
-BLOCK = re.compile(r"^```(yaml|sh) (\S+)(?: (\S+))?\n(.*?)^```", re.S | re.M)
+BLOCK = re.compile(r'^```(yaml|sh) title="([\w-]+)(?:: |, )?([^"]*)"\n(.*?)^```', re.S | re.M)
 WAIT_SECONDS = 600.0  # for a loaded machine
 
 
 def section(heading: str, until: str) -> list[tuple[str, str, str, str]]:
-    """The code blocks between two headings: language, user, file name or ``after``, text."""
+    """The code blocks between two headings: language, user, file name or ``after the run``, text."""
     text = PAGE.read_text(encoding="utf-8")
     text = text[text.index(heading) :]
     return BLOCK.findall(text[: text.index(until)])
@@ -59,7 +59,7 @@ class Walk:
             if kind == "yaml":
                 (self.home(user) / mark).write_text(text, encoding="utf-8")
                 continue
-            if mark == "after":
+            if mark == "after the run":
                 self.finish()
             for line in text.splitlines():
                 self.type(user, line)
