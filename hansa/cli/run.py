@@ -43,11 +43,13 @@ def run(
         from hansa.links.preload import preload
 
         preload()
+    from hansa.data.chunks import show_progress
     from hansa.report import html
     from hansa.report.progress import Progress
     from hansa.runs.run import Links
     from hansa.runs.run import run as run_federation
 
+    show_progress()
     progress = Progress(errors, settings.name)
     try:
         outcome = run_federation(settings, out, resume, workers, progress, cast(Links, link))

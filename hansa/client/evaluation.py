@@ -6,13 +6,13 @@ The questions (masks, subset) come from the seed, so that every model is asked t
 from itertools import product
 from statistics import stdev
 
-import numpy as np
 import torch
 from torch import nn
 
 from hansa.core.knowledge import Indices
 from hansa.core.messages import PART, Scores
 from hansa.core.seeds import stream
+from hansa.data.arrays import places, without
 from hansa.data.batching import batches
 from hansa.data.examples import Examples
 from hansa.tasks.base import GenerationTask, Task, Vocabulary
@@ -55,11 +55,14 @@ def evaluate(
 
 def scored_samples(examples: Examples, number: int, seed: int, share: float) -> Indices:
     """The samples of a group that are scored: all, or a ``share`` of them, always the same."""
-    mine = np.flatnonzero(examples.group == number)
+    mine = places(examples.group, number)
     if share >= 1.0 or not len(mine):
         return mine
     keep = max(1, round(share * len(mine)))
-    return np.sort(stream(seed, examples.groups[number], "share").permutation(mine)[:keep])
+    stream(seed, examples.groups[number], "share").shuffle(mine)
+    kept = mine[:keep]
+    kept.sort()
+    return kept
 
 
 def part_name(group: str, part: int, parts: int) -> str:
@@ -85,7 +88,7 @@ def least_shown(examples: Examples, seed: int, share: float, parts: int, both: b
     found: dict[str, int] = {}
     for number, group in enumerate(examples.groups):
         mine = scored_samples(examples, number, seed, share)
-        rest = np.setdiff1d(np.flatnonzero(examples.group == number), mine) if both else mine[:0]
+        rest = without(places(examples.group, number), mine) if both else mine[:0]
         counts = [examples.rows_behind(some) for some in (*(mine[part::parts] for part in range(parts)), rest)]
         fewest = min(counts if len(rest) else counts[:-1])
         found |= {part_name(group, part, parts): fewest for part in range(parts)}

@@ -21,6 +21,7 @@ from hansa.core.method import Method
 from hansa.core.seeds import stream
 from hansa.core.tensors import Tensors
 from hansa.data import examples
+from hansa.data.arrays import counted
 from hansa.data.batching import batches
 from hansa.files import atomically
 from hansa.models.adapt import merge_adapters
@@ -99,7 +100,7 @@ class ResidentSilo:
         """Every training sample once, in batches of similar length."""
         held, runtime = self.examples("train"), self.runtime
         rng = stream(runtime.federation.seed, self.name, "in order")
-        for indices in batches(np.arange(len(held)), held.lengths, runtime.federation.evaluate.batch, None):
+        for indices in batches(counted(len(held)), held.lengths, runtime.federation.evaluate.batch, None):
             yield indices, runtime.task.batch(held, indices, rng, runtime.vocabulary).to(runtime.device)
 
     # ── the model ─────────────────────────────────────────────────────────────────────────────────────────────────

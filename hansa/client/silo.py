@@ -49,6 +49,7 @@ from hansa.core.messages import (
 from hansa.core.schedules import schedule_factor
 from hansa.core.seeds import stream, torch_seeded
 from hansa.core.tensors import NOTHING, Tensors
+from hansa.data.arrays import counted
 from hansa.data.examples import content_digest
 from hansa.privacy.dp.units import UnitMechanism
 from hansa.privacy.dp.updates import UpdateMechanism, UpdateNorm
@@ -199,7 +200,7 @@ class Silo:
             if federation.release_log.updates:
                 left = sent.open(request.model.layout) if isinstance(sent, EncodedUpdate) else sent
                 several = isinstance(mechanism, UnitMechanism)  # any of its samples may have been drawn
-                drawn = np.arange(samples) if several else resident.drawn(request.round, training)
+                drawn = counted(samples) if several else resident.drawn(request.round, training)
                 log_update(resident.home, request.round, left, drawn, request.model)
         update = Update(NOTHING, samples, done.seen, done.steps, done.loss, done.seconds, movement=outgoing.movement)
         if work.contribution is not None:
@@ -364,7 +365,7 @@ class Silo:
                 held = resident.examples("train")
                 if isinstance(resident.runtime.private.get(self.name), UnitMechanism):
                     # Every patient takes part with some probability; who does is secret, also from the count.
-                    return Behind(held.rows_behind(np.arange(len(held))), len(np.unique(held.units)))
+                    return Behind(held.rows_behind(), len(np.unique(held.units)))
                 training = federation.train
                 if training.samples.adapt is not None:  # at least so many
                     fewest = training.samples.scaled(training.samples.adapt.least)

@@ -5,7 +5,7 @@ short. Arrays of less than `IN_MEMORY` bytes stay in memory, where they are fast
 """
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,11 +115,15 @@ def places(values: NDArray[Any], wanted: int) -> Indices:
     return found
 
 
-def gathered(values: NDArray[Any], indices: Indices) -> NDArray[Any]:
-    """``values[indices]``."""
-    found = scratch(len(indices), values.dtype)
-    for part in blocks(len(indices)):
-        found[part] = values[indices[part]]
+def concatenated(parts: Sequence[Indices]) -> Indices:
+    """The arrays one after the other, as of `numpy.concatenate`."""
+    if len(parts) == 1:
+        return parts[0]
+    found, end = scratch(sum(map(len, parts))), 0
+    for some in parts:
+        for part in blocks(len(some)):
+            found[end + part.start : end + part.stop] = some[part]
+        end += len(some)
     return found
 
 
@@ -147,8 +151,23 @@ def ordered(indices: Indices, values: NDArray[Any]) -> Indices:
     return found
 
 
+def without(indices: Indices, some: Indices) -> Indices:
+    """The indices that are not among ``some``; both are in ascending order and have each index once."""
+    found, end = scratch(len(indices)), 0
+    for part in blocks(len(indices)):
+        here = indices[part]
+        first, last = np.searchsorted(some, here[[0, -1]])
+        rest = here[~np.isin(here, some[first : last + 1], assume_unique=True)]
+        found[end : end + len(rest)] = rest
+        end += len(rest)
+    return found[:end]
+
+
 def distinct(values: NDArray[np.int64], indices: Indices | None = None) -> int:
-    """How many different values there are (at some indices); they must not be negative, nor much larger than their count."""
+    """How many different values there are, at all or some indices.
+
+    Values must not be negative; there is a byte for each number up to the largest one.
+    """
     length = len(values) if indices is None else len(indices)
 
     def parts() -> Iterator[NDArray[np.int64]]:

@@ -95,7 +95,10 @@ def prefetched(items: Iterator[T]) -> Generator[T, None, None]:
 
 @contextmanager
 def all_cores() -> Iterator[None]:
-    """Let the tokenizers library use all cores inside; afterwards it is as before, which matters to forked processes."""
+    """Let the tokenizers library use all cores inside.
+
+    Afterwards it is as before: a process that is forked while it may use threads would wait for them for ever.
+    """
     before = os.environ.get(PARALLEL)
     os.environ[PARALLEL] = "true"
     try:
@@ -123,4 +126,13 @@ class Progress:
         now = monotonic()
         if now - self.told >= TOLD_EVERY:
             self.told = now
-            log.info("preparing %s: %s rows so far, %.0f per second", self.what, f"{count:,}", count / (now - self.began))
+            log.info(
+                "preparing %s: %s rows so far, %.0f per second", self.what, f"{count:,}", count / (now - self.began)
+            )
+
+
+def show_progress() -> None:
+    """Write the lines on progress to standard error, unless this process has configured logging otherwise."""
+    if not log.hasHandlers():
+        log.addHandler(logging.StreamHandler())
+        log.setLevel(logging.INFO)

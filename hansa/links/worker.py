@@ -15,6 +15,7 @@ from hansa.config.federation import Federation
 from hansa.core import device, wire
 from hansa.core.errors import UserError
 from hansa.core.messages import Failure
+from hansa.data.chunks import show_progress
 from hansa.links.local import attempt
 from hansa.links.shared_memory import Views
 
@@ -23,6 +24,7 @@ def work(connection: Connection, number: int, federation: str, folder: str) -> N
     """The main loop of a worker process: answer requests from the pipe until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     torch.set_num_threads(1)
+    show_progress()
     settings, views = Federation.model_validate_json(federation), Views()
     host = SiloHost(Runtime(settings, Path(folder), device=device.choose(number)))
     while True:

@@ -17,7 +17,16 @@ from hansa.data.source import Source
 from hansa.data.splits import rows
 from hansa.data.units import UnitCounts
 from hansa.models import tokenizer
-from hansa.tasks.base import ANY_LENGTH, TASKS, DerivingTask, GenerationTask, LabelledTask, Task, Vocabulary, discovery_of
+from hansa.tasks.base import (
+    ANY_LENGTH,
+    TASKS,
+    DerivingTask,
+    GenerationTask,
+    LabelledTask,
+    Task,
+    Vocabulary,
+    discovery_of,
+)
 
 DETECTED = 200  # texts of a source whose language is detected
 MAX_FOREIGN = 0.1  # the share of them in another language above which there is a warning

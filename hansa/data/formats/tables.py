@@ -10,6 +10,8 @@ from hansa.core.errors import DataError
 from hansa.data.rows import ParsedRow
 from hansa.data.source import Source
 
+AT_ONCE = 1000  # rows of a Parquet or Arrow file that are turned into Python objects together
+
 
 def plain_text(stream: TextIO, source: Source) -> Iterator[ParsedRow]:
     """One row for each line that is not blank, with the line as its ``text``."""
@@ -65,7 +67,7 @@ def parquet(file: Path, source: Source) -> Iterator[ParsedRow]:
     import pyarrow.parquet as pq
 
     try:
-        yield from _batches(pq.ParquetFile(file).iter_batches())
+        yield from _batches(pq.ParquetFile(file).iter_batches(AT_ONCE))
     except pa.ArrowInvalid as error:
         raise _unreadable(file, "parquet", error) from None
 
@@ -83,9 +85,10 @@ def arrow(file: Path, source: Source) -> Iterator[ParsedRow]:
 def _batches(batches: Iterator[Any]) -> Iterator[ParsedRow]:
     number = 0
     for batch in batches:
-        for row in batch.to_pylist():
-            number += 1
-            yield number, row, ""
+        for start in range(0, batch.num_rows, AT_ONCE):  # a row group may have millions of rows
+            for row in batch.slice(start, AT_ONCE).to_pylist():
+                number += 1
+                yield number, row, ""
 
 
 def _unreadable(file: Path, kind: str, error: Exception) -> DataError:
