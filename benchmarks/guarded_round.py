@@ -21,7 +21,7 @@ from hansa.config.federation import Federation
 from hansa.core.messages import Reply, Request, Train, Update
 from hansa.core.tensors import Tensors
 from hansa.links.local import LocalLink
-from hansa.runs.callbacks import NoCallbacks
+from hansa.runs.callbacks import RunEvents
 from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import Ledger
 from hansa.runs.start import begin, describe
@@ -37,8 +37,8 @@ def answers(settings: Federation, folder: Path) -> tuple[Callable[[Request], Rep
     ledger = Ledger(directory.path)
     host = SiloHost(Runtime(settings, directory.path))
     link = LocalLink(host.answer)
-    begin(settings, directory, link, ledger, NoCallbacks())
-    describe(settings, directory, link, ledger, NoCallbacks())
+    begin(settings, directory, link, ledger, RunEvents())
+    describe(settings, directory, link, ledger, RunEvents())
     ledger.close()
     return host.answer("s0"), host.runtime.start.copy()
 

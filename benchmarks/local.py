@@ -22,7 +22,7 @@ from hansa.core.round import Record, admit
 from hansa.core.tensors import Tensors
 from hansa.links.pool import PoolLink
 from hansa.methods.fedavg import Mean
-from hansa.runs.callbacks import NoCallbacks
+from hansa.runs.callbacks import RunEvents
 from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import Ledger
 from hansa.runs.start import begin, describe
@@ -88,8 +88,8 @@ def measure(figures: Figures, size: int, target: float, cores: int) -> None:
         directory = RunDirectory.create(settings, root / "run", False)
         ledger = Ledger(directory.path)
         with PoolLink(settings, directory.path, cores) as link:
-            begin(settings, directory, link, ledger, NoCallbacks())
-            describe(settings, directory, link, ledger, NoCallbacks())
+            begin(settings, directory, link, ledger, RunEvents())
+            describe(settings, directory, link, ledger, RunEvents())
         ledger.close()
         host = SiloHost(Runtime(settings, directory.path))
         start, plain = host.runtime.start, PlainLoop(host, cores)

@@ -22,7 +22,7 @@ from hansa.client.runtime import Runtime
 from hansa.client.training import Optimizer
 from hansa.config.file import read
 from hansa.links.pool import PoolLink
-from hansa.runs.callbacks import NoCallbacks
+from hansa.runs.callbacks import RunEvents
 from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import Ledger
 from hansa.runs.start import begin, describe
@@ -89,8 +89,8 @@ def measure(count: int, workers: int) -> dict[str, float]:
         directory = RunDirectory.create(settings, root / "run", False)
         ledger = Ledger(directory.path)
         with PoolLink(settings, directory.path, workers) as link:
-            begin(settings, directory, link, ledger, NoCallbacks())
-            cards = describe(settings, directory, link, ledger, NoCallbacks())
+            begin(settings, directory, link, ledger, RunEvents())
+            cards = describe(settings, directory, link, ledger, RunEvents())
             runtime = Runtime(settings, directory.path)
             node = build_topology(SiloHost(runtime), link, cards)
             state = node.begin(runtime.start.copy())

@@ -21,7 +21,7 @@ from hansa.client.runtime import Runtime
 from hansa.core.inner_node import InnerNode
 from hansa.core.state import ServerState
 from hansa.links.pool import PoolLink
-from hansa.runs.callbacks import NoCallbacks
+from hansa.runs.callbacks import RunEvents
 from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import Ledger
 from hansa.runs.start import begin, describe
@@ -40,8 +40,8 @@ class Side:
         ledger = Ledger(directory.path)
         stack.callback(ledger.close)
         link = stack.enter_context(PoolLink(given, directory.path, workers))
-        begin(given, directory, link, ledger, NoCallbacks())
-        cards = describe(given, directory, link, ledger, NoCallbacks())
+        begin(given, directory, link, ledger, RunEvents())
+        cards = describe(given, directory, link, ledger, RunEvents())
         runtime = Runtime(given, directory.path)
         self.node: InnerNode = build_topology(SiloHost(runtime), link, cards)
         self.state: ServerState = self.node.begin(runtime.start.copy())

@@ -22,7 +22,7 @@ from hansa.config.federation import Federation
 from hansa.config.file import parse
 from hansa.config.tree import holders
 from hansa.links.pool import PoolLink
-from hansa.runs.callbacks import NoCallbacks
+from hansa.runs.callbacks import RunEvents
 from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import Ledger
 from hansa.runs.start import begin, describe
@@ -68,8 +68,8 @@ def measure(depth: int, workers: int) -> tuple[int, float, float]:
         directory = RunDirectory.create(settings, root / "run", False)
         ledger = Ledger(directory.path)
         with PoolLink(settings, directory.path, workers) as link:
-            begin(settings, directory, link, ledger, NoCallbacks())
-            cards = describe(settings, directory, link, ledger, NoCallbacks())
+            begin(settings, directory, link, ledger, RunEvents())
+            cards = describe(settings, directory, link, ledger, RunEvents())
             node = build_topology(SiloHost(Runtime(settings, directory.path)), link, cards)
             assert node.tree is not None
             names, state = list(holders(settings)), node.begin(node.tree.start.copy())

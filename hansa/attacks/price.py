@@ -5,7 +5,7 @@ The defences are the member floor (smaller clusters, and positions that fewer te
 is applied to it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -21,7 +21,6 @@ from hansa.core.method import METHODS
 from hansa.core.settings import Named
 from hansa.privacy.dp.prices import exchange_price
 from hansa.report import html
-from hansa.runs.callbacks import RunCallbacks
 from hansa.runs.results import RunResults, save_audit
 from hansa.runs.run import run
 from hansa.runs.summary import average
@@ -44,7 +43,7 @@ class DefenceRuns:
 
 
 def price_defences(
-    federation: Federation, seeds: int, out: Path, workers: int | None, watch: Callable[[str], RunCallbacks]
+    federation: Federation, seeds: int, out: Path, workers: int | None, watch: Callable[[str], Iterable[object]]
 ) -> dict[str, Any]:
     """Run the federation with every defence and ``seeds`` seeds; return the findings as plain values.
 

@@ -225,7 +225,7 @@ def price(
     from hansa.attacks.price import price_defences
     from hansa.report.progress import Progress
 
-    found = price_defences(settings, seeds, folder, workers, lambda name: Progress(errors, name))
+    found = price_defences(settings, seeds, folder, workers, lambda name: [Progress(errors, name)])
     report = folder / "report.html"
     finish(format, found | {"report": str(report)}, lambda: show(found, report))
 
@@ -251,7 +251,7 @@ def price_of_privacy(
 
     say = Progress(errors, "price").say
     scale = privacy_price.Scale(limit=limit, rounds=rounds, workers=workers)
-    found = privacy_price.price_table(data, encoder, out, scale, lambda name: Progress(errors, name), say)
+    found = privacy_price.price_table(data, encoder, out, scale, lambda name: [Progress(errors, name)], say)
     if write is not None:
         write.write_text(privacy_price.into_page(write.read_text(encoding="utf-8"), found), encoding="utf-8")
 

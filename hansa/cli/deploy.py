@@ -83,14 +83,11 @@ def serve(
 
     for which in (signal.SIGTERM, signal.SIGINT):
         signal.signal(which, end_coordinator)
-    callbacks = LogCallbacks() if log_format is LogFormat.json else Progress(errors, settings.name)
+    watcher = LogCallbacks() if log_format is LogFormat.json else Progress(errors, settings.name)
     known = own.endpoint.broker_address if own.endpoint.broker_host else ("127.0.0.1", own.endpoint.port)
     broker = parse_url(nats) if nats is not None else known
     with serve_probes(health, lambda: unreachable_reason(broker)):
-        try:
-            outcome = serve_federation(settings, own, out or Path("runs") / settings.name, nats, callbacks)
-        finally:
-            callbacks.stop()
+        outcome = serve_federation(settings, own, out or Path("runs") / settings.name, nats, [watcher])
     report = html.write([(settings.name, outcome.folder)], outcome.folder / "report.html")
     result = {"run": str(outcome.folder), "report": str(report), "metrics": outcome.metrics}
 

@@ -52,7 +52,7 @@ def run(
     show_progress()
     progress = Progress(errors, settings.name)
     try:
-        outcome = run_federation(settings, out, resume, workers, progress, cast(Links, link))
+        outcome = run_federation(settings, out, resume, workers, [progress], cast(Links, link))
     finally:
         progress.stop()
     report = html.write([(settings.name, outcome.folder)], outcome.folder / "report.html")
@@ -107,7 +107,7 @@ def compare(
     folder = out or Path("runs") / f"{settings.name}-compare"
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; choose another --out")
-    outcomes = compare_methods(settings, names, folder, workers, lambda name: Progress(errors, name))
+    outcomes = compare_methods(settings, names, folder, workers, lambda name: [Progress(errors, name)])
     folders = [(name, outcome.folder) for name, outcome in outcomes.items()]
     report = html.write(folders, folder / "report.html", settings.name)
     result = {

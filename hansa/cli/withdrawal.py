@@ -35,7 +35,7 @@ def retrain(
     errors.print(f"repeating {run} without it from {begin}: {plan.why}", highlight=False, markup=False)
     progress = Progress(errors, plan.federation.name)
     try:
-        outcome = repeat(plan, out, workers, progress)
+        outcome = repeat(plan, out, workers, [progress])
     finally:
         progress.stop()
     report = html.write([(plan.federation.name, outcome.folder)], outcome.folder / "report.html")

@@ -120,22 +120,25 @@ class InnerNode:
         return ServerState(model, {slot: value for slot, value in slots.items() if value is not None})
 
     def round(
-        self, state: ServerState, turn: Turn, residuals: Sequence[Residual] = ()
+        self, state: ServerState, turn: Turn, residuals: Sequence[Residual] = (), *more: RoundPart
     ) -> tuple[Record, list[Residual]]:
         """One round among the children; and the residuals that go up, where every node has a model of its own."""
         parts, layers = self._parts(residuals)
-        record = federated_round(self.server, state, turn, parts)
+        record = federated_round(self.server, state, turn, [*parts, *more])
         forwards = layers is not None and not record.failed and self.masking is None
         return record, layers.upwards if layers is not None and forwards else []
 
-    def root_round(self, state: ServerState, durable: int) -> Record:
-        """The next round of the root. What its children pass up is routed down again in the round after it."""
+    def root_round(self, state: ServerState, durable: int, *more: RoundPart) -> Record:
+        """The next round of the root. What its children pass up is routed down again in the round after it.
+
+        ``more``: parts of the round beside those of the method.
+        """
         number, rounds = state.round + 1, self.server.settings.rounds
         if self.tree is None:
-            return self.round(state, Turn(number, durable))[0]
+            return self.round(state, Turn(number, durable), (), *more)[0]
         turn = Turn(number, durable, state.round * self.steps, rounds * self.steps)
         before: LayerState = state.slots.get(HIERARCHY) or LayerState()
-        record, upwards = self.round(state, turn, unpack(before.waiting, self.tree.keys)[0])
+        record, upwards = self.round(state, turn, unpack(before.waiting, self.tree.keys)[0], *more)
         if not record.failed:
             state.slots[HIERARCHY] = replace(state.slots[HIERARCHY], waiting=pack(upwards))
         return record

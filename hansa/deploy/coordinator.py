@@ -4,6 +4,7 @@ The coordinator runs the same rounds as `hansa run`, over a network link. Its ch
 a region (region.py) answers like a silo.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -30,16 +31,17 @@ from hansa.privacy.policy.audit_heads import Anchors
 from hansa.privacy.policy.audit_log import AUDIT_LOG, AuditLog
 from hansa.privacy.policy.audited_link import AuditedLink
 from hansa.privacy.policy.guard import RunContext
-from hansa.runs.callbacks import RunCallbacks
+from hansa.runs.callbacks import CurrentRun, RunEvents
 from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import Ledger
-from hansa.runs.run import Outcome, Run
+from hansa.runs.result import Result
+from hansa.runs.run import Run
 from hansa.runs.start import begin, describe
 
 ASYNCHRONOUS_ABSENCE = 60.0  # seconds: an asynchronous method is chosen so that no silo waits for one that stopped
 
 
-def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, callbacks: RunCallbacks) -> Outcome:
+def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, callbacks: Iterable[object]) -> Result:
     """Run a federation file to its end among the members of the kit; resumes the run if ``out`` has one.
 
     ``nats``: the URL of an existing NATS server. Raises `UserError` or `ConfigError` if the kit and the file do not fit
@@ -53,11 +55,11 @@ def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, callbac
     torch.set_num_threads(1)
     children = _direct_children(federation)
     directory = RunDirectory.create(children, out, resume=(out / "federation.yaml").is_file())
-    ledger = Ledger(directory.path)
+    ledger, events = Ledger(directory.path), RunEvents(callbacks, CurrentRun(children, directory.path))
     host = SiloHost(Runtime(children, directory.path))
     files = directory.path / SERVER_FOLDER
     try:
-        with server_session(kit, files, nats, callbacks.say, list(children.silos)) as network:
+        with server_session(kit, files, nats, events.say, list(children.silos)) as network:
             network.attendance.max_absence = max_absence(federation)
             settings = shared_settings(federation).model_dump_json().encode()
             network.share_settings(settings)
@@ -68,11 +70,14 @@ def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, callbac
             link: Link = AuditedLink(verified, log, context)
             if federation.root is not None:
                 link = TreeLink(link, {ROOT: lambda request: host.silo(ROOT).answer(request)})
-            begin(children, directory, link, ledger, callbacks)
+            begin(children, directory, link, ledger, events)
             network.share_start(pack(directory.start, files / "start.bundle"))
-            cards = describe(children, directory, link, ledger, callbacks)
+            cards = describe(children, directory, link, ledger, events)
             children = children.model_copy(update={"silos": {n: s for n, s in children.silos.items() if n in cards}})
-            return Run(children, directory, link, cards, ledger, callbacks).go()
+            return Run(children, directory, link, cards, ledger, events).go()
+    except BaseException as error:
+        events.tell("on_failure", error)
+        raise
     finally:
         ledger.close()
 

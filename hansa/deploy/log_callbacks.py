@@ -1,30 +1,31 @@
 """A coordinator's progress as log entries, for log collectors."""
 
 import logging
-from collections.abc import Mapping
 
-from hansa.core.round import Record
-from hansa.runs.callbacks import NoCallbacks
+from hansa.runs.callbacks import CurrentRun, Evaluation, RoundRecord
 
 log = logging.getLogger("hansa.serve")
 
 
-class LogCallbacks(NoCallbacks):
+class LogCallbacks:
     """Logs rounds and scores; the run's ledger has everything else."""
 
-    def say(self, text: str) -> None:
+    def on_message(self, run: CurrentRun, text: str) -> None:
         """Log a message of the run."""
         log.info(text)
 
-    def round(self, record: Record, seconds: Mapping[str, float]) -> None:
+    def on_round_end(self, run: CurrentRun, record: RoundRecord) -> None:
         """Log the end of a round."""
-        done = {"round": record.round, "loss": record.loss, "answered": len(record.updates)}
-        log.info("round %d is done", record.round, extra={**done, "failures": record.failures})
+        answered = len(record.participants) - len(record.failures)
+        done = {"round": record.number, "loss": record.loss, "answered": answered}
+        log.info("round %d is done", record.number, extra={**done, "failures": dict(record.failures)})
 
-    def scores(self, round: int, metrics: Mapping[str, Mapping[str, float]], headline: str) -> None:
-        """Log the scores of an evaluation."""
-        found = {group: values[headline] for group, values in metrics.items() if headline in values}
-        log.info("round %d was evaluated", round, extra={"round": round, "metric": headline, "scores": found})
-
-    def stop(self) -> None:
-        """Do nothing: there is no display to close."""
+    def on_evaluate(self, run: CurrentRun, scores: Evaluation) -> None:
+        """Log the scores of an evaluation of the shared model."""
+        if scores.own:
+            return
+        metric = scores.headline
+        found = {group: values[metric] for group, values in scores.metrics.items() if metric in values}
+        log.info(
+            "round %d was evaluated", scores.round, extra={"round": scores.round, "metric": metric, "scores": found}
+        )

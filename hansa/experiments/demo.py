@@ -24,11 +24,12 @@ from hansa.models.settings import Model
 from hansa.report import html
 from hansa.report.charts import short
 from hansa.report.progress import Progress
-from hansa.runs.callbacks import NoCallbacks
+from hansa.runs.callbacks import RunEvents
 from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import Ledger
+from hansa.runs.result import Result
 from hansa.runs.results import RunResults
-from hansa.runs.run import Outcome, link_to, run
+from hansa.runs.run import link_to, run
 from hansa.runs.start import begin
 
 # Texts per silo, skewed like Table 1 of the paper; the languages of the downloaded and of the generated corpus.
@@ -82,10 +83,10 @@ def demo(out: Path | None, workers: int | None, offline: bool, console: Console)
     base = run(pretraining(folder / "data", languages, start), folder / "pretraining", workers=1)
     federation = federation.model_copy(update={"model": Model(path=str((base.folder / "model").resolve()))})
 
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, Result] = {}
     progress = Progress(console, "federated")
     try:
-        outcomes["FL"] = run(federation, folder / "federated", workers=workers, callbacks=progress)
+        outcomes["FL"] = run(federation, folder / "federated", workers=workers, callbacks=[progress])
     finally:
         progress.stop()
     ledger = Ledger(outcomes["FL"].folder)
@@ -181,14 +182,14 @@ def vocabulary(federation: Federation, folder: Path, workers: int | None) -> tup
     directory = RunDirectory.create(federation, folder, resume=False)
     ledger = Ledger(directory.path)
     try:
-        with link_to(federation, directory.path, workers, NoCallbacks()) as link:
-            begin(federation, directory, link, ledger, NoCallbacks())
+        with link_to(federation, directory.path, workers, RunEvents()) as link:
+            begin(federation, directory, link, ledger, RunEvents())
         return directory.start.resolve(), ledger.facts()["survey"]
     finally:
         ledger.close()
 
 
-def summarise(outcomes: dict[str, Outcome], languages: list[str], folder: Path) -> Demo:
+def summarise(outcomes: dict[str, Result], languages: list[str], folder: Path) -> Demo:
     """The table of the paper (Table 3), its findings in words, and the report."""
     figures = {
         name: {language: outcome.metrics[language]["perplexity"] for language in languages}

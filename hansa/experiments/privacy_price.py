@@ -17,7 +17,7 @@ above the most frequent label with a trained head, with or without noise.
 import gzip
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -29,7 +29,6 @@ from hansa.core.seeds import derive
 from hansa.experiments.reproduce.encoder import folder_of
 from hansa.privacy.dp.accounting import epsilon
 from hansa.privacy.dp.prices import update_prices
-from hansa.runs.callbacks import RunCallbacks
 from hansa.runs.run import run
 from hansa.runs.summary import average
 
@@ -100,7 +99,7 @@ def price_table(
     encoder: str,
     out: Path,
     scale: Scale,
-    watch: Callable[[str], RunCallbacks],
+    watch: Callable[[str], Iterable[object]],
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Run every row that is not there yet; return the findings as plain values.

@@ -9,12 +9,12 @@ from pathlib import Path
 from hansa.config.federation import Federation
 from hansa.config.file import dump
 from hansa.core.errors import RunFailed
-from hansa.runs.run import Outcome
+from hansa.runs.result import Result
 
 
 def run_in_process(
     federation: Federation, folder: Path, say: Callable[[str], None], workers: int | None = 1, resume: bool = False
-) -> Outcome:
+) -> Result:
     """Run `hansa run` on a federation file; ``say`` gets the lines that it prints to standard error.
 
     Raises `RunFailed` if the run fails.
@@ -33,4 +33,4 @@ def run_in_process(
     result = process.stdout.read()
     if process.wait() != 0:
         raise RunFailed(f"the run '{federation.name}' in {folder} failed; the lines above show why")
-    return Outcome(folder, json.loads(result)["metrics"])
+    return Result(folder, json.loads(result)["metrics"])

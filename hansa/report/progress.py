@@ -1,6 +1,5 @@
 """The progress of a run for people: a live table in a terminal, plain lines elsewhere."""
 
-from collections.abc import Mapping
 from datetime import datetime, timedelta
 from statistics import fmean, pstdev
 from time import monotonic
@@ -12,18 +11,17 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from hansa.config.federation import Federation
 from hansa.core.errors import printable
 from hansa.core.messages import NodeId
-from hansa.core.round import Record
 from hansa.report.charts import short
+from hansa.runs.callbacks import CurrentRun, Evaluation, RoundRecord
 
 LINES_EVERY = 10.0  # seconds between plain lines
 MARKS = {"working": "●", "done": "✓", "lost": "✗", "waiting": "·"}
 
 
 class Progress:
-    """Shows the progress of a run; implements `RunCallbacks`. ``label``: a prefix for every line."""
+    """Shows the progress of a run; a callback. ``label``: a prefix for every line."""
 
     def __init__(self, console: Console, label: str = "") -> None:
         self.console, self.label = console, label
@@ -43,12 +41,17 @@ class Progress:
         prefix = f"{self.label}: " if self.label else ""
         self.console.print(escape(prefix + printable(text, 1000)), style="dim", highlight=False)
 
-    def begin(self, federation: Federation, done: int, samples: Mapping[NodeId, int]) -> None:
-        """The run begins, or resumes after ``done`` rounds; ``samples``: training samples of every silo."""
-        self._rounds, self._done, self._from = federation.rounds, done, done
-        self._deadline = federation.participation.deadline
-        self._samples = dict(samples)
-        self._states = dict.fromkeys(samples, "waiting")
+    def on_message(self, run: CurrentRun, text: str) -> None:
+        """Print a message of the run."""
+        self.say(text)
+
+    def on_run_start(self, run: CurrentRun) -> None:
+        """The run begins, or resumes."""
+        done = run.resumed_after
+        self._rounds, self._done, self._from = run.federation.rounds, done, done
+        self._deadline = run.federation.participation.deadline
+        self._samples = dict(run.samples)
+        self._states = dict.fromkeys(run.samples, "waiting")
         self._started = self._last_line = self._round_began = monotonic()
         if done:
             self.say(f"resumed after round {done}")
@@ -56,17 +59,17 @@ class Progress:
             self._live = Live(get_renderable=self._table, console=self.console, refresh_per_second=4, transient=True)
             self._live.start()
 
-    def silo(self, node: NodeId, state: str) -> None:
+    def on_silo(self, run: CurrentRun, silo: NodeId, state: str) -> None:
         """A silo's state has changed: one of `MARKS`."""
-        self._states[node] = state
+        self._states[silo] = state
 
-    def round(self, record: Record, seconds: Mapping[str, float]) -> None:
+    def on_round_end(self, run: CurrentRun, record: RoundRecord) -> None:
         """A round has ended."""
-        self._done, self._loss = record.round, record.loss
+        self._done, self._loss = record.number, record.loss
         for node, reason in record.failures.items():
             self._states[node] = "lost"
             if self._lost.get(node) != reason:
-                self.say(f"round {record.round}: {node} dropped out: {reason}")
+                self.say(f"round {record.number}: {node} dropped out: {reason}")
             self._lost[node] = reason
         now = self._round_began = monotonic()
         last = self._done == self._rounds
@@ -74,20 +77,22 @@ class Progress:
             self._last_line = now
             self.say(self._line())
 
-    def scores(self, round: int, metrics: Mapping[str, Mapping[str, float]], headline: str) -> None:
-        """The shared model has been evaluated."""
-        self._headline = headline
-        self._scores = {g: m[headline] for g, m in metrics.items() if headline in m}
-
-    def own(self, round: int, metrics: Mapping[str, Mapping[str, float]], headline: str) -> None:
-        """Every node's own model has been evaluated."""
-        values = [m[headline] for m in metrics.values() if headline in m]
-        if values:
+    def on_evaluate(self, run: CurrentRun, scores: Evaluation) -> None:
+        """The shared model, or every node's own, has been evaluated."""
+        found = {g: m[scores.headline] for g, m in scores.metrics.items() if scores.headline in m}
+        if not scores.own:
+            self._headline, self._scores = scores.headline, found
+        elif found:
+            values = list(found.values())
             spread = f" ± {short(pstdev(values))}" if len(values) > 1 else ""
             self._own = f"own models {short(fmean(values))}{spread} over {len(values)} nodes"
 
-    def end(self) -> None:
+    def on_run_end(self, run: CurrentRun, result: object) -> None:
         """The run has ended."""
+        self.stop()
+
+    def on_failure(self, run: CurrentRun, error: BaseException) -> None:
+        """The run ends with an error."""
         self.stop()
 
     def stop(self) -> None:

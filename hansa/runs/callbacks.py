@@ -1,60 +1,249 @@
-"""Callbacks of a run: who is told what happens while it goes on. The progress display is one."""
+"""Callbacks of a run: objects that are told what happens while it goes on.
 
-from collections.abc import Mapping
-from typing import Protocol
+The progress display, trackers and early stopping are callbacks (`hansa.callbacks`). A callback is any object with some
+of the methods of `CallbackMethods`; those that it lacks are skipped. Each gets the run as a `CurrentRun` first, by
+which it can also stop the run:
+
+    class StopAtNight:
+        required = False                            # if it fails, the run says so and goes on without it
+
+        def on_round_end(self, run, record):
+            if time.localtime().tm_hour < 6:
+                run.stop("it is night")
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
 
 from hansa.config.federation import Federation
+from hansa.core.errors import HansaError, RunFailed, UserError, did_you_mean, place, printable
 from hansa.core.messages import NodeId
 from hansa.core.round import Record
 
 Metrics = Mapping[str, Mapping[str, float]]  # group → metric → value
 
 
-class RunCallbacks(Protocol):
-    """What a run calls while it goes on."""
+@dataclass
+class CurrentRun:
+    """A run that is going on, as callbacks see it."""
+
+    federation: Federation
+    folder: Path
+    samples: dict[NodeId, int] = field(default_factory=dict)  # training samples of every silo
+    round: int = 0  # rounds that are done
+    resumed_after: int = 0  # rounds that were done before the run was resumed
+    stop_reason: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name of the federation."""
+        return self.federation.name
+
+    def stop(self, reason: str) -> None:
+        """End the run after this round: the model is evaluated and saved as after the last round."""
+        self.stop_reason = reason or "stopped by a callback"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The scores of one evaluation.
+
+    ``metrics``: group (language or domain) → metric → value over all silos; ``silos``: the same for each silo that
+    released scores of its own. ``own``: of every node's own model on its own data, by node instead of group.
+    """
+
+    round: int
+    split: str
+    share: float  # of the split that was evaluated
+    headline: str  # the metric that tables show
+    metrics: Metrics
+    silos: Mapping[NodeId, Metrics] = field(default_factory=dict)
+    own: bool = False
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """What happened in a round.
+
+    ``updates``: silo → tensor name → pseudo-gradient as the server received it; only in `hansa.rounds`, and empty under
+    secure aggregation. ``losses``: silo → training loss. ``scores``: silo → metric → value, if the round was evaluated.
+    ``phases``: seconds by phase.
+    """
+
+    number: int
+    participants: tuple[NodeId, ...]
+    loss: float  # mean training loss, weighted by samples
+    losses: Mapping[NodeId, float]
+    updates: Mapping[NodeId, Mapping[str, Tensor]]
+    scores: Mapping[NodeId, Mapping[str, float]]
+    evaluations: tuple[Evaluation, ...]
+    failures: Mapping[NodeId, str]  # silo → why it has no part in the round
+    bytes_down: Mapping[NodeId, int]
+    bytes_up: Mapping[NodeId, int]
+    seconds: float
+    phases: Mapping[str, float]
+
+    @property
+    def bytes(self) -> dict[NodeId, int]:
+        """Silo → bytes in both directions."""
+        names = dict.fromkeys([*self.bytes_down, *self.bytes_up])
+        return {name: self.bytes_down.get(name, 0) + self.bytes_up.get(name, 0) for name in names}
+
+    @staticmethod
+    def of(
+        record: Record,
+        seconds: Mapping[str, float],
+        evaluations: Iterable[Evaluation],
+        updates: Mapping[NodeId, Mapping[str, Tensor]],
+    ) -> "RoundRecord":
+        """The record of a round of the server."""
+        seen = tuple(evaluations)
+        by_silo = [one for one in seen if not one.own]
+        losses = {} if record.hidden is not None else {node: update.loss for node, update in record.updates.items()}
+        return RoundRecord(
+            number=record.round,
+            participants=tuple(dict.fromkeys(record.cohort)),
+            loss=record.loss,
+            losses=losses,
+            updates=updates,
+            scores={silo: _flat(metrics) for one in by_silo for silo, metrics in one.silos.items()},
+            evaluations=seen,
+            failures=dict(record.failures),
+            bytes_down=dict(record.sent),
+            bytes_up=dict(record.received),
+            seconds=sum(seconds.values()),
+            phases=dict(seconds),
+        )
+
+
+def _flat(metrics: Metrics) -> dict[str, float]:
+    """The metrics of a silo; of several languages, each metric by language."""
+    if len(metrics) == 1:
+        return dict(next(iter(metrics.values())))
+    return {f"{metric} ({group})": value for group, values in metrics.items() for metric, value in values.items()}
+
+
+class CallbackMethods(Protocol):
+    """Every method that a callback may have; it needs none of them.
+
+    It may also have ``required: bool``. A required callback that raises an exception stops the run, which can be
+    resumed; one that is not required (the default) is dropped, with a message, and the run goes on.
+    """
+
+    def on_message(self, run: CurrentRun, text: str) -> None:
+        """The run has something for a person to read."""
+
+    def on_run_start(self, run: CurrentRun) -> None:
+        """Before the first round."""
+
+    def on_round_start(self, run: CurrentRun, number: int) -> None:
+        """Before a round."""
+
+    def on_silo(self, run: CurrentRun, silo: NodeId, state: str) -> None:
+        """A silo is ``working``, ``done`` or ``lost``; called from another thread."""
+
+    def on_evaluate(self, run: CurrentRun, scores: Evaluation) -> None:
+        """After an evaluation: of the shared model and, on a tree of models, of every node's own."""
+
+    def on_checkpoint(self, run: CurrentRun, path: Path) -> None:
+        """A checkpoint was written."""
+
+    def on_round_end(self, run: CurrentRun, record: RoundRecord) -> None:
+        """After a round."""
+
+    def on_failure(self, run: CurrentRun, error: BaseException) -> None:
+        """The run ends with an error, or was interrupted."""
+
+    def on_run_end(self, run: CurrentRun, result: Any) -> None:
+        """After the last round, with all models saved; ``result``: a `hansa.Result`."""
+
+
+EVENTS = tuple(name for name in vars(CallbackMethods) if name.startswith("on_"))
+
+
+class RunEvents:
+    """Tells the callbacks of a run what happens."""
+
+    def __init__(self, callbacks: Iterable[object] = (), run: CurrentRun | None = None) -> None:
+        """Take callbacks; raise `UserError` for an object that has none of the methods."""
+        self._callbacks = list(callbacks)
+        self.run = run
+        for one in self._callbacks:
+            if not any(callable(getattr(one, event, None)) for event in EVENTS):
+                raise UserError(
+                    f"the callback {type(one).__name__} has none of the methods of a callback: {', '.join(EVENTS)}"
+                )
+        self._silo_callbacks = [one for one in self._callbacks if hasattr(one, "on_silo")]
 
     def say(self, text: str) -> None:
         """Something for a person to read."""
-
-    def begin(self, federation: Federation, done: int, samples: Mapping[NodeId, int]) -> None:
-        """Before the first round; ``done`` rounds were done before, ``samples``: the silos' training samples."""
+        self.tell("on_message", text)
 
     def silo(self, node: NodeId, state: str) -> None:
-        """A silo started working, is done, or was lost."""
+        """A silo started working, is done, or was lost. Called for every silo of every round: keep it cheap."""
+        if self._silo_callbacks:
+            self.tell("on_silo", node, state)
 
-    def round(self, record: Record, seconds: Mapping[str, float]) -> None:
-        """After a round; ``seconds``: by phase."""
+    def tell(self, event: str, *arguments: Any) -> None:
+        """Call the method ``event`` of every callback that has it.
 
-    def scores(self, round: int, metrics: Metrics, headline: str) -> None:
-        """After an evaluation of the shared model; ``headline``: the metric that a table shows."""
+        A callback that fails is dropped with a message, or raises `RunFailed` if it is required.
+        """
+        for one in tuple(self._callbacks):
+            method = getattr(one, event, None)
+            if method is None:
+                continue
+            try:
+                method(self.run, *arguments)
+            except Exception as error:
+                self._failed(one, event, error)
 
-    def own(self, round: int, metrics: Metrics, headline: str) -> None:
-        """On a tree of models, after an evaluation of every node's own model, by node."""
+    def _failed(self, callback: object, event: str, error: Exception) -> None:
+        cause = str(error) if isinstance(error, HansaError) else f"{type(error).__name__}: {error} ({place(error)})"
+        said = f"the callback {type(callback).__name__} failed in {event}: {printable(cause, 500)}"
+        if event == "on_failure":  # the run ends anyway, by an error of its own
+            return
+        if getattr(callback, "required", False):
+            raise RunFailed(
+                f"{said}; it is required, so the run stops: correct it, then continue from the last checkpoint with "
+                "resume"
+            ) from error
+        self._callbacks.remove(callback)
+        if callback in self._silo_callbacks:
+            self._silo_callbacks.remove(callback)
+        self.say(f"{said}; the run goes on without it")
 
-    def end(self) -> None:
-        """After the last round, with all models saved."""
+
+# ── callbacks by name ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class NoCallbacks:
-    """Does nothing; a base for callbacks that need only some of the calls."""
+class CallbackRegistry:
+    """Callbacks that the command line finds by name: ``hansa run --track NAME``."""
 
-    def say(self, text: str) -> None:
-        """Do nothing."""
+    def __init__(self) -> None:
+        self.entries: dict[str, type[Any]] = {}
 
-    def begin(self, federation: Federation, done: int, samples: Mapping[NodeId, int]) -> None:
-        """Do nothing."""
+    def register(self, name: str) -> Any:
+        """A decorator that registers a class, which is built without arguments; raises `UserError` if it is taken."""
 
-    def silo(self, node: NodeId, state: str) -> None:
-        """Do nothing."""
+        def add(kind: type[Any]) -> type[Any]:
+            taken = self.entries.get(name)
+            if taken is not None and taken.__qualname__ != kind.__qualname__:
+                raise UserError(f"the callback '{name}' is registered twice: rename one of them")
+            self.entries[name] = kind
+            return kind
 
-    def round(self, record: Record, seconds: Mapping[str, float]) -> None:
-        """Do nothing."""
+        return add
 
-    def scores(self, round: int, metrics: Metrics, headline: str) -> None:
-        """Do nothing."""
+    def build(self, name: str) -> Any:
+        """The callback of a name; raises `UserError` if there is none."""
+        if name not in self.entries:
+            raise UserError(f"--track {name} is not known; {did_you_mean(name, self.entries)}")
+        return self.entries[name]()
 
-    def own(self, round: int, metrics: Metrics, headline: str) -> None:
-        """Do nothing."""
 
-    def end(self) -> None:
-        """Do nothing."""
+CALLBACKS = CallbackRegistry()

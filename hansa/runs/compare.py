@@ -1,6 +1,6 @@
 """Comparisons: several methods, compressors or baselines on the same data, seed and budget."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ from hansa.core.errors import ConfigError, did_you_mean
 from hansa.core.method import METHODS
 from hansa.core.settings import Named
 from hansa.methods.fedavg import fedavg
-from hansa.runs.callbacks import RunCallbacks
-from hansa.runs.run import Outcome, run
+from hansa.runs.result import Result
+from hansa.runs.run import run
 from hansa.runs.tree_baselines import TREE_BASELINES
 
 BASELINES = ("central", "dominant", "per-silo", "chained", "base")
@@ -72,8 +72,12 @@ def _own_slots(named: Named) -> dict[str, None]:
 
 
 def compare(
-    federation: Federation, names: Sequence[str], out: Path, workers: int | None, watch: Callable[[str], RunCallbacks]
-) -> dict[str, Outcome]:
+    federation: Federation,
+    names: Sequence[str],
+    out: Path,
+    workers: int | None,
+    watch: Callable[[str], Iterable[object]],
+) -> dict[str, Result]:
     """Run every variant in a folder of its own below ``out``; return the outcomes by name.
 
     ``watch`` gives the callbacks of a run by its name. Raises `ConfigError` before the first run if any variant is

@@ -77,10 +77,11 @@ class RunDirectory:
 
     # ── checkpoints ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def save(self, state: ServerState, keep: int, pinned: int | None = None) -> None:
-        """Write a checkpoint; of the older ones only the newest stay, and the ``pinned`` one."""
+    def save(self, state: ServerState, keep: int, pinned: int | None = None) -> Path:
+        """Write a checkpoint and return its folder; of older ones only the newest stay, and the ``pinned`` one."""
         headers, vectors = encoded(state.slots)
-        with atomically(self._checkpoint(state.round)) as draft:
+        folder = self._checkpoint(state.round)
+        with atomically(folder) as draft:
             save_file(state.model.named(), draft / "model.safetensors")
             save_file(vectors, draft / "slots.safetensors")
             (draft / "state.json").write_text(
@@ -89,6 +90,7 @@ class RunDirectory:
         for old in self.checkpoints()[:-keep]:
             if old != pinned:
                 shutil.rmtree(self._checkpoint(old))
+        return folder
 
     def newest(self, kinds: Mapping[str, type]) -> ServerState | None:
         """The state of the newest checkpoint; None if there is none. ``kinds``: the type of each slot's state."""

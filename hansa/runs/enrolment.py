@@ -26,7 +26,7 @@ from hansa.core.messages import (
 )
 from hansa.core.participation import Participation, enrolment_deadline
 from hansa.core.round import MAX_SAMPLES
-from hansa.runs.callbacks import RunCallbacks
+from hansa.runs.callbacks import RunEvents
 from hansa.runs.ledger import Ledger
 
 MAX_WAIT_SECONDS = 7 * 86400.0  # for the quorum
@@ -40,14 +40,14 @@ def surveyed(
     request: CollectVocabulary,
     participation: Participation,
     ledger: Ledger,
-    callbacks: RunCallbacks,
+    events: RunEvents,
 ) -> dict[NodeId, VocabularyCounts]:
     """Ask the silos for word pieces and labels; return the valid replies.
 
     Raises `RunFailed` if fewer than the quorum answer.
     """
-    found, lost = _gather(link, names, request, VocabularyCounts, _bad_counts, participation, callbacks)
-    _note(lost, ledger, callbacks)
+    found, lost = _gather(link, names, request, VocabularyCounts, _bad_counts, participation, events)
+    _note(lost, ledger, events)
     return found
 
 
@@ -57,7 +57,7 @@ def described(
     watched: str,
     participation: Participation,
     ledger: Ledger,
-    callbacks: RunCallbacks,
+    events: RunEvents,
     known: Mapping[NodeId, DataCard],
 ) -> dict[NodeId, DataCard]:
     """Ask the silos for their data cards; return those of the silos that can take part.
@@ -76,12 +76,12 @@ def described(
 
     before = {name: known[name] for name in names if name in known}
     rest = [name for name in names if name not in before]
-    found, lost = _gather(link, rest, DescribeData(), DataCard, odd, participation, callbacks, before)
+    found, lost = _gather(link, rest, DescribeData(), DataCard, odd, participation, events, before)
     if remote and participation.max_share is None:
         large = outsized({name: card.samples() for name, card in found.items()})
         found, lost = {name: card for name, card in found.items() if name not in large}, lost | large
         _check_quorum(found, lost, len(names), participation, DescribeData.__name__)
-    _note(lost, ledger, callbacks)
+    _note(lost, ledger, events)
     return {name: found[name] for name in names if name in found}
 
 
@@ -92,7 +92,7 @@ def _gather(
     kind: type[T],
     flaw: Callable[[NodeId, T], str],
     participation: Participation,
-    callbacks: RunCallbacks,
+    events: RunEvents,
     known: Mapping[NodeId, T] | None = None,
 ) -> tuple[dict[NodeId, T], dict[NodeId, str]]:
     """Replies that can be used, with those ``known`` before, and why others gave none.
@@ -119,7 +119,7 @@ def _gather(
         possible = len(found) + len(away) >= needed > len(found)
         asked = away if link.remote and possible and monotonic() - began < MAX_WAIT_SECONDS else []
         if asked:
-            callbacks.say(f"{len(found)} of {total} silos have answered, {needed} needed: asking again {_few(away)}")
+            events.say(f"{len(found)} of {total} silos have answered, {needed} needed: asking again {_few(away)}")
     _check_quorum(found, lost, total, participation, type(request).__name__, needed)
     return found, lost
 
@@ -173,7 +173,7 @@ def _unfit(name: NodeId, card: DataCard, watched: str) -> str:
     return ""
 
 
-def _note(lost: Mapping[NodeId, str], ledger: Ledger, callbacks: RunCallbacks) -> None:
+def _note(lost: Mapping[NodeId, str], ledger: Ledger, events: RunEvents) -> None:
     for name, reason in lost.items():
-        callbacks.say(f"{name} does not take part: {reason}")
+        events.say(f"{name} does not take part: {reason}")
         ledger.event(0, name, "lost", reason)

@@ -1,8 +1,7 @@
 """Evaluation during and after a run: asks the nodes for scores, adds them up and notes them in the ledger."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from time import perf_counter
 
 from hansa.client.evaluation import deviations, whole
 from hansa.config.federation import Federation
@@ -11,7 +10,7 @@ from hansa.core.inner_node import InnerNode
 from hansa.core.messages import PARTS, DataCard, Evaluate, Failure, NodeId, Request, Scores, no_tensors
 from hansa.core.participation import deadline_of
 from hansa.core.state import ServerState
-from hansa.runs.callbacks import RunCallbacks
+from hansa.runs.callbacks import Evaluation, RunEvents
 from hansa.runs.ledger import OWN, Ledger
 from hansa.runs.masked_evaluation import MaskedEvaluation
 from hansa.tasks.base import GenerationTask, Task
@@ -26,67 +25,76 @@ class Evaluator:
     task: Task
     cards: Mapping[NodeId, DataCard]
     ledger: Ledger
-    callbacks: RunCallbacks
+    events: RunEvents
     masked: MaskedEvaluation | None = None  # where silos send their scores under masks
 
-    def evaluate(self, state: ServerState) -> float:
-        """Score the model everywhere; return the seconds that it took.
+    def evaluate(self, state: ServerState, last: bool = False) -> list[Evaluation]:
+        """Score the model everywhere; return the scores, which are in the ledger then.
 
         While running: on a share of the validation data (of the test data where some silo has no validation data, as in
-        the Medical paper). At the end also on the whole test set.
+        the Medical paper). At the end (``last``) also on the whole test set.
         """
-        began, last = perf_counter(), state.round == self.federation.rounds
+        found = list[Evaluation]()
         validated = all(card.samples("valid") for card in self.cards.values())
         looks = [("valid" if validated else "test", self.federation.evaluate.share)]
         if last:
             looks.append(("test", 1.0))
         for split, share in dict.fromkeys(looks):
-            self._look(state, split, share, final=(split, share) == ("test", 1.0))
-        return perf_counter() - began
+            found += self._look(state, split, share, (split, share) == ("test", 1.0), last)
+        return found
 
-    def _look(self, state: ServerState, split: str, share: float, final: bool) -> None:
+    def _look(self, state: ServerState, split: str, share: float, final: bool, last: bool) -> Iterator[Evaluation]:
         """Score the shared model on a split and, where nodes have models of their own, those."""
-        task, last = self.task, state.round == self.federation.rounds
-        parts, decode = PARTS if final else 1, self._decodes(state.round, split)
+        task = self.task
+        parts, decode = PARTS if final else 1, self._decodes(state.round, split, last)
         request = Evaluate(state.round, state.model, split, share, parts, decode=decode)
+        silos: dict[NodeId, Scores] = {}
         if self.masked is not None:
             scores = self._ask_masked(self.masked, request)
         else:
-            scores = self._ask(self.root.evaluation_asks(request, lambda: state.model), state.round)
+            scores, silos = self._ask(self.root.evaluation_asks(request, lambda: state.model), state.round)
         if final:
             self.ledger.fact("deviations", deviations(task, scores))
             if isinstance(task, GenerationTask):
                 self.ledger.fact("signatures", task.signatures)
-            scores = whole(scores)
-        metrics = {group: task.metrics(sums) for group, sums in scores.sums.items()}
-        self.ledger.scores(state.round, split, share, metrics)
-        self.callbacks.scores(state.round, metrics, task.headline)
+            scores, silos = whole(scores), {silo: whole(own) for silo, own in silos.items()}
+        by_silo = {silo: self._metrics(own) for silo, own in silos.items()}
+        found = Evaluation(state.round, split, share, task.headline, self._metrics(scores), by_silo)
+        self.ledger.scores(state.round, split, share, found.metrics, by_silo)
+        self.events.tell("on_evaluate", found)
+        yield found
         if self.root.tree is not None:
-            self._own(state, replace(request, model=no_tensors(), parts=1, decode=False, by_node=True))
+            yield self._own(state, replace(request, model=no_tensors(), parts=1, decode=False, by_node=True))
         elif final and last and self.root.method.upload.keeps_local:
-            own = self._ask(self.root.evaluation_asks(replace(request, parts=1, own=True), no_tensors), state.round)
-            found = {group: task.metrics(sums) for group, sums in own.sums.items()}
-            self.ledger.scores(state.round, f"{OWN} {split}", share, found)
+            own, _ = self._ask(self.root.evaluation_asks(replace(request, parts=1, own=True), no_tensors), state.round)
+            yield self._note_own(state.round, split, share, own)
 
-    def _own(self, state: ServerState, request: Evaluate) -> None:
+    def _own(self, state: ServerState, request: Evaluate) -> Evaluation:
         """On a tree of models, every node's own model on its own data; the root's is the global one."""
-        scores = self._ask(self.root.evaluation_asks(request, lambda: state.model), state.round)
-        metrics = {node: self.task.metrics(sums) for node, sums in scores.sums.items()}
-        self.ledger.scores(state.round, f"{OWN} {request.split}", request.share, metrics)
-        self.callbacks.own(state.round, metrics, self.task.headline)
+        scores, _ = self._ask(self.root.evaluation_asks(request, lambda: state.model), state.round)
+        return self._note_own(state.round, request.split, request.share, scores)
 
-    def _decodes(self, round: int, split: str) -> bool:
+    def _note_own(self, round: int, split: str, share: float, scores: Scores) -> Evaluation:
+        found = Evaluation(round, split, share, self.task.headline, self._metrics(scores), own=True)
+        self.ledger.scores(round, f"{OWN} {split}", share, found.metrics, {})
+        self.events.tell("on_evaluate", found)
+        return found
+
+    def _metrics(self, scores: Scores) -> dict[str, dict[str, float]]:
+        return {group: self.task.metrics(sums) for group, sums in scores.sums.items() if sums}
+
+    def _decodes(self, round: int, split: str, last: bool) -> bool:
         """Whether texts are generated, which takes long: on test data at the end, else as often as asked."""
-        settings = self.federation.evaluate
-        at_the_end = split == "test" and round == self.federation.rounds
+        settings, at_the_end = self.federation.evaluate, split == "test" and last
         return at_the_end or bool(settings.decode and round % (settings.every * settings.decode) == 0)
 
-    def _ask(self, asks: Mapping[NodeId, Request], round: int) -> Scores:
-        """The sum of what nodes answer; the ledger names those that gave no scores."""
-        total, failures = Scores({}), dict[NodeId, str]()
+    def _ask(self, asks: Mapping[NodeId, Request], round: int) -> tuple[Scores, dict[NodeId, Scores]]:
+        """The sum of what nodes answer, and what each answered; the ledger names those that gave no scores."""
+        total, silos, failures = Scores({}), dict[NodeId, Scores](), dict[NodeId, str]()
         for answer in self.root.server.link.ask(asks, deadline_of(self.federation.participation)):
             if isinstance(answer.reply, Scores) and self._sensible(answer.reply):
                 total = total + answer.reply
+                silos[answer.node] = answer.reply
             else:
                 said = answer.reply.reason if isinstance(answer.reply, Failure) else "it sent no scores of this task"
                 failures[answer.node] = said
@@ -96,8 +104,8 @@ class Evaluator:
             if not self.root.server.link.remote:
                 raise RunFailed(f"round {round}: no node could evaluate the model ({reasons})")
             # Silos may train without releasing scores: the run goes on without them.
-            self.callbacks.say(f"round {round}: no silo released scores ({reasons})")
-        return total
+            self.events.say(f"round {round}: no silo released scores ({reasons})")
+        return total, silos
 
     def _ask_masked(self, masked: MaskedEvaluation, request: Evaluate) -> Scores:
         """The sums over the silos; empty, with the reason in the ledger, if they cannot be unmasked or are wrong."""

@@ -11,6 +11,7 @@ from typing import Any
 from hansa.core.errors import RunFailed
 from hansa.core.round import Record
 
+MetricsByGroup = Mapping[str, Mapping[str, float]]
 OWN = "own"  # of a split: scores of every node's own model, by node; without it, of the one global model, by group
 SCHEMA = """
 create table if not exists rounds (
@@ -20,6 +21,9 @@ create table if not exists rounds (
   clock real
 );
 create table if not exists metrics (round integer, split text, share real, grp text, metric text, value real);
+create table if not exists silo_metrics (
+  round integer, split text, share real, silo text, grp text, metric text, value real
+);
 create table if not exists traffic (
   round integer, node text, sent integer, received integer, seen integer, loss real,
   told integer, offered integer -- of those bytes, the tensors of the exchange: what it was told, what it offered
@@ -58,7 +62,7 @@ class Ledger:
 
     def rewind(self, round: int) -> None:
         """Forget what came after ``round``: it will happen again."""
-        for table in ("rounds", "metrics", "traffic", "events", "attention"):
+        for table in ("rounds", "metrics", "silo_metrics", "traffic", "events", "attention"):
             self._db.execute(f"delete from {table} where round > ?", (round,))
         self._db.commit()
         if self._jsonl.exists():
@@ -139,12 +143,18 @@ class Ledger:
                 "update rounds set checkpoint_seconds=?, seconds=seconds+? where round=?", (seconds, seconds, round)
             )
 
-    def scores(self, round: int, split: str, share: float, metrics: Mapping[str, Mapping[str, float]]) -> None:
-        """Note metrics (group → metric → value) of an evaluation."""
+    def scores(
+        self, round: int, split: str, share: float, metrics: MetricsByGroup, silos: Mapping[str, MetricsByGroup]
+    ) -> None:
+        """Note metrics (group → metric → value) of an evaluation: over all silos, and of each of the ``silos``."""
         with self._writing():
             for group, values in metrics.items():
                 rows = [(round, split, share, group, metric, value) for metric, value in values.items()]
                 self._db.executemany("insert into metrics values (?,?,?,?,?,?)", rows)
+            by_silo = ((silo, group, values) for silo, own in silos.items() for group, values in own.items())
+            for silo, group, values in by_silo:
+                entries = [(round, split, share, silo, group, metric, value) for metric, value in values.items()]
+                self._db.executemany("insert into silo_metrics values (?,?,?,?,?,?,?)", entries)
             self._line({"event": "scores", "round": round, "split": split, "share": share, "metrics": metrics})
 
     def event(self, round: int, node: str, kind: str, text: str) -> None:

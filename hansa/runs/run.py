@@ -1,9 +1,9 @@
 """A whole run: collect the vocabulary, agree on a start, then round after round until the model is done."""
 
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Literal
@@ -24,13 +24,14 @@ from hansa.core.messages import LEFT, DataCard, NodeId, Update
 from hansa.core.participation import BufferState
 from hansa.core.round import Record
 from hansa.core.state import DOWNLINK, HIERARCHY, PARTICIPATION, ServerState
+from hansa.core.update_copies import UpdateCopies
 from hansa.links.local import LocalLink
 from hansa.links.pool import PoolLink
 from hansa.links.ray import RayLink
 from hansa.models.library import transformers
 from hansa.privacy.dp.prices import exchange_price, update_prices
 from hansa.runs import baselines
-from hansa.runs.callbacks import NoCallbacks, RunCallbacks
+from hansa.runs.callbacks import CurrentRun, Evaluation, RoundRecord, RunEvents
 from hansa.runs.directory import RunDirectory
 from hansa.runs.evaluation import Evaluator
 from hansa.runs.export import Exporter
@@ -38,19 +39,11 @@ from hansa.runs.ledger import OWN, Ledger
 from hansa.runs.masked_evaluation import masked_evaluation
 from hansa.runs.personalisation import personal_models
 from hansa.runs.remains import note_withdrawal
+from hansa.runs.result import Result
 from hansa.runs.start import begin, describe
 from hansa.runs.topology import build_topology
 
 Links = Literal["pool", "ray"]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a run came to."""
-
-    folder: Path
-    metrics: dict[str, dict[str, float]]  # group → metric → value, on the whole test set
-    own: dict[str, dict[str, float]] = field(default_factory=dict)  # on a tree: node → metric → value, own model
 
 
 def run(
@@ -58,33 +51,56 @@ def run(
     out: Path | None = None,
     resume: bool = False,
     workers: int | None = None,
-    callbacks: RunCallbacks | None = None,
+    callbacks: Iterable[object] = (),
     over: Links = "pool",
-) -> Outcome:
+) -> Result:
     """Run a federation file to its end.
 
     ``out``: the run directory, by default ``runs/NAME``; ``resume``: continue from its newest checkpoint; ``workers``:
-    processes, by default one per core, 0 keeps everything in this process; ``over``: the link to the silos. Raises
-    `UserError` for wrong input, and `RunFailed` if the run cannot go on; it can then be resumed.
+    processes, by default one per core, 0 keeps everything in this process; ``callbacks``: see `hansa.runs.callbacks`;
+    ``over``: the link to the silos. Raises `UserError` for wrong input, and `RunFailed` if the run cannot go on; it can
+    then be resumed.
     """
-    callbacks = callbacks or NoCallbacks()
+    with opened(federation, out, resume, workers, callbacks, over) as one:
+        return one.go()
+
+
+@contextmanager
+def opened(
+    federation: Federation,
+    out: Path | None = None,
+    resume: bool = False,
+    workers: int | None = None,
+    callbacks: Iterable[object] = (),
+    over: Links = "pool",
+) -> Iterator["Run"]:
+    """A run that is ready for its first round; see `run`. On the way out its workers stop and its files are closed.
+
+    Callbacks are told of an error that ends the run, and of an interruption.
+    """
+    events = RunEvents(callbacks)
     check(federation)
     directory = RunDirectory.create(federation, out, resume)
-    callbacks.say(f"writing to {directory.path}")
+    events.run = CurrentRun(federation, directory.path)
+    events.say(f"writing to {directory.path}")
     ledger = Ledger(directory.path)
     try:
-        with link_to(federation, directory.path, workers, callbacks, over) as link:
-            begin(federation, directory, link, ledger, callbacks)
-            cards = describe(federation, directory, link, ledger, callbacks)
+        with ExitStack() as stack:
+            link = stack.enter_context(link_to(federation, directory.path, workers, events, over))
+            begin(federation, directory, link, ledger, events)
+            cards = describe(federation, directory, link, ledger, events)
             arranged = baselines.arrange(federation, cards)
-            if arranged is federation:
-                return Run(federation, directory, link, cards, ledger, callbacks).go()
-        with link_to(arranged, directory.path, workers, callbacks, over) as link:
-            cards = describe(arranged, directory, link, ledger, callbacks)
-            return Run(arranged, directory, link, cards, ledger, callbacks).go()
-    except UserError:
-        if not resume and not directory.checkpoints():  # found wrong before anything was learned: leave nothing behind
-            shutil.rmtree(directory.path)
+            if arranged is not federation:
+                stack.close()
+                link = stack.enter_context(link_to(arranged, directory.path, workers, events, over))
+                cards = describe(arranged, directory, link, ledger, events)
+            yield Run(arranged, directory, link, cards, ledger, events)
+    except GeneratorExit:
+        raise
+    except BaseException as error:
+        events.tell("on_failure", error)
+        if isinstance(error, UserError) and not resume and not directory.checkpoints():
+            shutil.rmtree(directory.path)  # found wrong before anything was learned: leave nothing behind
         raise
     finally:
         ledger.close()
@@ -92,7 +108,7 @@ def run(
 
 @contextmanager
 def link_to(
-    federation: Federation, folder: Path, workers: int | None, callbacks: RunCallbacks, over: Links = "pool"
+    federation: Federation, folder: Path, workers: int | None, events: RunEvents, over: Links = "pool"
 ) -> Iterator[Link]:
     """A link to all silos of the tree.
 
@@ -106,10 +122,10 @@ def link_to(
             host = SiloHost(Runtime(federation, folder, device=device.choose()))
             yield LocalLink(host.answer)
         elif over == "ray":
-            with RayLink(federation, folder, workers, callbacks.silo) as cluster:
+            with RayLink(federation, folder, workers, events.silo) as cluster:
                 yield cluster
         else:
-            with PoolLink(federation, folder, workers, callbacks.silo) as pool:
+            with PoolLink(federation, folder, workers, events.silo) as pool:
                 transformers()  # while the process that workers are forked from imports it, too
                 yield pool
     finally:
@@ -126,10 +142,13 @@ class Run:
         link: Link,
         cards: Mapping[NodeId, DataCard],
         ledger: Ledger,
-        callbacks: RunCallbacks,
+        events: RunEvents,
     ) -> None:
         self.federation, self.directory, self.link, self.cards = federation, directory, link, cards
-        self.ledger, self.callbacks = ledger, callbacks
+        self.ledger, self.events = ledger, events
+        self.current = events.run or CurrentRun(federation, directory.path)
+        events.run = self.current
+        self.copies: UpdateCopies | None = None  # keeps the updates of a round, for those who look at them
         self._build()
 
     def _build(self) -> None:
@@ -138,19 +157,35 @@ class Run:
         self.host = SiloHost(Runtime(federation, self.directory.path))
         self.root = build_topology(self.host, self.link, cards)
         task, masked = self.host.runtime.task, masked_evaluation(self.host.runtime, self.root)
-        self.evaluator = Evaluator(federation, self.root, task, cards, self.ledger, self.callbacks, masked)
+        self.evaluator = Evaluator(federation, self.root, task, cards, self.ledger, self.events, masked)
         self.exporter = Exporter(self.host, self.directory, cards, self.ledger, self.link.remote)
 
-    def go(self) -> Outcome:
+    def go(self) -> Result:
         """Run to the end."""
-        state, rounds = self._restore(), self.federation.rounds
+        for _ in self.rounds():
+            pass
+        return self.result
+
+    @property
+    def result(self) -> Result:
+        """What the run has come to."""
+        return Result(self.directory.path, self.ledger.final(), self.ledger.final(f"{OWN} test"))
+
+    def rounds(self) -> Iterator[RoundRecord]:
+        """Run round after round; after the last one, or after `CurrentRun.stop`, evaluate and save the model.
+
+        Whoever stops iterating leaves a checkpoint of the last round.
+        """
+        state, rounds, current = self._restore(), self.federation.rounds, self.current
         self.ledger.rewind(state.round)
-        durable = state.round
-        self.callbacks.begin(self.federation, state.round, {n: c.samples() for n, c in self.cards.items()})
+        durable = current.round = current.resumed_after = state.round
+        current.samples = {name: card.samples() for name, card in self.cards.items()}
+        self.events.tell("on_run_start")
         if state.round == 0:
-            self.evaluator.evaluate(state)
-        while state.round < rounds:
-            record = self.root.root_round(state, durable)
+            self.evaluator.evaluate(state, last=rounds == 0)
+        while state.round < rounds and not current.stop_reason:
+            self.events.tell("on_round_start", state.round + 1)
+            record = self._round(state, durable)
             left = [node for node, reason in record.failures.items() if reason == LEFT and node in self.cards]
             if left:
                 self._go_on_without(left, state)
@@ -162,19 +197,40 @@ class Run:
                     f"{record.failed}; mend the cause, then continue the run in {self.directory.path} with 'hansa run "
                     "--resume', or with 'hansa serve' as before"
                 )
-            durable = self._note(state, record, durable)
+            durable, noted = self._note(state, record, durable)
+            try:
+                yield noted
+            except GeneratorExit:
+                if durable < state.round:
+                    self._checkpoint(state)
+                raise
+        if current.stop_reason:
+            self._stop_early(state, durable)
         self.exporter.save(state)
         self._personalise(state)
         self._note_prices(state.round)
-        self.callbacks.end()
-        return Outcome(self.directory.path, self.ledger.final(), self.ledger.final(f"{OWN} test"))
+        self.events.tell("on_run_end", self.result)
+
+    def _round(self, state: ServerState, durable: int) -> Record:
+        if self.copies is None:
+            return self.root.root_round(state, durable)
+        self.copies.clear()
+        return self.root.root_round(state, durable, self.copies)
+
+    def _stop_early(self, state: ServerState, durable: int) -> None:
+        """Evaluate and checkpoint the model of a run that a callback stopped, as after the last round."""
+        reason = self.current.stop_reason
+        self.events.say(f"stopped after round {state.round} of {self.federation.rounds}: {reason}")
+        self.ledger.fact("stopped", {"round": state.round, "reason": reason})
+        if state.round < self.federation.rounds:
+            self.evaluator.evaluate(state, last=True)
+        if durable < state.round:
+            self._checkpoint(state)
 
     def _go_on_without(self, left: list[NodeId], state: ServerState) -> None:
         """Leave silos that have left for good out of all later rounds; raises `RunFailed` if no silo is left."""
         for node in left:
-            self.callbacks.say(
-                f"{node} has left the federation after round {state.round}; later rounds go on without it"
-            )
+            self.events.say(f"{node} has left the federation after round {state.round}; later rounds go on without it")
             note_withdrawal(self.ledger, node, self.cards[node].samples(), state.round)
         self.cards = {node: card for node, card in self.cards.items() if node not in left}
         if not self.cards:
@@ -187,11 +243,18 @@ class Run:
             state.slots[PARTICIPATION] = replace(pending, pending=work)
         self._build()
 
-    def _note(self, state: ServerState, record: Record, durable: int) -> int:
-        """After a round: evaluate, note and checkpoint as often as the file says; return the durable round."""
+    def _note(self, state: ServerState, record: Record, durable: int) -> tuple[int, RoundRecord]:
+        """After a round: evaluate, note and checkpoint as often as the file says.
+
+        Return the durable round, and the record of this one.
+        """
         federation, seconds, last = self.federation, dict(record.seconds), state.round == self.federation.rounds
+        self.current.round = state.round
+        scores: list[Evaluation] = []
         if last or state.round % federation.evaluate.every == 0:
-            seconds["evaluate"] = self.evaluator.evaluate(state)
+            began = perf_counter()
+            scores = self.evaluator.evaluate(state, last)
+            seconds["evaluate"] = perf_counter() - began
         self.ledger.round(record, seconds, self.link.size)
         if last and federation.upload.steps:
             self._note_upload(state, record)
@@ -201,8 +264,9 @@ class Run:
             durable = state.round
             seconds["checkpoint"] = perf_counter() - began
             self.ledger.checkpointed(state.round, seconds["checkpoint"])
-        self.callbacks.round(record, seconds)
-        return durable
+        noted = RoundRecord.of(record, seconds, scores, self.copies.updates if self.copies is not None else {})
+        self.events.tell("on_round_end", noted)
+        return durable, noted
 
     def _note_upload(self, state: ServerState, record: Record) -> None:
         """For the report: what an update would take whole, and how far tensors moved in the last round."""
@@ -236,7 +300,8 @@ class Run:
         return self.directory.newest(kinds) or fresh
 
     def _checkpoint(self, state: ServerState) -> None:
-        self.directory.save(state, self.federation.checkpoint.keep, self._personal_start)
+        folder = self.directory.save(state, self.federation.checkpoint.keep, self._personal_start)
+        self.events.tell("on_checkpoint", folder)
 
     # ── personal models ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -252,7 +317,7 @@ class Run:
         settings = self.federation.personal
         if settings is None or "personal" in self.ledger.facts():
             return
-        self.callbacks.say(f"silos train models of their own, {settings.rounds} rounds each")
+        self.events.say(f"silos train models of their own, {settings.rounds} rounds each")
         names, task = list(leaves(self.federation.silos)), self.host.runtime.task
         start = self.host.runtime.start.only(state.model.layout.names)
         if self._personal_start:

@@ -19,7 +19,7 @@ from hansa.core.link import Link
 from hansa.core.messages import CollectVocabulary, DataCard, NodeId, VocabularyCounts
 from hansa.files import atomically
 from hansa.models import build, folder, tokenizer
-from hansa.runs.callbacks import RunCallbacks
+from hansa.runs.callbacks import RunEvents
 from hansa.runs.directory import RunDirectory
 from hansa.runs.enrolment import described, surveyed
 from hansa.runs.ledger import Ledger
@@ -29,7 +29,7 @@ from hansa.tasks.base import ExtraTokensTask, LabelledTask, Task, discovery_of
 VERSIONS = ("hansa", "torch", "transformers", "tokenizers", "safetensors", "numpy")
 
 
-def begin(federation: Federation, directory: RunDirectory, link: Link, ledger: Ledger, callbacks: RunCallbacks) -> None:
+def begin(federation: Federation, directory: RunDirectory, link: Link, ledger: Ledger, events: RunEvents) -> None:
     """Agree on the tokenizer, the labels and the starting weights: `start/` is the same for every silo.
 
     Raises `DataError` if the task needs labels and the silos have too few.
@@ -40,7 +40,7 @@ def begin(federation: Federation, directory: RunDirectory, link: Link, ledger: L
     named: tuple[str, ...] = getattr(task, "labels", ())
     discovery = discovery_of(task)
     label_rows = (discovery.min_rows if discovery.allowed else 1) if task.needs_labels and not named else 0
-    found = _collected(federation, label_rows, link, ledger, callbacks)
+    found = _collected(federation, label_rows, link, ledger, events)
     words = _tokenizer(federation, task, found.pieces)
     names = named or found.labels
     labels = cast(LabelledTask, task).classes(names) if task.needs_labels else ()
@@ -64,9 +64,7 @@ def begin(federation: Federation, directory: RunDirectory, link: Link, ledger: L
     ledger.fact("parameters", sum(p.numel() for p in model.parameters()))
 
 
-def _collected(
-    federation: Federation, labels: int, link: Link, ledger: Ledger, callbacks: RunCallbacks
-) -> VocabularyCounts:
+def _collected(federation: Federation, labels: int, link: Link, ledger: Ledger, events: RunEvents) -> VocabularyCounts:
     """Collect what a common start needs from the silos: counts of word pieces, names of labels, both or nothing.
 
     ``labels``: the least number of rows behind a label; 0: the silos are not asked for labels.
@@ -74,11 +72,11 @@ def _collected(
     pieces, minimum = federated_vocabulary(federation), federation.tokenizer.min_count
     if not pieces and not labels:
         return VocabularyCounts({})
-    callbacks.say("asking the silos for word counts" if pieces else "asking the silos for labels")
+    events.say("asking the silos for word counts" if pieces else "asking the silos for labels")
     request = CollectVocabulary(minimum if pieces else 0, labels)
     # A mixture would count its silos' words again.
     own = [ROOT] * bool(federation.root and federation.root.sources) + list(leaves(federation.silos))
-    replies = surveyed(link, own, request, federation.participation, ledger, callbacks)
+    replies = surveyed(link, own, request, federation.participation, ledger, events)
     ledger.fact("survey", _released(replies, minimum, pieces))
     merged = merge(list(replies.values()))
     assert isinstance(merged, VocabularyCounts)
@@ -108,13 +106,13 @@ def _released(sent: Mapping[NodeId, VocabularyCounts], minimum: int, pieces: boo
 
 
 def describe(
-    federation: Federation, directory: RunDirectory, link: Link, ledger: Ledger, callbacks: RunCallbacks
+    federation: Federation, directory: RunDirectory, link: Link, ledger: Ledger, events: RunEvents
 ) -> dict[NodeId, DataCard]:
     """Return the data cards of the silos that take part, and note them in the ledger.
 
     Raises `DataError` if a silo's data has changed since the run began.
     """
-    callbacks.say("silos prepare their data")
+    events.say("silos prepare their data")
     watched = "personal" if federation.personal else "train.samples.adapt" if federation.train.samples.adapt else ""
     fact = f"cards:{federation.kind}" if federation.kind != "federated" else "cards"
     noted = ledger.facts().get(fact, {})
@@ -122,7 +120,7 @@ def describe(
     known = before if link.remote else {}
     left = ledger.facts().get("withdrawn", {})
     names = [name for name in holders(federation) if name not in left]
-    answered = described(link, names, watched, federation.participation, ledger, callbacks, known)
+    answered = described(link, names, watched, federation.participation, ledger, events, known)
     times = repeats(federation.silos) | {ROOT: 1}
     new = {name: replace(card, per_round=times[name] * card.per_round) for name, card in answered.items()}
     cards = {name: known.get(name, card) for name, card in new.items()}
@@ -134,7 +132,7 @@ def describe(
             )
     for name, card in cards.items():
         for problem in card.problems:
-            callbacks.say(f"{name}: {problem}")
+            events.say(f"{name}: {problem}")
             if not ledger.select("select 1 from events where node=? and kind='data' and text=?", name, problem):
                 ledger.event(0, name, "data", problem)
     ledger.fact(fact, {n: vars(c) for n, c in cards.items()})

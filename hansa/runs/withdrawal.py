@@ -8,6 +8,7 @@ it then equals a run of the federation file without the silo, bit for bit.
 
 import shutil
 import sqlite3
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +21,11 @@ from hansa.config.file import dump, parse, read
 from hansa.config.method import build_method
 from hansa.config.nodes import leaves
 from hansa.core.errors import UserError, did_you_mean
-from hansa.runs.callbacks import NoCallbacks, RunCallbacks
 from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import Ledger
 from hansa.runs.remains import Remains, remains
-from hansa.runs.run import Outcome, run
+from hansa.runs.result import Result
+from hansa.runs.run import run
 
 SERVED = "server"  # the folder that 'hansa serve' adds to a run directory
 
@@ -128,10 +129,9 @@ def _pruned(silos: dict[str, Any], silo: str) -> dict[str, Any]:
 
 
 def retrain(
-    plan: Retraining, out: Path | None = None, workers: int | None = None, callbacks: RunCallbacks | None = None
-) -> Outcome:
+    plan: Retraining, out: Path | None = None, workers: int | None = None, callbacks: Iterable[object] = ()
+) -> Result:
     """Repeat a run without a silo in ``out``, by default the run's folder with ``-without-SILO``."""
-    callbacks = callbacks or NoCallbacks()
     folder = out or plan.folder.with_name(f"{plan.folder.name}-without-{plan.silo}")
     if plan.begin:
         _copy_checkpoint(plan, folder)

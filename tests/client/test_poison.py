@@ -10,7 +10,7 @@ from hansa.client.host import SiloHost
 from hansa.client.runtime import Runtime
 from hansa.core.errors import ConfigError
 from hansa.core.messages import Train, Update
-from hansa.runs.callbacks import NoCallbacks
+from hansa.runs.callbacks import RunEvents
 from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import Ledger
 from hansa.runs.run import link_to
@@ -21,8 +21,8 @@ from tests.conftest import Build
 def update(settings: Any, folder: Any, name: str) -> torch.Tensor:
     directory = RunDirectory.create(settings, folder, False)
     ledger = Ledger(directory.path)
-    with link_to(settings, directory.path, 0, NoCallbacks()) as link:
-        begin(settings, directory, link, ledger, NoCallbacks())
+    with link_to(settings, directory.path, 0, RunEvents()) as link:
+        begin(settings, directory, link, ledger, RunEvents())
     ledger.close()
     runtime = Runtime(settings, directory.path)
     reply = SiloHost(runtime).silo(name).answer(Train(1, runtime.start))

@@ -18,7 +18,6 @@ from hansa.core.messages import Train
 from hansa.core.participation import Participation
 from hansa.core.schedules import Schedule, schedule_factor
 from hansa.links.local import LocalLink
-from hansa.runs.callbacks import NoCallbacks
 from hansa.runs.compare import compare, variant
 from hansa.runs.run import run
 from hansa.runs.topology import own_models
@@ -87,13 +86,13 @@ def test_a_run_that_was_cut_resumes_to_the_same_bits(tree: Build, tmp_path: Path
     settings = settings.model_copy(update={"silos": silos})
     whole = run(settings, tmp_path / "whole", workers=0).folder
 
-    class Stop(NoCallbacks):
-        def round(self, record: Any, seconds: Any) -> None:
-            if record.round == 3:
+    class Stop:
+        def on_round_end(self, run: Any, record: Any) -> None:
+            if record.number == 3:
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(settings, tmp_path / "cut", workers=0, callbacks=Stop())
+        run(settings, tmp_path / "cut", workers=0, callbacks=[Stop()])
     cut = run(settings, tmp_path / "cut", resume=True, workers=0).folder
     for part in ("model", "silos/east/model", "silos/north/model"):
         assert same(weights(whole / part), weights(cut / part))
@@ -262,7 +261,7 @@ def test_the_baselines_of_a_tree_have_its_nodes_and_sequential_steps(tree: Build
     assert (beside.rounds, pooled.rounds) == (6, 6), "root, region, leaf: three stages in each of two rounds"
     assert variant(tree(root=None), "flat").rounds == 4
     assert variant(tree(method={"name": "worldlm", "order": "parallel"}), "flat").rounds == 2
-    outcomes = compare(tree(rounds=1), ["worldlm", "flat", "pooled"], tmp_path / "out", 0, lambda _: NoCallbacks())
+    outcomes = compare(tree(rounds=1), ["worldlm", "flat", "pooled"], tmp_path / "out", 0, lambda _: ())
     assert all(set(outcome.metrics) == set(LEAVES) for outcome in outcomes.values())
     seen = {n: select(outcome.folder, "select sum(seen) from rounds")[0][0] for n, outcome in outcomes.items()}
     assert seen == {"worldlm": 7 * 16, "flat": 3 * 7 * 16, "pooled": 3 * 16}

@@ -12,7 +12,7 @@ from hansa.client.runtime import Runtime
 from hansa.config.federation import Federation
 from hansa.config.file import parse
 from hansa.core.link import Link
-from hansa.runs.callbacks import NoCallbacks
+from hansa.runs.callbacks import RunEvents
 from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import Ledger
 from hansa.runs.run import Run
@@ -61,7 +61,7 @@ def select(folder: Path, query: str, *arguments: Any) -> list[Any]:
 
 def run_over(federation: Federation, folder: Path, link_of: Callable[[SiloHost], Link]) -> dict[str, torch.Tensor]:
     """A whole run over a given link; the weights of its model."""
-    directory, callbacks = RunDirectory.create(federation, folder, False), NoCallbacks()
+    directory, callbacks = RunDirectory.create(federation, folder, False), RunEvents()
     ledger = Ledger(folder)
     link = link_of(SiloHost(Runtime(federation, folder)))
     begin(federation, directory, link, ledger, callbacks)

@@ -19,8 +19,8 @@ from hansa.deploy.join import SiloService
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.region import serve_region
 from hansa.deploy.request_reader import Answer
-from hansa.runs.callbacks import NoCallbacks
-from hansa.runs.run import Outcome
+from hansa.runs.callbacks import CurrentRun
+from hansa.runs.result import Result
 from tests.policies import admit_everywhere
 
 NUMBERS = count()
@@ -61,11 +61,14 @@ class NoService:
         raise AssertionError("no request is refused")
 
 
-class Log(NoCallbacks):
+class Log:
     """Collects the messages of a run."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+
+    def on_message(self, run: CurrentRun, text: str) -> None:
+        self.say(text)
 
     def say(self, text: str) -> None:
         self.lines.append(text)
@@ -113,14 +116,14 @@ def regions(federation: Federation, kits: Path, home: Path, log: Callable[[str],
             assert not thread.is_alive()
 
 
-def over_the_network(federation: Federation, folder: Path, log: Log) -> Outcome:
+def over_the_network(federation: Federation, folder: Path, log: Log) -> Result:
     """Run a federation with coordinator, regions and silos, over mutual TLS on loopback."""
     kits = make_kits(federation, folder / "kits")
     with (
         regions(federation, kits, folder / "regions", log.say),
         joined(federation, kits, folder / "silos", log.say),
     ):
-        return serve(federation, Kit(kits / COORDINATOR), folder / "run", None, log)
+        return serve(federation, Kit(kits / COORDINATOR), folder / "run", None, [log])
 
 
 @pytest.fixture

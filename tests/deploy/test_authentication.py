@@ -219,7 +219,7 @@ def test_a_silo_with_invalid_updates_is_left_out_of_the_round(federation: Build,
     kit = Kit(kits / "east")
     service = InvalidUpdates(kit, settings.silos["east"].sources, ())
     with joined(honest, kits, tmp_path / "silos", log.say), run_agent(kit, tmp_path / "silos" / "east", service):
-        outcome = serve(settings, Kit(kits / COORDINATOR), tmp_path / "run", None, log)
+        outcome = serve(settings, Kit(kits / COORDINATOR), tmp_path / "run", None, [log])
     ledger = Ledger(outcome.folder)
     lost = ledger.select("select round, node, text from events where kind='lost' order by round")
     ledger.close()

@@ -69,7 +69,7 @@ def run_with(settings: Any, tmp_path: Path, log: Any, byzantine: Any) -> Any:
                 kit, settings.silos[name].sources, replies(kits) if callable(replies) else replies
             )
             stack.enter_context(run_agent(kit, tmp_path / "silos" / name, service))
-        return serve(settings, Kit(kits / COORDINATOR), tmp_path / "run", None, log)
+        return serve(settings, Kit(kits / COORDINATOR), tmp_path / "run", None, [log])
 
 
 def run_with_east(settings: Any, tmp_path: Path, log: Any, replies: Any) -> Any:
@@ -127,9 +127,9 @@ def test_a_silo_with_unreadable_data_is_left_out_if_the_quorum_allows(
         with joined(settings, kits, tmp_path / name / "silos", log.say):
             if quorum == 1.0:
                 with pytest.raises(RunFailed, match=r"silo 'east' could not answer a CollectVocabulary.*are needed"):
-                    serve(settings, Kit(kits / COORDINATOR), tmp_path / name / "run", None, log)
+                    serve(settings, Kit(kits / COORDINATOR), tmp_path / name / "run", None, [log])
                 continue
-            outcome = serve(settings, Kit(kits / COORDINATOR), tmp_path / name / "run", None, log)
+            outcome = serve(settings, Kit(kits / COORDINATOR), tmp_path / name / "run", None, [log])
         assert [(round, node) for round, node, _ in events(outcome.folder, "lost")] == [(0, "east"), (0, "east")]
         assert not any("this is not JSON" in line for line in log.lines), "the data is not quoted"
         assert all("see the log of the node" in text for _, _, text in events(outcome.folder, "lost"))

@@ -81,7 +81,7 @@ def test_canaries_stay_in_their_silo(
     for thread in threads:
         thread.start()
     try:
-        outcome = serve(settings, Kit(kits / COORDINATOR), tmp_path / "run", None, log)
+        outcome = serve(settings, Kit(kits / COORDINATOR), tmp_path / "run", None, [log])
     finally:
         for agent in agents:
             agent.stop()
@@ -153,7 +153,7 @@ def test_names_of_files_labels_and_fields_stay_in_their_silo(
     for thread in threads:
         thread.start()
     try:
-        outcome = serve(settings, Kit(kits / COORDINATOR), tmp_path / "run", None, log)
+        outcome = serve(settings, Kit(kits / COORDINATOR), tmp_path / "run", None, [log])
     finally:
         for agent in agents:
             agent.stop()

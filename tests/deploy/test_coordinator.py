@@ -109,7 +109,7 @@ def test_a_run_with_an_existing_nats_server(federation: Build, tmp_path: Path, l
     broker = Broker(kit, tmp_path / "nats", log.say)
     try:
         with joined(settings, kits, tmp_path / "silos", log.say):
-            outcome = serve(settings, kit, tmp_path / "run", f"tls://localhost:{kit.endpoint.port}", log)
+            outcome = serve(settings, kit, tmp_path / "run", f"tls://localhost:{kit.endpoint.port}", [log])
         assert not (tmp_path / "run" / "server" / "broker").exists()
         here = run(settings, tmp_path / "here", workers=0)
         assert same(weights(here.folder / "model"), weights(outcome.folder / "model"))
@@ -132,7 +132,7 @@ def test_the_deadlines_of_a_region_end_before_its_parents(federation: Build, tmp
             deadlines[node] = {round: deadline - sent for round, sent, deadline in rows}
 
     with regions(tree, kits, tmp_path / "regions", log.say), joined(tree, kits, tmp_path / "silos", log.say):
-        outcome = serve(tree, Kit(kits / COORDINATOR), tmp_path / "run", None, log)
+        outcome = serve(tree, Kit(kits / COORDINATOR), tmp_path / "run", None, [log])
         read_deadlines(outcome.folder / "server", "west")
         read_deadlines(tmp_path / "regions" / "west" / "server", "north")
     assert deadlines["west"] == {1: pytest.approx(3600, abs=60)}

@@ -31,7 +31,7 @@ def run_with_policies(settings: Any, kits: Any, folder: Any, log: Any) -> Any:
     for thread in threads:
         thread.start()
     try:
-        return serve(settings, Kit(kits / COORDINATOR), folder / "run", None, log)
+        return serve(settings, Kit(kits / COORDINATOR), folder / "run", None, [log])
     finally:
         for agent in agents.values():
             agent.stop()

@@ -76,7 +76,7 @@ def test_silos_reject_requests_of_a_revoked_coordinator(federation: Build, tmp_p
 
 
 class StopAfter(Log):
-    def round(self, record: Any, seconds: Any) -> None:
+    def on_round_end(self, run: Any, record: Any) -> None:
         raise KeyboardInterrupt
 
 
@@ -88,11 +88,11 @@ def test_a_restarted_coordinator_waits_for_a_missing_silo_only_until_the_deadlin
     kits = make_kits(settings, tmp_path / "kits")
     homes = tmp_path / "silos"
     with joined(settings, kits, homes, log.say), pytest.raises(KeyboardInterrupt):
-        serve(settings, Kit(kits / COORDINATOR), tmp_path / "run", None, StopAfter())
+        serve(settings, Kit(kits / COORDINATOR), tmp_path / "run", None, [StopAfter()])
     rest = settings.model_copy(update={"silos": {n: s for n, s in settings.silos.items() if n != "south"}})
     began = monotonic()
     with joined(rest, kits, homes, log.say):
-        serve(settings, Kit(kits / COORDINATOR), tmp_path / "run", None, log)
+        serve(settings, Kit(kits / COORDINATOR), tmp_path / "run", None, [log])
     assert monotonic() - began < 200, "no wait is longer than the deadlines of the rounds"
     ledger = Ledger(tmp_path / "run")
     lost = ledger.select("select round, text from events where node='south' and kind='lost'")

@@ -371,4 +371,4 @@ def test_a_coordinator_refuses_a_threshold_of_half(federation: Build, tmp_path: 
     settings = federation(secure_aggregation={"threshold": 0.5}, sizes=SIZES)
     kits = make_kits(settings, tmp_path / "kits")
     with pytest.raises(ConfigError, match=r"secure_aggregation.threshold is 0.5: .* set it above 0.5"):
-        serve(settings, Kit(kits / "coordinator"), tmp_path / "run", None, log)
+        serve(settings, Kit(kits / "coordinator"), tmp_path / "run", None, [log])

@@ -18,7 +18,8 @@ from hansa.core.shared_state import SharedValue
 from hansa.core.state import SHARED
 from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import Ledger
-from hansa.runs.run import Outcome, run
+from hansa.runs.result import Result
+from hansa.runs.run import run
 from tests.conftest import WORDS, Build, same, weights, write_words
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -31,7 +32,7 @@ def plugin(name: str) -> list[str]:
     return [str(EXAMPLES / f"{name}.py")]
 
 
-def in_both(settings: Federation, tmp_path: Path) -> Outcome:
+def in_both(settings: Federation, tmp_path: Path) -> Result:
     """Run in this process and in two worker processes, which must give the same bits."""
     here, there = (run(settings, tmp_path / f"workers-{workers}", workers=workers) for workers in (0, 2))
     assert same(weights(here.folder / "model"), weights(there.folder / "model"))

@@ -24,8 +24,8 @@ from hansa.experiments.reproduce import (
 )
 from hansa.experiments.reproduce.jobs import Jobs
 from hansa.models.tokenizer import byte_tokenizer
+from hansa.runs.result import Result
 from hansa.runs.results import PersonalModels
-from hansa.runs.run import Outcome
 from tests.conftest import Build
 
 
@@ -60,8 +60,8 @@ def test_the_json_output_names_every_claim(smoke: tuple[Reproduction, list[str]]
     assert "federated: started" in said
 
 
-def outcome(values: dict[str, float]) -> Outcome:
-    return Outcome(Path(), {code: {"perplexity": v} for code, v in values.items()})
+def outcome(values: dict[str, float]) -> Result:
+    return Result(Path(), {code: {"perplexity": v} for code, v in values.items()})
 
 
 def test_claims_are_judged_by_the_figures() -> None:

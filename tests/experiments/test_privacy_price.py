@@ -13,7 +13,6 @@ from hansa.core.seeds import stream
 from hansa.experiments import privacy_price
 from hansa.experiments.privacy_price import MARKS, Scale, cells, corpus, into_page, multiplier, price_table
 from hansa.privacy.dp.accounting import epsilon
-from hansa.runs.callbacks import NoCallbacks
 from hansa.runs.run import run
 
 
@@ -67,7 +66,7 @@ def test_rows_are_run_once_and_written_into_the_page(tmp_path: Path, monkeypatch
     scale, said = Scale(rounds=1, workers=0), list[str]()
 
     def table() -> dict[str, Any]:
-        return price_table(data, encoder, tmp_path / "out", scale, lambda _: NoCallbacks(), said.append)
+        return price_table(data, encoder, tmp_path / "out", scale, lambda _: (), said.append)
 
     found = table()
     assert len(found["rows"]) + len(found["skipped"]) == len(list(cells(scale)))

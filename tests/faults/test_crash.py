@@ -15,7 +15,6 @@ from hansa.config import file as federation_file
 from hansa.config.nodes import Holder, Node
 from hansa.core.errors import RunFailed, UserError
 from hansa.core.settings import Named
-from hansa.runs.callbacks import NoCallbacks
 from hansa.runs.directory import RunDirectory
 from hansa.runs.run import run
 from tests.conftest import Build, same, weights
@@ -81,14 +80,14 @@ def test_a_full_disk_leaves_the_previous_checkpoint(federation: Build, tmp_path:
     settings = federation(rounds=4)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    class Full(NoCallbacks):
-        def round(self, record: Any, seconds: Any) -> None:
-            if record.round == 2:
+    class Full:
+        def on_round_end(self, run: Any, record: Any) -> None:
+            if record.number == 2:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
 
     try:
         with pytest.raises(RunFailed, match=r"could not be written \(.*\); .* is intact: .* --resume"):
-            run(settings, tmp_path / "run", workers=0, callbacks=Full())
+            run(settings, tmp_path / "run", workers=0, callbacks=[Full()])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     directory = RunDirectory(tmp_path / "run")
@@ -106,13 +105,13 @@ def test_a_read_only_disk_leaves_the_previous_checkpoint(federation: Build, tmp_
     settings, kept = federation(rounds=4), tmp_path / "run" / "checkpoints"
     with ExitStack() as stack:
 
-        class ReadOnly(NoCallbacks):
-            def round(self, record: Any, seconds: Any) -> None:
-                if record.round == 2:
+        class ReadOnly:
+            def on_round_end(self, run: Any, record: Any) -> None:
+                if record.number == 2:
                     stack.enter_context(read_only(kept))
 
         with pytest.raises(RunFailed, match=r"could not be written \(.*\); .* is intact: .* --resume"):
-            run(settings, tmp_path / "run", workers=0, callbacks=ReadOnly())
+            run(settings, tmp_path / "run", workers=0, callbacks=[ReadOnly()])
         newest = RunDirectory(tmp_path / "run").newest({})
         assert newest is not None
         assert newest.round == 2, "the checkpoint can be read"

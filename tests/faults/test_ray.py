@@ -12,7 +12,7 @@ from hansa.config import file as federation_file
 from hansa.core.errors import UserError
 from hansa.core.messages import Failure, Train, Update
 from hansa.links.ray import RayLink
-from hansa.runs.callbacks import NoCallbacks
+from hansa.runs.callbacks import RunEvents
 from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import Ledger
 from hansa.runs.run import Run, run
@@ -32,7 +32,7 @@ def test_a_run_over_ray_gives_the_same_bits_and_survives_its_workers(federation:
     settings = federation(rounds=2)
     here = run(settings, tmp_path / "here", workers=0).folder
     directory = RunDirectory.create(settings, tmp_path / "there", resume=False)
-    ledger, callbacks = Ledger(directory.path), NoCallbacks()
+    ledger, callbacks = Ledger(directory.path), RunEvents()
     with RayLink(settings, directory.path, 2, store=80 << 20) as link:
         begin(settings, directory, link, ledger, callbacks)
         cards = describe(settings, directory, link, ledger, callbacks)

@@ -28,7 +28,6 @@ from hansa.core.tensors import Layout, Tensors
 from hansa.links.local import LocalLink
 from hansa.methods.fedavg import BySamples, fedavg
 from hansa.methods.scaffold import Corrected, ServerControl, SiloControl, scaffold
-from hansa.runs.callbacks import NoCallbacks
 from hansa.runs.directory import RunDirectory
 from hansa.runs.run import run
 from tests.conftest import Build, same, weights
@@ -210,13 +209,13 @@ def test_the_same_bits_with_workers_and_after_a_resume(federation: Build, tmp_pa
     whole = model(settings, tmp_path / "whole")
     assert same(whole, model(settings, tmp_path / "pool", workers=2))
 
-    class Stop(NoCallbacks):
-        def round(self, record: Any, seconds: Any) -> None:
-            if record.round == 3:
+    class Stop:
+        def on_round_end(self, run: Any, record: Any) -> None:
+            if record.number == 3:
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(settings, tmp_path / "cut", workers=0, callbacks=Stop())
+        run(settings, tmp_path / "cut", workers=0, callbacks=[Stop()])
     resumed = run(settings, tmp_path / "cut", resume=True, workers=0)
     assert same(whole, weights(resumed.folder / "model"))
     assert torch.equal(control(tmp_path / "whole", 4), control(tmp_path / "cut", 4))

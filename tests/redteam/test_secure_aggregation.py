@@ -314,11 +314,11 @@ def test_two_runs_over_the_network(federation: Build, tmp_path: Path, monkeypatc
     three = settings.model_copy(update={"participation": settings.participation.model_copy(update={"count": 3})})
     kits = make_kits(settings, tmp_path / "kits")
     with joined(settings, kits, tmp_path / "silos", log.say):
-        serve(settings, Kit(kits / COORDINATOR), tmp_path / "four", None, log)
+        serve(settings, Kit(kits / COORDINATOR), tmp_path / "four", None, [log])
         with pytest.raises(RunFailed, match="summed from this model on the same data with another cohort before"):
-            serve(three, Kit(kits / COORDINATOR), tmp_path / "three", None, log)
+            serve(three, Kit(kits / COORDINATOR), tmp_path / "three", None, [log])
         monkeypatch.setattr(CohortMemory, "check", lambda *_: None)
-        serve(three, Kit(kits / COORDINATOR), tmp_path / "attacked", None, log)
+        serve(three, Kit(kits / COORDINATOR), tmp_path / "attacked", None, [log])
 
 
 # ── rehearsals and trees ──────────────────────────────────────────────────────────────────────────────────────────────

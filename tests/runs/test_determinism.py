@@ -13,7 +13,7 @@ from hansa.config.federation import Federation
 from hansa.config.nodes import Node
 from hansa.links.local import LocalLink
 from hansa.links.pool import PoolLink
-from hansa.runs.callbacks import NoCallbacks
+from hansa.runs.callbacks import RunEvents
 from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import Ledger
 from hansa.runs.run import Run, run
@@ -23,7 +23,7 @@ from tests.conftest import Build, same, weights
 
 def run_over(federation: Federation, folder: Path, link_of: Any) -> dict[str, torch.Tensor]:
     """A whole run over a given link."""
-    directory, callbacks = RunDirectory.create(federation, folder, False), NoCallbacks()
+    directory, callbacks = RunDirectory.create(federation, folder, False), RunEvents()
     ledger = Ledger(folder)
     host = SiloHost(Runtime(federation, folder))
     link = link_of(host)
@@ -127,13 +127,13 @@ def test_partial_runs_resume_to_the_same_bits(federation: Build, tmp_path: Path,
     )
     whole = run(settings, tmp_path / "whole", workers=0).folder
 
-    class Stop(NoCallbacks):
-        def round(self, record: Any, seconds: Any) -> None:
-            if record.round == 3:
+    class Stop:
+        def on_round_end(self, run: Any, record: Any) -> None:
+            if record.number == 3:
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(settings, tmp_path / "cut", workers=0, callbacks=Stop())
+        run(settings, tmp_path / "cut", workers=0, callbacks=[Stop()])
     cut = run(settings, tmp_path / "cut", resume=True, workers=0).folder
     part = "model" if kind == "federated" else "silos/south/model"
     assert same(weights(whole / part), weights(cut / part))
@@ -145,15 +145,18 @@ def test_partial_runs_resume_to_the_same_bits(federation: Build, tmp_path: Path,
 def test_the_pool_runs_a_thousand_small_requests_without_growing(federation: Build, tmp_path: Path) -> None:
     """Blocks of shared memory are reused, whatever the number of rounds."""
     settings = federation()
-    directory, callbacks = RunDirectory.create(settings, tmp_path / "run", False), NoCallbacks()
+    blocks: list[int] = []
+
+    class CountBlocks:
+        def on_round_end(self, run: Any, record: Any) -> None:
+            blocks.append(len(link._blocks._all))
+
+    directory, callbacks = RunDirectory.create(settings, tmp_path / "run", False), RunEvents([CountBlocks()])
     ledger = Ledger(directory.path)
     with PoolLink(settings, directory.path, 2) as link:
         begin(settings, directory, link, ledger, callbacks)
         cards = describe(settings, directory, link, ledger, callbacks)
-        blocks = []
         many = settings.model_copy(update={"rounds": 30})
-        one = Run(many, directory, link, cards, ledger, callbacks)
-        callbacks.round = lambda record, seconds: blocks.append(len(link._blocks._all))  # type: ignore[method-assign]
-        one.go()
+        Run(many, directory, link, cards, ledger, callbacks).go()
     ledger.close()
     assert blocks[-1] == blocks[5]

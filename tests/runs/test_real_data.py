@@ -6,7 +6,8 @@ from statistics import fmean
 import pytest
 
 from hansa.config.file import parse
-from hansa.runs.run import Outcome, run
+from hansa.runs.result import Result
+from hansa.runs.run import run
 
 DATA = Path(__file__).parent.parent.parent / "shared" / "data"
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="no corpora in ../shared/data: real-data tests left out")
@@ -57,5 +58,5 @@ def test_news_in_three_languages_is_classified(tmp_path: Path) -> None:
     assert mean_accuracy(outcome) > mean_accuracy(base) + 0.1
 
 
-def mean_accuracy(outcome: Outcome) -> float:
+def mean_accuracy(outcome: Result) -> float:
     return fmean(figures["accuracy"] for figures in outcome.metrics.values())

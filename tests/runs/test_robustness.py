@@ -17,7 +17,6 @@ from hansa.data.importing.clean import clean
 from hansa.data.rows import Problems
 from hansa.methods.dga import ByLoss
 from hansa.methods.fedavg import Mean
-from hansa.runs.callbacks import NoCallbacks
 from hansa.runs.ledger import Ledger
 from hansa.runs.run import run
 from tests.cli.test_cli import ok
@@ -81,12 +80,12 @@ def test_shared_values_beyond_the_limit_are_not_passed_on() -> None:
 def test_data_that_changed_while_a_run_stood_still_is_refused(federation: Build, tmp_path: Path) -> None:
     settings = federation(rounds=3)
 
-    class Stop(NoCallbacks):
-        def round(self, record: Any, seconds: Any) -> None:
+    class Stop:
+        def on_round_end(self, run: Any, record: Any) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(settings, tmp_path / "run", workers=0, callbacks=Stop())
+        run(settings, tmp_path / "run", workers=0, callbacks=[Stop()])
     file = Path(settings.silos["north"].sources[0].train)
     lines = file.read_text().splitlines()
     file.write_text("\n".join(lines[:40]) + "\n")

@@ -14,8 +14,8 @@ from hansa.data.corpora import icd10
 from hansa.experiments.reproduce import Claim
 from hansa.experiments.reproduce.jobs import Jobs
 from hansa.experiments.reproduce.medical_runs import Size
+from hansa.runs.result import Result
 from hansa.runs.results import RunResults
-from hansa.runs.run import Outcome
 
 NER = ("NCBI-disease", "BC5CDR", "E3C NER")
 CLOSE = 0.01  # one point of F1
@@ -125,7 +125,7 @@ def score(jobs: Jobs, kind: str, name: str, size: Size) -> dict[str, float]:
     return {name: fmean(m[name] for m in metrics) for name in metrics[0]}
 
 
-def skipped(outcome: Outcome) -> dict[str, int]:
+def skipped(outcome: Result) -> dict[str, int]:
     """Split → how many annotated rows a run could not use."""
     found = {"train": 0, "test": 0}
     for card in RunResults.read(outcome.folder).cards.values():

@@ -17,7 +17,8 @@ from hansa.core.device import cores
 from hansa.experiments.processes import run_in_process
 from hansa.experiments.reproduce import Say
 from hansa.runs.inference import Scored, every_model, on_silos
-from hansa.runs.run import Outcome, run
+from hansa.runs.result import Result
+from hansa.runs.run import run
 
 
 class Jobs:
@@ -31,7 +32,7 @@ class Jobs:
         # Loading models is not safe in several threads of one process.
         self._threads = ThreadPoolExecutor(cores() if side_by_side else 1)
         self._processes = ProcessPoolExecutor(cores(), get_context("spawn"), torch.set_num_threads, (1,))
-        self._futures: dict[str, Future[Outcome]] = {}
+        self._futures: dict[str, Future[Result]] = {}
         self._matrices: dict[str, dict[str, Scored]] = {}
 
     def start(self, name: str, federation: Federation, workers: int | None = 0, matrix: float = 0.0) -> None:
@@ -41,7 +42,7 @@ class Jobs:
     def _home(self, name: str) -> Path:
         return self._folder / name.replace(" ", "-")
 
-    def _run(self, name: str, federation: Federation, folder: Path, workers: int | None, matrix: float) -> Outcome:
+    def _run(self, name: str, federation: Federation, folder: Path, workers: int | None, matrix: float) -> Result:
         again = (folder / "federation.yaml").is_file()  # a finished run is resumed and ends at once
         self._say(f"{name}: {'resumed' if again else 'started'}")
         if not self.side_by_side:
@@ -58,7 +59,7 @@ class Jobs:
         self._say(f"{name}: done")
         return outcome
 
-    def result(self, name: str) -> Outcome:
+    def result(self, name: str) -> Result:
         """Wait for a job and return its outcome."""
         return self._futures[name].result()
 

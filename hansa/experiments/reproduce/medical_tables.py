@@ -9,13 +9,13 @@ from hansa.experiments.reproduce.published_medical import LANGUAGES as PUBLISHED
 from hansa.experiments.reproduce.published_medical import NER, TABLE_5, TABLE_6, TABLE_7
 from hansa.report.charts import short
 from hansa.runs.inference import load, score
+from hansa.runs.result import Result
 from hansa.runs.results import PersonalModels, RunResults
-from hansa.runs.run import Outcome
 
 ENOUGH = 8  # languages of nine in which the federated model must be better than the silo's own model
 
 
-def perplexities(outcome: Outcome) -> dict[str, float]:
+def perplexities(outcome: Result) -> dict[str, float]:
     """Language → perplexity on its test set."""
     return {language: metrics["perplexity"] for language, metrics in outcome.metrics.items()}
 
@@ -25,7 +25,7 @@ def weighted(values: dict[str, float], counts: dict[str, float]) -> float:
     return sum(values[code] * counts[code] for code in values) / sum(counts[code] for code in values)
 
 
-def table_3(outcomes: dict[str, Outcome], languages: list[str], counts: dict[str, float]) -> Table:
+def table_3(outcomes: dict[str, Result], languages: list[str], counts: dict[str, float]) -> Table:
     """Perplexity by language; ``counts``: training samples by language."""
     ours = {column: perplexities(outcome) for column, outcome in outcomes.items()}
     rows = [
@@ -47,7 +47,7 @@ def table_3(outcomes: dict[str, Outcome], languages: list[str], counts: dict[str
     return Table("Table 3: perplexity on each language's test set (lower is better)", columns, rows)
 
 
-def table_3_silos(outcome: Outcome, silos: dict[str, dict[str, str]], folder: Path) -> Table:
+def table_3_silos(outcome: Result, silos: dict[str, dict[str, str]], folder: Path) -> Table:
     """Every silo's own model on every language: 81 evaluations, so only on the first texts of each test set."""
     rows: list[list[str]] = [[corpora.NAMES[code]] for code in silos]
     some = [corpora.first(Path(source["test"]), folder / f"{code}.some.jsonl") for code, source in silos.items()]
@@ -82,7 +82,7 @@ def table_4(scores: downstream.Scores, fine_tuned: dict[str, float] | None, trie
     return Table(title, columns, rows, f"{note}The notes of i2b2-2009 are not public.")
 
 
-def table_5(scores: downstream.Scores, pairs: Outcome, length: int) -> Table:
+def table_5(scores: downstream.Scores, pairs: Result, length: int) -> Table:
     """Downstream tasks; ``pairs``: a run on relations, for the number of samples that are longer than ``length``."""
 
     def both(kind: str) -> str:
@@ -139,7 +139,7 @@ def table_7(results: Mapping[str, RunResults], languages: list[str]) -> Table:
 # ── claims ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def pretraining_claims(outcomes: dict[str, Outcome], languages: list[str], counts: dict[str, float]) -> list[Claim]:
+def pretraining_claims(outcomes: dict[str, Result], languages: list[str], counts: dict[str, float]) -> list[Claim]:
     """The federated model against central training and the silos' own models."""
     ours = {column: perplexities(outcome) for column, outcome in outcomes.items()}
     fl, cl, own = (ours[column] for column in ("FL", "CL", "own silo"))

@@ -21,8 +21,8 @@ from hansa.experiments.reproduce.jobs import Jobs
 from hansa.experiments.reproduce.translation_tables import SERVER, Found, Scored
 from hansa.report import html
 from hansa.runs.inference import SHARED, on_silos, open_run
+from hansa.runs.result import Result
 from hansa.runs.results import RunResults, read_scores
-from hansa.runs.run import Outcome
 
 PULLED = {"by": "parameters", "norm": "relative"}  # the default settings of dynamic pulling here
 CHAIN = ("WMT", "UB", "PHP", "TED", "OS")
@@ -345,7 +345,7 @@ def federation(
     return parse(settings | changes)
 
 
-def validation(outcome: Outcome) -> float:
+def validation(outcome: Result) -> float:
     """The mean over domains of the last validation loss."""
     scores = read_scores(outcome.folder, "loss", "valid")
     last = max(score.round for score in scores)

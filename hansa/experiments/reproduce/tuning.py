@@ -15,8 +15,8 @@ from hansa.experiments.reproduce.jobs import Jobs
 from hansa.experiments.reproduce.medical_runs import Size
 from hansa.models import tokenizer
 from hansa.report.charts import short
+from hansa.runs.result import Result
 from hansa.runs.results import RunResults
-from hansa.runs.run import Outcome
 from hansa.tasks.base import Vocabulary, windows
 
 Silos = dict[str, dict[str, str]]
@@ -71,6 +71,6 @@ def _with(size: Size, kind: str, lr: float) -> Size:
     return replace(size, server_lr=lr) if kind == "federated" else replace(size, central_lr=lr)
 
 
-def _mean(outcome: Outcome) -> float:
+def _mean(outcome: Result) -> float:
     """The mean over languages at the last evaluation."""
     return RunResults.read(outcome.folder).times[-1][1]

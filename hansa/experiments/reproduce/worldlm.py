@@ -23,7 +23,7 @@ from hansa.experiments.reproduce.trees import Layout, lay_out, shape
 from hansa.experiments.reproduce.worldlm_tables import Figures, claims_of, curve_of, tables_of
 from hansa.privacy.dp.prices import update_prices
 from hansa.report import html
-from hansa.runs.run import Outcome
+from hansa.runs.result import Result
 
 EVALUATED = 0.1  # the share of the test data that is used after every pass
 NODES = 7
@@ -224,7 +224,7 @@ def reproduce(options: Options) -> Reproduction:
     return Reproduction("worldlm", options.scale, tables, claims, report, perf_counter() - began)
 
 
-def _result(jobs: Jobs, name: str) -> Outcome | None:
+def _result(jobs: Jobs, name: str) -> Result | None:
     """The outcome of a run; None if an attack or noise made its updates infinite."""
     try:
         return jobs.result(name)

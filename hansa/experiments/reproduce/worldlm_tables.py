@@ -9,8 +9,8 @@ from typing import Any
 
 from hansa.experiments.reproduce import Claim, Table
 from hansa.report.charts import short
+from hansa.runs.result import Result
 from hansa.runs.results import RunResults, Score, read_scores
-from hansa.runs.run import Outcome
 
 # Tables 1 to 4 of the paper; of Table 4, the average improvement over FL.
 TABLE_1 = {
@@ -54,7 +54,7 @@ class Figures:
     bits: list[dict[str, float]]
 
     @staticmethod
-    def of(outcomes: Sequence[Outcome | None], leaves: Sequence[str]) -> "Figures":
+    def of(outcomes: Sequence[Result | None], leaves: Sequence[str]) -> "Figures":
         """Read the figures of runs with different seeds; None: the run failed, which counts as infinite."""
         broken = {leaf: {"perplexity": inf, "accuracy": 0.0, "bits_per_byte": inf} for leaf in leaves}
         own = [_own(outcome, leaves) if outcome else broken for outcome in outcomes]
@@ -101,7 +101,7 @@ def deviation(values: Sequence[float]) -> float:
     return pstdev(values) if inf not in values else inf
 
 
-def _own(outcome: Outcome, leaves: Sequence[str]) -> dict[str, dict[str, float]]:
+def _own(outcome: Result, leaves: Sequence[str]) -> dict[str, dict[str, float]]:
     """The scores of own models by node; by language if the run has only one model, or only models of silos."""
     own = RunResults.read(outcome.folder).own
     return own if set(leaves) <= set(own) else {leaf: outcome.metrics[leaf] for leaf in leaves}

@@ -64,7 +64,7 @@ def test_all_connections_go_through_the_proxy_and_the_bits_are_the_same(
     with Tunnel("name:secret") as tunnel, joined(rest, kits, tmp_path / "silos", log.say):
         proxy = Proxy.parse(f"http://name:secret@127.0.0.1:{tunnel.port}")
         with running(silo(settings, kits, tmp_path / "silos", "north", log.say, proxy)):
-            there = serve(settings, Kit(kits / COORDINATOR), tmp_path / "run", None, log)
+            there = serve(settings, Kit(kits / COORDINATOR), tmp_path / "run", None, [log])
         ports = {int(target.rpartition(":")[2]) for target in tunnel.passed}
     assert ports == {endpoint.port, endpoint.blob_port}, "broker and blob server"
     here = run(settings, tmp_path / "here", workers=0)
@@ -141,11 +141,11 @@ def test_a_renewed_kit_is_used_without_a_restart(federation: Build, tmp_path: Pa
     settings = federation(rounds=1)
     kits = make_kits(settings, tmp_path / "kits")
     with joined(settings, kits, tmp_path / "silos", log.say):
-        serve(settings, Kit(kits / COORDINATOR), tmp_path / "run", None, log)
+        serve(settings, Kit(kits / COORDINATOR), tmp_path / "run", None, [log])
         authority.revoke(kits, "north")
         assert authority.renew(kits, "north", 30) == 2
         authority.renew(kits, COORDINATOR, 30)
-        again = serve(settings, Kit(kits / COORDINATOR), tmp_path / "again", None, log)
+        again = serve(settings, Kit(kits / COORDINATOR), tmp_path / "again", None, [log])
     here = run(settings, tmp_path / "here", workers=0)
     assert same(weights(here.folder / "model"), weights(again.folder / "model"))
 
@@ -203,7 +203,7 @@ def test_a_run_with_an_existing_nats_server(federation: Build, tmp_path: Path, l
         joined(settings, tmp_path / "kits", tmp_path / "silos", log.say),
     ):
         url = None if tree else f"tls://localhost:{port}"  # the kit has it too
-        outcome = serve(settings, Kit(tmp_path / "kits" / COORDINATOR), tmp_path / "run", url, log)
+        outcome = serve(settings, Kit(tmp_path / "kits" / COORDINATOR), tmp_path / "run", url, [log])
         assert not _listens(unused), "the coordinator started no server"
     here = run(settings, tmp_path / "here", workers=0)
     assert same(weights(here.folder / "model"), weights(outcome.folder / "model"))
