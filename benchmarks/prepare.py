@@ -91,8 +91,8 @@ def peak(folder: Path, rows: int) -> float:
     found = json.loads(done.stdout)
     file.unlink()
     print(
-        f"{rows:,} rows: peak of anonymous memory {found['peak'] / 1e6:,.0f} MB, {found['samples']:,} training samples, "
-        f"prepared in {found['seconds']:,.0f} s",
+        f"{rows:,} rows: peak of anonymous memory {found['peak'] / 1e6:,.0f} MB, "
+        f"{found['samples']:,} training samples, prepared in {found['seconds']:,.0f} s",
         flush=True,
     )
     return float(found["peak"])

@@ -1,4 +1,4 @@
-"""Samples are prepared chunk by chunk: they equal those prepared in memory, survive crashes, and need bounded memory."""
+"""Samples are prepared chunk by chunk: they equal those prepared in memory, survive crashes, need bounded memory."""
 
 import json
 import os

@@ -90,7 +90,7 @@ def test_an_annotated_pair_that_does_not_fit_is_found_among_thousands(tmp_path: 
     one = document(60, 300)
     one["relations"].append({"head": 0, "tail": 59, "type": "of"})
     source = write(tmp_path / "rows.jsonl", [one])
-    with pytest.raises(DataError, match="1 of 1 lines cannot be used, first .* too far apart"):
+    with pytest.raises(DataError, match=r"1 of 1 lines cannot be used, first .* too far apart"):
         reader(source).read(source)
 
 
