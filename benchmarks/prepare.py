@@ -36,7 +36,7 @@ from hansa.tasks.base import Vocabulary
 from hansa.tasks.mlm import MaskedLM
 
 FEW, MANY = 100_000, 10_000_000
-TIMED, TIMES = 50_000, 5
+TIMED, TIMES = 50_000, 3
 AT_ONCE = 2000  # texts that the tokenizer alone is given together, as many as in preparation
 WORDS = 5000
 
@@ -109,7 +109,7 @@ def speed(folder: Path, rows: int, times: int) -> float:
         file = file.rename(copy)
         began = perf_counter()
         held = prepare(file, known, Data(valid=0.0, test=0.0))
-        assert len(held) == rows, "every line is one sample"
+        assert held.rows_behind() == rows, "every line is used"
         ours = min(ours, perf_counter() - began)
         with all_cores():
             began = perf_counter()

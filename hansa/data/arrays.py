@@ -31,7 +31,7 @@ class ArrayFile:
     def append(self, values: NDArray[Any] | list[int]) -> None:
         """Add values at the end; raises `OSError` if the disk takes no more."""
         array = np.ascontiguousarray(values, self.dtype)
-        self._stream.write(memoryview(array).cast("B") if len(array) else b"")
+        self._stream.write(array.tobytes())
         self.length += len(array)
 
     def close(self) -> None:
