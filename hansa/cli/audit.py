@@ -6,8 +6,9 @@ from typing import Annotated, Any, cast
 import typer
 from rich.markup import escape
 
-from hansa.cli.console import Format, FormatOption, errors, finish, output, table
+from hansa.cli.console import Format, FormatOption, errors, finish, output
 from hansa.core.errors import RunFailed, UserError, did_you_mean
+from hansa.report.text import table
 
 HELP = "Verify and show audit logs; attack what a run released; measure the price of defences."
 audit = typer.Typer(no_args_is_help=True, help=HELP)

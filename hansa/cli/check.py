@@ -6,14 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from hansa.cli.console import (
-    Format,
-    FormatOption,
-    finish,
-    output,
-    table,
-)
+from hansa.cli.console import Format, FormatOption, finish, output
 from hansa.cli.options import FederationFile, RunPlugins, SetOption
+from hansa.report.text import table
 
 
 def new(
@@ -63,9 +58,10 @@ def check(
         check_file_only(read_file, format)
         return
     from hansa.preview.preview import preview
+    from hansa.report.preview_text import print_preview
 
     seen = preview(read_file)
-    finish(format, seen.as_dict(), lambda: show_preview(seen))
+    finish(format, seen.as_dict(), lambda: print_preview(output, seen))
 
 
 def check_file_only(federation: Any, format: Format) -> None:
@@ -105,60 +101,3 @@ def check_policy(file: Path, federation: Any, format: Format) -> None:
     finish(format, {"allowed": not refused, "decisions": [d.as_dict() for d in decisions]}, show)
     if refused:
         raise typer.Exit(1)
-
-
-def show_preview(seen: Any) -> None:
-    """Print a preview: shares and weights, traffic, what leaves the silos."""
-    from hansa.privacy.policy.disclosures import disclosures
-
-    total, per_round = sum(s.samples for s in seen.silos), sum(s.per_round for s in seen.silos)
-    rows = [
-        [
-            s.name,
-            f"{s.samples:,}",
-            f"{s.samples / total:.1%}",
-            f"{s.per_round:,}",
-            f"{s.per_round / per_round:.1%}",
-            "–" if s.weight is None else f"{s.weight:.1%}",
-        ]
-        for s in seen.silos
-    ]
-    f = seen.federation
-    title = f"{f.name}: {f.kind}, {f.task.name}, {f.method.name}, {f.rounds} rounds"
-    output.print(table(["silo", "training texts", "share", "per round", "share of a round", "weight"], rows, title))
-    if len(seen.languages) != len(seen.silos) or any(len(s.sources) > 1 for s in seen.silos):  # else it stands above
-        shares = [
-            [name, f"{one.samples:,}", f"{one.share:.1%}", "–" if one.weight is None else f"{one.weight:.1%}"]
-            for name, one in seen.languages.items()
-        ]
-        output.print(table(["language", "training texts", "share of a round", "weight"], shares, "By language"))
-    if seen.tree is not None:
-        show_tree(seen)
-    if seen.parameters is not None:
-        output.print(f"Model: at most {seen.parameters:,} parameters", highlight=False)
-    if seen.traffic is not None:
-        output.print(f"Traffic: at most {seen.traffic.line}", highlight=False)
-    if f.kind == "federated" and len(seen.silos) > 1:
-        output.print(f"Claims: {seen.claims}", highlight=False)
-    output.print("What leaves the silos:", highlight=False)
-    for line in disclosures(f):
-        output.print(f"· {line}", highlight=False)
-    for silo in seen.silos:
-        for problem in silo.problems:
-            output.print(f"note: {silo.name}: {problem}", highlight=False, markup=False)
-    for warning in seen.warnings:
-        output.print(f"[yellow]warning:[/] {warning}", highlight=False)
-
-
-def show_tree(seen: Any) -> None:
-    """Print the tree and the effective sampling ratio of each source."""
-    from hansa.config.outline import drawn
-
-    rows = [
-        [line, f"{branch.samples:,}" if branch.held else "–", ", ".join(f"{s} {n:,}" for s, n in branch.held.items())]
-        for line, branch in drawn(seen.tree)
-    ]
-    output.print(table(["node", "trains on", "sources"], rows, "The tree"))
-    total = sum(seen.sampling.values())
-    shares = [[source, f"{ratio:.3f}", f"{ratio / total:.1%}"] for source, ratio in seen.sampling.items()]
-    output.print(table(["source", "ratio", "share"], shares, "Effective sampling ratio over the tree"))

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+
+from hansa.report.text import number, table
 
 errors = Console(stderr=True, soft_wrap=True)
 output = Console(soft_wrap=True)
@@ -50,26 +51,3 @@ def show_models(found: dict[str, dict[str, dict[str, float]]], title: str) -> No
         columns = list(dict.fromkeys(name for scored in found.values() for name in scored))
         rows = [[model, *(number(scored.get(c, {}).get(metric)) for c in columns)] for model, scored in found.items()]
         output.print(table(["model", *columns], rows, f"{title}: {metric}"))
-
-
-def number(value: float | None) -> str:
-    """A figure for people: few digits, thousands separated; a dash for None."""
-    if value is None:
-        return "–"
-    return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.4f}"
-
-
-def table(columns: list[str], rows: list[list[str]], title: str, figures: bool = True, fold: bool = False) -> Table:
-    """``figures``: all but the first column are numbers; ``fold``: the last column has texts of several lines."""
-    built = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2), pad_edge=False)
-    for index, column in enumerate(columns):
-        folded = fold and index == len(columns) - 1
-        built.add_column(
-            column,
-            justify="right" if index and figures else "left",
-            no_wrap=not folded,
-            min_width=40 if folded else None,
-        )
-    for row in rows:
-        built.add_row(*row)
-    return built

@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from hansa.cli.console import Format, FormatOption, errors, finish, output, table
+from hansa.cli.console import Format, FormatOption, errors, finish, output
 from hansa.core.errors import UserError
+from hansa.report.text import table
 
 data = typer.Typer(no_args_is_help=True, help="Generate, fetch and describe data.")
 

@@ -11,10 +11,11 @@ from typing import Annotated
 
 import typer
 
-from hansa.cli.console import INTERRUPTED, Format, FormatOption, errors, finish, output, show_metrics, table
+from hansa.cli.console import INTERRUPTED, Format, FormatOption, errors, finish, output, show_metrics
 from hansa.cli.kit import require_extra
 from hansa.cli.logs import LogFormat, LogFormatOption, LogLevel, LogLevelOption, configure
 from hansa.core.errors import UserError, printable
+from hansa.report.text import table
 
 log = logging.getLogger("hansa")
 

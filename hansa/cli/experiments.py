@@ -8,16 +8,10 @@ from typing import Annotated, Any, cast, get_args
 
 import typer
 
-from hansa.cli.console import (
-    Format,
-    FormatOption,
-    errors,
-    finish,
-    output,
-    table,
-)
+from hansa.cli.console import Format, FormatOption, errors, finish, output
 from hansa.cli.options import WorkersOption
 from hansa.core.errors import UserError, did_you_mean
+from hansa.report.text import table
 
 
 def demo(

@@ -6,7 +6,8 @@ from typing import Any
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from hansa.cli.console import errors, output, table
+from hansa.cli.console import errors, output
+from hansa.report.text import table
 
 
 @contextmanager

@@ -6,9 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
-from hansa.cli.console import Format, FormatOption, finish, output, table
+from hansa.cli.console import Format, FormatOption, finish, output
 from hansa.cli.options import RunPlugins
 from hansa.core.errors import UserError, printable
+from hansa.report.text import table
 
 kit = typer.Typer(no_args_is_help=True, help="Startup kits: keys, certificates, addresses and the list of members.")
 

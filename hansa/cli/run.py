@@ -6,19 +6,11 @@ from typing import Annotated, cast
 
 import typer
 
-from hansa.cli.console import (
-    Format,
-    FormatOption,
-    errors,
-    finish,
-    number,
-    output,
-    show_metrics,
-    table,
-)
+from hansa.cli.console import Format, FormatOption, errors, finish, output, show_metrics
 from hansa.cli.models import show_signatures
 from hansa.cli.options import LINKS, FederationFile, SetOption, WorkersOption
 from hansa.core.errors import UserError, did_you_mean
+from hansa.report.text import number, table
 
 
 def run(
@@ -28,6 +20,10 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="continue from the last checkpoint")] = False,
     workers: WorkersOption = None,
     link: Annotated[str, typer.Option(help="pool: this machine's cores; ray: a Ray cluster")] = "pool",
+    track: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="send scores to a tracker: tensorboard, mlflow or wandb; repeatable"),
+    ] = None,
     format: FormatOption = Format.text,
 ) -> None:
     """Run a federation file to its end."""
@@ -43,28 +39,30 @@ def run(
         from hansa.links.preload import preload
 
         preload()
+    from hansa.api.federation import Federation
+    from hansa.api.run import run as run_federation
+    from hansa.callbacks import trackers
     from hansa.data.chunks import show_progress
     from hansa.report import html
     from hansa.report.progress import Progress
     from hansa.runs.run import Links
-    from hansa.runs.run import run as run_federation
 
     show_progress()
-    progress = Progress(errors, settings.name)
-    try:
-        outcome = run_federation(settings, out, resume, workers, [progress], cast(Links, link))
-    finally:
-        progress.stop()
-    report = html.write([(settings.name, outcome.folder)], outcome.folder / "report.html")
-    result = {"run": str(outcome.folder), "report": str(report), "metrics": outcome.metrics, "own": outcome.own}
+    described, callbacks = Federation.from_settings(settings), [Progress(errors, settings.name), *trackers(track or ())]
+    kind = cast(Links, link)
+    found = run_federation(
+        described, out=out, callbacks=callbacks, workers=workers, resume=resume, link=kind, progress=False
+    )
+    report = html.write([(settings.name, found.folder)], found.folder / "report.html")
+    result = {"run": str(found.folder), "report": str(report), "metrics": found.metrics, "own": found.own}
 
     def show() -> None:
-        show_metrics(outcome.metrics, f"{settings.name} on the test set")
+        show_metrics(found.metrics, f"{settings.name} on the test set")
         show_signatures(settings)
-        if outcome.own:
-            show_metrics(outcome.own, "every node's own model on its own test set")
-            output.print(own_line(outcome.own), highlight=False)
-        output.print(f"Run: {outcome.folder}\nReport: {report}", highlight=False)
+        if found.own:
+            show_metrics(found.own, "every node's own model on its own test set")
+            output.print(own_line(found.own), highlight=False)
+        output.print(f"Run: {found.folder}\nReport: {report}", highlight=False)
 
     finish(format, result, show)
 
@@ -107,12 +105,13 @@ def compare(
     folder = out or Path("runs") / f"{settings.name}-compare"
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; choose another --out")
-    outcomes = compare_methods(settings, names, folder, workers, lambda name: [Progress(errors, name)])
+    outcomes, failures = compare_methods(settings, names, folder, workers, lambda name: [Progress(errors, name)])
     folders = [(name, outcome.folder) for name, outcome in outcomes.items()]
     report = html.write(folders, folder / "report.html", settings.name)
     result = {
         "report": str(report),
         "runs": {name: {"run": str(o.folder), "metrics": o.metrics} for name, o in outcomes.items()},
+        "failures": failures,
     }
 
     def show() -> None:
@@ -126,9 +125,13 @@ def compare(
             columns = ["", "sent up", "fewer bytes", *(f"mean {metric}" for metric in found["metrics"])]
             bytes_of = [[row["name"], row["up"], row["fewer"], *row["cells"]] for row in found["rows"]]
             output.print(table(columns, bytes_of, f"quality against bytes (in brackets: against {found['most']})"))
+        for name, reason in failures.items():
+            output.print(f"{name} failed: {reason}", highlight=False, markup=False)
         output.print(f"Report: {report}", highlight=False)
 
     finish(format, result, show)
+    if failures:
+        raise typer.Exit(1)
 
 
 def report(

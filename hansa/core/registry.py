@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from hansa.core.errors import ConfigError, did_you_mean
 from hansa.core.settings import Named
 
+IN_MEMORY = " (in memory)"  # ends the name of a method that was composed in Python
 T = TypeVar("T")
 C = TypeVar("C", bound=type[BaseModel])
 
@@ -47,6 +48,11 @@ class Registry(Generic[T]):
     def build(self, named: Named) -> T:
         """Validate the settings with the entry's own model, then build it; raises `ConfigError` in one sentence."""
         if named.name not in self.entries:
+            if named.name.endswith(IN_MEMORY):
+                raise ConfigError(
+                    f"{self.what} '{named.name}' was composed in Python and is not in the memory of this process: run "
+                    "or resume it from Python, with the same method"
+                )
             raise ConfigError(f"{self.what} '{named.name}' is not known; {did_you_mean(named.name, self.entries)}")
         model = self.entries[named.name]
         try:

@@ -20,6 +20,7 @@ from time import monotonic
 from typing import Any
 
 from hansa.config.federation import Federation
+from hansa.config.in_memory import pack_definitions
 from hansa.core import device, wire
 from hansa.core.errors import DataError
 from hansa.core.link import Answer
@@ -101,7 +102,7 @@ class PoolLink:
     def __init__(self, federation: Federation, folder: Path, workers: int | None = None, watch: Watch | None = None):
         self._context = get_context("forkserver")
         preload()
-        self._arguments = (federation.model_dump_json(), str(folder))
+        self._arguments = (federation.model_dump_json(), str(folder), pack_definitions())
         self._watch: Watch = watch or (lambda node, state: None)
         self._blocks, self._views = Blocks(), Views()
         self._queue: deque[Job] = deque()

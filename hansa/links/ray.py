@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from hansa.config.federation import Federation
+from hansa.config.in_memory import pack_definitions, register_definitions
 from hansa.core import device, wire
 from hansa.core.errors import ConfigError, DataError, UserError
 from hansa.core.link import Answer
@@ -51,7 +52,8 @@ def unpack(packed: Packed) -> Any:
 class SiloActor:
     """The other end, in an actor: a site with one resident model that answers for any silo."""
 
-    def __init__(self, federation: str, folder: str) -> None:
+    def __init__(self, federation: str, folder: str, definitions: bytes) -> None:
+        register_definitions(definitions)
         from hansa.client.host import SiloHost
         from hansa.client.runtime import Runtime
 
@@ -119,7 +121,7 @@ class RayLink:
         self.size = workers or int(resources.get("CPU", 1))
         self._store = int(resources.get("object_store_memory", 1 << 30))
         self._watch: Watch = watch or (lambda node, state: None)
-        self._arguments = (federation.model_dump_json(), str(folder.resolve()))
+        self._arguments = (federation.model_dump_json(), str(folder.resolve()), pack_definitions())
         self._actor_class = self._ray.remote(num_cpus=1)(SiloActor)
         self._free: SimpleQueue[Any] = SimpleQueue()  # regions of a tree ask from threads of their own
         for _ in range(self.size):

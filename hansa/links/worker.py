@@ -12,6 +12,7 @@ import torch
 from hansa.client.host import SiloHost
 from hansa.client.runtime import Runtime
 from hansa.config.federation import Federation
+from hansa.config.in_memory import register_definitions
 from hansa.core import device, wire
 from hansa.core.errors import UserError
 from hansa.core.messages import Failure
@@ -20,11 +21,15 @@ from hansa.links.local import attempt
 from hansa.links.shared_memory import Views
 
 
-def work(connection: Connection, number: int, federation: str, folder: str) -> None:
-    """The main loop of a worker process: answer requests from the pipe until it is closed."""
+def work(connection: Connection, number: int, federation: str, folder: str, definitions: bytes) -> None:
+    """The main loop of a worker process: answer requests from the pipe until it is closed.
+
+    ``definitions``: what only lives in the parent's memory (`hansa.config.in_memory`).
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     torch.set_num_threads(1)
     show_progress()
+    register_definitions(definitions)
     settings, views = Federation.model_validate_json(federation), Views()
     host = SiloHost(Runtime(settings, Path(folder), device=device.choose(number)))
     while True:

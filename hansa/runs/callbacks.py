@@ -12,7 +12,7 @@ which it can also stop the run:
                 run.stop("it is night")
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -37,6 +37,7 @@ class CurrentRun:
     round: int = 0  # rounds that are done
     resumed_after: int = 0  # rounds that were done before the run was resumed
     stop_reason: str = ""
+    say: Callable[[str], None] = lambda text: None  # a message for people, which every callback gets
 
     @property
     def name(self) -> str:
@@ -171,13 +172,20 @@ class RunEvents:
     def __init__(self, callbacks: Iterable[object] = (), run: CurrentRun | None = None) -> None:
         """Take callbacks; raise `UserError` for an object that has none of the methods."""
         self._callbacks = list(callbacks)
-        self.run = run
+        self.run: CurrentRun | None = None
+        if run is not None:
+            self.begin(run)
         for one in self._callbacks:
             if not any(callable(getattr(one, event, None)) for event in EVENTS):
                 raise UserError(
                     f"the callback {type(one).__name__} has none of the methods of a callback: {', '.join(EVENTS)}"
                 )
         self._silo_callbacks = [one for one in self._callbacks if hasattr(one, "on_silo")]
+
+    def begin(self, run: CurrentRun) -> None:
+        """Speak of ``run`` from now on."""
+        self.run = run
+        run.say = self.say
 
     def say(self, text: str) -> None:
         """Something for a person to read."""

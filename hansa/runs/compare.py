@@ -1,6 +1,6 @@
 """Comparisons: several methods, compressors or baselines on the same data, seed and budget."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,7 @@ from hansa.config.checks import check
 from hansa.config.federation import Federation
 from hansa.config.plugins import load_plugins
 from hansa.core.compression import COMPRESSORS
-from hansa.core.errors import ConfigError, did_you_mean
+from hansa.core.errors import ConfigError, RunFailed, did_you_mean
 from hansa.core.method import METHODS
 from hansa.core.settings import Named
 from hansa.methods.fedavg import fedavg
@@ -77,17 +77,28 @@ def compare(
     out: Path,
     workers: int | None,
     watch: Callable[[str], Iterable[object]],
-) -> dict[str, Result]:
-    """Run every variant in a folder of its own below ``out``; return the outcomes by name.
-
-    ``watch`` gives the callbacks of a run by its name. Raises `ConfigError` before the first run if any variant is
-    refused.
-    """
+) -> tuple[dict[str, Result], dict[str, str]]:
+    """Run every variant (see `variant`) in a folder of its own below ``out``; see `run_variants`."""
     load_plugins(federation.plugins)
-    variants = {name: variant(federation, name) for name in names}
+    return run_variants({name: variant(federation, name) for name in names}, out, workers, watch)
+
+
+def run_variants(
+    variants: Mapping[str, Federation], out: Path, workers: int | None, watch: Callable[[str], Iterable[object]]
+) -> tuple[dict[str, Result], dict[str, str]]:
+    """Run several federations in folders below ``out``; return the results, and why others failed, by name.
+
+    ``watch`` gives the callbacks of a run by its name. Raises `ConfigError` before the first run if a federation is
+    refused, and `RunFailed` if every one of them failed.
+    """
     for one in variants.values():
         check(one)
-    outcomes = {}
+    results, failures = dict[str, Result](), dict[str, str]()
     for name, one in variants.items():
-        outcomes[name] = run(one, out / name, workers=workers, callbacks=watch(name))
-    return outcomes
+        try:
+            results[name] = run(one, out / name, workers=workers, callbacks=watch(name))
+        except RunFailed as error:
+            failures[name] = str(error)
+    if not results:
+        raise RunFailed("; ".join(f"{name}: {reason}" for name, reason in failures.items()))
+    return results, failures

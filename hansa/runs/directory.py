@@ -24,6 +24,8 @@ from hansa.core.state import ServerState
 from hansa.core.tensors import Tensors
 from hansa.files import atomically
 
+INPUTS = "inputs"  # data and models that were in memory when the run began
+
 
 class RunDirectory:
     """The folder of a run."""
@@ -34,20 +36,7 @@ class RunDirectory:
     @staticmethod
     def create(federation: Federation, out: Path | None, resume: bool) -> "RunDirectory":
         """A new directory, or the one to resume. Without ``out`` it is runs/NAME, numbered if taken."""
-        if out is None:
-            taken = sorted(_numbered(federation.name), key=lambda p: p.stat().st_mtime)
-            if resume:
-                if not taken:
-                    raise UserError(
-                        f"--resume: there is no run named '{federation.name}' in runs/; start it without --resume"
-                    )
-                out = taken[-1]
-            else:
-                number = 1 + len(taken)
-                out = Path("runs") / (federation.name if number == 1 else f"{federation.name}-{number}")
-                while out.exists():
-                    number += 1
-                    out = Path("runs") / f"{federation.name}-{number}"
+        out = out or RunDirectory.path_for(federation.name, resume)
         directory = RunDirectory(out)
         written = out / "federation.yaml"
         if resume:
@@ -59,11 +48,38 @@ class RunDirectory:
                     f"resume with {written} (or with the same --set), or start anew without --resume"
                 )
         else:
-            if out.exists() and any(out.iterdir()):
-                raise UserError(f"{out} is not empty; choose another --out, or continue the run there with --resume")
+            RunDirectory.require_empty(out, but=(INPUTS,))
             out.mkdir(parents=True, exist_ok=True)
             written.write_text(dump(federation), encoding="utf-8")
         return directory
+
+    @staticmethod
+    def path_for(name: str, resume: bool) -> Path:
+        """Where a run of that name goes: ``runs/NAME``, numbered if taken; to resume, the newest there is.
+
+        Raises `UserError` if there is none to resume.
+        """
+        taken = sorted(_numbered(name), key=lambda p: p.stat().st_mtime)
+        if not resume:
+            return RunDirectory.unused(name, 1 + len(taken))
+        if not taken:
+            raise UserError(f"--resume: there is no run named '{name}' in runs/; start it without --resume")
+        return taken[-1]
+
+    @staticmethod
+    def unused(name: str, number: int = 1) -> Path:
+        """A folder below ``runs`` that does not exist, numbered from ``number`` on."""
+        out = Path("runs") / (name if number == 1 else f"{name}-{number}")
+        while out.exists():
+            number += 1
+            out = Path("runs") / f"{name}-{number}"
+        return out
+
+    @staticmethod
+    def require_empty(folder: Path, but: tuple[str, ...] = ()) -> None:
+        """Raise `UserError` if something is in the folder, except for the names in ``but``."""
+        if folder.exists() and any(file.name not in but for file in folder.iterdir()):
+            raise UserError(f"{folder} is not empty; choose another --out, or continue the run there with --resume")
 
     @property
     def start(self) -> Path:

@@ -10,6 +10,7 @@ from typing import Any
 from hansa.core.errors import ConfigError, UserError
 from hansa.models import tokenizer
 from hansa.runs import inference
+from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import OWN, Ledger
 from hansa.runs.results import RunResults, lower_is_better
 
@@ -38,6 +39,11 @@ class Result:
     def _results(self) -> RunResults:
         return _read(self.folder)
 
+    @property
+    def headline(self) -> str:
+        """The task's main metric."""
+        return self._results.task.headline
+
     # ── data frames ───────────────────────────────────────────────────────────────────────────────────────────────
 
     @cached_property
@@ -54,7 +60,7 @@ class Result:
             "and s.split=m.split and s.share=m.share) group by round, grp, split, metric order by 1"
         )
         rows = [row[:-1] for row in self._select(query)]
-        return _frame(rows, SCORE_COLUMNS)
+        return frame(rows, SCORE_COLUMNS)
 
     @cached_property
     def own_scores(self) -> Any:
@@ -62,39 +68,44 @@ class Result:
         query = (
             f"select round, grp, substr(split, {len(OWN) + 2}), metric, value from metrics where split like '{OWN} %'"
         )
-        return _frame(self._select(query), ["round", "node", "split", "metric", "value"])
+        return frame(self._select(query), ["round", "node", "split", "metric", "value"])
 
     @cached_property
     def rounds(self) -> Any:
         """One line per round: training loss, samples, steps, silos asked and lost, seconds by phase."""
         columns = ["round", "loss", "seen", "steps", "cohort", "lost", "seconds", "work_seconds", "evaluate_seconds"]
-        return _frame(self._select(f"select {', '.join(columns)} from rounds order by round"), columns)
+        return frame(self._select(f"select {', '.join(columns)} from rounds order by round"), columns)
 
     @cached_property
     def traffic(self) -> Any:
         """Bytes by round and silo (``down``: to the silo), with the silo's training loss where it released one."""
         query = "select round, node, sent, received, seen, loss from traffic order by round, rowid"
-        return _frame(self._select(query), ["round", "silo", "down", "up", "samples", "loss"])
+        return frame(self._select(query), ["round", "silo", "down", "up", "samples", "loss"])
 
     @cached_property
     def events(self) -> Any:
         """What went wrong or was refused: round, silo, kind and text."""
         query = "select round, node, kind, text from events order by at"
-        return _frame(self._select(query), ["round", "silo", "kind", "text"])
+        return frame(self._select(query), ["round", "silo", "kind", "text"])
 
     @property
     def summary(self) -> Any:
         """The scores on the whole test sets: one line per language (or domain), one column per metric."""
         columns = list(dict.fromkeys(metric for values in self.metrics.values() for metric in values))
         rows = [[values.get(metric) for metric in columns] for values in self.metrics.values()]
-        return _frame(rows, columns, list(self.metrics))
+        return frame(rows, columns, list(self.metrics))
 
     # ── models ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @cached_property
     def model(self) -> Any:
-        """The final shared model, a transformers object; raises `UserError` if the run has none yet."""
-        return inference.load(self.folder)[1]
+        """The final shared model, a transformers object; of a run that has not ended, that of its last checkpoint.
+
+        Raises `UserError` if there is neither.
+        """
+        newest = RunDirectory(self.folder).checkpoints()[-1:]
+        ended = (self.folder / "model").is_dir()
+        return inference.load(self.folder, checkpoint=newest[0] if newest and not ended else None)[1]
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -148,7 +159,7 @@ class Result:
             ledger.close()
 
 
-def _frame(rows: Sequence[Sequence[Any]], columns: Sequence[str], index: Sequence[str] | None = None) -> Any:
+def frame(rows: Sequence[Sequence[Any]], columns: Sequence[str], index: Sequence[str] | None = None) -> Any:
     """A pandas data frame; the library is imported when the first one is asked for."""
     import pandas
 

@@ -81,7 +81,7 @@ def opened(
     events = RunEvents(callbacks)
     check(federation)
     directory = RunDirectory.create(federation, out, resume)
-    events.run = CurrentRun(federation, directory.path)
+    events.begin(CurrentRun(federation, directory.path))
     events.say(f"writing to {directory.path}")
     ledger = Ledger(directory.path)
     try:
@@ -147,7 +147,7 @@ class Run:
         self.federation, self.directory, self.link, self.cards = federation, directory, link, cards
         self.ledger, self.events = ledger, events
         self.current = events.run or CurrentRun(federation, directory.path)
-        events.run = self.current
+        events.begin(self.current)
         self.copies: UpdateCopies | None = None  # keeps the updates of a round, for those who look at them
         self._build()
 

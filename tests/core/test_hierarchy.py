@@ -261,7 +261,7 @@ def test_the_baselines_of_a_tree_have_its_nodes_and_sequential_steps(tree: Build
     assert (beside.rounds, pooled.rounds) == (6, 6), "root, region, leaf: three stages in each of two rounds"
     assert variant(tree(root=None), "flat").rounds == 4
     assert variant(tree(method={"name": "worldlm", "order": "parallel"}), "flat").rounds == 2
-    outcomes = compare(tree(rounds=1), ["worldlm", "flat", "pooled"], tmp_path / "out", 0, lambda _: ())
+    outcomes, _ = compare(tree(rounds=1), ["worldlm", "flat", "pooled"], tmp_path / "out", 0, lambda _: ())
     assert all(set(outcome.metrics) == set(LEAVES) for outcome in outcomes.values())
     seen = {n: select(outcome.folder, "select sum(seen) from rounds")[0][0] for n, outcome in outcomes.items()}
     assert seen == {"worldlm": 7 * 16, "flat": 3 * 7 * 16, "pooled": 3 * 16}

@@ -35,7 +35,7 @@ def test_uploads_are_variants_beside_methods(federation: Build) -> None:
 def test_a_comparison_draws_quality_against_bytes(federation: Build, tmp_path: Path) -> None:
     settings = federation(tokenizer={"kind": "bytes"}, rounds=2, sizes={"north": 40, "south": 40})
     names = ["whole", "int8", "calm", "central"]
-    outcomes = compare(settings, names, tmp_path / "out", 0, lambda name: ())
+    outcomes, _ = compare(settings, names, tmp_path / "out", 0, lambda name: ())
     folders = [(name, outcome.folder) for name, outcome in outcomes.items()]
     page = html.write(folders, tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert "Quality against bytes" in page
