@@ -50,7 +50,7 @@ class Unusable(NamedTuple):
     reason: str
     derived: bool = False
     kind: str = UNUSABLE  # one of the kinds of `hansa.data.rows`: it leaves the silo, unlike place and reason
-    count: int = 1  # how many derived samples it stands for, where their number is an estimate
+    stands_for: int = 1  # derived samples, where their number is an estimate
 
 
 Encoder = Callable[[list[Row], Source], Iterable[Encoded | Unusable]]
@@ -195,7 +195,7 @@ def _write(folder: Path, source: Source, split: str, data: Data, encode: Encoder
 def note_sample(problems: Problems, sample: Unusable) -> None:
     """Count a sample that cannot be used."""
     if sample.derived:
-        problems.derived[sample.reason] += sample.count
+        problems.derived[sample.reason] += sample.stands_for
     else:
         problems.note(sample.place, sample.reason, sample.kind)
 

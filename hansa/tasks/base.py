@@ -248,7 +248,7 @@ class DerivingTask(Protocol):
         """How many samples `encode` would give, and the unusable ones, without encoding all of them.
 
         Annotated samples are all encoded. Of many derived samples only some are; each unusable one then stands for
-        several (`Unusable.count`), and its reason says that it is an estimate.
+        several (`Unusable.stands_for`), and its reason says that it is an estimate.
         """
 
 

@@ -144,8 +144,8 @@ class Classify:
             step = 1 if self._derived(labels) <= ALL_OF else ceil(self._derived(labels) / max(1, min(most, ALL_OF)))
             for one in self._too_long(row, source, labels, step, vocabulary):
                 estimated = one.derived and step > 1
-                unusable.append(one._replace(reason=one.reason + ESTIMATED, count=step) if estimated else one)
-        return max(0, count - sum(one.count for one in unusable if one.kind == TOO_LONG)), unusable
+                unusable.append(one._replace(reason=one.reason + ESTIMATED, stands_for=step) if estimated else one)
+        return max(0, count - sum(one.stands_for for one in unusable if one.kind == TOO_LONG)), unusable
 
     def _too_long(
         self, row: Row, source: Source, labels: Counter[str], step: int, vocabulary: Vocabulary
