@@ -182,3 +182,6 @@ def test_all_is_exact() -> None:
     assert sorted(hansa.__all__) == sorted(set(hansa.__all__))
     assert all(hasattr(hansa, name) for name in hansa.__all__)
     assert re.fullmatch(r"\d+\.\d+\.\d+.*", hansa.__version__)
+    stub = (PACKAGE / "__init__.pyi").read_text(encoding="utf-8")
+    listed = ast.literal_eval(stub.partition("__all__ = ")[2])
+    assert listed == hansa.__all__ == dir(hansa)

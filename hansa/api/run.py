@@ -13,6 +13,7 @@ from rich.console import Console
 from hansa.api import tables
 from hansa.api.federation import Federation, Settings
 from hansa.config.in_memory import register_method
+from hansa.config.nodes import walk
 from hansa.core.errors import UserError
 from hansa.core.method import Method
 from hansa.core.update_copies import UpdateCopies
@@ -143,7 +144,7 @@ def compare(
             variants[name] = one
         display = _display(progress)
         results, failures = run_variants(
-            variants, folder, workers, lambda name: [*display(name), TableWatch(fed), *callbacks]
+            variants, folder, workers, lambda name: [*display(name), DataWatch(fed), *callbacks]
         )
     except UserError:
         if folder.exists() and not any(folder.glob("*/ledger.sqlite")):
@@ -204,22 +205,41 @@ def load(folder: str | Path) -> Result:
 # ── inside ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class TableWatch:
-    """A callback that says once if data in memory changes in length while a run goes on with its first rows."""
+class DataWatch:
+    """A callback that says once if a silo's data changes while a run goes on: files by size and time, tables by length.
+
+    The run is not touched by it: it goes on with the samples that were prepared when it began.
+    """
 
     def __init__(self, federation: Federation) -> None:
         self._tables = [(silo, table, tables.length(table)) for silo, table in federation.tables]
+        paths = [
+            (name, Path(path))
+            for name, node in walk(federation.settings.silos)
+            for source in node.sources
+            for path in source.files().values()
+        ]
+        self._files = [(silo, path, _stamp(path)) for silo, path in paths if path.is_file()]
 
     def on_round_end(self, run: CurrentRun, record: RoundRecord) -> None:
-        """Compare lengths."""
-        for one in list(self._tables):
-            silo, table, before = one
-            if (now := tables.length(table)) != before:
-                self._tables.remove(one)
-                run.say(
-                    f"silos.{silo}: the data had {before} rows when the run began and has {now} now; the run goes on "
-                    "with the rows it began with"
-                )
+        """Compare with what was there when the run began."""
+        goes_on = "the run goes on with the rows it began with"
+        for silo, table, before in [one for one in self._tables if tables.length(one[1]) != one[2]]:
+            now = tables.length(table)
+            run.say(f"silos.{silo}: the data had {before} rows when the run began and has {now} now; {goes_on}")
+        for silo, path, _ in [one for one in self._files if _stamp(one[1]) != one[2]]:
+            run.say(f"silos.{silo}: {path} has changed since the run began; {goes_on}")
+        self._tables = [one for one in self._tables if tables.length(one[1]) == one[2]]
+        self._files = [one for one in self._files if _stamp(one[1]) == one[2]]
+
+
+def _stamp(file: Path) -> tuple[int, int]:
+    """Size and time of a file; of one that is gone, zeros."""
+    try:
+        found = file.stat()
+    except OSError:
+        return (0, 0)
+    return found.st_size, found.st_mtime_ns
 
 
 def _described(federation: Described) -> Federation:
@@ -245,7 +265,7 @@ def _opened(
     """A run that is ready for its first round; what lives in memory is in files then."""
     fed = _described(federation)
     folder = Path(out) if out is not None else None
-    watchers = [*_display(progress)(fed.name), TableWatch(fed), *callbacks]
+    watchers = [*_display(progress)(fed.name), DataWatch(fed), *callbacks]
     if not fed.in_memory():
         with opened(fed.settings, folder, resume, workers, watchers, link) as one:
             yield one

@@ -4,7 +4,7 @@ import errno
 import os
 import sqlite3
 import sys
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -14,6 +14,7 @@ from hansa.cli.check import check, new, schema
 from hansa.cli.console import (
     INTERRUPTED,
     errors,
+    output,
 )
 from hansa.cli.data import data
 from hansa.cli.deploy import TERMINATED, join, serve, status
@@ -31,6 +32,25 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train one language model across organisations and borders, while the text stays home.",
 )
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from hansa import __version__
+
+        output.print(f"hansa {__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version and exit")
+    ] = False,
+) -> None:
+    """Train one language model across organisations and borders, while the text stays home."""
+
+
 for _command in (
     *(demo, new, schema, check, run, compare, reproduce, evaluate, predict, report, retrain),
     *(serve, join, approve, status, leave),

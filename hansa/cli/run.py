@@ -58,6 +58,8 @@ def run(
 
     def show() -> None:
         show_metrics(found.metrics, f"{settings.name} on the test set")
+        if len(found.by_silo) > 1 and found.by_silo.keys() != found.metrics.keys():
+            show_metrics(found.by_silo, f"{settings.name} on the test set of each silo")
         show_signatures(settings)
         if found.own:
             show_metrics(found.own, "every node's own model on its own test set")
@@ -95,6 +97,7 @@ def compare(
     from hansa.report.progress import Progress
     from hansa.report.uploads import quality_against_bytes
     from hansa.runs.compare import compare as compare_methods
+    from hansa.runs.compare import identical
     from hansa.runs.results import RunResults
     from hansa.runs.summary import average, metric_names
 
@@ -124,7 +127,18 @@ def compare(
         if found := quality_against_bytes(runs, metric_names(runs)):
             columns = ["", "sent up", "fewer bytes", *(f"mean {metric}" for metric in found["metrics"])]
             bytes_of = [[row["name"], row["up"], row["fewer"], *row["cells"]] for row in found["rows"]]
-            output.print(table(columns, bytes_of, f"quality against bytes (in brackets: against {found['most']})"))
+            output.print(
+                table(
+                    columns, bytes_of, f"quality against bytes (in brackets: better + or worse − than {found['most']})"
+                )
+            )
+        for same in identical(outcomes):
+            output.print(
+                f"{', '.join(same)} have identical scores: what they differ in had no effect here (look at their "
+                "settings)",
+                highlight=False,
+                markup=False,
+            )
         for name, reason in failures.items():
             output.print(f"{name} failed: {reason}", highlight=False, markup=False)
         output.print(f"Report: {report}", highlight=False)

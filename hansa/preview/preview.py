@@ -1,6 +1,6 @@
 """The preview of a federation: samples, shares, traffic and warnings. It reads data; it trains and writes nothing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -189,15 +189,15 @@ def shares(silos: list[SiloPreview], share: Callable[[SiloPreview], float]) -> d
 
 def _warnings(seen: Preview) -> list[str]:
     federation, silos, found = seen.federation, seen.silos, list[str]()
-    for name, language in seen.languages.items() if len(silos) > 2 else ():
-        if language.share > DOMINANT:
+    for name, what, share, weight in _shares(seen) if len(silos) > 2 else ():
+        if share > DOMINANT:
             found.append(
-                f"{name} has {language.share:.0%} of the training samples of a round, and the model may learn little "
-                "of other languages; lower train.samples.fraction, raise train.samples.floor, or set aggregate.weights"
+                f"{name} has {share:.0%} of the training samples of a round, and the model may learn little of other "
+                f"{what}; lower train.samples.fraction, raise train.samples.floor, or set aggregate.weights"
             )
-        if (language.weight or 0.0) > DOMINANT:
+        if (weight or 0.0) > DOMINANT:
             found.append(
-                f"{name} has {language.weight:.0%} of the aggregate weight; set aggregate.weights.temperature to "
+                f"{name} has {weight:.0%} of the aggregate weight; set aggregate.weights.temperature to "
                 "0.5 to weigh silos by the square root of their samples, or aggregate.weights to 'uniform'"
             )
     found += _capped_weights(seen)
@@ -216,6 +216,16 @@ def _warnings(seen: Preview) -> list[str]:
     if federation.kind == "central" and inner:
         found.append("a central run pools all data and ignores the regions of the tree")
     return found + refusals(federation)
+
+
+def _shares(seen: Preview) -> Iterator[tuple[str, str, float, float | None]]:
+    """Name, kind, share of a round and weight of every language, where there are several; else of every silo."""
+    languages = seen.languages
+    if len(languages) > 1:
+        yield from ((name, "languages", one.share, one.weight) for name, one in languages.items())
+        return
+    total = sum(silo.per_round for silo in seen.silos)
+    yield from ((silo.name, "silos", silo.per_round / total, silo.weight) for silo in seen.silos)
 
 
 def _capped_weights(seen: Preview) -> list[str]:

@@ -35,6 +35,12 @@ def print_preview(console: Console, seen: Preview) -> None:
         _print_tree(console, seen.tree, seen.sampling)
     if seen.parameters is not None:
         console.print(f"Model: at most {seen.parameters:,} parameters", highlight=False)
+    else:
+        console.print(
+            f"Model and traffic: not known yet, because '{f.model.path}' is not a folder on this machine: the run "
+            "downloads it",
+            highlight=False,
+        )
     if seen.traffic is not None:
         console.print(f"Traffic: at most {seen.traffic.line}", highlight=False)
     if f.kind == "federated" and len(seen.silos) > 1:

@@ -173,6 +173,7 @@ class RunEvents:
         """Take callbacks; raise `UserError` for an object that has none of the methods."""
         self._callbacks = list(callbacks)
         self.run: CurrentRun | None = None
+        self._pending: RunFailed | None = None
         if run is not None:
             self.begin(run)
         for one in self._callbacks:
@@ -201,6 +202,9 @@ class RunEvents:
 
         A callback that fails is dropped with a message, or raises `RunFailed` if it is required.
         """
+        if self._pending is not None and event not in ("on_silo", "on_failure"):
+            pending, self._pending = self._pending, None
+            raise pending
         for one in tuple(self._callbacks):
             method = getattr(one, event, None)
             if method is None:
@@ -216,10 +220,14 @@ class RunEvents:
         if event == "on_failure":  # the run ends anyway, by an error of its own
             return
         if getattr(callback, "required", False):
-            raise RunFailed(
+            failure = RunFailed(
                 f"{said}; it is required, so the run stops: correct it, then continue from the last checkpoint with "
                 "resume"
-            ) from error
+            )
+            if event != "on_silo":
+                raise failure from error
+            self._pending = failure  # this is another thread: the run stops at its next event
+            return
         self._callbacks.remove(callback)
         if callback in self._silo_callbacks:
             self._silo_callbacks.remove(callback)

@@ -1,5 +1,6 @@
 """Comparisons: several methods, compressors or baselines on the same data, seed and budget."""
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -102,3 +103,11 @@ def run_variants(
     if not results:
         raise RunFailed("; ".join(f"{name}: {reason}" for name, reason in failures.items()))
     return results, failures
+
+
+def identical(results: Mapping[str, Result]) -> list[list[str]]:
+    """The names of runs whose scores are the same to the last bit, in groups of two or more."""
+    groups: dict[str, list[str]] = {}
+    for name, result in results.items():
+        groups.setdefault(json.dumps(result.metrics, sort_keys=True), []).append(name)
+    return [names for names in groups.values() if len(names) > 1]

@@ -14,11 +14,12 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import yaml
 from safetensors.torch import load_file, save_file
 
 from hansa.client.state import StoredStates, encoded
 from hansa.config.federation import Federation
-from hansa.config.file import dump
+from hansa.config.file import dump, parse
 from hansa.core.errors import UserError
 from hansa.core.state import ServerState
 from hansa.core.tensors import Tensors
@@ -42,16 +43,31 @@ class RunDirectory:
         if resume:
             if not written.is_file():
                 raise UserError(f"--resume: {out} holds no run (no federation.yaml); start it without --resume")
-            if written.read_text(encoding="utf-8") != dump(federation):
+            if written.read_text(encoding="utf-8") != dump(federation) and not directory._extend(federation):
                 raise UserError(
                     f"--resume: the federation file differs from the one {out} was started with; "
-                    f"resume with {written} (or with the same --set), or start anew without --resume"
+                    f"resume with {written} (or with the same --set; more rounds are fine), or start anew without "
+                    "--resume"
                 )
         else:
             RunDirectory.require_empty(out, but=(INPUTS,))
             out.mkdir(parents=True, exist_ok=True)
             written.write_text(dump(federation), encoding="utf-8")
         return directory
+
+    def _extend(self, federation: Federation) -> bool:
+        """Take more rounds than the run was started with; False if anything else differs, or rounds were taken away.
+
+        A learning-rate schedule follows the new number from here on. A run whose silos have trained personal models
+        after its last round cannot be extended.
+        """
+        file = self.path / "federation.yaml"
+        before = parse(yaml.safe_load(file.read_text(encoding="utf-8")), where=str(file))
+        same = before.model_copy(update={"rounds": federation.rounds}) == federation
+        if not same or federation.rounds < before.rounds or federation.personal is not None:
+            return False
+        file.write_text(dump(federation), encoding="utf-8")
+        return True
 
     @staticmethod
     def path_for(name: str, resume: bool) -> Path:

@@ -95,6 +95,18 @@ class Result:
         rows = [[values.get(metric) for metric in columns] for values in self.metrics.values()]
         return frame(rows, columns, list(self.metrics))
 
+    @property
+    def by_silo(self) -> dict[str, dict[str, float]]:
+        """The scores on the whole test set: silo → metric → value; of several languages, metrics by language."""
+        test = self.scores[self.scores["split"] == "test"]
+        last = test[test["round"] == test["round"].max()]
+        several = last.groupby("silo")["language"].nunique().to_dict()
+        found: dict[str, dict[str, float]] = {}
+        for row in last.itertuples(index=False):
+            name = f"{row.metric} ({row.language})" if several[row.silo] > 1 else row.metric
+            found.setdefault(row.silo, {})[name] = row.value
+        return found
+
     # ── models ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @cached_property

@@ -13,6 +13,7 @@ import torch
 import hansa
 from hansa.core.method import METHODS
 from hansa.methods.fedprox import Proximal
+from hansa.runs.compare import identical
 from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import Ledger
 from tests.api.conftest import Make, rows
@@ -150,12 +151,22 @@ def test_data_that_changes_is_noticed(make: Make, tmp_path: Path, capsys: pytest
     steps.close()
     said = capsys.readouterr().err.replace("\n", " ")
     assert "silos.north: the data had 60 rows when the run began and has 61 now; the run goes on" in said
-    with pytest.raises(
-        hansa.DataError, match=r"silos\.north: its rows have changed since the run began; put them back"
-    ):
+    with pytest.raises(hansa.DataError, match=r"silos\.north: its rows have changed since .*; put them back"):
         hansa.run(fed, out=tmp_path / "run", resume=True, workers=0, progress=False)
     del north[-1]
     assert hansa.run(fed, out=tmp_path / "run", resume=True, workers=0, progress=False).metrics
+
+
+def test_a_file_that_changes_is_noticed(make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = make(rounds=3).placed(tmp_path / "data")
+    fed = hansa.Federation.from_settings(settings)
+    steps = hansa.rounds(fed, out=tmp_path / "run", workers=0, progress=True)
+    next(steps)
+    with (tmp_path / "data" / "south.train.jsonl").open("a") as stream:
+        stream.write("{}\n")
+    list(steps)
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("south.train.jsonl has changed since the run began; the run goes on") == 1
 
 
 def test_a_run_of_another_version_is_named(make: Make, tmp_path: Path) -> None:
@@ -211,3 +222,38 @@ def test_a_method_of_a_script_reaches_the_workers(tmp_path: Path, link: str) -> 
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "scores" in done.stdout
+
+
+def test_a_run_is_extended_by_more_rounds_and_by_nothing_else(make: Make, tmp_path: Path) -> None:
+    hansa.run(make(rounds=2), out=tmp_path / "run", workers=0, progress=False)
+    longer = hansa.run(make(rounds=3), out=tmp_path / "run", resume=True, workers=0, progress=False)
+    whole = hansa.run(make(rounds=3), out=tmp_path / "whole", workers=0, progress=False)
+    assert same(weights(longer.folder / "model"), weights(whole.folder / "model"))
+    assert longer.metrics == whole.metrics
+    for other in (make(rounds=2), make(rounds=4, seed=5)):
+        with pytest.raises(hansa.UserError, match="differs from the one"):
+            hansa.run(other, out=tmp_path / "run", resume=True, workers=0, progress=False)
+
+
+def test_silos_that_share_a_language_have_scores_of_their_own(make: Make, tmp_path: Path) -> None:
+    silos = {name: {"train": rows("north", 50 + n), "language": "en"} for n, name in enumerate(("a", "b", "c"))}
+    fed = make(silos=silos, rounds=1)
+    assert not [one for one in fed.check().warnings if "language" in one], "one language drowns no other"
+    result = hansa.run(fed, out=tmp_path / "run", workers=0, progress=False)
+    assert list(result.metrics) == ["en"]
+    assert list(result.by_silo) == ["a", "b", "c"]
+    assert set(result.scores["language"]) == {"en"}
+    large = make(silos=silos | {"d": {"train": rows("north", 2000), "language": "en"}})
+    assert any("d has" in one and "other silos" in one for one in large.check().warnings)
+
+
+def test_check_says_that_label_names_leave(make: Make) -> None:
+    assert any("names of the labels" in line for line in make().check().as_dict()["releases"])
+    listed = make(task={"name": "classify", "labels": ["a", "b"]})
+    assert not any("names of the labels" in line for line in listed.check().as_dict()["releases"])
+
+
+def test_identical_results_are_found(make: Make, tmp_path: Path) -> None:
+    methods: list[str | hansa.Method] = ["fedavg", hansa.methods.fedprox(mu=0.0), hansa.methods.fedadam()]
+    found = hansa.compare(make(rounds=1), methods, out=tmp_path / "all", workers=0, progress=False)
+    assert identical(found.results) == [["fedavg", "fedprox"]]

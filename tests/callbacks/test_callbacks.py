@@ -63,6 +63,17 @@ def test_a_callback_that_raises_is_dropped_or_stops_the_run_as_it_declares(
     assert resumed.metrics == result.metrics, "nothing was lost"
 
 
+def test_a_required_callback_that_fails_in_another_thread_stops_the_run(make: Make, tmp_path: Path) -> None:
+    class Failing:
+        required = True
+
+        def on_silo(self, run: Any, silo: str, state: str) -> None:
+            raise ValueError("no")
+
+    with pytest.raises(hansa.RunFailed, match="Failing failed in on_silo: ValueError: no"):
+        hansa.run(make(), out=tmp_path / "run", workers=1, callbacks=[Failing()], progress=False)
+
+
 def test_an_object_without_any_method_of_a_callback_is_refused(make: Make, tmp_path: Path) -> None:
     class Typo:
         def on_round_ended(self, run: Any, record: Any) -> None: ...

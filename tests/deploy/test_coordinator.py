@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import hansa
 from hansa.config.nodes import Node
 from hansa.deploy.broker import Broker
 from hansa.deploy.coordinator import serve
@@ -65,6 +66,20 @@ def test_secure_aggregation_in_regions_over_sockets_gives_the_bits_of_a_run(
     there = over_the_network(tree, tmp_path / "there", log)
     assert same(weights(here.folder / "model"), weights(there.folder / "model"))
     assert here.metrics == there.metrics
+
+
+def test_python_yaml_and_the_network_give_the_same_bits(federation: Build, tmp_path: Path, log: Any) -> None:
+    settings = federation(rounds=2)
+    fed = hansa.Federation.from_settings(settings)
+    fed.to_yaml(tmp_path / "fed.yaml")
+    python = hansa.run(fed.replace(), out=tmp_path / "python", workers=0, progress=False)
+    yaml = hansa.run(tmp_path / "fed.yaml", out=tmp_path / "yaml", workers=0, progress=False)
+    there = over_the_network(settings, tmp_path / "there", log)
+    assert same(weights(python.folder / "model"), weights(yaml.folder / "model"))
+    assert same(weights(python.folder / "model"), weights(there.folder / "model"))
+    assert python.metrics == yaml.metrics == there.metrics
+    local, remote = (one.scores.sort_values(list(one.scores.columns[:5])) for one in (python, there))
+    assert local.values.tolist() == remote.values.tolist(), "also by silo"
 
 
 def test_two_regions_aggregate_securely_below_a_root_that_sees_their_means(

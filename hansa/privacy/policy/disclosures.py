@@ -5,7 +5,7 @@ The sentences follow from what the slots of the method declare (`hansa.core.meth
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 from hansa.config.federation import Federation
 from hansa.config.method import build_method
@@ -15,7 +15,7 @@ from hansa.privacy.dp.accounting import composed, price
 from hansa.privacy.dp.distributed import DistributedMechanism, distributed_mechanism
 from hansa.privacy.dp.prices import update_mechanisms, update_prices
 from hansa.privacy.dp.units import UnitMechanism
-from hansa.tasks.base import TASKS, GenerationTask
+from hansa.tasks.base import TASKS, GenerationTask, LabelledTask, discovery_of
 
 SEEDED = (
     "is drawn from the federation's seed, and anyone who knows the seed can subtract it: that is for simulations; "
@@ -57,9 +57,20 @@ def _before_training(federation: Federation, survey: Mapping[str, Any] | None) -
             f"Once, to build the vocabulary: counts of {sent:,} word pieces that at least {survey['minimum']} "
             f"rows of a silo had; {withheld:,} rarer ones were withheld."
         )
+    if survey is None and (rows := _label_rows(federation)):
+        few = "" if rows == 1 else f" that at least {rows} of its rows have"
+        yield f"Once, since task.labels lists none: the names of the labels of each silo{few}."
     if survey is not None and any(s["labels"] for s in survey["silos"].values()):
         yield "Once: the names of the labels that each silo uses."
     yield "Once: how many samples each silo holds, by language; which rows could not be used, and why."
+
+
+def _label_rows(federation: Federation) -> int:
+    """The least number of rows behind a label name that silos report; 0: they report none."""
+    task = TASKS.build(federation.task)
+    if not task.needs_labels or cast(LabelledTask, task).labels:
+        return 0
+    return discovery_of(task).min_rows if discovery_of(task).allowed else 1
 
 
 def _in_rounds(federation: Federation, method: Method, silo: str | None) -> Iterator[str]:
