@@ -1,6 +1,7 @@
 """All silos that run in one process, each behind its policy."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
@@ -11,8 +12,9 @@ from hansa.client.state import StateFolder
 from hansa.config.nodes import Holder, leaves
 from hansa.config.shared import settings_digest
 from hansa.config.tree import holders
-from hansa.core.messages import Reply, Request
+from hansa.core.messages import Reply, Request, Train
 from hansa.privacy.dp.charging import RunCharging
+from hansa.privacy.dp.units import UnitMechanism
 from hansa.privacy.policy.audit_log import AUDIT_LOG, AuditLog
 from hansa.privacy.policy.guard import Guard, RunContext, SiloChecks
 from hansa.privacy.policy.model_check import ModelHistory
@@ -54,6 +56,14 @@ class SiloHost:
             answer = self.silo(name).answer
             self._answers[name] = self.guarded(name, answer) if name in self._leaves else answer
         return self._answers[name]
+
+    def prefetch(self, name: str, request: Request) -> None:
+        """Make the batches that a silo will train on, where they depend on nothing but the request."""
+        runtime = self.runtime
+        training, mechanism = runtime.federation.train, runtime.private.get(name)
+        if isinstance(request, Train) and training.samples.adapt is None and not isinstance(mechanism, UnitMechanism):
+            with suppress(Exception):  # what fails here fails again when the silo is asked, and is reported there
+                self.silo(name).resident.prefetch(request.round, training)
 
     def guarded(self, name: str, answer: Answering) -> Answering:
         """An answer within the policy that the federation file names for the node, if it names one."""

@@ -45,6 +45,7 @@ class ResidentSilo:
     runtime: Runtime
     store: StateFolder
     _examples: dict[str, examples.Examples] = field(default_factory=dict)
+    _prefetched: tuple[int, Training, list[MicroBatches]] | None = None  # the batches of a round, made ahead
 
     @property
     def home(self) -> Path:
@@ -83,12 +84,20 @@ class ResidentSilo:
 
     def batches(self, round: int, training: Training) -> Iterator[MicroBatches]:
         """The batches of a round, each as micro-batches."""
+        made, self._prefetched = self._prefetched, None
+        if made is not None and made[0] == round and made[1] is training:
+            yield from made[2]
+            return
         runtime, held = self.runtime, self.examples("train")
         rng = stream(runtime.federation.seed, round, self.name, "batches")
         chosen = self.drawn(round, training, rng)
         for indices in batches(chosen, held.lengths, training.batch, rng):
             cuts = range(0, len(indices), training.micro_batch or len(indices))
             yield [runtime.task.batch(held, indices[i : i + cuts.step], rng, runtime.vocabulary) for i in cuts]
+
+    def prefetch(self, round: int, training: Training) -> None:
+        """Make the batches of a round now, for the next call of `batches`."""
+        self._prefetched = (round, training, list(self.batches(round, training)))
 
     def drawn(self, round: int, training: Training, rng: np.random.Generator | None = None) -> Indices:
         """The training samples of a round."""

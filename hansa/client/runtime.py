@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import cast
 
 import torch
+from torch import Tensor
 
 from hansa.config.federation import Federation
 from hansa.config.method import build_method
@@ -55,6 +56,7 @@ class Runtime:
     ) -> None:
         self.federation, self.folder, self.signer, self.device = federation, folder, signer, device
         self.limits, self.deployed = limits, deployed or signer is not None
+        self.outbox: Tensor | None = None  # memory that the link lends for the next update
         load_plugins(federation.plugins)
 
     @cached_property
@@ -178,6 +180,11 @@ class Runtime:
         """The common start, ready to be trained."""
         model = build.load(str(self.folder / "start"), self.task.auto)
         return Learner(adapt(model, self.federation.model, self.federation.seed), device)
+
+    def outgoing(self, size: int) -> Tensor:
+        """Memory for an update of so many values: the link's own if it lends enough, else a scratch buffer."""
+        lent = self.outbox
+        return lent[:size] if lent is not None and lent.numel() >= size else self.learner.scratch(size)
 
     def part_of(self, tensor: str) -> str:
         """The part of the model that a tensor belongs to."""

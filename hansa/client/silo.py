@@ -254,7 +254,7 @@ class Silo:
             received.write(request.model)
         layout = received.layout
         model = runtime.learner.state.only(layout.names).to(CPU)
-        flat = torch.sub(received.flat, model.flat, out=runtime.learner.scratch(layout.size))
+        flat = torch.sub(received.flat, model.flat, out=runtime.outgoing(layout.size))
         norm = None
         mechanism = runtime.private.get(self.name)
         if isinstance(mechanism, UpdateMechanism):  # privacy of single patients has noise in every step already

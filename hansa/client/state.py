@@ -62,9 +62,10 @@ class StateFolder:
 
         It was deleted if a server with an older checkpoint than it had before, such as a backup, repeats a round.
         """
-        earlier = [r for r in self._rounds() if r < round]
+        rounds = self._rounds()
+        earlier = [r for r in rounds if r < round]
         if not earlier:
-            if 0 < self._deleted() < round:
+            if rounds and 0 < self._deleted() < round:  # a state is deleted only when there is a newer one
                 raise RunFailed(f"the state from before round {round} was deleted when a later round was checkpointed")
             return StoredStates({}, {})
         with safe_open(self._file(max(earlier)), "pt") as file:

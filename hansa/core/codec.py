@@ -181,7 +181,7 @@ def _tensors(where: str, line: str, vector: Tensor) -> Tensors:
         layout = _layout(line)
     except (TypeError, ValueError) as error:
         raise DecodingError(f"{where}: not a layout ({type(error).__name__})") from None
-    if vector.dtype != torch.float32 or vector.ndim != 1 or layout.size != len(vector):
+    if vector.dtype != torch.float32 or vector.ndim != 1 or layout.size != vector.numel():
         raise DecodingError(f"{where}: the layout does not fit its {tuple(vector.shape)} {vector.dtype} vector")
     return Tensors(layout, vector)
 

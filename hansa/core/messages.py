@@ -197,6 +197,11 @@ class Update:
     shared_state: Tensors | None = None  # the silo's contribution to the method's state at the server
     staleness: int = field(default=0, metadata=LOCAL)  # versions since the silo began; set by the server
 
+    @property
+    def plain(self) -> bool:
+        """Whether it has no tensors beside its gradient."""
+        return all(one is None for one in (self.encoded, self.masked, self.layers, self.shared_state))
+
 
 # ── secure aggregation ────────────────────────────────────────────────────────────────────────────────────────────
 

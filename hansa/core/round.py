@@ -25,12 +25,12 @@ from hansa.core.encoding import EncodingError
 from hansa.core.errors import printable
 from hansa.core.knowledge import ExchangeOutcome
 from hansa.core.link import Answer, Link
-from hansa.core.messages import BelowPart, Failure, LayersPart, NodeId, Reply, Train, Update, no_tensors
+from hansa.core.messages import BelowPart, Failure, LayersPart, NodeId, Reply, Train, Update
 from hansa.core.method import Method
 from hansa.core.participation import Assignment, Child, Participation, Plan, PlanContext, RoundSettings, deadline_of
 from hansa.core.schedules import schedule_factor
 from hansa.core.state import SERVER, ServerState, tensors_in
-from hansa.core.tensors import Layout, Tensors, is_finite
+from hansa.core.tensors import NOTHING, Layout, Tensors, is_finite
 from hansa.core.totals import RoundTotals
 
 MAX_LOSS = 1e4  # a model that learns anything has a smaller one; weights that follow from losses must stay finite
@@ -340,8 +340,8 @@ def decoded(reply: Reply, layout: Layout) -> Reply:
 
 def _note(record: Record, node: NodeId, update: Update) -> None:
     """Remember an update without its tensors; of a silo that sent two, the later, with the work of both."""
-    layers = update.layers and LayersPart(no_tensors(), update.layers.attention, update.layers.refused)
-    noted = replace(update, gradient=no_tensors(), layers=layers, shared_state=None)
+    layers = update.layers and LayersPart(NOTHING, update.layers.attention, update.layers.refused)
+    noted = replace(update, gradient=NOTHING, layers=layers, shared_state=None)
     before = record.updates.get(node)
     if before is not None:
         both = {key: getattr(before, key) + getattr(noted, key) for key in ("seen", "steps", "seconds")}

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import prod
+from math import isfinite, prod
 
 import torch
 from torch import Tensor
@@ -167,7 +167,7 @@ class WeightedMean:
 
 def is_finite(flat: Tensor) -> bool:
     """One pass, no temporary: a sum is NaN or infinite exactly when a value is, or when values are absurdly large."""
-    return bool(torch.isfinite(flat.sum(dtype=torch.float32))) if flat.numel() else True
+    return isfinite(float(flat.sum(dtype=torch.float32))) if flat.numel() else True
 
 
 def stack(updates: Sequence[Tensors]) -> Tensor:

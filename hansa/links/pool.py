@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from math import inf
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -31,6 +32,8 @@ from hansa.links.worker import pack, unpack, work
 
 TRIES = 2
 BRIEF = 0.05  # seconds: jobs shorter than this are handed out ahead, so that a worker never waits for the next
+GROUP = 8  # brief jobs that travel together, at most: see `worker._do`; more would take more memory for their updates
+GROUP_SECONDS = 0.2  # that a group takes, at most
 OFFER = 1 << 22  # floats: room for an offer, which may be larger than a very small model
 NUMBERS = 1 << 14  # values beside an update, or in place of scores, that are masked with it
 WAITING_BYTES = 2 << 30  # shared memory for updates that came early; beyond it, workers pause
@@ -52,7 +55,7 @@ def _without_main() -> Iterator[None]:
         main.__dict__.update(hidden)
 
 
-@dataclass
+@dataclass(eq=False)
 class Job:
     """A request for one silo, on its way through the pool."""
 
@@ -64,7 +67,6 @@ class Job:
     index: int
     call: "Call"
     tries: int = 0
-    began: float = 0.0
     block: Block | None = None
     answer: Answer | None = None
     error: str = ""
@@ -83,15 +85,22 @@ class Call:
     jobs: list[Job] = field(default_factory=list)
     taken: int = 0
     window: int = 1  # how far workers may run ahead of the taker
+    pace: float = inf  # seconds that the last job took
 
 
 @dataclass
 class Worker:
-    """A worker process, the pipe to it, and the jobs it has."""
+    """A worker process, the pipe to it, and the groups of jobs that it has; it answers each group at once."""
 
     process: Any
     connection: Connection
-    jobs: deque[Job] = field(default_factory=deque)
+    groups: deque[list[Job]] = field(default_factory=deque)
+    began: float = 0.0  # when the first of them did
+
+    @property
+    def jobs(self) -> list[Job]:
+        """All jobs that it has."""
+        return [job for group in self.groups for job in group]
 
 
 class PoolLink:
@@ -255,58 +264,77 @@ class PoolLink:
             self._expire()
 
     def _hand_out(self) -> None:
-        """Give queued jobs to workers: first to idle ones, then, where jobs are brief, one ahead."""
+        """Give queued jobs to workers: first to idle ones, then, where jobs are brief, one group ahead."""
         for depth in (1, 2) if self._brief else (1,):
             for worker in self._workers:
-                if len(worker.jobs) < depth and (job := self._next()):
-                    self._send(worker, job)
+                if len(worker.groups) < depth and (group := self._next()):
+                    self._send(worker, group)
 
-    def _next(self) -> Job | None:
+    def _next(self) -> list[Job]:
+        """The next jobs of the queue that may begin: one, or several with the same request where jobs are brief."""
+        group: list[Job] = []
         for job in self._queue:
+            if group and (job.call is not group[0].call or job.text is not group[0].text or job.tries):
+                break
             if job.index < job.call.taken + job.call.window:
-                self._queue.remove(job)
-                return job
-        return None
+                group.append(job)
+            if group and len(group) >= self._most(group[0]):
+                break
+        for job in group:
+            self._queue.remove(job)
+        return group
 
-    def _send(self, worker: Worker, job: Job) -> None:
-        job.block = self._blocks.take(job.room) if job.room else None
-        job.began = monotonic()
+    def _most(self, job: Job) -> int:
+        """How many jobs may form a group.
+
+        Few towards the end, so that workers end together. One where a worker died, to find out whose fault it was, and
+        one where there is a deadline: a job that hangs must not take others with it.
+        """
+        if job.tries or job.call.until is not None:
+            return 1
+        return max(1, min(GROUP, int(GROUP_SECONDS / job.call.pace), len(self._queue) // (2 * len(self._workers))))
+
+    def _send(self, worker: Worker, group: list[Job]) -> None:
+        for job in group:
+            job.block = self._blocks.take(job.room) if job.room else None
+            self._watch(job.node, "working")
         envelope = {
-            "node": job.node,
-            "vectors": job.places,
-            "block": job.block.name if job.block else "",
-            "room": job.room,
+            "vectors": group[0].places,
+            "jobs": [(job.node, job.block.name if job.block else "", job.room) for job in group],
         }
-        worker.jobs.append(job)
-        self._watch(job.node, "working")
+        if not worker.groups:
+            worker.began = monotonic()
+        worker.groups.append(group)
         with suppress(OSError):  # a closed pipe is found, and its worker replaced, where it is read
-            worker.connection.send_bytes(pack(envelope, job.text))
+            worker.connection.send_bytes(pack(envelope, group[0].text))
 
-    def _finish(self, worker: Worker, envelope: dict[str, Any], text: str) -> None:
+    def _finish(self, worker: Worker, envelope: dict[str, Any], texts: list[str]) -> None:
         with self._changed:
-            job = worker.jobs.popleft()
-            self._brief = monotonic() - job.began < BRIEF
-            if "user_error" in envelope:
-                job.error = envelope["user_error"]
-            else:
-                vectors = {name: self._views.view(tuple(place)) for name, place in envelope["vectors"].items()}
-                received = len(text) + sum(4 * v.numel() for v in vectors.values())
-                job.answer = Answer(job.node, wire.join(text, vectors), job.size, received)
-            self._watch(job.node, "done")
+            group, now = worker.groups.popleft(), monotonic()
+            group[0].call.pace = (now - worker.began) / len(group)
+            self._brief, worker.began = group[0].call.pace < BRIEF, now
+            for job, told, text in zip(group, envelope["replies"], texts, strict=True):
+                if "user_error" in told:
+                    job.error = told["user_error"]
+                else:
+                    vectors = {name: self._views.view(tuple(place)) for name, place in told["vectors"].items()}
+                    received = len(text) + sum(4 * v.numel() for v in vectors.values())
+                    job.answer = Answer(job.node, wire.join(text, vectors), job.size, received)
+                self._watch(job.node, "done")
             self._changed.notify_all()
 
     def _replace(self, worker: Worker, why: str, by_itself: bool = True) -> None:
-        """Start a new worker in the place of a dead one; its jobs are tried again, the running one at most once."""
+        """Start a new worker in the place of a dead one; its jobs are tried again, the running ones at most once."""
         worker.process.join(timeout=5)
         why = f"{why} (exit code {worker.process.exitcode})"
         with self._changed:
-            for position, job in reversed(list(enumerate(worker.jobs))):
+            for job in reversed(worker.jobs):
                 if job.block is not None:
                     self._blocks.give_back(job.block)
                     job.block = None
                 if job.done:
                     continue
-                job.tries += by_itself and position == 0
+                job.tries += by_itself and job in worker.groups[0]
                 if job.tries >= TRIES:
                     self._lose(job, f"{why}, twice")
                 else:
