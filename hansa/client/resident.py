@@ -26,6 +26,7 @@ from hansa.data.batching import batches
 from hansa.files import atomically
 from hansa.models.adapt import merge_adapters
 
+MOST_PREFETCHED = 10_000  # samples of a round whose batches are made ahead
 PERSONAL = "scope"  # slot of the tensors that are not shared
 
 
@@ -96,8 +97,9 @@ class ResidentSilo:
             yield [runtime.task.batch(held, indices[i : i + cuts.step], rng, runtime.vocabulary) for i in cuts]
 
     def prefetch(self, round: int, training: Training) -> None:
-        """Make the batches of a round now, for the next call of `batches`."""
-        self._prefetched = (round, training, list(self.batches(round, training)))
+        """Make the batches of a round now, for the next call of `batches`; not if they would take much memory."""
+        if training.per_round(len(self.examples("train"))) <= MOST_PREFETCHED:
+            self._prefetched = (round, training, list(self.batches(round, training)))
 
     def drawn(self, round: int, training: Training, rng: np.random.Generator | None = None) -> Indices:
         """The training samples of a round."""
