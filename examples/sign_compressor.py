@@ -41,7 +41,7 @@ class ScaledSign:
         values = tensor.values
         sums = pad(values.abs(), (0, -len(values) % BLOCK)).view(-1, BLOCK).sum(dim=1)
         counts = pad(torch.ones(len(values)), (0, -len(values) % BLOCK)).view(-1, BLOCK).sum(dim=1)
-        return replace(tensor, values=values.sign().to(torch.int8), scales=sums / counts, halved=True)
+        return replace(tensor, values=values.sign().to(torch.int8), scales=sums / counts, bits=4)
 
 
 @COMPRESSORS.register("sign")

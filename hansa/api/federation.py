@@ -9,12 +9,14 @@ from typing import Any
 from hansa.api import tables
 from hansa.api.check import Check
 from hansa.config import federation as settings_model
+from hansa.config.chat import with_template
 from hansa.config.file import dump, parse, read, relocated
 from hansa.config.in_memory import lives_in_memory, register_method
 from hansa.config.nodes import walk
 from hansa.core.errors import ConfigError, DataError
 from hansa.core.method import Method
 from hansa.core.settings import Named
+from hansa.data.readers import MESSAGES
 from hansa.methods import built_from
 from hansa.preview.preview import preview
 
@@ -149,7 +151,7 @@ class Federation:
         def path(text: str) -> str:
             return str((folder / text.removeprefix(MEMORY)).resolve()) if text.startswith(MEMORY) else text
 
-        return relocated(self._settings, path, path)
+        return with_template(relocated(self._settings, path, path))
 
     def in_memory(self) -> bool:
         """Whether data or the model live in memory, so that a run writes them to files first."""
@@ -282,7 +284,7 @@ def _check_columns(settings: Settings, inputs: _Inputs) -> None:
             for path in source.files().values():
                 table = inputs.tables.get(path.removeprefix(MEMORY))
                 known = tables.columns(table.rows) if table is not None else None
-                if known is None or source.text in known or "tokens" in known:
+                if known is None or source.text in known or {"tokens", MESSAGES} & {*known}:
                     continue
                 example = f'{{"{name}": {{"train": …, "text": "{next(iter(known), "text")}"}}}}'
                 raise DataError(

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from hansa.cli.console import Format, FormatOption, errors, finish, output
+from hansa.cli.deidentification_report import show_finder, show_preview, show_problems, show_scores
 from hansa.core.errors import UserError
 from hansa.report.text import table
 
@@ -94,9 +95,12 @@ def data_import(
     ],
     out: Annotated[Path, typer.Option(help="the folder to write to, new or empty")],
     language: Annotated[str, typer.Option(help="the language of the silo, such as it")],
-    kind: Annotated[str, typer.Option(help="auto, text, pdf (its text), html, xml, json or wiki")] = "auto",
+    kind: Annotated[
+        str,
+        typer.Option(help="auto, text, pdf (its text), html, xml, json, wiki, csv, cda, hl7, rtf, docx, email, zip"),
+    ] = "auto",
     documents: Annotated[str, typer.Option(help="in text, a document is one of: files, blocks, lines")] = "files",
-    field: Annotated[str, typer.Option(help="the field of JSON that holds the text")] = "text",
+    field: Annotated[str, typer.Option(help="the field of JSON, or column of a table, with the text")] = "text",
     valid: Annotated[float, typer.Option(min=0, max=1, help="share of documents for validation")] = 0.05,
     test: Annotated[float, typer.Option(min=0, max=1, help="share of documents for testing")] = 0.1,
     shortest: Annotated[int, typer.Option(min=1, help="characters of the shortest sentence kept")] = 10,
@@ -104,7 +108,10 @@ def data_import(
     near: Annotated[float, typer.Option(min=0, max=1, help="documents as alike as this are duplicates; 0: off")] = 0.8,
     keep_citations: Annotated[bool, typer.Option("--keep-citations", help="keep brackets such as [12, 13]")] = False,
     keep_other_languages: Annotated[bool, typer.Option("--keep-other-languages", help="do not check")] = False,
-    deidentify: Annotated[str, typer.Option(metavar="SPEC", help="replace personal details first, e.g. rules")] = "",
+    deidentify: Annotated[
+        str, typer.Option(metavar="SPEC", help="replace personal details of the cleaned text, e.g. rules+lists")
+    ] = "",
+    keep: Annotated[str, typer.Option(help="types of personal details to leave alone, e.g. AGE,PROFESSION")] = "",
     key_file: Annotated[Path | None, typer.Option(help="the secret behind the surrogates")] = None,
     style: Annotated[str, typer.Option(help="surrogates or tags")] = "surrogates",
     memory: Annotated[int, typer.Option(min=1, help="MB for remembering what was seen")] = 512,
@@ -132,12 +139,20 @@ def data_import(
         workers=workers,
         gzip=gzip,
         deidentify=deidentify,
+        keep_details=_listed(keep),
         key=read_key(key_file) if key_file else "",
         style=style,
     )
     with bar(language) as progress:
         report = import_text(paths, out, settings, progress)
     finish(format, report, lambda: show(report, str(out)))
+    if not report["documents"]["kept"]:
+        errors.print("Nothing was kept: see why above, or in report.json", highlight=False)
+        raise typer.Exit(1)
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 @data.command("deidentify")
@@ -148,59 +163,85 @@ def data_deidentify(
     text: Annotated[str, typer.Option(help="the field that holds the text")] = "text",
     style: Annotated[str, typer.Option(help="surrogates, or tags such as [NAME]")] = "surrogates",
     finder: Annotated[
-        str, typer.Option("--with", metavar="SPEC", help="rules, module:Class or file.py:Class")
-    ] = "rules",
+        str,
+        typer.Option("--with", metavar="SPEC", help="rules, lists, model:FOLDER, presidio, module:Class, or A+B"),
+    ] = "rules+lists",
+    keep: Annotated[str, typer.Option(help="types to leave alone, e.g. AGE,PROFESSION")] = "",
+    patient: Annotated[
+        str, typer.Option(help="field that says which neighbouring rows are about one patient")
+    ] = "patient",
     key_file: Annotated[Path | None, typer.Option(help="the secret behind the surrogates")] = None,
+    preview: Annotated[int, typer.Option(min=0, help="only show the first N details that would be replaced")] = 0,
     measure: Annotated[bool, typer.Option("--measure", help="only score against annotated files")] = False,
+    types: Annotated[str, typer.Option("--map", help="types of the annotation, e.g. WARD=HOSPITAL,NHS=ID")] = "",
     format: FormatOption = Format.text,
 ) -> None:
-    """Replace names, dates, phones, addresses and identifiers, or measure how many of them are found."""
+    """Replace names, dates, numbers, places and more, or measure how many of them leak."""
+    from hansa.data.cache import cache_folder
     from hansa.data.deidentification import files as whole
-    from hansa.data.deidentification.deidentify import check_style, load
+    from hansa.data.deidentification.deidentify import check_style
+    from hansa.data.deidentification.finders import load
     from hansa.data.deidentification.keys import surrogate_key
 
     check_style(style)
+    chosen = load(finder, _listed(keep))
     if measure:
-        scores = whole.score_files(paths, text, language, load(finder))
-        finish(format, scores, lambda: _show_scores(scores))
+        scores = whole.score_files(paths, text, language, chosen, _mapped(types))
+        finish(format, scores, lambda: show_scores(scores))
+        return
+    if preview:
+        found = list(whole.preview_files(paths, text, language, chosen, preview))
+        finish(format, {"details": found}, lambda: show_preview(found))
         return
     if out is None:
         raise UserError("hansa data deidentify: say where to write with --out FOLDER, or score with --measure")
-    chosen = load(finder)
-    key = surrogate_key(key_file, out)
+    key = surrogate_key(key_file, cache_folder(), out)
     report = whole.deidentify_files(
-        paths, out, text, language, chosen, key, style, lambda line: errors.print(line, highlight=False)
+        paths, out, text, language, chosen, key, style, lambda line: errors.print(line, highlight=False), patient
     )
 
     def show() -> None:
         rows = [[kind, f"{count:,}"] for kind, count in report["replaced"].items()]
         output.print(table(["", "replaced"], rows, f"{report['texts']:,} texts: {out}"))
+        for file in report["skipped"]:
+            output.print(f"Skipped, because its format is not read: {file}", highlight=False, markup=False)
         if report["copied_fields"]:
             names = ", ".join(report["copied_fields"])
             output.print(f"Copied as they are, unread: the fields {names}; give one with --text, or leave them out")
-        _show_problems(report)
+        show_problems(report)
 
     finish(format, report, show)
 
 
-def _show_scores(scores: dict[str, Any]) -> None:
-    shares = ("character_recall", "character_precision", "recall", "precision", "exact_recall", "exact_precision")
-    rows = []
-    for code, found in scores["languages"].items():
-        for kind, one in {"all": found["overall"], **found["types"]}.items():
-            values = ["–" if one[share] is None else f"{one[share]:.4f}" for share in shares]
-            rows.append([f"{code} {kind}", f"{one['entities']:,}", f"{one['findings']:,}", *values])
-    output.print(table(["", "gold", "found", *(s.replace("_", " ") for s in shares)], rows, "Personal details found"))
-    output.print(
-        "character recall: share of personal characters covered; recall: entities covered to the last character; "
-        "precision: findings that overlap an entity; exact: same span and type",
-        highlight=False,
-    )
-    _show_problems(scores)
+def _mapped(text: str) -> dict[str, str]:
+    pairs = [part.split("=") for part in _listed(text)]
+    if any(len(pair) != 2 for pair in pairs):
+        raise UserError(f"--map '{text}' cannot be read; write pairs such as WARD=HOSPITAL,NHS=ID")
+    return {name.strip(): kind.strip().upper() for name, kind in pairs}
 
 
-def _show_problems(report: dict[str, Any]) -> None:
-    if report["bad_rows"]:
-        first = "; ".join(report["first_problems"])
-        rows = "row" if report["bad_rows"] == 1 else "rows"
-        output.print(f"{report['bad_rows']:,} {rows} could not be used: {first}", highlight=False, markup=False)
+@data.command("train-finder")
+def data_train_finder(
+    out: Annotated[Path, typer.Option(help="the folder for the finder, new or empty")],
+    corpora: Annotated[list[Path] | None, typer.Argument(metavar="CORPUS…", help="annotated texts of your own")] = None,
+    language: Annotated[str, typer.Option(help="of rows of the corpora that have no 'lang'")] = "",
+    languages: Annotated[str, typer.Option(help="of the generated notes; default all eleven")] = "",
+    notes: Annotated[int, typer.Option(min=1, help="generated notes per language")] = 600,
+    passes: Annotated[int, typer.Option(min=1, help="passes over the notes")] = 4,
+    federated: Annotated[bool, typer.Option("--federated", help="a silo per language and corpus")] = False,
+    workers: Annotated[int, typer.Option(min=0, help="processes of a federated run")] = 0,
+    seed: int = 0,
+    format: FormatOption = Format.text,
+) -> None:
+    """Train a finder of personal details on generated notes and annotated corpora (about eight minutes on one core)."""
+    from hansa.report.progress import Progress
+    from hansa.runs.finder import FinderSettings, train_finder
+
+    chosen = _listed(languages) or FinderSettings.languages
+    progress = Progress(errors, "finder")
+    try:
+        settings = FinderSettings(chosen, notes, passes, federated=federated, workers=workers, seed=seed)
+        report = train_finder(out, corpora or [], language, settings, [progress])
+    finally:
+        progress.stop()
+    finish(format, report, lambda: show_finder(report, str(out)))

@@ -141,6 +141,9 @@ def join(
         Path | None, typer.Option(help="the policy for what the silo may release; default KIT/policy.yaml")
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="threads for training; 1 gives the same bits as 'hansa run'")] = 1,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="processes that compute each gradient together; default: train.processes")
+    ] = None,
     plugins: PluginsOption = None,
     proxy: ProxyOption = None,
     health: HealthOption = None,
@@ -156,6 +159,7 @@ def join(
     own = Kit(kit, folder)
     if own.info.kind != "silo":
         raise UserError(f"{kit} is the kit of a {own.info.kind}, and 'hansa join' is for silos; use 'hansa serve'")
+    from hansa.client.processes import CHOICE
     from hansa.deploy.agent import Agent
     from hansa.deploy.health import serve_probes
     from hansa.deploy.join import SiloService, sources
@@ -164,6 +168,8 @@ def join(
     from hansa.deploy.network.address import Proxy
     from hansa.deploy.policy_enforcer import PolicyEnforcer
 
+    if processes is not None:
+        os.environ[CHOICE] = str(processes)  # the machine's own affair: it is no part of the approved settings
     http_proxy = Proxy.parse(proxy) if proxy else None
     check_not_left(folder)
     enforcer = PolicyEnforcer.load(own, policy, folder)

@@ -6,6 +6,7 @@ The questions (masks, subset) come from the seed, so that every model is asked t
 from itertools import product
 from statistics import stdev
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -48,7 +49,9 @@ def evaluate(
                     sums = task.score(model, task.batch(examples, indices, rng, vocabulary).to(device))
                     total = total + Scores({name: sums})
                 if decode and draw == 0 and isinstance(task, GenerationTask):
-                    chosen = mine[part::parts]
+                    chosen = generated_samples(task, mine, part, parts)
+                    if not len(chosen):
+                        continue
                     total = total + Scores({name: task.compare(model, examples, chosen, vocabulary, batch_size)})
     return total
 
@@ -65,21 +68,53 @@ def scored_samples(examples: Examples, number: int, seed: int, share: float) -> 
     return kept
 
 
+def generated_samples(task: GenerationTask, mine: Indices, part: int, parts: int) -> Indices:
+    """The samples of one part of a group for which a task generates texts.
+
+    A task that generates few of them does so in the first part only, so that as many rows as it says are behind the
+    scores of their texts; they are spread evenly over that part.
+    """
+    chosen = mine[part::parts]
+    if task.generated is None or not len(chosen):
+        return chosen
+    count = min(task.generated, len(chosen)) if part == 0 else 0
+    return chosen[np.arange(count) * len(chosen) // max(1, count)]
+
+
 def part_name(group: str, part: int, parts: int) -> str:
     """The name under which the scores of one part of a group are returned."""
     return group if parts == 1 else f"{group}{PART}{part}"
 
 
-def scored(examples: Examples, seed: int, share: float = 1.0, parts: int = 1) -> dict[str, int]:
-    """How many rows are behind the scores of each group and part that `evaluate` returns."""
+def writer(task: Task, decode: bool) -> GenerationTask | None:
+    """The task, if it generates texts where an evaluation asks for them."""
+    return task if decode and isinstance(task, GenerationTask) else None
+
+
+def scored(
+    examples: Examples, seed: int, share: float = 1.0, parts: int = 1, writing: GenerationTask | None = None
+) -> dict[str, int]:
+    """How many rows are behind the scores of each group and part that `evaluate` returns.
+
+    ``writing``: the task, if it generates texts; fewer rows may be behind their scores.
+    """
     found: dict[str, int] = {}
     for number, group in enumerate(examples.groups):
         mine = scored_samples(examples, number, seed, share)
-        found |= {part_name(group, part, parts): examples.rows_behind(mine[part::parts]) for part in range(parts)}
+        for part in range(parts):
+            found[part_name(group, part, parts)] = _behind(examples, mine, part, parts, writing)
     return found
 
 
-def least_shown(examples: Examples, seed: int, share: float, parts: int, both: bool) -> dict[str, int]:
+def _behind(examples: Examples, mine: Indices, part: int, parts: int, writing: GenerationTask | None) -> int:
+    count = examples.rows_behind(mine[part::parts])
+    some = generated_samples(writing, mine, part, parts) if writing is not None else mine[:0]
+    return min(count, examples.rows_behind(some)) if len(some) else count
+
+
+def least_shown(
+    examples: Examples, seed: int, share: float, parts: int, writing: GenerationTask | None = None, both: bool = False
+) -> dict[str, int]:
     """To how few rows the scores of each group and part lead, by themselves or with those of the whole group.
 
     The whole group's scores less those of all parts but one are the scores of that part; less those of a share of the
@@ -89,8 +124,8 @@ def least_shown(examples: Examples, seed: int, share: float, parts: int, both: b
     for number, group in enumerate(examples.groups):
         mine = scored_samples(examples, number, seed, share)
         rest = without(places(examples.group, number), mine) if both else mine[:0]
-        counts = [examples.rows_behind(some) for some in (*(mine[part::parts] for part in range(parts)), rest)]
-        fewest = min(counts if len(rest) else counts[:-1])
+        counts = [_behind(examples, mine, part, parts, writing) for part in range(parts)]
+        fewest = min([*counts, examples.rows_behind(rest)] if len(rest) else counts)
         found |= {part_name(group, part, parts): fewest for part in range(parts)}
     return found
 

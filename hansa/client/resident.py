@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from hansa.client.evaluation import evaluate
+from hansa.client.packing import pack
 from hansa.client.runtime import Runtime
 from hansa.client.sampling import draw
 from hansa.client.state import StateFolder, StoredStates
@@ -94,7 +95,8 @@ class ResidentSilo:
         chosen = self.drawn(round, training, rng)
         for indices in batches(chosen, held.lengths, training.batch, rng):
             cuts = range(0, len(indices), training.micro_batch or len(indices))
-            yield [runtime.task.batch(held, indices[i : i + cuts.step], rng, runtime.vocabulary) for i in cuts]
+            parts = [runtime.task.batch(held, indices[i : i + cuts.step], rng, runtime.vocabulary) for i in cuts]
+            yield [pack(part, runtime.packed_length) for part in parts] if training.packing else parts
 
     def prefetch(self, round: int, training: Training) -> None:
         """Make the batches of a round now, for the next call of `batches`; not if they would take much memory."""

@@ -12,6 +12,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from hansa.client.packing import check_packing
+from hansa.client.processes import Crew
 from hansa.config.federation import Federation
 from hansa.config.method import build_method
 from hansa.config.nodes import Node, repeats, walk
@@ -33,7 +35,7 @@ from hansa.privacy.dp.prices import UpdateNoise, update_mechanisms
 from hansa.privacy.dp.units import UnitMechanism
 from hansa.privacy.secure_aggregation.announcement import AnnouncementSigner
 from hansa.privacy.secure_aggregation.limits import MaskingLimits
-from hansa.tasks.base import TASKS, LabelledTask, Task, Vocabulary
+from hansa.tasks.base import TASKS, ChatTask, LabelledTask, Task, Vocabulary
 
 MODEL_FILES = ("model", "config.json", "generation_config.json")  # how their names begin; the rest is words and labels
 
@@ -56,6 +58,7 @@ class Runtime:
     ) -> None:
         self.federation, self.folder, self.signer, self.device = federation, folder, signer, device
         self.limits, self.deployed = limits, deployed or signer is not None
+        self.crew: Crew | None = None  # further processes that compute gradients, once they are started
         self.outbox: Tensor | None = None  # memory that the link lends for the next update
         load_plugins(federation.plugins)
 
@@ -106,7 +109,10 @@ class Runtime:
         labels = json.loads((start / "labels.json").read_text(encoding="utf-8"))
         self._check_labels(tuple(labels))
         types = json.loads((start / "config.json").read_text()).get("type_vocab_size", 0)
-        return Vocabulary(tokenizer.load(str(start)), self.federation.data.max_length, tuple(labels), types)
+        words = tokenizer.load(str(start))
+        if isinstance(self.task, ChatTask) and self.task.template:
+            words.chat_template = self.task.template  # so that exported models have it
+        return Vocabulary(words, self.federation.data.max_length, tuple(labels), types)
 
     def _check_labels(self, labels: tuple[str, ...]) -> None:
         """Raise `ConfigError` if a coordinator's model has labels that the federation file does not list.
@@ -129,6 +135,12 @@ class Runtime:
     def learner(self) -> Learner:
         """The resident model. Its shared values are overwritten by every request."""
         return self.fresh(self.device)
+
+    @cached_property
+    def packed_length(self) -> int:
+        """Tokens in a row of packed samples; raises `ConfigError` if the model cannot keep them apart."""
+        check_packing(self.learner.model)
+        return self.federation.data.max_length
 
     @cached_property
     def sizes(self) -> Sizes:

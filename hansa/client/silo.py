@@ -11,14 +11,15 @@ import numpy as np
 import torch
 
 from hansa.client.adaptive_sampling import SampleFactor, next_factor
-from hansa.client.evaluation import least_shown, scored
+from hansa.client.evaluation import least_shown, scored, writer
 from hansa.client.masking import mask_scores, mask_update, masking_client, noise_share
 from hansa.client.personalisation import overall, personal_training, personalise
 from hansa.client.private_training import train_private
 from hansa.client.release_log import log_knowledge, log_update
 from hansa.client.resident import PERSONAL, PersonalTensors, ResidentSilo
+from hansa.client.silo_training import train_silo
 from hansa.client.state import StoredStates
-from hansa.client.training import OptimizerState, Trained, train
+from hansa.client.training import OptimizerState, Trained
 from hansa.client.unit_gradients import UnitGradients
 from hansa.client.vocabulary import collect_vocabulary
 from hansa.config.sections import Training
@@ -47,7 +48,7 @@ from hansa.core.messages import (
     Update,
 )
 from hansa.core.schedules import schedule_factor
-from hansa.core.seeds import stream, torch_seeded
+from hansa.core.seeds import stream
 from hansa.core.tensors import NOTHING, Tensors
 from hansa.data.arrays import counted
 from hansa.data.examples import content_digest
@@ -183,6 +184,8 @@ class Silo:
         training, factor = self._amount(request.round, states)
         work, rate = self._work(request, states), self._rate(request)
         number = request.round + REFERENCE_ROUNDS * request.reference
+        if method.keeps_optimizer and not training.keep_optimizer:
+            training = training.model_copy(update={"keep_optimizer": True})
         kept = states.get(OPTIMIZER, OptimizerState) if training.keep_optimizer else None
         mechanism = runtime.private.get(self.name)
         if isinstance(mechanism, UnitMechanism):
@@ -190,9 +193,7 @@ class Silo:
             units = UnitGradients(work, runtime.task, vocabulary, method.objective, training, held)
             done = train_private(units, mechanism, rate, (federation.seed, number, self.name), kept)
         else:
-            batches = resident.batches(number, training)
-            with torch_seeded(federation.seed, request.round, self.name, "dropout"):
-                done = train(work, runtime.task, method.objective, training, batches, rate, kept=kept)
+            done = train_silo(resident, work, training, number, rate, kept)
         outgoing, norm, sent = self._outgoing(request, received, upload, states)
         if not request.reference:
             slots = self._slots(done, factor, outgoing.kept, norm, own)
@@ -377,11 +378,12 @@ class Silo:
                 return Behind(resident.examples("train").rows_behind(resident.drawn(request.round + 1, training)))
             case Evaluate():
                 held, parts = resident.examples(request.split), 1 if request.by_node else request.parts
-                counts = scored(held, federation.seed, request.share, parts)
+                asked = (held, federation.seed, request.share, parts, writer(resident.runtime.task, request.decode))
+                counts = scored(*asked)
                 if request.by_node or request.masking is not None:
                     return Behind(groups={self.name: sum(counts.values())} if request.by_node else counts)
                 last = request.round == federation.rounds * resident.runtime.repeats.get(self.name, 1)
-                return Behind(groups=least_shown(held, federation.seed, request.share, parts, both=last))
+                return Behind(groups=least_shown(*asked, both=last))
             case Personalise():
                 splits = {split: scored(resident.examples(split), federation.seed) for split in ("valid", "test")}
                 return Behind(groups={f"{g} ({split})": n for split, found in splits.items() for g, n in found.items()})

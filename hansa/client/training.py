@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from hansa.client.modes import autocast, training_mode
+from hansa.client.processes import Group
 from hansa.config.sections import Training
 from hansa.core.batch import Batch
 from hansa.core.learner import Work
@@ -65,11 +67,13 @@ def train(
     scale: float | Callable[[int], float],
     stepping: Stepping | None = None,
     kept: OptimizerState | None = None,
+    group: Group | None = None,
 ) -> Trained:
     """Take one step per batch; return what a silo reports about it.
 
     A batch that does not fit into memory comes in micro-batches, whose gradients add up to its own. ``scale`` of the
     learning rate may depend on the step, counted from 0. ``kept``: the optimizer's state of the last round.
+    ``group``: other processes that compute a part of every gradient.
     """
     learner, done, losses = work.learner, Trained(), list[Tensor]()
     optimizer = Optimizer(learner, settings)
@@ -78,43 +82,56 @@ def train(
     stepping = stepping or optimizer
     if not learner.model.training:  # walking over all modules costs as much as a small step
         learner.model.train()
-    for parts in batches:
-        began = perf_counter()
-        learner.grad.zero_()
-        targets = sum(len(part.targets) for part in parts)
-        for part in parts:
-            work.batch = part.to(learner.device)
-            done.seen += len(next(iter(part.inputs.values())))
-            if targets and not len(part.targets):
-                continue  # nothing to learn from, such as texts of one token that nothing follows
-            losses.append(_backward(work, task, objective, len(part.targets) / max(1, targets)))
-        objective.gradient(work)
-        if settings.clip is not None:
-            clip_gradient(learner.grad, settings.clip)
-        work.lr = settings.lr * (scale if isinstance(scale, float) else scale(done.steps))
-        stepping.rate(work.lr)
-        stepping.step()
-        done.steps = work.steps = done.steps + 1
-        done.seconds += perf_counter() - began
-    done.loss = sum(map(float, losses)) / max(1, done.steps)  # read in the end: an accelerator need not wait for us
+    with training_mode(learner.model, settings):
+        for parts in batches:
+            began = perf_counter()
+            learner.grad.zero_()
+            if group is not None:
+                group.broadcast(learner.flat)
+            done.seen += sum(part.samples for part in parts)
+            targets = targets_of(parts)
+            for part in parts if group is None else group.mine(parts):
+                work.batch = part.to(learner.device)
+                if targets and not len(part.targets):
+                    continue  # nothing to learn from, such as texts of one token that nothing follows
+                losses.append(backward(work, task, objective, settings, targets))
+            if group is not None:
+                group.add(learner.grad)
+            objective.gradient(work)
+            if settings.clip is not None:
+                clip_gradient(learner.grad, settings.clip)
+            work.lr = settings.lr * (scale if isinstance(scale, float) else scale(done.steps))
+            stepping.rate(work.lr)
+            stepping.step()
+            done.steps = work.steps = done.steps + 1
+            done.seconds += perf_counter() - began
+    told = sum(map(float, losses))  # read in the end: an accelerator need not wait for us
+    done.loss = (told if group is None else group.total(told)) / max(1, done.steps)
     done.objective = objective.finish(work)
     done.optimizer = optimizer.state() if settings.keep_optimizer else None
     return done
 
 
-def _backward(work: Work, task: Task, objective: Objective, share: float) -> Tensor:
-    """Add a micro-batch's share of the step's gradient.
+def targets_of(parts: MicroBatches) -> int:
+    """The number of targets of a batch."""
+    return sum(len(part.targets) for part in parts)
+
+
+def backward(work: Work, task: Task, objective: Objective, settings: Training, targets: int) -> Tensor:
+    """Add a micro-batch's share of the step's gradient; ``targets``: those of the whole batch.
 
     Return its share of the loss: the task's, or the objective's where that has something in its place.
     """
-    told: list[Tensor] = []
+    assert work.batch is not None
+    told, share = list[Tensor](), len(work.batch.targets) / max(1, targets)
 
     def task_loss() -> Tensor:
         assert work.batch is not None
         told.append(task.loss(work.learner.model, work.batch))
         return told[-1]
 
-    loss = objective.loss(work, task_loss)
+    with autocast(settings, work.learner.device):
+        loss = objective.loss(work, task_loss)
     (loss if share == 1.0 else share * loss).backward()  # type: ignore[no-untyped-call]
     return share * (told[0] if told else loss).detach()
 

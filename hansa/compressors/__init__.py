@@ -4,6 +4,6 @@ Every module registers its settings in `hansa.core.compression.COMPRESSORS` unde
 importing this package imports them all.
 """
 
-from hansa.compressors import basic, dynamic_pulling
+from hansa.compressors import basic, dynamic_pulling, fragments
 
-__all__ = ["basic", "dynamic_pulling"]
+__all__ = ["basic", "dynamic_pulling", "fragments"]

@@ -7,6 +7,10 @@ bf16     each float32 rounded to the nearest bfloat16
 int8     round(x·127/m) with m the largest |x| of 256 values; the scale m/127 of each block is sent as a float32
          (Dettmers (2016), 8-Bit Approximations for Parallelism in Deep Learning, Section 3; linear, in blocks)
 int4     the same with 7 instead of 127, two values in a byte
+int2     −s, 0 or s, four values in a byte: 0 where |x| ≤ t = 0.7·mean |x|, and s = mean of |x| above t, per block
+         (Li et al. (2016), Ternary Weight Networks, Equations 5 and 6; in blocks). What is lost is the part of x that
+         is orthogonal to what is sent, ‖x − Q(x)‖² = ‖x‖² − ‖Q(x)‖² < ‖x‖², which error feedback needs to converge
+         (Karimireddy et al. (2019), Error Feedback Fixes SignSGD, Assumption A)
 """
 
 from dataclasses import dataclass, replace
@@ -21,6 +25,7 @@ from hansa.core.compression import COMPRESSORS, Compressor, EncodedTensors, Kind
 from hansa.core.encoding import BLOCK, EncodedTensor
 from hansa.core.settings import Section
 
+THRESHOLD = 0.7  # int2: of the mean magnitude, below which a value becomes 0
 Kept = Annotated[float, Field(gt=0.0, le=1.0)]  # a fraction to keep
 
 
@@ -98,7 +103,30 @@ class Quantize:
         scales: Tensor = blocks.abs().amax(dim=1) / most
         steps = (blocks / scales.clamp_min(torch.finfo(torch.float32).tiny)[:, None]).round().clamp(-most, most)
         rounded = steps.to(torch.int8).view(-1)[: len(values)].clone()
-        return replace(part, values=rounded, scales=scales, halved=most < 8)
+        return replace(part, values=rounded, scales=scales, bits=4 if most < 8 else 8)
+
+
+@dataclass(frozen=True)
+class Ternary:
+    """Writes values as −1, 0 or 1, with one scale per block."""
+
+    kind: ClassVar[Kind] = "numbers"
+    keeps_local: ClassVar[bool] = False
+    both_ways: ClassVar[bool] = False
+
+    def compress(self, tensors: EncodedTensors, update: OutgoingUpdate) -> EncodedTensors:
+        return {name: self._rounded(part) for name, part in tensors.items()}
+
+    def _rounded(self, part: EncodedTensor) -> EncodedTensor:
+        values = part.values
+        count = torch.full((-(-len(values) // BLOCK), 1), float(BLOCK))
+        if len(values) % BLOCK:
+            count[-1] = len(values) % BLOCK
+        sizes = torch.nn.functional.pad(values, (0, -len(values) % BLOCK)).view(-1, BLOCK).abs()
+        kept = sizes > THRESHOLD * sizes.sum(dim=1, keepdim=True) / count
+        scales = (sizes * kept).sum(dim=1) / kept.sum(dim=1).clamp_min(1)
+        signs = values.sign() * kept.view(-1)[: len(values)]
+        return replace(part, values=signs.to(torch.int8), scales=scales, bits=2)
 
 
 @COMPRESSORS.register("rows")
@@ -143,3 +171,11 @@ class Int4Settings(Section):
 
     def build(self) -> Compressor:
         return Quantize(7)
+
+
+@COMPRESSORS.register("int2")
+class Int2Settings(Section):
+    """Sends values as −1, 0 or 1 with a scale per block (Li et al., 2016): a fifteenth of the bytes."""
+
+    def build(self) -> Compressor:
+        return Ternary()

@@ -8,14 +8,17 @@ from hansa.config.federation import Federation
 from hansa.config.method import build_method
 from hansa.config.nodes import ROOT, Node, walk
 from hansa.config.plugins import find_plugin, load_entry_points, load_plugins
-from hansa.config.tree import holders
+from hansa.config.sections import Training
+from hansa.config.tree import holders, protected
 from hansa.core.compression import COMPRESSORS
 from hansa.core.errors import ConfigError, DataError
 from hansa.core.method import AGGREGATORS, METHODS, Method
 from hansa.core.registry import Registry
 from hansa.core.settings import Named
+from hansa.data.deidentification.kinds import built_in
 from hansa.tasks.base import TASKS, LabelledTask, MultiTextTask, Task, discovery_of
 
+STEP_SETTINGS = ("packing", "precision", "gradient_checkpointing", "compile", "processes")
 CLASSIFIER = "AutoModelForSequenceClassification"
 
 
@@ -40,7 +43,7 @@ def check_data_files(federation: Federation) -> None:
 def named_code(federation: Federation) -> tuple[str, ...]:
     """What a federation file names to be executed: plug-in files, and a finder of personal details."""
     finder = federation.data.deidentify
-    return (*federation.plugins, *([finder] if finder not in (None, "rules") else []))
+    return (*federation.plugins, *([finder] if finder is not None and not built_in(finder) else []))
 
 
 def check_without_code(federation: Federation) -> None:
@@ -78,6 +81,7 @@ def check_settings(federation: Federation) -> None:
     method = build_method(federation)
     _check_texts(federation, method, task)
     _check_tree(federation, method)
+    _check_steps(federation, method, task)
     for name, node in walk(federation.silos):
         _check_node(federation, name, node, method, task)
     guarded = next((name for name, node in walk(federation.silos) if node.policy is not None), None)
@@ -86,19 +90,41 @@ def check_settings(federation: Federation) -> None:
             f"a central run pools the silos' data, and no policy can allow that: leave out silos.{guarded}.policy"
         )
     if federation.data.deidentify is not None:
-        if isinstance(task, MultiTextTask):
+        if isinstance(task, MultiTextTask) and not getattr(task, "texts_deidentified", False):
             raise ConfigError(
                 f"data.deidentify looks at one field, but a sample of task '{federation.task.name}' has two: "
                 "de-identify both before the run ('hansa data deidentify', with the same key)"
             )
-        from hansa.data.deidentification.deidentify import load
+        from hansa.data.deidentification.finders import load
 
-        load(federation.data.deidentify)
+        load(federation.data.deidentify, federation.data.keep_details)
     path = federation.model.path
     if path is not None and path.startswith((".", "/", "~")) and not (Path(path) / "config.json").is_file():
         raise ConfigError(
             f"model: {path} is not a Hugging Face model folder (no config.json there); give such a folder, a hub id, "
             "or a preset: mini, tiny, small, base"
+        )
+
+
+def _check_steps(federation: Federation, method: Method, task: Task) -> None:
+    """Refuse settings of how steps are computed that do not go with the task, or with privacy of single patients."""
+    if federation.train.packing and not getattr(task, "packs", False):
+        raise ConfigError(
+            f"train.packing puts several texts into one row, which task '{federation.task.name}' cannot keep apart: "
+            "leave it out, or use causal-lm or instruct"
+        )
+    if federation.train.processes > 1 and not getattr(method.objective, "task_loss_only", False):
+        raise ConfigError(
+            f"train.processes: the objective of method '{method.name}' looks at more than the task's loss, which "
+            "several processes cannot share: leave it out, or use fedavg, fedprox or diloco"
+        )
+    plain = Training()
+    changed = [n for n in STEP_SETTINGS if getattr(federation.train, n) != getattr(plain, n)]
+    inside = [name for name, privacy in sorted(protected(federation).items()) if privacy.unit != "silo"]
+    if changed and inside:
+        raise ConfigError(
+            f"silos.{inside[0]}.privacy: the gradient of each {protected(federation)[inside[0]].unit} is computed by "
+            f"itself, without train.{changed[0]}: leave it out, or use 'unit: silo'"
         )
 
 

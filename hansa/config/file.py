@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from hansa.config.chat import with_template
 from hansa.config.federation import Federation
 from hansa.config.nodes import Holder, Node
 from hansa.core.errors import ConfigError, did_you_mean
@@ -48,13 +49,16 @@ _StrictLoader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(tru
 
 
 def read(path: Path, overrides: list[str] | None = None) -> Federation:
-    """Read, override (``a.b=c``) and validate a federation file; paths in it are relative to the file."""
+    """Read, override (``a.b=c``) and validate a federation file; paths in it are relative to the file.
+
+    A task that needs a chat template gets the tokenizer's.
+    """
     raw, text = load_yaml(
         path, "'hansa new classify DIR' writes one to start from", "a federation file", "beginning with 'silos:'"
     )
     for override in overrides or []:
         _override(raw, override)
-    return parse(raw, where=str(path), base=path.parent, text=text)
+    return with_template(parse(raw, where=str(path), base=path.parent, text=text))
 
 
 def load_yaml(path: Path, hint: str, what: str, shape: str) -> tuple[dict[str, Any], str]:
@@ -165,8 +169,13 @@ def relocated(federation: Federation, path: Callable[[str], str], model: Callabl
         policy = path(n.policy) if n.policy is not None else None
         return holder(n).model_copy(update={"silos": below, "model": own, "policy": policy})
 
-    def finder(spec: str | None) -> str | None:  # file.py:Class
-        return path(spec) if spec is not None and ".py:" in spec else spec
+    def finder(spec: str | None) -> str | None:
+        return "+".join(map(member, spec.split("+"))) if spec is not None else None
+
+    def member(spec: str) -> str:  # file.py:Class, model:FOLDER
+        if spec.startswith("model:"):
+            return f"model:{model(spec.removeprefix('model:'))}"
+        return path(spec) if ".py:" in spec else spec
 
     return federation.model_copy(
         update={

@@ -13,7 +13,7 @@ from hansa.core.method import AGGREGATORS, METHODS, Method, ServerOptimizer, Wei
 from hansa.methods.controllers import SharedLayers, added_layers
 from hansa.methods.dga import ByLoss
 from hansa.methods.fedavg import BySamples, ServerSgd
-from hansa.methods.fedopt import Adaptive, Momentum
+from hansa.methods.fedopt import Adaptive, Momentum, Nesterov
 
 
 def build_method(federation: Federation, node: Node | None = None) -> Method:
@@ -50,6 +50,8 @@ def server_optimizer(server: Server) -> ServerOptimizer:
         return ServerSgd(server.lr)
     if server.optimizer == "momentum":
         return Momentum(server.lr, server.momentum)
+    if server.optimizer == "nesterov":
+        return Nesterov(server.lr, server.momentum)
     return Adaptive(server.optimizer, server.lr, server.betas, server.eps, server.bias_correction)
 
 

@@ -183,6 +183,24 @@ class Training(Section):
         default=None,
         description="Samples that go through the model together; smaller needs less memory. Default: the batch.",
     )
+    packing: bool = Field(
+        default=False,
+        description="causal-lm, instruct: put several short texts of a batch into one row, each by itself; the step is "
+        "the same, without padding.",
+    )
+    precision: Literal["float32", "bf16"] = Field(
+        default="float32",
+        description="bf16: compute in bfloat16 (autocast); the values that are trained and their gradients stay "
+        "float32.",
+    )
+    gradient_checkpointing: bool = Field(
+        default=False, description="Compute activations again instead of keeping them: less memory, more time."
+    )
+    processes: Count = Field(
+        default=1,
+        description="Processes of a silo's machine that compute each gradient together; on accelerators, one for each.",
+    )
+    compile: bool = Field(default=False, description="Compile the blocks of the model (torch.compile).")
     samples: Samples = Field(default=Samples(epochs=1), description="How many samples a silo trains on in a round.")
     steps: Count | None = Field(
         default=None,
@@ -225,11 +243,11 @@ class Personal(Section):
 class Server(Section):
     """The server optimizer, which moves the shared model by the aggregated pseudo-gradient."""
 
-    optimizer: Literal["sgd", "momentum", "adam", "adagrad", "yogi"] = Field(
+    optimizer: Literal["sgd", "momentum", "nesterov", "adam", "adagrad", "yogi"] = Field(
         default="sgd", description="Server optimizer."
     )
     lr: Positive = Field(default=1.0, description="Server learning rate.")
-    momentum: Share = Field(default=0.9, description="momentum: μ.")
+    momentum: Share = Field(default=0.9, description="momentum, nesterov: μ.")
     betas: tuple[Share, Share] = Field(
         default=(0.9, 0.99), description="adam, yogi: decay of the first and second moment."
     )

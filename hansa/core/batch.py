@@ -14,6 +14,12 @@ class Batch:
     rows: Tensor | None
     targets: Tensor
     bytes: int = 0  # of text that the targets stand for, where a task counts them
+    packed: int = 0  # samples, where several of them share a row of the inputs
+
+    @property
+    def samples(self) -> int:
+        """The number of samples."""
+        return self.packed or len(next(iter(self.inputs.values())))
 
     def to(self, device: torch.device) -> "Batch":
         """The batch on a device; itself if it is there."""
@@ -21,4 +27,4 @@ class Batch:
             return self
         inputs = {name: values.to(device) for name, values in self.inputs.items()}
         rows = None if self.rows is None else self.rows.to(device)
-        return Batch(inputs, rows, self.targets.to(device), self.bytes)
+        return Batch(inputs, rows, self.targets.to(device), self.bytes, self.packed)

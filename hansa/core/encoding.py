@@ -1,10 +1,10 @@
 """Encoding of updates in fewer bytes: some of the tensors, some of their values, in small numbers.
 
-An `EncodedTensor` is what leaves of one tensor: values (float32, bfloat16, or int8 and int4 with a scale for every
-`BLOCK` of them) and, where not all of it leaves, their positions. `EncodedUpdate` is encoded tensors as they travel: a
-line of JSON that describes them, then their bytes side by side. Positions are written as one bit per value of the
-tensor, or as the gaps between them, whichever is shorter. Decoding does not trust the sender: an update that does not
-fit the model is refused with a reason.
+An `EncodedTensor` is what leaves of one tensor: values (float32, bfloat16, or int8, int4 and int2 with a scale for
+every `BLOCK` of them) and, where not all of it leaves, their positions. `EncodedUpdate` is encoded tensors as they
+travel: a line of JSON that describes them, then their bytes side by side. Positions are written as one bit per value
+of the tensor, or as the gaps between them, whichever is shorter. Decoding does not trust the sender: an update that
+does not fit the model is refused with a reason.
 """
 
 import json
@@ -20,8 +20,9 @@ from torch import Tensor
 from hansa.core.errors import HansaError
 from hansa.core.tensors import Layout, Tensors
 
-BLOCK = 256  # int8, int4: values that share a scale
-INT4 = "int4"  # int8 from −7 to 7 that travel two in a byte
+BLOCK = 256  # whole numbers: values that share a scale
+SMALL = {"int4": 4, "int2": 2}  # int8 from −7 to 7, or from −1 to 1, that travel two or four in a byte: bits of each
+SMALL_NAMES = {bits: name for name, bits in SMALL.items()}
 FORMS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
 NAMES = {dtype: name for name, dtype in FORMS.items()}
 SKIP = 255  # in a list of gaps: so many values are passed over, and none stands here
@@ -36,8 +37,8 @@ class EncodingError(HansaError):
 class EncodedTensor:
     """What leaves of one tensor.
 
-    ``where``: which units leave, ascending; all if None. A unit is ``width`` values. ``halved``: int4, two values
-    in a byte.
+    ``where``: which units leave, ascending; all if None. A unit is ``width`` values. ``bits``: of an
+    int8 value on the wire; fewer than 8: several values travel in a byte.
     """
 
     shape: tuple[int, ...]
@@ -45,7 +46,7 @@ class EncodedTensor:
     scales: Tensor | None = None
     where: Tensor | None = None
     width: int = 1
-    halved: bool = False  # int4
+    bits: int = 8
 
     @property
     def plain(self) -> bool:
@@ -80,7 +81,7 @@ class EncodedUpdate:
         """Encode tensors for the wire."""
         entries, chunks = [], []
         for name, part in parts.items():
-            form = INT4 if part.halved else NAMES[part.values.dtype]
+            form = SMALL_NAMES.get(part.bits) or NAMES[part.values.dtype]
             entry: list[Any] = [name, part.shape, form, len(part.values)]
             if part.where is not None:
                 positions, kind = _write_positions(part.where, prod(part.shape) // part.width)
@@ -88,7 +89,7 @@ class EncodedUpdate:
                 entry += [kind, part.width, len(positions)]
             if part.scales is not None:
                 chunks.append(_bytes(part.scales))
-            chunks.append(_in_halves(part.values) if part.halved else _bytes(part.values))
+            chunks.append(_together(part.values, part.bits) if part.bits < 8 else _bytes(part.values))
             entries.append(entry)
         chunks.append(torch.zeros(-sum(map(len, chunks)) % WORD, dtype=torch.uint8))
         return EncodedUpdate(
@@ -136,12 +137,13 @@ class EncodedUpdate:
                 units = len(where)
             if count != units * width:
                 raise EncodingError(f"its update has {count} values of {name}, where {units * width} belong")
-            scales = take(WORD * -(-count // BLOCK)).view(torch.float32) if form in ("int8", INT4) else None
-            if form == INT4:
-                values = _out_of_halves(take(-(-count // 2)), count)
+            scales = take(WORD * -(-count // BLOCK)).view(torch.float32) if form in ("int8", *SMALL) else None
+            bits = SMALL.get(form, 8)
+            if bits < 8:
+                values = _apart(take(-(-count * bits // 8)), count, bits)
             else:
                 values = take(count * FORMS[form].itemsize).view(FORMS[form])
-            yield name, EncodedTensor(shape, values, scales, where, width, form == INT4)
+            yield name, EncodedTensor(shape, values, scales, where, width, bits)
         if len(data) - at >= WORD:
             raise EncodingError(f"its coded update has {len(data) - at} bytes too many")
 
@@ -150,15 +152,19 @@ def _bytes(values: Tensor) -> Tensor:
     return values.contiguous().view(torch.uint8)
 
 
-def _in_halves(values: Tensor) -> Tensor:
-    halves = np.pad(values.numpy() + 8, (0, len(values) % 2)).astype(np.uint8)
-    return torch.from_numpy(halves[0::2] | halves[1::2] << 4)
+def _together(values: Tensor, bits: int) -> Tensor:
+    """Values of a few bits each, several in a byte, the first in its lowest bits."""
+    several = 8 // bits
+    shifted = np.pad(values.numpy() + (1 << bits - 1), (0, -len(values) % several)).astype(np.uint8)
+    columns = [shifted[i::several] << i * bits for i in range(several)]
+    return torch.from_numpy(np.bitwise_or.reduce(columns))
 
 
-def _out_of_halves(data: Tensor, count: int) -> Tensor:
-    both = data.numpy()
-    halves = np.stack([both & 15, both >> 4], axis=1).reshape(-1)[:count]
-    return torch.from_numpy(halves.astype(np.int8) - 8)
+def _apart(data: Tensor, count: int, bits: int) -> Tensor:
+    packed = data.numpy()
+    columns = [packed >> i * bits & (1 << bits) - 1 for i in range(8 // bits)]
+    values = np.stack(columns, axis=1).reshape(-1)[:count]
+    return torch.from_numpy(values.astype(np.int8) - (1 << bits - 1))
 
 
 def _write_positions(where: Tensor, units: int) -> tuple[Tensor, str]:

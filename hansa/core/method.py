@@ -264,6 +264,7 @@ class Method:
     server: ServerOptimizer
     hierarchy: Hierarchy | None = None  # none: inner nodes average what their children send
     shared_state: SharedState | None = None
+    keeps_optimizer: bool = False  # silos keep their optimizer's state between rounds, whatever `train` says
 
     @property
     def needs_text_vectors(self) -> bool:

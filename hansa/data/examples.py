@@ -30,6 +30,7 @@ class Encoded(NamedTuple):
     ``label``: the class of the sample, or −1. ``tags``: one number per token; causal language models store the number
     of bytes that a token stands for. ``text``: the reference that a generated text is compared with. ``row``: which of
     the encoded rows it comes from, where a row can give several samples; None: the sample is a row of its own.
+    ``shortened``: a part of the prompt was left out, because it did not fit into a sample.
     """
 
     ids: Sequence[int]
@@ -37,6 +38,7 @@ class Encoded(NamedTuple):
     tags: Sequence[int] = ()
     text: str = ""
     row: int | None = None
+    shortened: bool = False
 
 
 class Unusable(NamedTuple):
@@ -183,6 +185,7 @@ def _write(folder: Path, source: Source, split: str, data: Data, encode: Encoder
                     if isinstance(sample, Unusable):
                         note_sample(problems, sample)
                         continue
+                    problems.shortened += sample.shortened
                     # Even numbers: rows that may give several samples; odd ones: rows of one sample.
                     row = 2 * files.count + 1 if sample.row is None else 2 * (read + sample.row)
                     files.add(sample.ids, sample.label, sample.tags, sample.text, row, chunk.unit if unit else None)

@@ -32,6 +32,7 @@ from hansa.data.source import Source
 Reader = Callable[[Path, Source], Iterator[ParsedRow]]
 R = TypeVar("R", bound=Reader)
 ANNOTATION = ".ann"  # of a BRAT document, beside its text
+MESSAGES = "messages"  # the field of a conversation: a list of {role, content}
 DAMAGE = (EOFError, OSError, zlib.error, csv.Error)
 
 
@@ -190,6 +191,8 @@ def read_rows(source: Source, split: str, problems: Problems) -> Iterator[Row]:
         row.place = where
         if source.text not in row and isinstance(row.get("tokens"), list):
             row[source.text] = " ".join(map(str, row["tokens"]))
+        if source.text not in row and isinstance(row.get(MESSAGES), list):
+            row[source.text] = conversation_text(row[MESSAGES])
         text = row.get(source.text)
         if text is None:
             problems.note(where, f"no field '{source.text}' (fields: {_names(row)})", NO_TEXT)
@@ -199,6 +202,12 @@ def read_rows(source: Source, split: str, problems: Problems) -> Iterator[Row]:
             problems.note(where, f"field '{source.text}' is empty or not text", NO_TEXT)
         else:
             yield row
+
+
+def conversation_text(messages: list[Any]) -> str:
+    """The texts of the messages of a conversation, one after another; messages without a text are left out."""
+    texts = [message.get("content") for message in messages if isinstance(message, dict)]
+    return "\n".join(text for text in texts if isinstance(text, str))
 
 
 def _placed(source: Source, split: str) -> Iterator[PlacedRow]:

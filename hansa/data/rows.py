@@ -41,6 +41,7 @@ class Problems:
     found: dict[str, str] = field(default_factory=dict)  # kind → the first place, and the reason given there
     derived: Counter[str] = field(default_factory=Counter)  # reason → samples left out that no annotation names
     released_kinds: Counter[str] = field(default_factory=Counter)  # kind of problem, as listed above → count
+    shortened: int = 0  # samples that are used, with a part of their prompt left out
 
     def note(self, place: str, reason: str, as_kind: str = UNUSABLE) -> None:
         """Count a row that cannot be used; ``as_kind`` is one of the kinds listed above."""
@@ -60,6 +61,7 @@ class Problems:
         """Add what was counted after this: the result is that of one count."""
         self.lines += later.lines
         self.bad += later.bad
+        self.shortened += later.shortened
         for mine, theirs in (
             (self.kinds, later.kinds),
             (self.derived, later.derived),
@@ -77,16 +79,23 @@ class Problems:
     def summary(self) -> list[str]:
         """One sentence for rows, and one for each reason of derived samples, that were left out; empty if none was."""
         rows = [f"{self.bad} of {self.lines} lines left out, {self._reasons}"] if self.bad else []
-        return rows + [
-            f"{count} derived samples (pairs without an annotated relation) left out: {why}"
-            for why, count in self.derived.items()
-        ]
+        return (
+            rows
+            + self._shortened()
+            + [
+                f"{count} derived samples (pairs without an annotated relation) left out: {why}"
+                for why, count in self.derived.items()
+            ]
+        )
 
     def released(self) -> list[str]:
         """What may leave the silo: how many rows were left out, by kind of problem; no place, no reason, no text."""
         rows = [f"{count} of {self.lines} rows {kind}" for kind, count in sorted(self.released_kinds.items())]
         derived = sum(self.derived.values())
-        return rows + ([f"{derived} derived samples were left out"] if derived else [])
+        return rows + self._shortened() + ([f"{derived} derived samples were left out"] if derived else [])
+
+    def _shortened(self) -> list[str]:
+        return [f"{self.shortened} samples have a shortened prompt (data.max_length)"] if self.shortened else []
 
     def check(self, allowed: float, what: str) -> None:
         """Raise `DataError` if more than the ``allowed`` fraction of the rows of ``what`` could not be used."""

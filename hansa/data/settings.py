@@ -21,5 +21,9 @@ class Data(Section):
     max_bad_rows: Share = Field(default=0.01, description="Fail if a larger fraction of the input rows cannot be read.")
     deidentify: str | None = Field(
         default=None,
-        description="De-identify rows while reading them: `rules`, or a finder of your own as `module:Class`.",
+        description="De-identify rows while reading them: `rules`, `lists`, `model:FOLDER`, `presidio`, a finder of "
+        "your own as `module:Class`, or several, as in `rules+lists`.",
+    )
+    keep_details: tuple[str, ...] = Field(
+        default=(), description="Types of personal details that de-identification leaves alone, such as PROFESSION."
     )

@@ -1,6 +1,6 @@
 """Where a silo's samples are stored, and how they are read: part of a federation file."""
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
@@ -42,10 +42,14 @@ class Source(Files):
     text: str = Field(default="text", description="Field with the text.")
     second: str = Field(default="second", description="Field with the second text of a pair.")
     label: str = Field(default="label", description="Field with the label.")
-    target: str = Field(default="target", description="Field with the translation.")
+    target: str = Field(default="target", description="Field with the translation, or with the answer to the text.")
     target_language: str = Field(default="", description="Language code of the translations.")
     aligned: Files | None = Field(
         default=None, description="Plain text files; line n is the translation of line n of the silo's own files."
+    )
+    overlaps: Literal["drop", "outer"] = Field(
+        default="drop",
+        description="ner: rows whose annotated spans overlap are left out and counted, or keep their outermost spans.",
     )
     where: dict[str, str | int] = Field(default={}, description="Keep only rows whose fields have these values.")
     limit: int | None = Field(

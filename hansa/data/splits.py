@@ -24,7 +24,7 @@ def rows(source: Source, split: str, data: Data, problems: Problems) -> Iterator
     if data.deidentify is not None:
         from hansa.data.deidentification.reading import deidentified  # its language files take time to load
 
-        readable = deidentified(readable, source, data.deidentify, problems)
+        readable = deidentified(readable, source, data.deidentify, problems, data.keep_details)
     for row in readable:
         text = row[source.text]
         if (split == "train" or cut_from_train) and _split_of(text, source, data) != split:

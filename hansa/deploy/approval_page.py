@@ -32,6 +32,7 @@ TASKS_IN_WORDS = {
     "assertion": "say whether an entity is present, absent or uncertain",
     "relation": "find relations between entities",
     "translate": "translate texts",
+    "instruct": "answer as the conversations do",
 }
 TRAINED = {
     "full": "all weights",

@@ -14,6 +14,7 @@ from hansa.config.shared import NO_SOURCES
 from hansa.core import device
 from hansa.core.errors import DataError, UserError
 from hansa.core.messages import Reply, Request
+from hansa.data.deidentification.kinds import built_in
 from hansa.data.source import Source
 from hansa.deploy.kit import Kit
 from hansa.deploy.network.blob_protocol import InvalidRequest
@@ -102,7 +103,7 @@ def own_settings(settings: bytes, own: str, sources: tuple[Source, ...], plugins
     Raises `InvalidRequest` if the settings name files or programs, which only their owner may.
     """
     received = received_settings(settings)
-    if received.data.deidentify not in (None, "rules"):
+    if not built_in(received.data.deidentify):
         raise InvalidRequest("the settings name a program for de-identification, and only the silo may name programs")
     nodes = dict(walk(received.silos))
     if own not in nodes:

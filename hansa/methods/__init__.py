@@ -50,6 +50,7 @@ alone = _constructor("alone")
 chained = _constructor("chained")
 controllers = _constructor("controllers")
 dga = _constructor("dga")
+diloco = _constructor("diloco")
 fedadagrad = _constructor("fedadagrad")
 fedadam = _constructor("fedadam")
 fedavg = _constructor("fedavg")
@@ -76,6 +77,7 @@ __all__ = [
     "chained",
     "controllers",
     "dga",
+    "diloco",
     "fedadagrad",
     "fedadam",
     "fedavg",

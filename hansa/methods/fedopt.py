@@ -27,7 +27,7 @@ from hansa.methods.fedavg import fedavg
 
 @dataclass(frozen=True)
 class MomentumState:
-    """State of `Momentum`, changed in place."""
+    """State of `Momentum` and `Nesterov`, changed in place."""
 
     m: Tensors
 
@@ -46,6 +46,22 @@ class Momentum:
         m = state.m.flat
         m.mul_(self.momentum).add_(gradient.flat)
         model.flat.add_(m, alpha=-self.lr * scale)
+
+
+@dataclass(frozen=True)
+class Nesterov:
+    """m ← μ·m + g;  θ ← θ − η·(g + μ·m): Nesterov's momentum (Sutskever et al., 2013), as torch's SGD has it."""
+
+    lr: float
+    momentum: float = 0.9
+
+    def begin(self, layout: Layout) -> MomentumState:
+        return MomentumState(Tensors.zeros(layout))
+
+    def step(self, model: Tensors, gradient: Tensors, state: MomentumState, round: int, scale: float) -> None:
+        m = state.m.flat
+        m.mul_(self.momentum).add_(gradient.flat)
+        model.flat.add_(gradient.flat, alpha=-self.lr * scale).add_(m, alpha=-self.lr * scale * self.momentum)
 
 
 @dataclass(frozen=True)

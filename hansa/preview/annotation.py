@@ -11,7 +11,7 @@ from hansa.config.federation import Federation
 from hansa.config.tree import federated_vocabulary, holders
 from hansa.core.errors import UserError
 from hansa.data.chunks import all_cores, chunks
-from hansa.data.examples import Unusable, note_sample
+from hansa.data.examples import Encoded, Unusable, note_sample
 from hansa.data.rows import Problems, Row
 from hansa.data.source import Source
 from hansa.data.splits import rows
@@ -109,6 +109,7 @@ class SourceReader:
                 samples = list(self.task.encode(some, source, self.vocabulary))
                 unusable = [sample for sample in samples if isinstance(sample, Unusable)]
                 count = len(samples) - len(unusable)
+                problems.shortened += sum(sample.shortened for sample in samples if isinstance(sample, Encoded))
         for sample in unusable:
             note_sample(problems, sample)
         return count

@@ -12,7 +12,9 @@ def score_table(runs: Sequence[RunResults], found: Comparison) -> dict[str, Any]
     """A metric on the test set: a row for every language, a column for every run, the best of each row marked."""
     metric, better = found.metric, "Lower is better." if found.lower_is_better else "Higher is better."
     marked = " The best of each row is marked." if len(runs) > 1 else ""
-    signatures = "".join(f" {line}." for line in runs[0].signatures if line.lower().startswith(metric))
+    signatures = "".join(
+        f" {line}." for line in runs[0].signatures if line.lower().replace("-", "_").startswith(metric)
+    )
     return {
         "title": f"{metric.replace('_', ' ').capitalize()} on the test set",
         "columns": [run.name for run in runs],

@@ -213,7 +213,7 @@ class RunResults:
 
     @property
     def signatures(self) -> tuple[str, ...]:
-        """How the metrics library computed the scores of translations."""
+        """How the metrics library computed the scores of generated texts."""
         return tuple(self.facts.get("signatures", ()))
 
     @property

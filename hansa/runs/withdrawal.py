@@ -86,7 +86,7 @@ def _stateless(federation: Federation) -> bool:
         method.exchange is not None,
         not method.participation.synchronous,
         bool(federation.upload.steps),
-        federation.train.keep_optimizer,
+        federation.train.keep_optimizer or method.keeps_optimizer,
         federation.train.samples.adapt is not None,
         federation.kind != "federated",
         federation.personal is not None,

@@ -3,6 +3,6 @@
 Every module registers its settings in `hansa.tasks.base.TASKS`; importing this package imports all modules.
 """
 
-from hansa.tasks import causal_lm, classify, mlm, pairs, tag, translate
+from hansa.tasks import causal_lm, classify, instruct, mlm, pairs, tag, translate
 
-__all__ = ["causal_lm", "classify", "mlm", "pairs", "tag", "translate"]
+__all__ = ["causal_lm", "classify", "instruct", "mlm", "pairs", "tag", "translate"]

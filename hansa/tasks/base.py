@@ -3,7 +3,7 @@
 A task declares which of its metrics are better low; `better` returns the direction of a metric.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import exp
@@ -99,7 +99,9 @@ class Task(Protocol):
     """What a model learns: how rows become batches, the loss, and the metrics.
 
     ``auto``: the transformers class of the model. ``needs_labels``: whether the model has classes; if so, the task is a
-    `LabelledTask`. ``lower_metrics``: the metrics that are better low; all others are better high (`better`).
+    `LabelledTask`. ``lower_metrics``: the metrics that are better low; all others are better high (`better`). A task
+    whose model reads nothing after the token that it predicts may declare ``packs = True``: its samples may share a row
+    (`train.packing`).
     """
 
     auto: ClassVar[str]
@@ -236,6 +238,14 @@ class GenerationTask(Protocol):
         """Generate texts in batches of ``size``; returns statistics that are summed over batches and silos."""
 
     @property
+    def disclosure(self) -> str:
+        """One sentence: what leaves a silo because of generated texts."""
+
+    @property
+    def generated(self) -> int | None:
+        """For how many samples of each group texts are generated, since that takes long; None: for all."""
+
+    @property
     def signatures(self) -> tuple[str, ...]:
         """The version and parameters of the metrics, as their library reports them."""
 
@@ -249,6 +259,21 @@ class DerivingTask(Protocol):
 
         Annotated samples are all encoded. Of many derived samples only some are; each unusable one then stands for
         several (`Unusable.stands_for`), and its reason says that it is an estimate.
+        """
+
+
+@runtime_checkable
+class ChatTask(Protocol):
+    """A task whose model answers in conversations. ``template``: the chat template; empty: the tokenizer's own."""
+
+    @property
+    def template(self) -> str:
+        """The chat template as a Jinja program."""
+
+    def reply(self, model: Any, vocabulary: Vocabulary, messages: Sequence[dict[str, str]]) -> str:
+        """The answer to the last of some messages ({role, content}); the oldest are left out where they do not fit.
+
+        Raises `UserError` if the last one alone is too long.
         """
 
 
@@ -309,10 +334,12 @@ def logits_at(model: Any, batch: Batch) -> Tensor:
     before_head = model.get_decoder() if model.config.is_encoder_decoder else model.base_model
     handle = before_head.register_forward_hook(keep)
     try:
-        logits: Tensor = model(**batch.inputs, return_dict=True).logits
+        # A cache of keys would keep transformers from seeing where packed samples begin.
+        cache = {"use_cache": False} if batch.packed else {}
+        logits: Tensor = model(**batch.inputs, **cache, return_dict=True).logits
     finally:
         handle.remove()
-    return logits.squeeze(0)
+    return logits.squeeze(0).float()  # the loss of bfloat16 logits would be rounded
 
 
 def token_scores(logits: Tensor, targets: Tensor) -> dict[str, float]:

@@ -41,6 +41,7 @@ class CausalLM:
     headline: ClassVar[str] = "perplexity"
     lower_metrics: ClassVar[frozenset[str]] = frozenset({"perplexity", "bits_per_byte", "loss"})
     needs_labels: ClassVar[bool] = False
+    packs: ClassVar[bool] = True
 
     def encode(self, rows: list[Row], source: Source, vocabulary: Vocabulary) -> Iterable[Encoded]:
         """See `Task.encode`."""

@@ -51,7 +51,7 @@ class Tag:
     def labels_in(self, row: Row, source: Source) -> Iterator[str]:
         """See `LabelledTask.labels_in`."""
         try:
-            yield from (tag[2:] for tag in words_and_tags(row, source.text)[1] if tag != OUTSIDE)
+            yield from (tag[2:] for tag in words_and_tags(row, source.text, source.overlaps)[1] if tag != OUTSIDE)
         except BadRow:
             return  # reported when the row is encoded
 
@@ -67,7 +67,7 @@ class Tag:
         tags: list[list[int]] = []
         for row in rows:
             try:
-                words, named = words_and_tags(row, source.text)
+                words, named = words_and_tags(row, source.text, source.overlaps)
             except BadRow as error:
                 yield Unusable(row.place, str(error), kind=BAD_ANNOTATION)
                 continue

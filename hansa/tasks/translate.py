@@ -44,6 +44,10 @@ class Translate:
     detect: bool = False
     auto: ClassVar[str] = "AutoModelForSeq2SeqLM"
     headline: ClassVar[str] = "perplexity"
+    generated: ClassVar[None] = None
+    disclosure: ClassVar[str] = (
+        "With BLEU and chrF: counts of matching n-grams of the translations, and their lengths; no text."
+    )
     lower_metrics: ClassVar[frozenset[str]] = frozenset({"perplexity", "loss"})
     needs_labels: ClassVar[bool] = False
 

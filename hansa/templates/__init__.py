@@ -105,7 +105,34 @@ def _matches(language: str, seed: int) -> Iterator[dict[str, Any]]:
         yield {"finding": found, "sentence": sentence, "label": "yes" if match else "no", "lang": language}
 
 
-WRITERS = {"translation": translations, "pairs": matches, "worldlm": shards}
+QUESTIONS = {"en": 400, "de": 200, "es": 150, "fr": 100}  # instruct: conversations per silo
+
+
+def conversations(seed: int) -> Sources:
+    """Two questions and answers about a generated sentence, by language."""
+    return {
+        language: (f"language: {language}", _conversations(language, count, seed))
+        for language, count in QUESTIONS.items()
+    }
+
+
+def _conversations(language: str, count: int, seed: int) -> Iterator[dict[str, Any]]:
+    found, number = 0, 0
+    while found < count:
+        note = generator.note(language, number, seed, (1, 1))
+        number += 1
+        for entity in note["entities"][:1]:
+            found += 1
+            turns = (
+                ("user", f"Which finding is this about? {note['text']}"),
+                ("assistant", note["text"][slice(*entity["span"])]),
+                ("user", "What does it say of it?"),
+                ("assistant", entity["assertion"]),
+            )
+            yield {"messages": [{"role": role, "content": content} for role, content in turns], "lang": language}
+
+
+WRITERS = {"translation": translations, "pairs": matches, "worldlm": shards, "instruct": conversations}
 
 
 def assertions(language: str, count: int, seed: int) -> Iterator[dict[str, Any]]:

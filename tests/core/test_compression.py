@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hansa.compressors.basic import Bf16, Quantize, TopK, TopRows
+from hansa.compressors.basic import Bf16, Quantize, Ternary, TopK, TopRows
 from hansa.core import wire
 from hansa.core.compression import Compressor, CompressorChain, OutgoingUpdate, UploadState
 from hansa.core.encoding import BLOCK, EncodedTensor, EncodedUpdate, EncodingError
@@ -22,6 +22,8 @@ CHAINS: dict[str, tuple[Compressor, ...]] = {
     "bf16": (Bf16(),),
     "int8": (Quantize(127),),
     "int4": (Quantize(7),),
+    "int2": (Ternary(),),
+    "top-k+int2": (TopK(0.5), Ternary()),
     "top-k": (TopK(0.05),),
     "top-k+int8": (TopK(0.3), Quantize(127)),
     "top-k+int4": (TopK(0.6), Quantize(7)),
@@ -89,6 +91,34 @@ def test_numbers_come_back_as_near_as_their_code_allows(values: Any, form: Any) 
             assert (back[start : start + BLOCK] - block).abs().max() <= block.abs().max() / most * 0.5001 + 1e-37
 
 
+@given(st.lists(FLOATS, min_size=1, max_size=600))
+def test_two_bits_follow_their_formula_and_lose_what_is_orthogonal(values: Any) -> None:
+    layout, x = Layout(("w",), ((len(values),),)), torch.tensor(values)
+    parcel = Ternary().compress({"w": EncodedTensor((len(values),), x)}, outgoing(Tensors(layout, x)))
+    back = EncodedUpdate.of(parcel).open(layout).flat
+    for start in range(0, len(values), BLOCK):
+        block, sent = np.asarray(values[start : start + BLOCK], np.float64), back[start : start + BLOCK].numpy()
+        kept = np.abs(block) > 0.7 * np.abs(block).mean()
+        scale = np.abs(block[kept]).mean() if kept.any() else 0.0
+        if np.min(np.abs(np.abs(block) - 0.7 * np.abs(block).mean())) > 1e-4 * np.abs(block).max():  # no tie to round
+            np.testing.assert_allclose(sent, np.sign(block) * kept * scale, rtol=1e-4, atol=1e-30)
+        lost, whole = np.sum((block - sent) ** 2), np.sum(block**2)
+        assert lost <= whole * (1 - 1 / BLOCK) + 1e-9, "a contraction, also where a single value is not zero"
+
+
+def test_with_feedback_two_bits_reach_the_optimum_and_without_they_do_not() -> None:
+    """Gradient descent on ½‖x − target‖²: the quantised steps end at the target, but for feedback."""
+    target, left = made_up(3).flat * torch.linspace(0.001, 3, LAYOUT.size), {}
+    for feedback in (True, False):
+        upload, state, x = CompressorChain((Ternary(),), feedback), None, torch.zeros(LAYOUT.size)
+        for round in range(1, 400):
+            out = outgoing(Tensors(LAYOUT, 0.1 * 0.98**round * (x - target) / (x - target).norm()), state, round)
+            x = x - opened(upload.compress(out)).flat * 30
+            state = out.kept
+        left[feedback] = float((x - target).norm() / target.norm())
+    assert left[True] < 0.5 * left[False], left
+
+
 @pytest.mark.parametrize("name", CHAINS)
 def test_error_feedback_telescopes(name: str) -> None:
     """Σ sent = Σ g − e: after many rounds all that is missing is one round's residual."""
@@ -132,7 +162,7 @@ def test_bytes_are_those_of_the_wire(name: str) -> None:
     assert wire.size(update) < wire.size(replace(update, encoded=None, gradient=gradient))
 
 
-def test_int8_is_a_quarter_int4_an_eighth_and_one_percent_of_values_far_less() -> None:
+def test_int8_is_a_quarter_int4_an_eighth_int2_a_fifteenth_and_one_percent_of_values_far_less() -> None:
     layout = Layout(("w",), ((1000, 100),))
     gradient = made_up(0, layout)
 
@@ -141,6 +171,7 @@ def test_int8_is_a_quarter_int4_an_eighth_and_one_percent_of_values_far_less() -
 
     assert size(Quantize(127)) == pytest.approx(0.25 * (1 + 4 / BLOCK), rel=1e-3)
     assert size(Quantize(7)) == pytest.approx(0.125 * (1 + 8 / BLOCK), rel=1e-3)
+    assert size(Ternary()) == pytest.approx(0.0625 * (1 + 16 / BLOCK), rel=1e-3)
     assert size(Bf16()) == pytest.approx(0.5, rel=1e-3)
     assert size(TopK(0.01), Quantize(127)) < 0.01
     assert size(TopK(0.1), Quantize(127)) < 0.06

@@ -398,3 +398,30 @@ def test_rows_of_another_language_and_of_another_encoding_are_reported(tmp_path:
     problems = Problems()
     assert len(list(rows(Source(train=str(latin)), "train", WHOLE, problems))) == 1
     assert "not valid UTF-8" in problems.first[0]
+
+
+def test_tags_of_iobes_and_bilou_are_read_as_bio(tmp_path: Path) -> None:
+    for tags in (["O", "S-Sign", "O", "B-Disease", "E-Disease"], ["O", "U-Sign", "O", "B-Disease", "L-Disease"]):
+        row = {"tokens": list("abcde"), "tags": tags}
+        assert words_and_tags(row)[1] == ["O", "B-Sign", "O", "B-Disease", "I-Disease"]
+    with pytest.raises(BadRow, match="a tag that is not BIO"):
+        words_and_tags({"tokens": ["a"], "tags": ["X-Sign"]})
+
+
+def test_overlapping_spans_are_refused_or_the_outer_ones_kept() -> None:
+    row = {"text": TEXT, "entities": [entity(0, 8, "Sign"), entity(3, 8, "Sign"), entity(14, 23, "Disease")]}
+    with pytest.raises(BadRow, match="overlap"):
+        words_and_tags(row)
+    words, tags = words_and_tags(row, overlaps="outer")
+    assert list(zip(words, tags, strict=True))[:2] == [("No", "B-Sign"), ("fever", "I-Sign")]
+    assert [tag for tag in tags if tag.endswith("Disease")] == ["B-Disease"]
+
+
+@pytest.mark.parametrize("name", ["a.conll", "a.tsv", "a.txt"])
+def test_columns_with_comments_are_read_whatever_the_suffix(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("# id = 7\n# text = No fever\nNo\tO\nfever\tB-Sign\n\n# b\n#\tO\nfever\tS-Sign\n")
+    [one, two] = read(tmp_path / name)
+    assert (one["tokens"], one["tags"]) == (["No", "fever"], ["O", "B-Sign"])
+    assert two["tokens"] == ["#", "fever"]
+    (tmp_path / "plain.txt").write_text("No fever\nI am O\n")
+    assert [row["text"] for row in read(tmp_path / "plain.txt")] == ["No fever", "I am O"]

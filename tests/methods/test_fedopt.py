@@ -11,7 +11,7 @@ from hansa.config.sections import Server
 from hansa.core.schedules import Schedule, schedule_factor
 from hansa.core.tensors import Layout, Tensors
 from hansa.methods.fedavg import ServerSgd
-from hansa.methods.fedopt import Adaptive, Momentum
+from hansa.methods.fedopt import Adaptive, Momentum, Nesterov
 
 LAYOUT = Layout(("w",), ((4,),))
 START = np.array([1.0, -1.0, 0.5, 2.0])
@@ -49,6 +49,18 @@ def test_the_three_rules_differ() -> None:
     results = [moved(Adaptive(rule, 0.1, bias_correction=False, eps=1e-3)) for rule in ("adam", "adagrad", "yogi")]
     assert not np.allclose(results[0], results[1])
     assert not np.allclose(results[0], results[2])
+
+
+def test_nesterov_is_torchs_nesterov_and_not_plain_momentum() -> None:
+    parameter = torch.nn.Parameter(torch.tensor(START, dtype=torch.float32))
+    theirs = torch.optim.SGD([parameter], lr=0.7, momentum=0.9, nesterov=True)
+    for g in GRADIENTS:
+        parameter.grad = torch.tensor(g, dtype=torch.float32)
+        theirs.step()
+    ours = moved(server_optimizer(Server(optimizer="nesterov", lr=0.7, momentum=0.9)))
+    np.testing.assert_allclose(ours, parameter.detach().numpy(), rtol=1e-5)
+    assert not np.allclose(ours, moved(Momentum(0.7, 0.9)))
+    np.testing.assert_array_equal(moved(Nesterov(0.7, 0.0)), moved(ServerSgd(0.7)))
 
 
 def test_with_bias_correction_adam_is_torchs_adam() -> None:

@@ -82,9 +82,14 @@ def notes(code: str, count: int, seed: int = 0, sentences: tuple[int, int] = (4,
         yield note(code, number, seed, sentences)
 
 
-def note(code: str, number: int, seed: int, sentences: tuple[int, int]) -> dict[str, Any]:
-    """Note ``number`` of a seed, with at least ``sentences[0]`` and at most ``sentences[1]`` clinical sentences."""
+def note(code: str, number: int, seed: int, sentences: tuple[int, int], with_people: bool = True) -> dict[str, Any]:
+    """Note ``number`` of a seed, with at least ``sentences[0]`` and at most ``sentences[1]`` clinical sentences.
+
+    ``with_people=False`` leaves out the sentences that contain personal details.
+    """
     plan = _plan(number, seed, sentences)
+    if not with_people:
+        plan = [(pattern, fill) for pattern, fill in plan if "personal" not in catalogue()["patterns"][pattern]]
     words = language(code)
     text = ""
     entities: list[dict[str, Any]] = []
@@ -176,6 +181,11 @@ def _number(slot: str, value: int) -> str:
     if slot == "dose":
         return str(value * 5)
     return str(value)
+
+
+def personal_detail(words: Language, slot: str, seed: int) -> str:
+    """A personal detail other than a patient's name in the formats of a language: a date, phone number, id, e-mail."""
+    return _personal(words, slot, {slot: seed})
 
 
 def _personal(words: Language, slot: str, fill: Fill) -> str:

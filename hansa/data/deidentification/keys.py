@@ -11,11 +11,17 @@ from hansa.core.errors import UserError
 KEY_NAME = ".hansa-key"
 
 
-def surrogate_key(key_file: Path | None, folder: Path) -> str:
+def surrogate_key(key_file: Path | None, folder: Path, out: Path | None = None) -> str:
     """The key in ``key_file``; without one, the key in ``folder``, which is created on first use.
 
-    A created key file is readable by its owner only. Raises `UserError` if ``key_file`` is missing or empty.
+    A created key file is readable by its owner only. Raises `UserError` if ``key_file`` is missing or empty, or lies in
+    the folder ``out`` of the de-identified text: whoever gets both can undo the replacement of known values.
     """
+    given = (key_file or folder / KEY_NAME).resolve()
+    if out is not None and given.is_relative_to(out.resolve()):
+        raise UserError(
+            f"{given}: the key lies in the output folder {out}; keep it elsewhere, and name it with --key-file"
+        )
     if key_file is not None:
         if not key_file.is_file():
             raise UserError(

@@ -6,9 +6,9 @@ family names, streets or cities, so the findings do not depend on which names ar
 # ruff: noqa: RUF001 (letters of several scripts are intended)
 
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ LOWER = rf"[^\W\d_{UPPER}]"
 # d'Angelo, al-Hassan, O’Brien, Anne-Marie
 CAPITAL = rf"(?:[A-Za-z]{{1,4}}['’\-])?[{UPPER}](?:{LETTER}|['’\-](?={LETTER}))*"
 SOFT_CAPITAL = rf"(?:[A-Za-z]{{1,4}}['’])?[{UPPER}](?:{LOWER}|[{UPPER}]{{2}})(?:{LETTER}|['’\-](?={LETTER}))*"
+INITIAL_OR_ROMAN = rf"(?:[{UPPER}]\.|[IVX]+(?!\w))"
 INITIAL = rf"[{UPPER}]\.(?:-?[{UPPER}]\.)*"
 APOSTROPHES = str.maketrans("’׳״", "''\"")  # as on a keyboard
 UNCASED = rf"{LETTER}(?:[\w\u0300-\u036f\u05b0-\u05c7\u064b-\u0652״׳'’\-](?!\d))*"
@@ -41,11 +42,12 @@ def literal(word: str) -> str:
 
 
 def in_cases(word: str) -> set[str]:
-    """The word unchanged, capitalised and in capitals; a single letter only unchanged."""
+    """The word unchanged, capitalised (each word of it, too) and in capitals; a single letter mostly unchanged."""
     letters = sum(c.isalpha() for c in word)
     if letters < 2:
-        return {word}
-    return {word, word[0].upper() + word[1:], *({word.upper()} if letters > 2 else ())}
+        return {word, word.upper()} if word.endswith("/") else {word}  # C/ Mayor
+    each = {" ".join(w[:1].upper() + w[1:] for w in word.split(" "))} if " " in word else set()
+    return {word, word[0].upper() + word[1:], *each, *({word.upper()} if letters > 2 else ())}
 
 
 def one_of(words: Iterable[str], cases: bool = True) -> str:
@@ -108,10 +110,52 @@ class Vocabulary:
         """The month that a word names, with any kind of apostrophe; None if it names none."""
         return self.months.get(month_key(written))
 
+    @cached_property
+    def title_words(self) -> frozenset[str]:
+        """The words of all titles, in lower case and without full stops."""
+        after = [t for group in ("female", "male", "any") for t in self.words("titles_after", group)]
+        return frozenset(w.strip(".,").casefold() for title in [*self.titles, *after] for w in title.split())
+
     @property
     def titles(self) -> list[str]:
         """All titles that precede a name."""
         return [title for group in ("female", "male", "any") for title in self.words("titles", group)]
+
+
+# Keys of a language file whose values are patterns, or words that are never searched.
+PATTERNS = ("phones", "id_shapes", "postcode", "patterns", "patronymic", "initials", "prefixes", "surrogate")
+
+
+def caseless(words: Vocabulary) -> Vocabulary:
+    """The vocabulary for texts in small letters: its words are in small letters, and case says nothing."""
+
+    def lower(value: Any, key: str = "") -> Any:
+        if key in PATTERNS:
+            return value
+        if isinstance(value, dict):
+            return {k: lower(v, k) for k, v in value.items()}
+        return (
+            [lower(v) for v in value] if isinstance(value, list) else value.lower() if isinstance(value, str) else value
+        )
+
+    months = [
+        [[form.lower() for form in forms] for forms in table] for table in (words.full_months, words.short_months)
+    ]
+    return replace(words, raw=lower(words.raw), cased=False, full_months=months[0], short_months=months[1])
+
+
+def without_case(text: str) -> bool:
+    """Whether the letters of a text are nearly all capitals, or nearly all small, so that case says nothing."""
+    sample = text[:1000]
+    lower = sum(map(str.islower, sample))
+    upper = sum(map(str.isupper, sample)) if lower else len(sample)
+    return upper + lower > 20 and (upper > 1.5 * lower or upper < 0.003 * lower)
+
+
+def same_length(text: str, change: Callable[[str], str]) -> str:
+    """The text with every character changed by ``change`` that stays one character."""
+    whole = change(text)
+    return whole if len(whole) == len(text) else "".join(n if len(n := change(c)) == 1 else c for c in text)
 
 
 def month_key(written: str) -> str:
@@ -139,12 +183,23 @@ def vocabulary(code: str) -> Vocabulary:
         raw,
         raw.get("cased", True),
         raw.get("prefixes", ""),
-        frozenset(w.casefold() for w in raw["stop"]),
+        frozenset(w.casefold() for w in (*raw["stop"], *_not_names(raw))),
         frozenset(w.casefold() for w in raw["particles"]),
         months,
         full,
         short,
     )
+
+
+def _not_names(raw: dict[str, Any]) -> Iterator[str]:
+    """Words of streets, institutions and labels, which are not part of a person's name."""
+    hospitals, address = raw.get("hospitals", {}), raw["address"]
+    for phrase in (*hospitals.get("before", ()), *hospitals.get("after", ()), *address.get("streets", ())):
+        if " " not in phrase and len(phrase) > 3:
+            yield phrase.strip(".")
+    for labels in raw.get("fields", {}).values():
+        yield from (label for label in labels if " " not in label and len(label) > 2)
+    yield from ("email", "e-mail", "mail")
 
 
 def _month_forms(lines: list[str]) -> tuple[list[list[str]], list[list[str]]]:

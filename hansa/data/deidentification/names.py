@@ -3,6 +3,7 @@
 
 import re
 from collections.abc import Iterator
+from functools import cache
 
 from hansa.data.deidentification.lexicon import (
     CAPITAL,
@@ -17,6 +18,7 @@ from hansa.data.deidentification.lexicon import (
     literal,
     matches,
     one_of,
+    vocabulary,
 )
 
 Span = tuple[int, int]
@@ -37,6 +39,8 @@ class Names:
         self.person = re.compile(rf"{words.prefixes}{one_of(people)} ?: *") if people else None
         roles = words.words("roles")
         self.role = re.compile(rf"{one_of(roles, cases=not words.raw.get('roles_lower_only'))}(?: ?:)? (?={CAPITAL})")
+        kin = words.words("kin")
+        self.kin = re.compile(rf"{words.prefixes}{one_of(kin)},? (?={CAPITAL})") if kin and words.cased else None
         self.particles = rf"(?:{one_of(words.particles)} )*"
         self.with_particle = re.compile(rf"(?<!\w)(?:{one_of(words.particles)} )+{CAPITAL}")  # De Luca
         self.word = re.compile(rf"(?:{INITIAL}|{CAPITAL})" if words.cased else UNCASED)
@@ -50,9 +54,6 @@ class Names:
         after = [t for group in ("female", "male", "any") for t in words.words("titles_after", group)]
         self.title_after = re.compile(rf" {one_of(after)}") if after else None
         self.word_before = re.compile(rf"(?:(?:{CAPITAL}) {self.particles}){{0,2}}(?:{CAPITAL})$")
-        eponyms = words.words("eponyms", "before"), words.words("eponyms", "after")
-        self.eponym_before = re.compile(rf"(?<!\w){one_of(eponyms[0])} $")
-        self.eponym_after = re.compile(rf"(?: |(?=[-'’])){one_of(eponyms[1])}")
 
     def find(self, text: str, anchors: list[int]) -> Iterator[Span]:
         """The spans of names; ``anchors`` are the offsets of words that may introduce one."""
@@ -95,7 +96,11 @@ class Names:
         spans = []
         for m in matches(self.role, text, anchors):
             end, count = self._sequence(text, m.end())
-            if count > 1 and not text[m.end() : end].isupper():
+            if count > 1:
+                spans.append((m.end(), end))
+        for m in matches(self.kin, text, anchors) if self.kin else ():
+            end, count = self._sequence(text, m.end())
+            if count and (count > 1 or not m[0].endswith(", ")) and text[m.end() : end].split()[0].istitle():
                 spans.append((m.end(), end))
         return spans
 
@@ -103,12 +108,13 @@ class Names:
         """The end of the name that begins at ``position``, and its number of words."""
         m = self.first.match(text, position)
         end, count = position, 0
-        limit = 4 if self.words.cased else 2
+        limit = 5 if self.words.cased else 3 if self.words.raw.get("cased", True) else 2
         last = ""
         while m and not self._is_stop(m["word"]):
             particle_only = not self.words.cased and m["word"].casefold() in self.words.particles
             third_family = count == 2 and not self.words.cased and m["word"].startswith("ال") > last.startswith("ال")
-            if count >= limit and not third_family:
+            label = count > 1 and text.startswith(":", m.end()) and not m["word"].istitle()  # NHC:
+            if label or (count >= limit and not third_family):
                 break
             end, count, last = m.end(), count + (not particle_only), m["word"]
             m = self.next.match(text, end)
@@ -187,14 +193,27 @@ class Names:
             position = text.find(stem, position + 1)
 
     def _eponym(self, text: str, start: int, end: int) -> bool:
-        return bool(self.eponym_before.search(text, max(0, start - 25), start) or self.eponym_after.match(text, end))
+        return is_eponym(self.words, text, start, end)
+
+
+@cache
+def _eponyms(code: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    words = vocabulary(code)
+    before = re.compile(rf"(?<!\w){one_of(words.words('eponyms', 'before'))} $")
+    return before, re.compile(rf"(?: |(?=[-'’])){one_of(words.words('eponyms', 'after'))}")
+
+
+def is_eponym(words: Vocabulary, text: str, start: int, end: int) -> bool:
+    """Whether the words around a span make it part of a medical term, as in "Parkinson's disease"."""
+    before, after = _eponyms(words.code)
+    return bool(before.search(text, max(0, start - 25), start) or after.match(text, end))
 
 
 def titles(words: Vocabulary) -> str:
     """A pattern for titles: unchanged, capitalised and in capitals; a one-letter title needs its full stop."""
     forms: set[str] = set()
     for title in words.titles:
-        forms |= in_cases(title)
+        forms |= in_cases(title) | ({title.upper()} if sum(c.isalpha() for c in title) == 2 else set())
     singles = [re.escape(f) for f in forms if sum(c.isalpha() for c in f) == 1]
     several = sorted((f for f in forms if sum(c.isalpha() for c in f) > 1), key=lambda f: (-len(f), f))
     return grouped([*map(literal, several), *singles])

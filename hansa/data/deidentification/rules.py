@@ -7,21 +7,22 @@ among numbers, the longest.
 # ruff: noqa: RUF001 (letters of several scripts are intended)
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
+from hansa.data.deidentification.addresses import address_patterns
+from hansa.data.deidentification.details import Details
 from hansa.data.deidentification.lexicon import (
-    CAPITAL,
     LETTER,
-    LOWER,
-    SOFT_CAPITAL,
-    UNCASED,
     UPPER,
     Vocabulary,
+    caseless,
     matches,
     one_of,
+    same_length,
     vocabulary,
+    without_case,
 )
 from hansa.data.deidentification.names import Names
 
@@ -52,7 +53,7 @@ NO_UNIT = rf"(?! ?{UNIT}(?!\w))(?! ?/ ?(?:{LETTER}))"
 NOT_IN_NUMBER = r"(?<![\w.,/+])(?<!\d-)(?<![\d)] )"
 NUMBER_ENDS = rf"(?!\w)(?![.,/:-]\d){NO_UNIT}"
 NUMERIC_DATE = re.compile(
-    r"(?<![\d./,:+])(?<!\d-)(?:(\d{4})([-/.])(\d{1,2})\2(\d{1,2})|(\d{1,2})([./-])( ?)(\d{1,2})\6 ?(\d{4}|\d{2}))"
+    r"(?<![\d./,+])(?<!\d[:-])(?:(\d{4})([-/.])(\d{1,2})\2(\d{1,2})|(\d{1,2}) ?([./-])( ?)(\d{1,2}) ?\6 ?(\d{4}|\d{2}))"
     rf"(?!\d)(?![./,-]\d)(?:(?<=\d{{4}})|(?! {NOT_YEAR}(?!\w)))"
 )
 # 16.01 and 16/1 are dates only after a word such as "on"; 10.2 is a value and 3/10 a score
@@ -76,13 +77,19 @@ class Rules:
     """The built-in de-identifier: one set of compiled patterns per language."""
 
     def find(self, text: str, language: str) -> list[Finding]:
-        """The personal details in a text, in order; raises `UserError` if the language has no rules."""
-        return _patterns(language).find(text)
+        """The personal details in a text; raises `UserError` if the language has no rules."""
+        words = vocabulary(language)
+        if words.cased and without_case(text):
+            small = _patterns(words.code, True).find(same_length(text, str.lower))
+            # numbers with letters (MRN-1234, NW1 6XE) have formats in capitals
+            large = _patterns(words.code, False).find(same_length(text, str.upper))
+            return small + [f for f in large if f.type in ("ID", "PHONE", "ADDRESS", "DATE", "TOWN")]
+        return _patterns(words.code, False).find(text)
 
 
 @cache
-def _patterns(language: str) -> "Patterns":
-    return Patterns(vocabulary(language))
+def _patterns(language: str, small: bool) -> "Patterns":
+    return Patterns(caseless(vocabulary(language)) if small else vocabulary(language))
 
 
 class Patterns:
@@ -91,12 +98,14 @@ class Patterns:
     def __init__(self, words: Vocabulary) -> None:
         self.words = words
         self.names = Names(words)
+        self.details = Details(words)
         self.month, self.before_month, self.after_month = _month_patterns(words)
         self.date_cue = re.compile(rf"(?<!\w){words.prefixes}{one_of(words.words('date', 'cues'))}[ :-]{{1,2}}$")
+        self.month_cue = re.compile(rf"(?:(?<!\w){one_of(words.words('year_cues'))} |\()$")
         self.ordinal_stop = "." in words.words("date", "ordinals")  # am 5.3. wieder
-        self.street, self.inner_street, self.addresses, self.address_label = _address_patterns(words)
+        self.street, self.inner_street, self.addresses, self.address_label = address_patterns(words)
         self.labelled, self.shapes = _number_patterns(words)
-        self.anchor = re.compile(_any_anchor(words))
+        self.anchor = re.compile(_any_anchor(words, self.details.anchors()))
 
     def find(self, text: str) -> list[Finding]:
         """The personal details in a text, in order and without overlaps."""
@@ -111,17 +120,29 @@ class Patterns:
                     taken[start:end] = b"\1" * (end - start)
                     found.append(Finding(start, end, kind))
 
+        def claim(claims: Iterable[tuple[int, int, str]]) -> None:
+            for start, end, kind in claims:
+                free = taken.find(1, start, end)
+                cut = free if free > start and kind in ("HOSPITAL", "TOWN") else end  # up to what is already found
+                add(iter([(start, start + len(text[start:cut].rstrip()))]), kind)
+
         add(_emails(text), "EMAIL")
         if "://" in text or "www." in text:
             add((m.span() for m in URL.finditer(text)), "URL")
         anchors = [m.start() for m in self.anchor.finditer(text)]
         numbers = _number_starts(text)
+        more = self.details
+        claim(more.labelled(text, anchors))
         add(self._addresses(text, anchors), "ADDRESS")
         add(self._numeric_dates(text, numbers), "DATE")
         add(self._written_dates(text, anchors), "DATE")
-        for start, end, kind in self._numbers(text, anchors, numbers):
-            add(iter([(start, end)]), kind)
+        claim(more.misread_dates(text, numbers))
+        claim(more.towns(text, numbers))
+        claim(self._numbers(text, anchors, numbers))
+        claim(more.institutions(text, anchors))
         add(self.names.find(text, anchors), "NAME")
+        for rest in (more.professions(text, anchors), more.years(text, numbers), more.ages(text, numbers)):
+            claim(rest)
         return sorted(found, key=lambda f: f.start)
 
     def _numeric_dates(self, text: str, numbers: list[int]) -> Spans:
@@ -131,6 +152,7 @@ class Patterns:
             else:
                 # 1-1-1 and 10-10-10 are daily doses, unless the year has four digits
                 dose = m[6] == "-" and len(m[9]) == 2 and len(m[5]) + len(m[8]) < 4
+                dose = dose and not self.date_cue.search(text, max(0, m.start() - 14), m.start())
                 four = len(m[9]) == 2 or 1900 <= int(m[9]) <= 2099
                 good = four and not dose and _day_and_month(m[5], m[8], month_first=True)
             if good:
@@ -151,7 +173,12 @@ class Patterns:
             short = named is not None and named.short
             if not (year or (before and not short) or (after and after["day"])):
                 continue
-            if not before and year and len(year) < 4:
+            if (
+                not before
+                and year
+                and len(year) < 4
+                and (short or not self.month_cue.search(text, max(0, start - 9), start))
+            ):
                 continue
             yield (before.start() if before else m.start("month")), (after.end() if after else end)
 
@@ -195,7 +222,12 @@ class Patterns:
         if m[0].casefold().split()[0] in stops or any(name in stops for name in named):
             return False
         labelled = self.address_label.search(text, max(0, m.start() - 40), m.start())
-        return bool(labelled or self.words.words("address", "city_words") or any(c.isdigit() for c in m[0]))
+        return bool(
+            labelled
+            or self.words.words("address", "city_words")
+            or any(c.isdigit() for c in m[0])
+            or "/n" in m[0].lower()
+        )
 
 
 def _emails(text: str) -> Spans:
@@ -225,14 +257,14 @@ def _number_starts(text: str) -> list[int]:
     return sorted(places)
 
 
-def _any_anchor(words: Vocabulary) -> str:
+def _any_anchor(words: Vocabulary, more: list[str]) -> str:
     """A pattern for the beginning of any word that can introduce a personal detail."""
     months = [form for table in (words.full_months, words.short_months) for month in table for form in month]
     address = [w for key in ("streets", "streets_after") for w in words.words("address", key)]
     whole_suffixes = [] if "{compound}" in str(words.raw["address"]["patterns"]) else words.words("address", "suffixes")
-    keys = ("phone_labels", "id_labels", "id_prefixes", "name_labels", "person_labels", "roles")
+    keys = ("phone_labels", "id_labels", "id_prefixes", "name_labels", "person_labels", "roles", "kin")
     labels = [w for key in keys for w in words.words(key)]
-    everything = [*months, *address, *whole_suffixes, *labels, *words.titles]
+    everything = [*months, *address, *whole_suffixes, *labels, *words.titles, *map(str.upper, words.titles), *more]
     return rf"(?<![^\W\d]){words.prefixes}(?={one_of([*everything, *map(str.lower, months)])})\w"
 
 
@@ -311,62 +343,3 @@ def _identifying(value: str) -> bool:
     """Whether a value has five digits, or four and a letter or slash: a bare year is not a record number."""
     digits = sum(c.isdigit() for c in value)
     return digits >= 5 or (digits == 4 and not value.isdigit())
-
-
-# Street words that begin a word; street words that end one; whole addresses, and whether they begin with the street
-# word; labels before an address.
-AddressPatterns = tuple[re.Pattern[str], re.Pattern[str] | None, list[tuple[re.Pattern[str], bool]], re.Pattern[str]]
-
-
-def _address_patterns(words: Vocabulary) -> AddressPatterns:
-    address = words.raw["address"]
-    streets, suffixes, after = (address.get(k, []) for k in ("streets", "suffixes", "streets_after"))
-    particle = f"(?:{one_of(words.particles)} ?)*"
-    if words.cased:
-        stop = rf"(?!{one_of(words.stop)})"
-        small = f"|{LOWER}{{3,}}" if address.get("small_letters") else ""
-        soft = rf"(?:\d{{1,2}} )?(?:{INITIAL_OR_ROMAN} ?)*{particle}{SOFT_CAPITAL}"
-        name = rf"(?P<street_name>{soft}(?:[ -]{particle}{stop}(?:{CAPITAL}|{INITIAL_OR_ROMAN}{small})){{0,4}})"
-        article = f"(?:[{UPPER}]{LOWER}? )?"  # A Coruña, La Valletta
-        city = rf"{particle}{article}{stop}{SOFT_CAPITAL}(?:[ -]{particle}{stop}{SOFT_CAPITAL}){{0,2}}"
-    else:
-        name = rf"(?P<street_name>{UNCASED}(?: {UNCASED}){{0,3}})"
-        city = rf"{UNCASED}(?: {UNCASED}){{0,2}}(?=[,،]? (?:{UNCASED} )?\d{{5}}|[.,،;)\n]|$)"
-    begun = rf"[{UPPER}](?:{LETTER}|-)*"
-    compound = rf"{begun}[ -]?{one_of([s.capitalize() for s in suffixes])}|{begun}{one_of(suffixes)}"
-    house = rf"\d{{1,4}}(?!\d)(?:[ /]?{LETTER}(?!\w))?(?:[/-]\d{{1,4}}(?!\d){LETTER}?)?"
-    parts = {
-        "street": one_of(streets),
-        "street_after": one_of(after),
-        "suffix": one_of(suffixes),
-        "compound": f"(?:{compound})",
-        "name": name,
-        "any_name": rf"{particle}{LETTER}+(?:[ '’-]{particle}{LETTER}+){{0,4}}?",
-        "number": rf"(?:{one_of(address['number_words'])} ?)?{house}",
-        "unit": rf"{one_of(address['unit_words'])} ?[\w/]{{1,6}}",
-        "town": one_of(address.get("city_words", [])),
-        "region": one_of(address.get("regions", [])),
-        "postcode": f"(?:{address['postcode']})",
-        "city": city,
-    }
-    templates = address["patterns"]
-    patterns = [(_address_pattern(template, parts), template.startswith("{street}")) for template in templates]
-    joined = "{compound}" in str(address["patterns"])
-    street = re.compile(rf"{words.prefixes}(?P<word>{one_of([*streets, *after, *([] if joined else suffixes)])})")
-    inner = re.compile(one_of(suffixes)) if joined else None
-    label = re.compile(rf"{one_of(address['labels'])} ?:? ?(?:{LETTER}{{1,3}} )?$")
-    return street, inner, patterns, label
-
-
-INITIAL_OR_ROMAN = rf"(?:[{UPPER}]\.|[IVX]+(?!\w))"
-
-
-def _address_pattern(template: str, parts: dict[str, str]) -> re.Pattern[str]:
-    seen: dict[str, int] = {}
-
-    def part(m: re.Match[str]) -> str:
-        seen[m[1]] = seen.get(m[1], 0) + 1
-        return parts[m[1]].replace("<street_name>", f"<street_name{seen[m[1]]}>" if seen[m[1]] > 1 else "<street_name>")
-
-    begin = "" if template.startswith("{street}") else r"(?<!\w)"
-    return re.compile(begin + re.sub(r"{([a-z_]+)}", part, template))

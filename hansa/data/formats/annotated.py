@@ -14,10 +14,13 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 WORD = re.compile(r"\w+|[^\w\s]")
 OUTSIDE = "O"
+TAG = re.compile(r"O|[BIESLU]-.+")
+SAME_IN_BIO = {"E": "I", "L": "I", "S": "B", "U": "B"}
+Overlaps = Literal["drop", "outer"]
 NO_RELATION = "NONE"
 LONGEST_LABEL = 64  # characters; label names leave the silo, so a text must not be taken for a label
 
@@ -68,19 +71,39 @@ def _span(text: str, start: Any, end: Any) -> tuple[int, int]:
 # ── tokens and tags ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def words_and_tags(row: Mapping[str, Any], field: str = "text") -> tuple[list[str], list[str]]:
-    """The row as words, each with its BIO tag."""
+def words_and_tags(
+    row: Mapping[str, Any], field: str = "text", overlaps: Overlaps = "drop"
+) -> tuple[list[str], list[str]]:
+    """The row as words, each with its BIO tag; IOBES and BILOU tags are converted.
+
+    ``overlaps``: what happens to a row whose spans overlap: "drop" raises `BadRow`, "outer" keeps the outermost spans.
+    """
     if "tokens" not in row:
-        return _cut(str(row[field]), entities(row, field))
+        found = entities(row, field)
+        return _cut(str(row[field]), outermost(found) if overlaps == "outer" else found)
     words, tags = row["tokens"], row.get("tags")
     if not isinstance(words, list) or not isinstance(tags, list):
         raise BadRow("its 'tokens' and 'tags' are not two lists")
     if len(words) != len(tags):
         raise BadRow(f"it has {len(words)} tokens but {len(tags)} tags")
     for tag in tags:
-        if not isinstance(tag, str) or not re.fullmatch(r"O|[BI]-.+", tag):
-            raise BadRow("it has a tag that is not BIO (O, B-TYPE, I-TYPE)")
-    return list(map(str, words)), tags
+        if not isinstance(tag, str) or not TAG.fullmatch(tag):
+            raise BadRow("it has a tag that is not BIO (O, B-TYPE, I-TYPE), IOBES or BILOU")
+    return list(map(str, words)), [as_bio(tag) for tag in tags]
+
+
+def as_bio(tag: str) -> str:
+    """A tag of IOBES or BILOU as BIO: the end of an entity (E, L) is inside it, a single word (S, U) begins one."""
+    return SAME_IN_BIO.get(tag[0], tag[0]) + tag[1:]
+
+
+def outermost(found: list[Entity]) -> list[Entity]:
+    """The entities without those that overlap an earlier or a longer one that begins at the same place."""
+    kept: list[Entity] = []
+    for entity in sorted(found, key=lambda e: (e.start, -e.end)):
+        if not kept or entity.start >= kept[-1].end:
+            kept.append(entity)
+    return kept
 
 
 def _cut(text: str, found: list[Entity]) -> tuple[list[str], list[str]]:

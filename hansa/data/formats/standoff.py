@@ -1,15 +1,19 @@
 """Annotated text as annotation tools store it: CoNLL columns, and BRAT's standoff files beside the texts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
+from hansa.data.formats.annotated import TAG
 from hansa.data.rows import ParsedRow, PlacedRow
 from hansa.data.source import Source
 
 
-def conll(stream: TextIO, source: Source) -> Iterator[ParsedRow]:
-    """CoNLL: a token (first column) and its tag (last column) per line, a blank line after each sentence."""
+def conll(stream: Iterable[str], source: Source) -> Iterator[ParsedRow]:
+    """CoNLL: a token (first column) and its tag (last column) per line, a blank line after each sentence.
+
+    Comments (lines that begin with a number sign, before the first token of a sentence) are skipped.
+    """
     tokens: list[str] = []
     tags: list[str] = []
     reason, number = "", 0
@@ -18,12 +22,20 @@ def conll(stream: TextIO, source: Source) -> Iterator[ParsedRow]:
         if not cells or cells[0] == "-DOCSTART-":
             yield from _sentence(number - 1, tokens, tags, reason)
             tokens, tags, reason = [], [], ""
+        elif not tokens and line.startswith("#") and not TAG.fullmatch(cells[-1]):
+            continue
         elif len(cells) == 1:
             reason = reason or f"line {number} has one column, a token without a tag"
         else:
             tokens.append(cells[0])
             tags.append(cells[-1])
     yield from _sentence(number, tokens, tags, reason)
+
+
+def looks_tagged(lines: Iterable[str]) -> bool:
+    """Whether lines are CoNLL columns: at least two tokens, each with a tag in the last column."""
+    rows = [line.split() for line in lines if line.strip() and not line.startswith(("#", "-DOCSTART-"))]
+    return len(rows) > 1 and all(len(cells) > 1 and TAG.fullmatch(cells[-1]) for cells in rows)
 
 
 def _sentence(number: int, tokens: list[str], tags: list[str], reason: str) -> Iterator[ParsedRow]:

@@ -2,20 +2,33 @@
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TextIO
 
 from hansa.core.errors import DataError
+from hansa.data.formats.standoff import conll, looks_tagged
 from hansa.data.rows import ParsedRow
 from hansa.data.source import Source
 
 AT_ONCE = 1000  # rows of a Parquet or Arrow file that are turned into Python objects together
+LOOK = 20  # lines that are examined to see whether a file has tags in its last column
+
+
+def _peeked(stream: TextIO) -> tuple[bool, Iterator[str]]:
+    """Whether the first lines are tokens with tags, and all lines."""
+    first = list(islice(stream, LOOK))
+    return looks_tagged(first), chain(first, stream)
 
 
 def plain_text(stream: TextIO, source: Source) -> Iterator[ParsedRow]:
-    """One row for each line that is not blank, with the line as its ``text``."""
-    for number, line in enumerate(stream, 1):
+    """One row for each line that is not blank, with the line as its ``text``; CoNLL columns are read as such."""
+    tagged, lines = _peeked(stream)
+    if tagged:
+        yield from conll(lines, source)
+        return
+    for number, line in enumerate(lines, 1):
         if line.strip():
             yield number, {"text": line.strip()}, ""
 
@@ -39,11 +52,12 @@ def comma_separated(stream: TextIO, source: Source) -> Iterator[ParsedRow]:
 
 
 def tab_separated(stream: TextIO, source: Source) -> Iterator[ParsedRow]:
-    """A TSV file; see `_table`."""
-    return _table(stream, "\t", source)
+    """A TSV file, see `_table`; CoNLL columns are read as such."""
+    tagged, lines = _peeked(stream)
+    return conll(lines, source) if tagged else _table(lines, "\t", source)
 
 
-def _table(stream: TextIO, delimiter: str, source: Source) -> Iterator[ParsedRow]:
+def _table(stream: Iterable[str], delimiter: str, source: Source) -> Iterator[ParsedRow]:
     """A table whose first line names the columns.
 
     If the text column is given as a number (``text: 1``), the table has no header: columns are numbered from 1, and

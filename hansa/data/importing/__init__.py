@@ -90,9 +90,9 @@ def _check(settings: Settings) -> None:
     if settings.deidentify and not settings.key:
         raise UserError("--deidentify needs a secret for its surrogates; name a file that contains one with --key-file")
     if settings.deidentify:  # report a wrong name before reading the input
-        from hansa.data.deidentification.deidentify import load
+        from hansa.data.deidentification.finders import load
 
-        load(settings.deidentify)
+        load(settings.deidentify, settings.keep_details)
 
 
 def _check_places(paths: list[Path], out: Path) -> None:

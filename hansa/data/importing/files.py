@@ -10,32 +10,46 @@ import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hansa.data.importing.tally import Tally, primary_language
+from hansa.data.importing.encodings import detect
+from hansa.data.importing.tally import Tally
 
 BLOCK = 1 << 18
 LOOK = 1 << 13  # bytes that are examined to detect the kind of a file
-KINDS = ("text", "pdf", "html", "xml", "json", "wiki")
+KINDS = ("text", "pdf", "html", "xml", "json", "wiki", "csv", "cda", "hl7", "rtf", "docx", "email", "zip")
 BY_SUFFIX = {".html": "html", ".htm": "html", ".xhtml": "html", ".xml": "xml", ".nxml": "xml"}
-BY_SUFFIX |= {".json": "json", ".jsonl": "json", ".ndjson": "json"}
+BY_SUFFIX |= {".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".tsv": "csv", ".tab": "csv"}
+BY_SUFFIX |= {".hl7": "hl7", ".eml": "email", ".cda": "cda"}
+# Files that are not read, by their first bytes: what they are, and what to do.
+REFUSED = {
+    b"%PDF-": "a PDF (extract its text first, for example with pdftotext, and import it with --kind pdf)",
+    b"\xd0\xcf\x11\xe0": "an old Office or Outlook file (save it as .docx, .txt or .eml first)",
+    b"\x7fELF": "a program",
+    b"\x89PNG": "an image",
+    b"\xff\xd8\xff": "an image",
+    b"GIF8": "an image",
+    b"SQLite format 3": "an SQLite database (export its text as CSV first)",
+    b"PAR1": "a Parquet file (name it in a federation file instead)",
+    b"Rar!": "a RAR archive (unpack it first)",
+    b"7z\xbc\xaf": "a 7z archive (unpack it first)",
+    b"BZh": "a bzip2 file (unpack it first)",
+    b"\xfd7zXZ": "an xz file (unpack it first)",
+    b"\x28\xb5\x2f\xfd": "a Zstandard file (unpack it first)",
+}
+ZIPPED = {".docx": "docx", ".zip": "zip"}
 BY_CONTENT = (
     ("wiki", re.compile(rb"\s*<doc id=")),
     ("html", re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?(?:<!doctype html|<html\b)", re.I)),
+    ("cda", re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?(?:<\?[^>]*>\s*)*<(?:\w+:)?ClinicalDocument\b")),
+    ("hl7", re.compile(rb"\x0b?MSH\|")),
     ("xml", re.compile(rb"\s*<(?:\?xml|!DOCTYPE|article\b|Pubmed|pmc-)")),
     ("json", re.compile(rb"\s*(?:\[\s*)?\{\s*\"")),
 )
 WIDE = {b"\xff\xfe\x00\x00": "utf-32", b"\x00\x00\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 Stream = Any  # a buffered reader: a file or a GzipFile
-CODE_PAGES = {
-    "cp1250": ("cs", "hr", "hu", "pl", "ro", "sk", "sl"),
-    "cp1251": ("be", "bg", "mk", "ru", "sr", "uk"),
-    "cp1253": ("el",),
-    "cp1254": ("tr",),
-    "cp1255": ("he", "yi"),
-    "cp1256": ("ar", "fa", "ur"),
-}
 
 
 class Meter:
@@ -103,44 +117,60 @@ def opened(path: Path, meter: Meter) -> Iterator[Stream]:
             yield raw
 
 
-def kind_of(path: Path, head: bytes) -> str:
-    """The kind of a file, by its suffix or else by its first bytes; "" if it is not text."""
-    if b"\x00" in head and not wide(head):
+def kind_of(path: str, head: bytes) -> str:
+    """The kind of a file, by its first bytes and its suffix; "" if it is not read (`refusal` says why)."""
+    suffix = Path(path.lower().removesuffix(".gz")).suffix
+    if head.startswith(b"PK\x03\x04"):
+        return ZIPPED.get(suffix, "")
+    if head.startswith(b"{\\rtf"):
+        return "rtf"
+    if refusal(path, head):
         return ""
-    if head.startswith((b"%PDF-", b"{\\rtf")):
-        return ""
-    suffix = Path(path.name.lower().removesuffix(".gz")).suffix
+    found = next((kind for kind, pattern in BY_CONTENT if pattern.match(head.removeprefix(b"\xef\xbb\xbf"))), "")
+    if found in ("cda", "hl7"):
+        return found
     if suffix in BY_SUFFIX:
         return BY_SUFFIX[suffix]
-    if suffix != ".txt":
-        for kind, pattern in BY_CONTENT:
-            if pattern.match(head.removeprefix(b"\xef\xbb\xbf")):
-                return kind
+    if suffix != ".txt" and found:
+        return found
     return "wiki" if head.startswith(b"<doc id=") else "pdf" if b"\x0c" in head else "text"
 
 
+def refusal(path: str, head: bytes) -> str:
+    """Why a file is not read; "" if it is."""
+    known = next((what for mark, what in REFUSED.items() if head.startswith(mark)), "")
+    if known:
+        return known
+    if head.startswith(b"PK\x03\x04"):
+        suffix = Path(path.lower()).suffix
+        return "" if suffix in ZIPPED else f"a {suffix or 'zip'} file (save it as .docx, .csv or text first)"
+    return "binary, not text" if b"\x00" in head and not wide(head) else ""
+
+
 def wide(head: bytes) -> str:
-    """The encoding that a byte-order mark announces, or ""."""
+    """The encoding that a byte-order mark or an escape sequence announces, or ""."""
+    if b"\x1b$B" in head or b"\x1b$@" in head:
+        return "iso2022_jp"
     return next((name for mark, name in WIDE.items() if head.startswith(mark)), "")
 
 
 def decoded(stream: Stream, language: str, place: str, tally: Tally) -> Iterator[tuple[int, str]]:
     """(number of the first line, text) of each block; a block ends between paragraphs, else lines, else words.
 
-    A line that is not UTF-8 is decoded with the usual code page of the language, and counted.
+    Lines that are not UTF-8 are decoded with the encoding that is detected on the first of them, and counted.
     """
     head = stream.peek(LOOK)
     if name := wide(head):
         yield from _wide(stream, name)
         return
-    line, rest = 1, b""
+    line, rest, encoding = 1, b"", _Encoding(language)
     while True:
         block, damage = _filled(stream)
         whole = rest + block
         cut = _cut(whole) if len(block) >= BLOCK else len(whole)
         rest = whole[cut:]
         if cut:
-            yield line, _text(whole[:cut].removeprefix(b"\xef\xbb\xbf"), language, place, line, tally)
+            yield line, _text(whole[:cut].removeprefix(b"\xef\xbb\xbf"), place, line, encoding, tally)
             line += whole.count(b"\n", 0, cut)
         if damage:  # raised after yielding what was read before the damage
             raise damage
@@ -189,23 +219,35 @@ def _cut(block: bytes) -> int:
     return end - 1 if end and block[end - 1] >= 0xC0 else len(block)
 
 
-def _text(block: bytes, language: str, place: str, line: int, tally: Tally) -> str:
+def _text(block: bytes, place: str, line: int, encoding: "_Encoding", tally: Tally) -> str:
     try:
         return block.decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError:
-        parts = (_foreign(part, language, f"{place}:{line + n}", tally) for n, part in enumerate(block.split(b"\n")))
-        return "\n".join(parts).replace("\r\n", "\n")
+        parts = block.split(b"\n")
+        foreign = [n for n, part in enumerate(parts) if not _is_utf8(part)]
+        name = encoding.of(b"\n".join(parts[n] for n in foreign))
+        for n in foreign:
+            tally.note("lines", "not UTF-8: the encoding was detected", f"{place}:{line + n}", detail=name)
+        some = set(foreign)
+        made = (p.decode(name if n in some else "utf-8", "replace") for n, p in enumerate(parts))
+        return "\n".join(made).replace("\r\n", "\n")
 
 
-def _foreign(line: bytes, language: str, place: str, tally: Tally) -> str:
+def _is_utf8(line: bytes) -> bool:
     try:
-        return line.decode("utf-8")
+        line.decode("utf-8")
     except UnicodeDecodeError:
-        page = next(
-            (name for name, languages in CODE_PAGES.items() if primary_language(language) in languages), "cp1252"
-        )
-        tally.note("lines", "not UTF-8: decoded with the code page of the language", place, detail=page)
-        try:
-            return line.decode(page)
-        except UnicodeDecodeError:
-            return line.decode("latin-1")
+        return False
+    return True
+
+
+@dataclass
+class _Encoding:
+    """The encoding of the parts of a file that are not UTF-8, detected on the first of them."""
+
+    language: str
+    name: str = ""
+
+    def of(self, sample: bytes) -> str:
+        self.name = self.name or detect(sample, self.language)
+        return self.name

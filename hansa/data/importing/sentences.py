@@ -50,7 +50,7 @@ class PreparedBatch(NamedTuple):
 
 
 def prepare(batch: list[Piece], settings: Settings) -> PreparedBatch:
-    """De-identify, clean and split documents, drop unsuitable sentences, and compute fingerprints."""
+    """Clean, de-identify and split documents, drop unsuitable sentences, and compute fingerprints."""
     tally = Tally()
     places = [piece.place for piece in batch]
     found, counts = _split(batch, settings, tally)
@@ -82,8 +82,10 @@ def _split(batch: list[Piece], settings: Settings, tally: Tally) -> tuple[list[s
     found: list[str] = []
     counts = []
     for piece in batch:
-        text = clean(_deidentified(piece.text, settings, tally), piece.kind, settings.citations)
+        text = clean(piece.text, piece.kind, settings.citations)
         unwanted = _unwanted(text, settings)
+        if settings.deidentify and not unwanted:
+            text, unwanted = _deidentified(text, settings, tally)
         sentences = [] if unwanted else split(text)
         if not sentences:
             reason, detail = unwanted or ("no sentences", "")
@@ -229,20 +231,21 @@ def _detector() -> Any:
     return module.LangDetector(module.LangDetectConfig(model="lite", max_input_length=None))
 
 
-def _deidentified(text: str, settings: Settings, tally: Tally) -> str:
-    if not settings.deidentify:
-        return text
-    from hansa.data.deidentification.deidentify import deidentify
+def _deidentified(text: str, settings: Settings, tally: Tally) -> tuple[str, tuple[str, str] | None]:
+    """The cleaned text with personal details replaced; or why the document is dropped: the finder failed on it."""
+    from hansa.data.deidentification.deidentify import deidentify, failure
 
-    text, findings = deidentify(
-        text, settings.language, _deidentifier(settings.deidentify), settings.key, settings.style
-    )
+    finder = _deidentifier(settings.deidentify, settings.keep_details)
+    try:
+        text, findings = deidentify(text, settings.language, finder, settings.key, settings.style)
+    except Exception as error:  # whatever a text does to the finder; the message must not quote it
+        return "", ("could not be de-identified", failure(error))
     tally.counts["personal details replaced"] += len(findings)
-    return text
+    return text, None
 
 
 @cache
-def _deidentifier(spec: str) -> Any:
-    from hansa.data.deidentification.deidentify import load
+def _deidentifier(spec: str, keep: tuple[str, ...]) -> Any:
+    from hansa.data.deidentification.finders import load
 
-    return load(spec)
+    return load(spec, keep)

@@ -12,9 +12,9 @@ class Settings:
     """The options of `hansa data import`."""
 
     language: str
-    kind: str = "auto"  # of the files: auto, text, pdf, html, xml, json or wiki
+    kind: str = "auto"  # of the files: auto, or one of `files.KINDS`
     documents: str = "files"  # what a document is in text files: files, blocks or lines
-    field: str = "text"  # of JSON objects
+    field: str = "text"  # of JSON objects, or the column of a table
     valid: float = 0.05  # fraction of the documents
     test: float = 0.1
     shortest: int = 10  # characters of a sentence
@@ -26,6 +26,7 @@ class Settings:
     workers: int = 1
     gzip: bool = False
     deidentify: str = ""  # the finder of personal details; empty: none
+    keep_details: tuple[str, ...] = ()  # types of personal details that are left alone
     key: str = ""  # of the surrogates
     style: str = "surrogates"
 

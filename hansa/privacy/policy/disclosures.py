@@ -35,8 +35,8 @@ def disclosures(federation: Federation, survey: Mapping[str, Any] | None = None,
     if federation.kind == "federated":
         found += _personal(federation)
     found.append("At every evaluation: sums of losses and scores on each silo's held-out data.")
-    if isinstance(TASKS.build(federation.task), GenerationTask):
-        found.append("With BLEU and chrF: counts of matching n-grams of the translations, and their lengths; no text.")
+    if isinstance(task := TASKS.build(federation.task), GenerationTask):
+        found.append(task.disclosure)
     return found
 
 

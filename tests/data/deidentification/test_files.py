@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from hansa.cli.data import data as command
 from hansa.core.errors import UserError
+from hansa.data.cache import cache_folder
 from hansa.data.corpora import clinical_notes as generator
 from hansa.data.deidentification.deidentify import Deidentifier, Finding, deidentify, load
 from hansa.data.deidentification.keys import KEY_NAME
@@ -55,8 +56,8 @@ def test_another_finder_is_loaded_by_name(tmp_path: Path) -> None:
         f"{file}:Engin": "there is no 'Engin'",
         f"{tmp_path}/no.py:Engine": "there is no file",
         "no_such_package:X": "cannot be imported",
-        "presidio_analyzer_not_there:X": "pip install presidio-analyzer",
-        "rule": "neither 'rules' nor 'module:Class'",
+        "presidio_analyzer_not_there:X": r"pip install 'hansa\[presidio\]'",
+        "rule": "neither 'rules' nor 'lists'",
     }.items():
         with pytest.raises(UserError, match=message):
             load(spec)
@@ -102,14 +103,18 @@ def test_the_command_writes_files_and_never_prints_its_key(tmp_path: Path) -> No
     assert report["bad_rows"] == 1
     assert "it.jsonl:11: not valid JSON" in report["first_problems"][0]
     assert report["replaced"]["NAME"] > 0
-    key = out / KEY_NAME
+    assert not (out / KEY_NAME).exists(), "the key never lies beside the text"
+    key = cache_folder() / KEY_NAME
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     assert key.read_text().strip() not in result.output
     written = (out / "it.jsonl").read_text(encoding="utf-8")
     assert run(file, "--out", out).exit_code == 0
     assert (out / "it.jsonl").read_text(encoding="utf-8") == written, "the key is created once"
-    assert run(file, "--out", tmp_path / "other").exit_code == 0
+    (tmp_path / "other-key").write_text("another secret")
+    assert run(file, "--out", tmp_path / "other", "--key-file", tmp_path / "other-key").exit_code == 0
     assert (tmp_path / "other" / "it.jsonl").read_text(encoding="utf-8") != written
+    (out / "key").write_text("a secret")
+    assert "lies in the output folder" in str(run(file, "--out", out, "--key-file", out / "key").exception)
     assert run(file, "--out", tmp_path / "third", "--key-file", key).exit_code == 0
     assert (tmp_path / "third" / "it.jsonl").read_text(encoding="utf-8") == written
     assert not (tmp_path / "third" / KEY_NAME).exists()
@@ -176,6 +181,29 @@ def test_rows_are_deidentified_while_they_are_read(tmp_path: Path) -> None:
     assert [r["text"] for r in untouched] == [n["text"] for n in notes]
 
 
+def test_answers_second_texts_and_messages_are_deidentified_too(tmp_path: Path) -> None:
+    """A task trains on these fields beside the text: what stands there would be learned."""
+    note = next(n for n in generator.notes("it", 30, seed=5) if n["personal"])
+    details = [note["text"][slice(*detail["span"])] for detail in note["personal"]]
+    turns = [{"role": role, "content": note["text"]} for role in ("user", "assistant")]
+    found = [
+        {"text": "Domanda", "target": note["text"], "second": note["text"]},
+        {"messages": turns, "lang": "it"},
+    ]
+    file = tmp_path / "it.jsonl"
+    file.write_text("".join(json.dumps(n, ensure_ascii=False) + "\n" for n in found), encoding="utf-8")
+    source = Source(train=str(file), language="it")
+    plain = Data(valid=0.0, test=0.0)
+    assert all(d in str(row) for row in rows(source, "train", plain, Problems()) for d in details)
+    problems = Problems()
+    read = list(rows(source, "train", plain.model_copy(update={"deidentify": "rules"}), problems))
+    assert not problems.bad
+    assert len(read) == 2
+    assert not [d for row in read for d in details if d in str(row)]
+    assert read[0]["target"] == read[0]["second"] == read[1]["messages"][1]["content"], "with the same surrogates"
+    assert [m["role"] for m in read[1]["messages"]] == ["user", "assistant"]
+
+
 def test_tokenised_rows_are_reported_and_left_out(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text(json.dumps({"tokens": ["Mr", "Smith"], "tags": ["O", "O"], "lang": "en"}))
@@ -207,7 +235,7 @@ def test_a_row_on_which_the_finder_fails_is_left_out_and_not_quoted(tmp_path: Pa
     assert "borkelmund" not in " ".join(problems.summary())
     finder = load(f"{tmp_path}/fragile.py:Fragile")
     with pytest.raises(KeyError, match="borkelmund"):  # the control: the finder's own error has the text
-        finder.finder.find(texts[1], "it")  # type: ignore[attr-defined]
+        finder.members[0].finder.find(texts[1], "it")  # type: ignore[attr-defined]
 
 
 def test_a_row_in_a_language_without_rules_is_left_out(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ import yaml
 from hansa.core.errors import UserError
 from hansa.core.seeds import stream
 from hansa.data.corpora import clinical_notes as generator
-from hansa.data.deidentification.deidentify import Finding, Rules, measure
+from hansa.data.deidentification.deidentify import Finding, Rules, load
 from hansa.data.deidentification.lexicon import FOLDER, vocabulary
+from hansa.data.deidentification.measuring import measure
 
 RULES = Rules()
 LANGUAGES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -66,12 +67,13 @@ def test_sentences_written_by_hand(code: Any) -> None:
 @pytest.mark.parametrize("code", LANGUAGES)
 def test_clinical_content_is_left_alone(code: Any) -> None:
     text = TEXTS["clinical"][code]
-    assert [text[f.start : f.end] for f in RULES.find(text, code)] == []
+    found = [text[f.start : f.end] for f in RULES.find(text, code)]
+    assert [words for words in found if not re.fullmatch(r"(?:19|20)\d\d", words)] == [], "years are replaced"
 
 
 @pytest.mark.parametrize("code", generator.LANGUAGES)
 def test_recall_and_precision_on_the_generators_gold(code: Any) -> None:
-    found = measure(generator.notes(code, 150, seed=21), RULES, code)
+    found = measure(generator.notes(code, 150, seed=21), load("rules", keep=["AGE"]), code)
     assert found["overall"]["recall"] >= 0.98
     assert found["overall"]["character_recall"] >= 0.98
     assert found["overall"]["precision"] >= 0.95
@@ -81,7 +83,7 @@ def test_recall_and_precision_on_the_generators_gold(code: Any) -> None:
 @pytest.mark.parametrize("code", generator.LANGUAGES)
 def test_recall_on_names_and_formats_that_the_generator_does_not_use(code: Any) -> None:
     rows = [held_out(code, note, i) for i, note in enumerate(generator.notes(code, 100, seed=22))]
-    found = measure(rows, RULES, code)["overall"]
+    found = measure(rows, load("rules", keep=["AGE"]), code)["overall"]
     assert found["recall"] >= 0.95
     assert found["precision"] >= 0.95
 

@@ -1,0 +1,167 @@
+"""Find what else identifies: values of labelled fields, institutions, towns, years, high ages, professions.
+
+The words come from `languages/LANG.yaml`: ``fields`` (label → type), ``hospitals`` (words before or after the name of
+an institution), ``year_cues``, ``ages`` and ``professions``.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+
+from hansa.data.deidentification.lexicon import CAPITAL, LETTER, UNCASED, UPPER, Vocabulary, matches, one_of
+
+Claim = tuple[int, int, str]
+AGE_LIMIT = 89  # higher ages identify (HIPAA Safe Harbor, 45 CFR 164.514(b)(2)(i)(C))
+# The value of a labelled field: to the end of the line or sentence.
+VALUE = (
+    rf"(?P<value>[^\n;]{{1,80}}?)(?=\s*(?:\.?\s*(?:\n|$|;)|(?:(?<=[^\W\d_]{{4}})|(?<=\d))\.\s+[{UPPER}]"
+    rf"|,? (?:{LETTER}|[º° ]){{2,24}}:))"
+)
+DATE = r"(?P<value>\d[\w ./:-]{2,24}\d)(?!\d)"
+NUMBER = r"(?P<value>\w[\w/.-]*(?: ?[-/]? ?\d[\d-]*){0,7})"
+VALUES = {"ID": NUMBER, "DATE": DATE}
+YEAR_WORDS = re.compile(r"(?<!\w)(?:año|anno|année|ano|year|Jahr|Jahre|anul|έτος) $", re.I)
+ABBREVIATED = r"(?:Drs?|Dra|Univ|Sta|Sto|Ntra|Sra|St|Ste|Prof)\."
+YEAR = re.compile(r"(?<![\w.,/-])(?:1[89]\d\d|20\d\d)(?!\w|[.,/:-]\d| ?(?:mg|ml|g|kg|cc|mm|cm|kcal|UI|U|%))")
+YEAR_PAIR = re.compile(r"(?P<first>(?:19|20)\d\d)(?: ?[-–/] ?| )$")
+AGE = re.compile(r"(?<![\w.,/-])(?P<age>\d{2,3})[ -]?")
+LONGEST_PROFESSION = 3  # words
+
+
+DAY_WORD_YEAR = re.compile(
+    rf"[0-3]?\d(?:\.|º|er|st|nd|rd|th)? (?:{LETTER}{{1,3}} )?(?P<month>{LETTER}{{4,12}})\.?,? (?:{LETTER}{{1,3}} )?"
+    r"(?:19|20)\d\d(?!\w)"
+)
+
+
+def holes(word: str) -> list[str]:
+    """The word with each of its characters left open: two words of one length that share one differ in one place."""
+    return [f"{word[:i]}*{word[i + 1 :]}" for i in range(len(word))]
+
+
+class Details:
+    """The patterns of one language."""
+
+    def __init__(self, words: Vocabulary) -> None:
+        self.words = words
+        fields = words.raw.get("fields", {})
+        self.fields = [
+            (kind, re.compile(rf"{words.prefixes}{one_of(labels)}\.? ?: *{VALUES.get(kind, VALUE)}"))
+            for kind, labels in fields.items()
+        ]
+        particle = f"(?:{one_of(words.particles)} )*" if words.particles else ""
+        word = CAPITAL if words.cased else UNCASED
+        street = one_of([w for w in words.words("address", "streets") if len(w) > 2])
+        named = (
+            rf"(?!{street}){particle}(?:{ABBREVIATED}|{word}|[IVX]+(?!\w)|\d{{1,2}} de {LETTER}+)"
+            if words.cased
+            else word
+        )
+        self.before = self._pattern(
+            "before",
+            lambda some: (
+                rf"{words.prefixes}(?P<head>{some})"
+                rf"(?: (?:\"|“|«|[Nn][º°]? ?|№ ?)?(?:{named}|\d{{1,3}}(?!\d))){{1,{7 if words.cased else 2}}}"
+            ),
+        )
+        self.after = self._pattern("after", lambda some: some)
+        self.leading = re.compile(rf"(?:(?:St\.|{CAPITAL})(?: (?:of|and|the|for|&))*[ -])+$")
+        self.cue = re.compile(rf"(?<!\w){words.prefixes}{one_of(words.words('year_cues'))} \(?$")
+        later = words.words("year_after")
+        self.year_after = re.compile(rf" ?{one_of(later)}") if later else None
+        months = [form for month in words.full_months for form in month if len(form) > 3]
+        self.holes = frozenset(hole for form in months for hole in holes(form.casefold()))
+        self.age_after = re.compile(one_of(words.words("ages")))
+        jobs = words.words("professions")
+        ends = rf"(?=[.,;:()\n]|$| {one_of(words.words('town_cues'))} )"
+        job = rf"(?P<value>{LETTER}{{3,}}(?: {LETTER}{{2,}}){{0,{LONGEST_PROFESSION - 1}}}?){ends}"
+        self.profession = re.compile(rf"{words.prefixes}{one_of(jobs)} {job}") if jobs else None
+        code = words.raw["address"]["postcode"]
+        city = rf"{word}(?:[ -]{particle}{word}){{0,2}}"
+        tail = rf"(?:(?:, ?|\. ?| - | )\(?{city}\)?(?=[).,;\n]|$| [\w-]+[:@])){{0,2}}" if words.cased else ""
+        self.postcode = (
+            re.compile(rf"(?<![\w.,/])(?<!\d-)\d{{5}}(?:[ .,]{{1,2}}(?:[-–] ?)?|-){city}{tail}")
+            if r"\d{5}" in code
+            else None
+        )
+        # Los Alisos, 10. 13002 …: a street without a street word, before a postcode
+        self.bare_street = re.compile(
+            rf"{word}(?: {particle}{word}){{0,4}},? (?:\d{{1,4}}(?:[-–]\d{{1,4}})?{LETTER}?|[sS]/[nN])"
+            rf"(?:, ?\d{{1,2}}[ºª°o]? ?{LETTER}?)?[ .,–-]{{1,4}}(?:[A-Z]-)?$"
+        )
+
+    def _pattern(self, key: str, make: Callable[[str], str]) -> re.Pattern[str] | None:
+        some = self.words.words("hospitals", key)
+        return re.compile(make(one_of(some))) if some else None
+
+    def anchors(self) -> list[str]:
+        """Words at which `labelled`, `institutions` and `professions` may begin."""
+        fields = [w for labels in self.words.raw.get("fields", {}).values() for w in labels]
+        hospitals = [*self.words.words("hospitals", "before"), *self.words.words("hospitals", "after")]
+        return [*fields, *hospitals, *self.words.words("professions")]
+
+    def labelled(self, text: str, anchors: list[int]) -> Iterator[Claim]:
+        """The values of labelled fields."""
+        for kind, pattern in self.fields:
+            for m in matches(pattern, text, anchors):
+                value = m["value"]
+                digits = sum(c.isdigit() for c in value)
+                written = not self.words.cased or value[:1].isupper() or kind == "PROFESSION"
+                if digits > 2 if kind == "ID" else digits or (value.strip() and written):
+                    yield (*m.span("value"), kind)
+
+    def institutions(self, text: str, anchors: list[int]) -> Iterator[Claim]:
+        """Hospitals and other institutions with a name of their own."""
+        for m in matches(self.before, text, anchors) if self.before else ():
+            rest = m[0].split()[1:]
+            named = (
+                any(w[:1].isupper() for w in rest)
+                if m[0][:1].isupper()
+                else any(w.istitle() and len(w) > 3 for w in rest)
+            )
+            if self.words.cased:
+                end = m.end() if named else 0
+            else:
+                words = [w for w in re.finditer(r"\S+", m[0]) if w[0].strip(".,،").casefold() in self.words.stop]
+                end = m.start() + words[0].start() if words else m.end()
+                end = end if len(text[m.start() : end].split()) > len(m["head"].split()) else 0
+            if end:
+                yield m.start(), end, "HOSPITAL"
+        for m in matches(self.after, text, anchors) if self.after else ():
+            lead = self.leading.search(text, max(0, m.start() - 60), m.start())
+            if lead and m[0][:1].isupper():
+                yield lead.start(), m.end(), "HOSPITAL"
+
+    def professions(self, text: str, anchors: list[int]) -> Iterator[Claim]:
+        """Professions after words such as "works as a"."""
+        for m in matches(self.profession, text, anchors) if self.profession else ():
+            yield (*m.span("value"), "PROFESSION")
+
+    def towns(self, text: str, numbers: list[int]) -> Iterator[Claim]:
+        """Postcodes with their towns."""
+        for m in matches(self.postcode, text, numbers) if self.postcode else ():
+            before = self.bare_street.search(text, max(0, m.start() - 70), m.start()) if self.words.cased else None
+            if before:
+                yield before.start(), m.start(), "ADDRESS"
+            yield m.start(), m.end(), "TOWN"
+
+    def years(self, text: str, numbers: list[int]) -> Iterator[Claim]:
+        """Years after words such as "in" and "since", or before words such as "году"."""
+        for m in matches(YEAR, text, numbers):
+            after = self.year_after.match(text, m.end()) if self.year_after else None
+            if after or self.cue.search(text, max(0, m.start() - 24), m.start()):
+                word = YEAR_WORDS.search(text, max(0, m.start() - 8), m.start())
+                yield word.start() if word else m.start(), m.end(), "DATE"
+            elif YEAR_PAIR.search(text, max(0, m.start() - 8), m.start()):
+                yield m.start(), m.end(), "DATE"
+
+    def misread_dates(self, text: str, numbers: list[int]) -> Iterator[Claim]:
+        """Written dates whose month has one wrong character, as optical character recognition makes it."""
+        for m in matches(DAY_WORD_YEAR, text, numbers):
+            if not self.holes.isdisjoint(holes(m["month"].casefold())):
+                yield m.start(), m.end(), "DATE"
+
+    def ages(self, text: str, numbers: list[int]) -> Iterator[Claim]:
+        """Ages above the limit."""
+        for m in matches(AGE, text, numbers):
+            if AGE_LIMIT < int(m["age"]) < 130 and self.age_after.match(text, m.end()):
+                yield m.start("age"), m.end("age"), "AGE"

