@@ -50,7 +50,6 @@ from hansa.core.messages import (
 from hansa.core.schedules import schedule_factor
 from hansa.core.seeds import stream
 from hansa.core.tensors import NOTHING, Tensors
-from hansa.data.arrays import counted
 from hansa.data.examples import content_digest
 from hansa.privacy.dp.units import UnitMechanism
 from hansa.privacy.dp.updates import UpdateMechanism, UpdateNorm
@@ -201,7 +200,7 @@ class Silo:
             if federation.release_log.updates:
                 left = sent.open(request.model.layout) if isinstance(sent, EncodedUpdate) else sent
                 several = isinstance(mechanism, UnitMechanism)  # any of its samples may have been drawn
-                drawn = counted(samples) if several else resident.drawn(request.round, training)
+                drawn = np.arange(samples) if several else resident.drawn(request.round, training)
                 log_update(resident.home, request.round, left, drawn, request.model)
         update = Update(NOTHING, samples, done.seen, done.steps, done.loss, done.seconds, movement=outgoing.movement)
         if work.contribution is not None:
