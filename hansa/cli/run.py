@@ -42,10 +42,12 @@ def run(
     from hansa.api.federation import Federation
     from hansa.api.run import run as run_federation
     from hansa.callbacks import trackers
+    from hansa.data.chunks import show_progress
     from hansa.report import html
     from hansa.report.progress import Progress
     from hansa.runs.run import Links
 
+    show_progress()
     described, callbacks = Federation.from_settings(settings), [Progress(errors, settings.name), *trackers(track or ())]
     kind = cast(Links, link)
     found = run_federation(

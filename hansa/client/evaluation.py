@@ -13,6 +13,7 @@ from torch import nn
 from hansa.core.knowledge import Indices
 from hansa.core.messages import PART, Scores
 from hansa.core.seeds import stream
+from hansa.data.arrays import places, without
 from hansa.data.batching import batches
 from hansa.data.examples import Examples
 from hansa.tasks.base import GenerationTask, Task, Vocabulary
@@ -57,11 +58,14 @@ def evaluate(
 
 def scored_samples(examples: Examples, number: int, seed: int, share: float) -> Indices:
     """The samples of a group that are scored: all, or a ``share`` of them, always the same."""
-    mine = np.flatnonzero(examples.group == number)
+    mine = places(examples.group, number)
     if share >= 1.0 or not len(mine):
         return mine
     keep = max(1, round(share * len(mine)))
-    return np.sort(stream(seed, examples.groups[number], "share").permutation(mine)[:keep])
+    stream(seed, examples.groups[number], "share").shuffle(mine)
+    kept = mine[:keep]
+    kept.sort()
+    return kept
 
 
 def generated_samples(task: GenerationTask, mine: Indices, part: int, parts: int) -> Indices:
@@ -119,7 +123,7 @@ def least_shown(
     found: dict[str, int] = {}
     for number, group in enumerate(examples.groups):
         mine = scored_samples(examples, number, seed, share)
-        rest = np.setdiff1d(np.flatnonzero(examples.group == number), mine) if both else mine[:0]
+        rest = without(places(examples.group, number), mine) if both else mine[:0]
         counts = [_behind(examples, mine, part, parts, writing) for part in range(parts)]
         fewest = min([*counts, examples.rows_behind(rest)] if len(rest) else counts)
         found |= {part_name(group, part, parts): fewest for part in range(parts)}

@@ -7,7 +7,7 @@ import numpy as np
 
 from hansa.client.training import Optimizer, OptimizerState, Trained, clip_gradient
 from hansa.client.unit_gradients import UnitGradients, per_sample
-from hansa.data.batching import Indices
+from hansa.data.arrays import Indices
 from hansa.data.examples import Examples
 from hansa.privacy.dp.units import UnitMechanism
 

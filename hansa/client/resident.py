@@ -22,10 +22,12 @@ from hansa.core.method import Method
 from hansa.core.seeds import stream
 from hansa.core.tensors import Tensors
 from hansa.data import examples
+from hansa.data.arrays import counted
 from hansa.data.batching import batches
 from hansa.files import atomically
 from hansa.models.peft_folder import save_model
 
+MOST_PREFETCHED = 10_000  # samples of a round whose batches are made ahead
 PERSONAL = "scope"  # slot of the tensors that are not shared
 
 
@@ -97,8 +99,9 @@ class ResidentSilo:
             yield [pack(part, runtime.packed_length) for part in parts] if training.packing else parts
 
     def prefetch(self, round: int, training: Training) -> None:
-        """Make the batches of a round now, for the next call of `batches`."""
-        self._prefetched = (round, training, list(self.batches(round, training)))
+        """Make the batches of a round now, for the next call of `batches`; not if they would take much memory."""
+        if training.per_round(len(self.examples("train"))) <= MOST_PREFETCHED:
+            self._prefetched = (round, training, list(self.batches(round, training)))
 
     def drawn(self, round: int, training: Training, rng: np.random.Generator | None = None) -> Indices:
         """The training samples of a round."""
@@ -110,7 +113,7 @@ class ResidentSilo:
         """Every training sample once, in batches of similar length."""
         held, runtime = self.examples("train"), self.runtime
         rng = stream(runtime.federation.seed, self.name, "in order")
-        for indices in batches(np.arange(len(held)), held.lengths, runtime.federation.evaluate.batch, None):
+        for indices in batches(counted(len(held)), held.lengths, runtime.federation.evaluate.batch, None):
             yield indices, runtime.task.batch(held, indices, rng, runtime.vocabulary).to(runtime.device)
 
     # ── the model ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,19 +1,21 @@
 """Which samples a silo trains on in a round."""
 
+from functools import lru_cache
+
 import numpy as np
 
 from hansa.config.sections import Training
 from hansa.core.seeds import stream
-from hansa.data.batching import Indices
+from hansa.data.arrays import Indices, concatenated, drawn, permuted
 
 
 def draw(training: Training, size: int, rng: np.random.Generator, seed: int, round: int, node: str) -> Indices:
     """The samples of one round, by the rule of the federation file (see `config.Samples`)."""
     rule = training.samples
     if rule.epochs is not None and rule.times == 1.0:
-        chosen = np.concatenate([rng.permutation(size) for _ in range(rule.epochs)])
+        chosen = concatenated([permuted(rng, size) for _ in range(rule.epochs)])
     elif rule.replace and rule.epochs is None:
-        chosen = rng.integers(0, size, rule.amount(size))
+        chosen = drawn(rng, size, rule.amount(size))
     else:
         chosen = _slice(size, training.per_round(size), seed, round, node)
     if training.max_batches is not None:
@@ -30,7 +32,14 @@ def _slice(size: int, length: int, seed: int, round: int, node: str) -> Indices:
     start, left = (round - 1) * length, length
     while left > 0:
         epoch, position = divmod(start, size)
-        order = stream(seed, node, "pass", epoch).permutation(size)
-        parts.append(order[position : position + left])
+        parts.append(_pass(size, seed, node, epoch)[position : position + left])
         start, left = start + len(parts[-1]), left - len(parts[-1])
-    return np.concatenate(parts)
+    return concatenated(parts)
+
+
+@lru_cache(maxsize=2)
+def _pass(size: int, seed: int, node: str, epoch: int) -> Indices:
+    """The order of one pass over a silo's samples; it is the same in all rounds of the pass."""
+    order = permuted(stream(seed, node, "pass", epoch), size)
+    order.flags.writeable = False
+    return order

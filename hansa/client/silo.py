@@ -362,7 +362,7 @@ class Silo:
                 held = resident.examples("train")
                 if isinstance(resident.runtime.private.get(self.name), UnitMechanism):
                     # Every patient takes part with some probability; who does is secret, also from the count.
-                    return Behind(held.rows_behind(np.arange(len(held))), len(np.unique(held.units)))
+                    return Behind(held.rows_behind(), len(np.unique(held.units)))
                 training = federation.train
                 if training.samples.adapt is not None:  # at least so many
                     fewest = training.samples.scaled(training.samples.adapt.least)

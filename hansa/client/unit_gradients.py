@@ -29,7 +29,7 @@ from hansa.core.batch import Batch
 from hansa.core.learner import Work
 from hansa.core.method import Objective
 from hansa.core.seeds import stream, torch_seeded
-from hansa.data.batching import Indices
+from hansa.data.arrays import Indices
 from hansa.data.examples import Examples
 from hansa.tasks.base import Task, Vocabulary
 

@@ -2,28 +2,26 @@
 
 import hashlib
 import json
-import shutil
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from itertools import groupby, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hansa.core.errors import DataError
+from hansa.data.arrays import blocks, differences, distinct
 from hansa.data.cache import cache_folder
+from hansa.data.chunks import Progress, all_cores, chunks, prefetched
 from hansa.data.readers import ANNOTATION, READERS, data_files, split_paths
 from hansa.data.rows import UNUSABLE, Problems, Row
+from hansa.data.sample_files import GROUP, SampleFiles, arrays_of, draft_of, join, read_problems, write_problems
 from hansa.data.settings import Data
 from hansa.data.source import Source
-from hansa.data.splits import rows
 
 FORMAT = 8  # version of the cached arrays
-ARRAYS = ("ids", "offsets", "labels", "tags", "texts", "text_offsets", "units", "rows")
 
 
 class Encoded(NamedTuple):
@@ -54,6 +52,7 @@ class Unusable(NamedTuple):
     reason: str
     derived: bool = False
     kind: str = UNUSABLE  # one of the kinds of `hansa.data.rows`: it leaves the silo, unlike place and reason
+    stands_for: int = 1  # derived samples, where their number is an estimate
 
 
 Encoder = Callable[[list[Row], Source], Iterable[Encoded | Unusable]]
@@ -75,13 +74,6 @@ class Texts:
         encoded = [text.encode("utf-8") for text in texts]
         offsets = np.cumsum([0, *map(len, encoded)]).astype(np.int64)
         return Texts(np.frombuffer(b"".join(encoded), np.uint8), offsets)
-
-    @staticmethod
-    def joined(parts: Sequence["Texts"]) -> "Texts":
-        """Concatenate several `Texts`."""
-        starts = np.cumsum([0, *(len(p.bytes) for p in parts[:-1])])
-        offsets = [p.offsets[1:] + start for p, start in zip(parts, starts, strict=True)]
-        return Texts(np.concatenate([p.bytes for p in parts]), np.concatenate([[0], *offsets]))
 
 
 @dataclass(frozen=True)
@@ -109,15 +101,19 @@ class Examples:
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
         """The number of token ids of each sample."""
-        return np.diff(self.offsets)
+        return differences(self.offsets)
 
-    def rows_behind(self, indices: NDArray[np.int64]) -> int:
-        """How many different rows some samples come from: windows of one text are one row."""
-        return len(np.unique(self.rows[indices] if len(self.rows) else indices))
+    def rows_behind(self, indices: NDArray[np.int64] | None = None) -> int:
+        """How many different rows some samples, or all of them, come from: windows of one text are one row."""
+        if len(self.rows):
+            return distinct(self.rows, indices)
+        return len(self) if indices is None else distinct(indices)
 
     def counts(self) -> dict[str, int]:
         """The number of samples of each group."""
-        found = np.bincount(self.group, minlength=len(self.groups))
+        found = np.zeros(len(self.groups), np.int64)
+        for part in blocks(len(self)):
+            found += np.bincount(self.group[part], minlength=len(self.groups))
         return {name: int(n) for name, n in zip(self.groups, found, strict=True)}
 
 
@@ -136,139 +132,75 @@ def load(
     tokenizer). ``unit``: the field of a row that names its patient or document, if samples must be told apart by it.
     Raises `DataError` if more rows than `data.max_bad_rows` cannot be used.
     """
-    parts = [_load_one(source, split, data, encode, fingerprint, unit) for source in sources]
+    folders = [_prepared(source, split, data, encode, fingerprint, unit) for source in sources]
     groups = tuple(dict.fromkeys(names))
-    if len(parts) == 1:
-        return replace(parts[0], groups=groups)
-    starts = np.cumsum([0, *(len(p.ids) for p in parts[:-1])])
+    folder = folders[0] if len(folders) == 1 else _joined(folders, [groups.index(name) for name in names])
+    arrays, (problems, released) = arrays_of(folder), read_problems(folder)
+    first = np.broadcast_to(np.int32(0), len(arrays["labels"]))  # the group of all samples of a single source
     return Examples(
-        ids=np.concatenate([p.ids for p in parts]),
-        offsets=np.concatenate([[0], *(p.offsets[1:] + s for p, s in zip(parts, starts, strict=True))]),
-        labels=np.concatenate([p.labels for p in parts]),
-        group=np.concatenate([np.full(len(p), groups.index(n), np.int32) for p, n in zip(parts, names, strict=True)]),
+        ids=arrays["ids"],
+        offsets=arrays["offsets"],
+        labels=arrays["labels"],
+        group=arrays.get(GROUP, first),
         groups=groups,
-        tags=np.concatenate([p.tags for p in parts]),
-        problems=tuple(problem for p in parts for problem in p.problems),
-        released_problems=tuple(problem for p in parts for problem in p.released_problems),
-        texts=Texts.joined([p.texts for p in parts]),
-        units=np.concatenate([p.units for p in parts]),
-        rows=np.concatenate([p.rows + (number << 40) for number, p in enumerate(parts)]),
+        tags=arrays["tags"],
+        problems=problems,
+        released_problems=released,
+        texts=Texts(arrays["texts"], arrays["text_offsets"]),
+        units=arrays["units"],
+        rows=arrays["rows"],
     )
 
 
-def _load_one(source: Source, split: str, data: Data, encode: Encoder, fingerprint: str, unit: str) -> Examples:
-    folder = (
-        cache_folder() / "examples" / _key(source, split, data, f"{fingerprint}\x1f{unit}" if unit else fingerprint)
-    )
+def _prepared(source: Source, split: str, data: Data, encode: Encoder, fingerprint: str, unit: str) -> Path:
+    """The folder of the cache with the samples of one source."""
+    folder = _stored(_key(source, split, data, f"{fingerprint}\x1f{unit}" if unit else fingerprint))
     if not folder.exists():
         _write(folder, source, split, data, encode, unit)
-    meta = json.loads((folder / "meta.json").read_text())
-    # Plain views of the mapped memory: indexing an np.memmap costs more than the reads.
-    ids, offsets, labels, tags, text, text_offsets, units, origins = (
-        np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in ARRAYS
-    )
-    return Examples(
-        ids=ids,
-        offsets=offsets,
-        labels=labels,
-        group=np.zeros(len(labels), np.int32),
-        groups=("",),
-        tags=tags,
-        problems=tuple(meta["problems"]),
-        released_problems=tuple(meta["released"]),
-        texts=Texts(text, text_offsets),
-        units=units,
-        rows=origins,
-    )
+    return folder
+
+
+def _joined(folders: Sequence[Path], groups: Sequence[int]) -> Path:
+    """The folder of the cache with the samples of several sources."""
+    key = json.dumps([FORMAT, [folder.name for folder in folders], list(groups)]).encode()
+    folder = _stored(hashlib.blake2b(key, digest_size=16).hexdigest())
+    if not folder.exists():
+        join(folders, groups, folder)
+    return folder
+
+
+def _stored(key: str) -> Path:
+    return cache_folder() / "examples" / key
 
 
 def _write(folder: Path, source: Source, split: str, data: Data, encode: Encoder, unit: str) -> None:
-    """Tokenise a split and store it in the cache."""
-    problems = Problems()
-    ids: list[NDArray[np.int32]] = []
-    tags: list[NDArray[np.int32]] = []
-    labels: list[int] = []
-    texts: list[str] = []
-    units: list[int] = []
-    origins: list[int] = []  # even numbers: rows that may give several samples; odd ones: rows of one sample
-    read = 0
-    for whose, some in of_units(rows(source, split, data, problems), unit, problems):
-        before, read = read, read + len(some)
-        for sample in encode(some, source):
-            if isinstance(sample, Unusable):
-                note_sample(problems, sample)
-                continue
-            problems.shortened += sample.shortened
-            units += [whose] if unit else []
-            origins.append(2 * len(labels) + 1 if sample.row is None else 2 * (before + sample.row))
-            ids.append(np.asarray(sample.ids, np.int32))
-            tags.append(np.asarray(sample.tags, np.int32))
-            labels.append(sample.label)
-            texts.append(sample.text)
-    problems.check(data.max_bad_rows, source.files().get(split, source.train))
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".draft-"))
-    references = Texts.of(texts)
-    arrays: tuple[NDArray[Any], ...] = (
-        np.concatenate(ids) if ids else np.zeros(0, np.int32),
-        np.cumsum([0, *map(len, ids)]).astype(np.int64),
-        np.asarray(labels, np.int32),
-        np.concatenate(tags) if tags else np.zeros(0, np.int32),
-        references.bytes,
-        references.offsets,
-        np.asarray(units, np.int64),
-        np.asarray(origins, np.int64),
-    )
-    for name, array in zip(ARRAYS, arrays, strict=True):
-        np.save(draft / f"{name}.npy", array)
-    (draft / "meta.json").write_text(json.dumps({"problems": problems.summary(), "released": problems.released()}))
-    try:
-        draft.rename(folder)
-    except OSError:  # another process has stored the same content
-        shutil.rmtree(draft)
+    """Tokenise a split chunk by chunk and store it in the cache."""
+    path = source.files().get(split, source.train)
+    problems, progress, read = Problems(), Progress(f"{path} ({split})"), 0
+    with draft_of(folder) as draft, all_cores():
+        with SampleFiles(draft) as files, closing(prefetched(chunks(source, split, data, unit))) as coming:
+            for chunk in coming:
+                problems.add(chunk.problems)
+                for sample in encode(chunk.rows, source) if chunk.rows else ():
+                    if isinstance(sample, Unusable):
+                        note_sample(problems, sample)
+                        continue
+                    problems.shortened += sample.shortened
+                    # Even numbers: rows that may give several samples; odd ones: rows of one sample.
+                    row = 2 * files.count + 1 if sample.row is None else 2 * (read + sample.row)
+                    files.add(sample.ids, sample.label, sample.tags, sample.text, row, chunk.unit if unit else None)
+                read += len(chunk.rows)
+                progress.tell(read)
+        problems.check(data.max_bad_rows, path)
+        write_problems(draft, problems)
 
 
 def note_sample(problems: Problems, sample: Unusable) -> None:
     """Count a sample that cannot be used."""
     if sample.derived:
-        problems.derived[sample.reason] += 1
+        problems.derived[sample.reason] += sample.stands_for
     else:
         problems.note(sample.place, sample.reason, sample.kind)
-
-
-def of_units(read: Iterator[Row], unit: str, problems: Problems) -> Iterator[tuple[int, list[Row]]]:
-    """The rows in lists; with a field ``unit``, each list has rows of one patient or document, with its number.
-
-    The number is a hash of the field, so that a patient is the same in all files of a silo. A row without the field is
-    left out and counted. Raises `DataError` if no row has it.
-    """
-    if not unit:
-        yield from ((0, some) for some in in_batches(read, 2000))
-        return
-    seen = named = 0
-    first = ""
-    for value, group in groupby(read, lambda row: row.get(unit)):
-        some = list(group)
-        seen += len(some)
-        first = first or some[0].place
-        if isinstance(value, str | int) and not isinstance(value, bool) and str(value).strip():
-            named += len(some)
-            digest = hashlib.blake2b(str(value).strip().encode("utf-8", "replace"), digest_size=8).digest()
-            yield int.from_bytes(digest, "big", signed=True), some
-        else:
-            for row in some:
-                problems.note(row.place, f"field '{unit}' (named by 'privacy.field') is missing, empty or not a name")
-    if seen and not named:
-        raise DataError(
-            f"{first}: no row has the field '{unit}' that 'privacy.field' names; name the field that tells patients "
-            "or documents apart"
-        )
-
-
-def in_batches(items: Iterator[Row], size: int) -> Iterator[list[Row]]:
-    """The rows in lists of at most ``size``."""
-    while some := list(islice(items, size)):
-        yield some
 
 
 def content_digest(sources: Sequence[Source], split: str) -> str:

@@ -51,6 +51,26 @@ class Problems:
         self.found.setdefault(kind, f"{place}: {reason}")
         self.kinds[kind] += 1
 
+    def take(self) -> "Problems":
+        """What was counted since the last call; counting begins anew."""
+        taken = Problems(**vars(self))
+        vars(self).update(vars(Problems()))
+        return taken
+
+    def add(self, later: "Problems") -> None:
+        """Add what was counted after this: the result is that of one count."""
+        self.lines += later.lines
+        self.bad += later.bad
+        self.shortened += later.shortened
+        for mine, theirs in (
+            (self.kinds, later.kinds),
+            (self.derived, later.derived),
+            (self.released_kinds, later.released_kinds),
+        ):
+            mine.update(theirs)
+        for kind, where in later.found.items():
+            self.found.setdefault(kind, where)
+
     @property
     def first(self) -> list[str]:
         """The first place and reason of each kind of problem."""

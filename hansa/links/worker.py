@@ -17,6 +17,7 @@ from hansa.config.in_memory import register_definitions
 from hansa.core import device, wire
 from hansa.core.errors import UserError
 from hansa.core.messages import Failure, Reply, Request, Update
+from hansa.data.chunks import show_progress
 from hansa.links.local import attempt
 from hansa.links.shared_memory import Place, Views
 
@@ -30,6 +31,7 @@ def work(connection: Connection, number: int, federation: str, folder: str, defi
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     torch.set_num_threads(1)
+    show_progress()
     register_definitions(definitions)
     settings, views = Federation.model_validate_json(federation), Views()
     host = SiloHost(Runtime(settings, Path(folder), device=device.choose(number)))

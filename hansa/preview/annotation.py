@@ -10,17 +10,26 @@ from typing import cast
 from hansa.config.federation import Federation
 from hansa.config.tree import federated_vocabulary, holders
 from hansa.core.errors import UserError
-from hansa.data.examples import Unusable, note_sample, of_units
+from hansa.data.chunks import all_cores, chunks
+from hansa.data.examples import Encoded, Unusable, note_sample
 from hansa.data.rows import Problems, Row
 from hansa.data.source import Source
 from hansa.data.splits import rows
 from hansa.data.units import UnitCounts
 from hansa.models import tokenizer
-from hansa.tasks.base import TASKS, GenerationTask, LabelledTask, Task, Vocabulary, discovery_of
+from hansa.tasks.base import (
+    ANY_LENGTH,
+    TASKS,
+    DerivingTask,
+    GenerationTask,
+    LabelledTask,
+    Task,
+    Vocabulary,
+    discovery_of,
+)
 
 DETECTED = 200  # texts of a source whose language is detected
 MAX_FOREIGN = 0.1  # the share of them in another language above which there is a warning
-ANY_LENGTH = 1 << 30
 
 
 @dataclass
@@ -39,9 +48,13 @@ class ForeignTexts:
 
 @dataclass(frozen=True)
 class SourceReading:
-    """What was found in a source: training texts, problems as a run would report them, texts in other languages."""
+    """What was found in a source: training samples, problems as a run would report them, texts in other languages.
+
+    Where rows have no annotation, a row counts as one sample: into how many it is cut depends on the vocabulary.
+    """
 
     count: int
+    texts: int  # rows that can be read
     problems: list[str]
     foreign: dict[str, ForeignTexts]  # by expected language
 
@@ -67,31 +80,39 @@ class SourceReader:
 
         ``unit``: the field that names the patient or document of a training row, where privacy needs it.
         """
-        count, found = 0, list[str]()
+        count, texts, found = 0, 0, list[str]()
         sides = {source.text: source.language or ""}
         if isinstance(self.task, GenerationTask):
             sides[source.target] = source.target_language or ""
         foreign = {language: ForeignTexts() for language in sides.values()}
         for split in ("train", "valid", "test") if self._has_annotation else ("train",):
-            problems = Problems()
-            whose = unit if split == "train" else ""
-            for _, some in of_units(rows(source, split, self.federation.data, problems), whose, problems):
-                if split == "train":
+            problems, train = Problems(), split == "train"
+            for chunk in chunks(source, split, self.federation.data, unit if train else ""):
+                problems.add(chunk.problems)
+                usable = self._examine(chunk.rows, source, problems) if self._has_annotation else len(chunk.rows)
+                if train:
                     for text, language in sides.items():
-                        foreign[language].add(some[: max(0, DETECTED - count)], text, language)
-                    count += len(some)
-                if self._has_annotation:
-                    self._encode(some, source, problems)
+                        foreign[language].add(chunk.rows[: max(0, DETECTED - texts)], text, language)
+                    count, texts = count + usable, texts + len(chunk.rows)
             problems.check(self.federation.data.max_bad_rows, source.files().get(split, source.train))
             found += [f"{split}: {line}" for line in problems.summary()]
-        return SourceReading(count, found, foreign)
+        return SourceReading(count, texts, found, foreign)
 
-    def _encode(self, some: list[Row], source: Source, problems: Problems) -> None:
-        for sample in self.task.encode(some, source, self.vocabulary):
-            if isinstance(sample, Unusable):
-                note_sample(problems, sample)
+    def _examine(self, some: list[Row], source: Source, problems: Problems) -> int:
+        """How many samples some rows give; ``problems`` counts the rows and samples that cannot be used."""
+        if not some:
+            return 0
+        with all_cores():
+            if isinstance(self.task, DerivingTask):
+                count, unusable = self.task.examine(some, source, self.vocabulary)
             else:
-                problems.shortened += sample.shortened
+                samples = list(self.task.encode(some, source, self.vocabulary))
+                unusable = [sample for sample in samples if isinstance(sample, Unusable)]
+                count = len(samples) - len(unusable)
+                problems.shortened += sum(sample.shortened for sample in samples if isinstance(sample, Encoded))
+        for sample in unusable:
+            note_sample(problems, sample)
+        return count
 
     @cached_property
     def vocabulary(self) -> Vocabulary:

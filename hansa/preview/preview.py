@@ -141,7 +141,7 @@ def preview(federation: Federation) -> Preview:
             found, group = reader.read(source, units[name].field if name in units else ""), source.group(name)
             sources[group] = sources.get(group, 0) + found.count
             problems += found.problems
-            warnings += [language_warning(name, code, found.count, texts) for code, texts in found.foreign.items()]
+            warnings += [language_warning(name, code, found.texts, other) for code, other in found.foreign.items()]
         count = sum(sources.values())
         if not count:
             raise DataError(

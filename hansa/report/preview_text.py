@@ -24,13 +24,13 @@ def print_preview(console: Console, seen: Preview) -> None:
     ]
     f = seen.federation
     title = f"{f.name}: {f.kind}, {f.task.name}, {f.method.name}, {f.rounds} rounds"
-    console.print(table(["silo", "training texts", "share", "per round", "share of a round", "weight"], rows, title))
+    console.print(table(["silo", "training samples", "share", "per round", "share of a round", "weight"], rows, title))
     if len(seen.languages) != len(seen.silos) or any(len(s.sources) > 1 for s in seen.silos):  # else it stands above
         shares = [
             [name, f"{one.samples:,}", f"{one.share:.1%}", "–" if one.weight is None else f"{one.weight:.1%}"]
             for name, one in seen.languages.items()
         ]
-        console.print(table(["language", "training texts", "share of a round", "weight"], shares, "By language"))
+        console.print(table(["language", "training samples", "share of a round", "weight"], shares, "By language"))
     if seen.tree is not None:
         _print_tree(console, seen.tree, seen.sampling)
     if seen.parameters is not None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Direction = Literal["low", "high"]
+ANY_LENGTH = 1 << 30  # the maximum length of a sample where it is not known yet
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,19 @@ class Vocabulary:
         bare, whole = self.tokenizer("a", add_special_tokens=False)["input_ids"], self.tokenizer("a")["input_ids"]
         before = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
         return whole[:before], whole[before + len(bare) :]
+
+    def encodings(self, texts: list[str], *, special: bool, windows: bool, offsets: bool) -> list[Any]:
+        """The texts as `tokenizers.Encoding`, by the tokenizer's own library, which uses several cores.
+
+        Conversion by transformers takes as long as tokenisation itself. ``special``: add special tokens; ``windows``:
+        cut texts after ``max_length`` tokens, the rest is in ``overflowing``; ``offsets``: needed, which takes time.
+        """
+        cut = {"truncation": True, "max_length": self.max_length} if windows else {}
+        self.tokenizer([""], **cut)  # it tells the library how to cut, and whether texts may name special tokens
+        library = self.tokenizer.backend_tokenizer
+        encode = library.encode_batch if offsets else library.encode_batch_fast
+        found: list[Any] = encode(texts, add_special_tokens=special)
+        return found
 
     @property
     def text_length(self) -> int:
@@ -237,6 +251,18 @@ class GenerationTask(Protocol):
 
 
 @runtime_checkable
+class DerivingTask(Protocol):
+    """A task that derives samples from annotations: a document with 1,000 entities has 999,000 ordered pairs."""
+
+    def examine(self, rows: list[Row], source: Source, vocabulary: Vocabulary) -> tuple[int, list[Unusable]]:
+        """How many samples `encode` would give, and the unusable ones, without encoding all of them.
+
+        Annotated samples are all encoded. Of many derived samples only some are; each unusable one then stands for
+        several (`Unusable.stands_for`), and its reason says that it is an estimate.
+        """
+
+
+@runtime_checkable
 class ChatTask(Protocol):
     """A task whose model answers in conversations. ``template``: the chat template; empty: the tokenizer's own."""
 
@@ -278,29 +304,19 @@ def windows(rows: list[Row], source: Source, vocabulary: Vocabulary, covered: bo
     With ``covered``, every token is tagged with the number of bytes of text that it stands for.
     """
     texts = [row[source.text] for row in rows]
-    encoded = vocabulary.tokenizer(
-        texts,
-        truncation=True,
-        max_length=vocabulary.max_length,
-        return_overflowing_tokens=True,
-        return_attention_mask=False,
-        return_token_type_ids=False,
-        return_offsets_mapping=covered,
-    )
-    if not covered:
-        for ids, number in zip(encoded["input_ids"], encoded["overflow_to_sample_mapping"], strict=True):
-            yield Encoded(ids, row=number)
-        return
-    before = (-1, 0)  # the text of the last window, and the offset that its tokens reached
-    pieces = zip(encoded["input_ids"], encoded["offset_mapping"], encoded["overflow_to_sample_mapping"], strict=True)
-    for ids, offsets, number in pieces:
-        reached = before[1] if before[0] == number else 0
-        sizes = []
-        for _, end in offsets:  # spaces between two tokens belong to the second; special tokens end at 0
-            sizes.append(len(texts[number][reached:end].encode()))
-            reached = max(reached, end)
-        before = (number, reached)
-        yield Encoded(ids, tags=sizes, row=number)
+    encoded = vocabulary.encodings(texts, special=True, windows=True, offsets=covered)
+    for number, (text, whole) in enumerate(zip(texts, encoded, strict=True)):
+        reached, ascii_only = 0, covered and text.isascii()
+        for window in (whole, *whole.overflowing):
+            if not covered:
+                yield Encoded(window.ids, row=number)
+                continue
+            sizes = []
+            for _, end in window.offsets:  # spaces between two tokens belong to the second; special tokens end at 0
+                size = max(0, end - reached)
+                sizes.append(size if ascii_only else len(text[reached : reached + size].encode()))
+                reached += size
+            yield Encoded(window.ids, tags=sizes, row=number)
 
 
 def logits_at(model: Any, batch: Batch) -> Tensor:

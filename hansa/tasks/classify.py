@@ -5,10 +5,12 @@ data; between organisations they do so only with ``discover_labels``. It is a re
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from math import ceil
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -18,11 +20,13 @@ from torch import Tensor, nn
 
 from hansa.core.batch import Batch
 from hansa.core.errors import UserError
+from hansa.core.seeds import stream
 from hansa.data.examples import Encoded, Examples, Unusable
 from hansa.data.formats.annotated import NO_RELATION, BadRow, Entity, label_of, mark, mentions, pairs
 from hansa.data.rows import BAD_ANNOTATION, OTHER_LABEL, TOO_LONG, Row
 from hansa.data.source import Source
 from hansa.tasks.base import (
+    ANY_LENGTH,
     NO_DISCOVERY,
     TASKS,
     LabelDiscovery,
@@ -35,29 +39,50 @@ from hansa.tasks.base import (
 )
 
 Focus = tuple[int, int]  # the part of a text that must not be truncated
-Sample = tuple[str, str, Focus]  # text, label, focus
-Placed = tuple[str, Sample, bool, int]  # file and line, sample, whether it is derived (`Unusable.derived`), row
 
+WHOLE: Focus = (0, 0)  # no part: a long text is cut at its end
 CHUNK = 1000  # samples tokenised at once: a text with many entities has very many pairs
+CHARACTERS = 2_000_000  # of their texts, at most
+ESTIMATED = ", estimated from some of these pairs"
+ALL_OF = 200  # `hansa check` tokenises all derived samples of a row that has no more of them
+
+
+class Sample(NamedTuple):
+    """A text with a label; ``mentions`` are marked in it when it is tokenised, because it may have very many pairs."""
+
+    label: str
+    text: str
+    mentions: tuple[Entity, ...] = ()
+
+    def marked(self) -> tuple[str, Focus]:
+        """The text with its mentions marked, and the part that they are in."""
+        return mark(self.text, *self.mentions) if self.mentions else (self.text, WHOLE)
+
+
+class Placed(NamedTuple):
+    """A sample with its file and line, whether it is derived (`Unusable.derived`), and the number of its row."""
+
+    place: str
+    sample: Sample
+    derived: bool
+    row: int
 
 
 def whole_texts(row: Row, source: Source) -> Iterator[Sample]:
     """The text of a row with its label."""
-    yield row[source.text], label_of(row, source.label), (0, 0)
+    yield Sample(label_of(row, source.label), row[source.text])
 
 
 def marked_mentions(row: Row, source: Source) -> Iterator[Sample]:
-    """One sample for each mention of a row, with the mention marked in the text."""
+    """One sample for each mention of a row."""
     for mention, label in mentions(row, source.label, source.text):
-        text, focus = mark(row[source.text], mention)
-        yield text, label, focus
+        yield Sample(label, row[source.text], (mention,))
 
 
 def marked_pairs(row: Row, source: Source, unrelated: str = NO_RELATION) -> Iterator[Sample]:
-    """One sample for each pair of mentions of a row, with both marked in the text."""
+    """One sample for each pair of mentions of a row."""
     for head, tail, label in pairs(row, source.label, source.text, unrelated):
-        text, focus = mark(row[source.text], head, tail)
-        yield text, label, focus
+        yield Sample(label, row[source.text], (head, tail))
 
 
 @dataclass(frozen=True)
@@ -76,7 +101,7 @@ class Classify:
     def labels_in(self, row: Row, source: Source) -> Iterator[str]:
         """See `LabelledTask.labels_in`."""
         try:
-            yield from (label for _, label, _ in self.samples(row, source))
+            yield from (sample.label for sample in self.samples(row, source))
         except BadRow:
             return  # reported when the row is encoded
 
@@ -86,26 +111,78 @@ class Classify:
 
     def encode(self, rows: list[Row], source: Source, vocabulary: Vocabulary) -> Iterator[Encoded | Unusable]:
         """See `Task.encode`."""
-        known = {label: i for i, label in enumerate(vocabulary.labels)}
-        samples: list[Placed] = []
+        held: list[Placed] = []
+        size = 0
         for number, row in enumerate(rows):
-            try:
-                found = list(self.samples(row, source))
-            except BadRow as error:
-                yield Unusable(row.place, str(error), kind=BAD_ANNOTATION)
+            found = self._labels(row, source, vocabulary)
+            if isinstance(found, Unusable):
+                yield found
                 continue
-            if any(label not in known for _, label, _ in found):
-                names = ", ".join(vocabulary.labels)
-                reason = f"its label (field '{source.label}') is not one of {names}"
-                yield Unusable(row.place, reason, kind=OTHER_LABEL)
-                continue
-            # In a text with entities, every pair without a relation is a derived sample of the negative class.
-            samples += [(row.place, sample, len(found) > 1 and sample[1] == self.negative, number) for sample in found]
-            if len(samples) >= CHUNK:
-                yield from _encoded(samples, known, vocabulary)
-                samples = []
-        if samples:
-            yield from _encoded(samples, known, vocabulary)
+            several, full = found.total() > 1, False
+            for sample in self.samples(row, source):
+                held.append(self._placed(sample, row, several, number))
+                size += len(sample.text)
+                if len(held) >= CHUNK or size >= CHARACTERS:
+                    yield from _encoded(held, vocabulary)
+                    held, size, full = [], 0, True
+            if full:  # where a row is cut does not change the order in which problems are found
+                yield from _encoded(held, vocabulary)
+                held, size = [], 0
+        yield from _encoded(held, vocabulary)
+
+    def examine(self, rows: list[Row], source: Source, vocabulary: Vocabulary) -> tuple[int, list[Unusable]]:
+        """See `DerivingTask.examine`."""
+        found = [(row, self._labels(row, source, vocabulary)) for row in rows]
+        unusable = [labels for _, labels in found if isinstance(labels, Unusable)]
+        usable = [(row, labels) for row, labels in found if not isinstance(labels, Unusable)]
+        count = sum(labels.total() for _, labels in usable)
+        if vocabulary.max_length >= ANY_LENGTH:
+            return count, unusable
+        many = sum(self._derived(labels) > ALL_OF for _, labels in usable)
+        for row, labels in usable:
+            most = CHARACTERS // max(1, many) // max(1, len(row[source.text]))
+            step = 1 if self._derived(labels) <= ALL_OF else ceil(self._derived(labels) / max(1, min(most, ALL_OF)))
+            for one in self._too_long(row, source, labels, step, vocabulary):
+                estimated = one.derived and step > 1
+                unusable.append(one._replace(reason=one.reason + ESTIMATED, stands_for=step) if estimated else one)
+        return max(0, count - sum(one.stands_for for one in unusable if one.kind == TOO_LONG)), unusable
+
+    def _too_long(
+        self, row: Row, source: Source, labels: Counter[str], step: int, vocabulary: Vocabulary
+    ) -> Iterator[Unusable]:
+        """The samples of a row that do not fit; of the derived samples, one of every ``step`` is tried, at random."""
+        rng, number, chosen = stream(0, row.place, "examine"), 0, 0
+        held: list[Placed] = []
+        for sample in self.samples(row, source):
+            one = self._placed(sample, row, labels.total() > 1, 0)
+            if one.derived:
+                chosen = int(rng.integers(step)) if number % step == 0 else chosen
+                number += 1
+            if not one.derived or (number - 1) % step == chosen:
+                held.append(one)
+            if len(held) * len(sample.text) >= CHARACTERS:
+                yield from _unusable(held, vocabulary)
+                held = []
+        yield from _unusable(held, vocabulary)
+
+    def _derived(self, labels: Counter[str]) -> int:
+        """How many samples of a row are derived, by the labels of all its samples."""
+        return labels[self.negative] if labels.total() > 1 else 0
+
+    def _labels(self, row: Row, source: Source, vocabulary: Vocabulary) -> Counter[str] | Unusable:
+        """How many samples of each label a row has, or why it cannot be used."""
+        try:
+            found = Counter(sample.label for sample in self.samples(row, source))
+        except BadRow as error:
+            return Unusable(row.place, str(error), kind=BAD_ANNOTATION)
+        if found.keys() <= set(vocabulary.labels):
+            return found
+        reason = f"its label (field '{source.label}') is not one of {', '.join(vocabulary.labels)}"
+        return Unusable(row.place, reason, kind=OTHER_LABEL)
+
+    def _placed(self, sample: Sample, row: Row, several: bool, number: int) -> Placed:
+        # In a text with entities, every pair without a relation is a derived sample of the negative class.
+        return Placed(row.place, sample, several and sample.label == self.negative, number)
 
     def batch(
         self, examples: Examples, indices: NDArray[np.int64], rng: np.random.Generator, vocabulary: Vocabulary
@@ -158,7 +235,7 @@ class Classify:
     def _marked(self, text: str) -> tuple[str, Focus]:
         """Parse the notation of mentions on the command line: [[head]], and ((tail)) for pairs."""
         if self.samples is whole_texts:
-            return text, (0, 0)
+            return text, WHOLE
         wanted = ["[["] if self.samples is marked_mentions else ["[[", "(("]
         places = {}
         for opening, closing in (("[[", "]]"), ("((", "))")):
@@ -184,27 +261,35 @@ def class_probabilities(model: Any, vocabulary: Vocabulary, inputs: dict[str, Te
     return [{"label": label, "probability": round(p, 4)} for label, p in found]
 
 
-def _encoded(samples: list[Placed], known: dict[str, int], vocabulary: Vocabulary) -> Iterator[Encoded | Unusable]:
-    texts, labels, focuses = zip(*(sample for _, sample, _, _ in samples), strict=True)
-    found = zip(samples, _around(vocabulary, list(texts), list(focuses)), labels, strict=True)
-    for (place, _, derived, number), ids, label in found:
+def _encoded(placed: list[Placed], vocabulary: Vocabulary) -> Iterator[Encoded | Unusable]:
+    if not placed:
+        return
+    known = {label: i for i, label in enumerate(vocabulary.labels)}
+    texts, focuses = zip(*(one.sample.marked() for one in placed), strict=True)
+    for one, ids in zip(placed, _around(vocabulary, list(texts), list(focuses)), strict=True):
         if ids is None:
             reason = f"its mentions are too far apart for a sample of {vocabulary.max_length} tokens (data.max_length)"
-            yield Unusable(place, reason, derived, TOO_LONG)
+            yield Unusable(one.place, reason, one.derived, TOO_LONG)
         else:
-            yield Encoded(ids, known[label], row=number)
+            yield Encoded(ids, known[one.sample.label], row=one.row)
+
+
+def _unusable(placed: list[Placed], vocabulary: Vocabulary) -> Iterator[Unusable]:
+    yield from (one for one in _encoded(placed, vocabulary) if isinstance(one, Unusable))
 
 
 def _around(vocabulary: Vocabulary, texts: list[str], focuses: list[Focus]) -> list[list[int] | None]:
     """Token ids of each text; a long text is cut around its focus; None if the focus does not fit."""
-    encoded = vocabulary.tokenizer(
-        texts, add_special_tokens=False, return_offsets_mapping=True, return_attention_mask=False
-    )
+    offsets = any(focus != WHOLE for focus in focuses)
+    encoded = vocabulary.encodings(texts, special=False, windows=False, offsets=offsets)
     before, after = vocabulary.around
     found: list[list[int] | None] = []
-    for ids, offsets, (start, end) in zip(encoded["input_ids"], encoded["offset_mapping"], focuses, strict=True):
+    for encoding, (start, end) in zip(encoded, focuses, strict=True):
+        ids = encoding.ids
         if len(ids) > vocabulary.text_length:
-            inside = [i for i, (s, e) in enumerate(offsets) if s < end and e > start] or [0]
+            inside = [0]
+            if end:
+                inside = [i for i, (s, e) in enumerate(encoding.offsets) if s < end and e > start] or [0]
             spare = vocabulary.text_length - (inside[-1] - inside[0] + 1)
             if spare < 0:
                 found.append(None)

@@ -218,7 +218,7 @@ def translations(
     Batches consist of sources of similar length, which need little padding and finish at about the same step.
     """
     found: dict[int, str] = {}
-    for some in batches(indices, examples.labels.astype(np.int64), size, None):
+    for some in batches(indices, examples.labels, size, None):
         sources = [examples[i][: examples.labels[i]] for i in some.tolist()]
         found |= zip(some.tolist(), generate(model, sources, vocabulary, beams), strict=True)
     return [found[i] for i in indices.tolist()]

@@ -2,12 +2,15 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hansa.client import sampling
 from hansa.client.sampling import draw
 from hansa.config.sections import Samples, Training
 from hansa.core.seeds import stream
+from hansa.data import arrays
 
 
 @given(st.integers(1, 400), st.integers(1, 90), st.integers(0, 1000))
@@ -34,3 +37,29 @@ def test_number_of_samples_of_the_paper() -> None:
 def test_max_batches_limits_the_samples_of_a_round() -> None:
     training = Training(samples=Samples(epochs=2), batch=8, max_batches=3)
     assert len(draw(training, 100, stream(0), 0, 1, "fr")) == training.per_round(100) == 24
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [Samples(epochs=2), Samples(floor=30), Samples(floor=30, replace=False), Samples(fraction=0.7, replace=False)],
+)
+def test_large_draws_in_files_are_those_in_memory(samples: Samples, monkeypatch: pytest.MonkeyPatch) -> None:
+    def drawn() -> list[list[int]]:
+        sampling._pass.cache_clear()
+        training = Training(samples=samples)
+        return [draw(training, 100, stream(3, r), 3, r, "fr").tolist() for r in (1, 2, 3)]
+
+    before = drawn()
+    monkeypatch.setattr(arrays, "IN_MEMORY", 0)
+    monkeypatch.setattr(arrays, "BLOCK", 7)
+    assert drawn() == before
+
+
+def test_the_order_of_a_pass_is_computed_once_for_its_rounds() -> None:
+    sampling._pass.cache_clear()
+    training = Training(samples=Samples(floor=10, replace=False))
+    for round in range(1, 10):
+        draw(training, 100, stream(0, round), 0, round, "fr")
+    assert sampling._pass.cache_info().misses == 1
+    with pytest.raises(ValueError, match="read-only"):
+        draw(training, 100, stream(0), 0, 1, "fr")[0] = 7  # or a caller could change what later rounds draw

@@ -16,7 +16,7 @@ from hansa.config.sections import Training
 from hansa.core.batch import Batch
 from hansa.core.learner import Learner
 from hansa.core.seeds import stream, torch_seeded
-from hansa.data.batching import Indices
+from hansa.data.arrays import Indices
 from hansa.data.examples import Examples
 from hansa.methods.fedavg import PlainObjective
 from hansa.models.adapt import adapt

@@ -39,12 +39,17 @@ def tmx(stream: TextIO, source: Source) -> Iterator[ParsedRow]:
     """A translation memory: each unit has the same text in two or more languages."""
     number = 0
     try:
-        for _, element in ElementTree.iterparse(stream.buffer):
-            if element.tag.rpartition("}")[2] != "tu":
+        inside: list[ElementTree.Element] = []  # the elements that are open
+        for event, element in ElementTree.iterparse(stream.buffer, ("start", "end")):
+            if event == "start":
+                inside.append(element)
                 continue
-            number += 1
-            yield number, *_sides(_variants(element), source)
-            element.clear()
+            inside.pop()
+            if element.tag.rpartition("}")[2] == "tu":
+                number += 1
+                yield number, *_sides(_variants(element), source)
+                for parent in inside[-1:]:
+                    parent.clear()  # or the units that were read would stay in memory
     except ElementTree.ParseError as error:
         yield number + 1, None, f"not valid XML ({error})"
 

@@ -12,6 +12,7 @@ from hansa.data.formats.standoff import conll, looks_tagged
 from hansa.data.rows import ParsedRow
 from hansa.data.source import Source
 
+AT_ONCE = 1000  # rows of a Parquet or Arrow file that are turned into Python objects together
 LOOK = 20  # lines that are examined to see whether a file has tags in its last column
 
 
@@ -80,7 +81,7 @@ def parquet(file: Path, source: Source) -> Iterator[ParsedRow]:
     import pyarrow.parquet as pq
 
     try:
-        yield from _batches(pq.ParquetFile(file).iter_batches())
+        yield from _batches(pq.ParquetFile(file).iter_batches(AT_ONCE))
     except pa.ArrowInvalid as error:
         raise _unreadable(file, "parquet", error) from None
 
@@ -98,9 +99,10 @@ def arrow(file: Path, source: Source) -> Iterator[ParsedRow]:
 def _batches(batches: Iterator[Any]) -> Iterator[ParsedRow]:
     number = 0
     for batch in batches:
-        for row in batch.to_pylist():
-            number += 1
-            yield number, row, ""
+        for start in range(0, batch.num_rows, AT_ONCE):  # a row group may have millions of rows
+            for row in batch.slice(start, AT_ONCE).to_pylist():
+                number += 1
+                yield number, row, ""
 
 
 def _unreadable(file: Path, kind: str, error: Exception) -> DataError:
