@@ -128,7 +128,7 @@ def test_a_run_directory_is_never_overwritten(
     with pytest.raises(UserError, match="is not empty"):
         run(settings, tmp_path / "run", workers=0)
     with pytest.raises(UserError, match="differs from the one"):
-        run(federation(rounds=2), tmp_path / "run", resume=True, workers=0)
+        run(federation(rounds=1, seed=7), tmp_path / "run", resume=True, workers=0)
     with pytest.raises(UserError, match="holds no run"):
         run(settings, tmp_path / "elsewhere", resume=True, workers=0)
     names = [run(settings, workers=0).folder for _ in range(2)]

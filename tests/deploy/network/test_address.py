@@ -119,7 +119,7 @@ def test_a_stopped_agent_finishes_the_reply_that_it_sends(federation: Build, tmp
         agent = silo(settings, kits, tmp_path / "silos", "north", watch, Proxy("127.0.0.1", tunnel.port))
         with running(agent) as thread:
             run_there = threading.Thread(
-                target=serve, args=(settings, Kit(kits / COORDINATOR), tmp_path / "run", None, log), daemon=True
+                target=serve, args=(settings, Kit(kits / COORDINATOR), tmp_path / "run", None, [log]), daemon=True
             )
             run_there.start()
             wait_until(lambda: agent.phase == "sending" and not tunnel.free.is_set(), "the upload of the reply")
