@@ -11,6 +11,7 @@ def no_approvals() -> None:
     PolicyEnforcer.admit = (  # type: ignore[method-assign]
         lambda self, federation, folder, plugins, model="": RunContext(folder.name)
     )
+    PolicyEnforcer.approved_model = lambda self, federation, folder, plugins: ""  # type: ignore[method-assign]
     PolicyEnforcer.while_approved = lambda self, answer, *run: answer  # type: ignore[method-assign]
 
 
