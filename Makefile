@@ -23,8 +23,8 @@ test-faults: $(READY)     ## real processes on loopback, killed and cut off
 test-attacks: $(READY)    ## the red team and the measured attacks, with each defence off and on
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m attack tests || $(AGAIN) -m attack tests
 
-test-docs: $(READY)       ## a smoke run of every benchmark, and every command and code block of README and docs
-	$(BIN)/python -m pytest -n 2 -m docs tests || $(AGAIN) -m docs tests
+test-docs: $(READY)       ## a smoke run of every benchmark and paper, and every command and code block of README and docs
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m docs tests || $(AGAIN) -m docs tests
 
 docs: $(READY)            ## the documentation as a site in build/site, which needs no network; a warning is an error
 	$(BIN)/python packaging/pages.py --check

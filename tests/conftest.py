@@ -28,14 +28,18 @@ WORDS = {
 
 
 ATTACKS = tuple(Path(__file__).parent / folder for folder in ("redteam", "attacks"))
+EXPERIMENTS = Path(__file__).parent / "experiments"
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything that attacks is one suite (`make test-attacks`)."""
+    """What attacks is one suite (`make test-attacks`); smoke runs of the papers belong to `make test-docs`."""
     for item in items:
         if any(folder in item.path.parents for folder in ATTACKS):
             item.add_marker(pytest.mark.attack)
+        if item.path.parent == EXPERIMENTS and "smoke" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.docs)
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))  # one process makes the runs, once
 
 
 @pytest.fixture(autouse=True)
