@@ -154,6 +154,9 @@ def executed(file: Path) -> Any:
             resources={"metadata": {"path": folder}},
             record_timing=False,
         ).execute()
+    for cell in notebook.cells:
+        if cell.cell_type == "code":  # standard error has progress, and warnings with paths of this machine
+            cell.outputs = [one for one in cell.outputs if one.get("name") != "stderr"]
     notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"]}
     return notebook
 

@@ -76,6 +76,13 @@ def test_nothing_is_left_to_be_written() -> None:
         assert not re.search(r"\bTODO\b|\bFIXME\b", file.read_text(encoding="utf-8")), file
 
 
+def test_no_tutorial_names_a_path_of_the_machine_that_executed_it() -> None:
+    for file in (ROOT / "docs" / "tutorials").glob("*.ipynb"):
+        assert not re.search(
+            r'"name": "stderr"|site-packages|(?<!\w)/(home|root)/', file.read_text(encoding="utf-8")
+        ), file
+
+
 def test_the_root_of_the_package_is_small() -> None:
     assert len(list(PACKAGE.glob("*.py"))) <= 10
 

@@ -1,6 +1,6 @@
 """One of the further processes of a silo (`hansa.client.processes`): computes gradients of its share of every batch.
 
-`python -m hansa.client.process FOLDER RUN RANK SIZE`, started by process 0 and by nobody else.
+`python -m hansa.client.process FOLDER RUN RANK SIZE`, which only process 0 starts.
 """
 
 import sys

@@ -2,7 +2,7 @@
 
 Worker processes cannot import such definitions. `pack_definitions` writes them with cloudpickle when the workers are
 started, and each worker registers them with `register_definitions`. They never leave the machine or the cluster that
-runs the simulation, and a run directory does not contain them: nobody executes code by reading a run.
+runs the simulation, and a run directory does not contain them: reading a run executes none of this code.
 """
 
 from collections.abc import Mapping

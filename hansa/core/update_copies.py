@@ -1,4 +1,4 @@
-"""Copies of the updates of a round, for those who want to look at them: a researcher in a notebook."""
+"""Copies of the updates of a round, which `hansa.rounds` returns with the record of the round."""
 
 from torch import Tensor
 

@@ -8,7 +8,7 @@ of a pre-trained causal model has its values already. Every linear layer of ever
 embeddings do not.
 
 Where products of adapters are aggregated (``lora.aggregate: exact | stack``), every adapted layer has a second factor,
-the *residual*: W + s·(B·A + B_R·A_R). The server computes it, silos receive it, and nobody trains it.
+the *residual*: W + s·(B·A + B_R·A_R). The server computes it; silos receive it and do not train it.
 """
 
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Callbacks of a run: objects that are told what happens while it goes on.
+"""Callbacks of a run: objects whose methods the run calls while it goes on.
 
 The progress display, trackers and early stopping are callbacks (`hansa.callbacks`). A callback is any object with some
 of the methods of `CallbackMethods`; those that it lacks are skipped. Each gets the run as a `CurrentRun` first, by

@@ -76,7 +76,7 @@ def opened(
 ) -> Iterator["Run"]:
     """A run that is ready for its first round; see `run`. On the way out its workers stop and its files are closed.
 
-    Callbacks are told of an error that ends the run, and of an interruption.
+    It calls `on_failure` of the callbacks for an error that ends the run, and for an interruption.
     """
     events = RunEvents(callbacks)
     check(federation)
@@ -148,7 +148,7 @@ class Run:
         self.ledger, self.events = ledger, events
         self.current = events.run or CurrentRun(federation, directory.path)
         events.begin(self.current)
-        self.copies: UpdateCopies | None = None  # keeps the updates of a round, for those who look at them
+        self.copies: UpdateCopies | None = None  # keeps the updates of a round for `hansa.rounds`
         self._build()
 
     def _build(self) -> None:
@@ -174,7 +174,7 @@ class Run:
     def rounds(self) -> Iterator[RoundRecord]:
         """Run round after round; after the last one, or after `CurrentRun.stop`, evaluate and save the model.
 
-        Whoever stops iterating leaves a checkpoint of the last round.
+        If the caller stops iterating, the run writes a checkpoint of its last round.
         """
         state, rounds, current = self._restore(), self.federation.rounds, self.current
         self.ledger.rewind(state.round)

@@ -2,7 +2,7 @@
 
 A chat template is a Jinja program that writes messages ({role, content}) as the text that a model was trained on. The
 tokens of an answer are those from the end of the generation prompt to the end of the assistant's turn, with the marker
-that ends it, so that the model learns to stop; white space after the marker is nobody's.
+that ends it, so that the model learns to stop; white space after the marker is not learned.
 
 A conversation that does not fit into a sample becomes one sample for each answer, with as many of the newest earlier
 turns as fit. Where one exchange alone does not fit, the longest of its messages before the answer loses its beginning.

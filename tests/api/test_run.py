@@ -78,7 +78,7 @@ def test_rounds_can_be_stepped_through_and_looked_at(make: Make, tmp_path: Path)
     assert torch.equal(gradient, before), "a record stays as it was"
     assert not torch.equal(second.updates["north"][name], gradient)
     steps.close()
-    assert RunDirectory(tmp_path / "run").checkpoints() == [2], "whoever leaves, leaves a checkpoint"
+    assert RunDirectory(tmp_path / "run").checkpoints() == [2], "a caller that leaves the loop leaves a checkpoint"
     assert isinstance(steps.result.model, torch.nn.Module)
     resumed = hansa.run(make(rounds=3), out=tmp_path / "run", resume=True, workers=0, progress=False)
     whole = hansa.run(make(rounds=3), out=tmp_path / "whole", workers=0, progress=False)

@@ -15,7 +15,7 @@ def surrogate_key(key_file: Path | None, folder: Path, out: Path | None = None) 
     """The key in ``key_file``; without one, the key in ``folder``, which is created on first use.
 
     A created key file is readable by its owner only. Raises `UserError` if ``key_file`` is missing or empty, or lies in
-    the folder ``out`` of the de-identified text: whoever gets both can undo the replacement of known values.
+    the folder ``out`` of the de-identified text: a person who has both can undo the replacement of known values.
     """
     given = (key_file or folder / KEY_NAME).resolve()
     if out is not None and given.is_relative_to(out.resolve()):
