@@ -9,7 +9,6 @@ import inspect
 import json
 import os
 import pickle
-import shutil
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,56 +22,8 @@ from hansa.deploy.bundle import pack, unpack
 from hansa.deploy.network.blob_protocol import InvalidRequest
 from hansa.models import build, folder, library, weights
 from hansa.models.tokenizer import byte_tokenizer
+from tests.redteam.bundles import CAUSAL, LABELS, MASKED, TRANSLATE, bundle_of, change, refused, write_model
 from tests.tasks.test_tasks import DECODERS, ENCODERS
-
-LABELS = ("absent", "present")
-MASKED, CAUSAL, TRANSLATE = "AutoModelForMaskedLM", "AutoModelForCausalLM", "AutoModelForSeq2SeqLM"
-
-
-def write_model(place: Path, model: Any, tokenizer: Any = None) -> Path:
-    """A folder as `hansa.runs.start` writes it."""
-    place.mkdir(parents=True)
-    (tokenizer or byte_tokenizer()).save_pretrained(place)
-    model.save_pretrained(place)
-    folder.tidy(place)
-    (place / "labels.json").write_text(json.dumps(LABELS))
-    return place
-
-
-@pytest.fixture(scope="module")
-def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The start folder of a small masked language model."""
-    return write_model(tmp_path_factory.mktemp("honest") / "start", build.preset("mini", MASKED, byte_tokenizer(), 32))
-
-
-@pytest.fixture
-def start(honest: Path, tmp_path: Path) -> Path:
-    """A copy of the folder, which a test may change."""
-    return Path(shutil.copytree(honest, tmp_path / "start"))
-
-
-def bundle_of(start: Path) -> memoryview:
-    """A bundle of all files of a folder, as a coordinator with code of its own packs it."""
-    files = sorted(start.iterdir())
-    listed = json.dumps([[file.name, file.stat().st_size] for file in files]).encode() + b"\n"
-    return memoryview(listed + b"".join(file.read_bytes() for file in files))
-
-
-def change(start: Path, name: str, **settings: Any) -> None:
-    file = start / name
-    given = json.loads(file.read_text()) if file.exists() else {}
-    file.write_text(json.dumps(given | settings))
-
-
-def refused(start: Path, reason: str) -> None:
-    """The silo refuses the folder in one sentence and writes nothing."""
-    there = start.parent / "there"
-    with pytest.raises(InvalidRequest, match=reason) as error:
-        unpack(bundle_of(start), there)
-    assert "\n" not in str(error.value)
-    assert str(start.parent) not in str(error.value)
-    assert not there.exists()
-
 
 # ── what is accepted ──────────────────────────────────────────────────────────────────────────────────────────────
 

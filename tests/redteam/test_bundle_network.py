@@ -28,7 +28,7 @@ from hansa.privacy.policy.audit_log import entries
 from tests.conftest import WORDS, write_words
 from tests.deploy.conftest import make_kits
 from tests.deploy.test_agent import WAIT_SECONDS, alive
-from tests.redteam.test_bundle import MASKED, bundle_of, write_model
+from tests.redteam.bundles import MASKED, bundle_of, write_model
 
 
 def without_checks(view: memoryview, folder: Path) -> None:
