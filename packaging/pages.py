@@ -3,6 +3,7 @@
     docs/federation-file.md     every setting, from the settings' own definitions (hansa.config.reference)
     docs/command-line.md        every command and option, from the typer application
     docs/python.md              every public name, in the order below; mkdocstrings inserts their docstrings
+    docs/results.md             only the status of its sections, and the summary of their claims; no run is needed
     docs/tutorials/NAME.md      every notebook docs/tutorials/NAME.ipynb, with the outputs that are stored in it
 
     python packaging/pages.py             write them
@@ -29,6 +30,7 @@ from typer.cli import get_docs_for_click
 import hansa
 from hansa.cli.main import app
 from hansa.config import reference
+from hansa.experiments.reproduce import page
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = """\
@@ -40,7 +42,7 @@ tutorial [A first federation](tutorials/first-federation.md) shows them at work.
 """
 # The public names by subject; a name that is missing here is an error.
 SUBJECTS = {
-    "Describe and run": "Federation Check run rounds Rounds compare load",
+    "Describe and run": "Federation Check Survey survey run rounds Rounds compare load",
     "Results": "Result Comparison RoundRecord",
     "Methods": "Method",
     "Errors": "HansaError UserError ConfigError DataError RunFailed",
@@ -90,8 +92,9 @@ def main() -> None:
         if not options.execute or file.stem in options.execute:
             nbformat.write(executed(file), file)
     written_by = {"federation-file": reference.page, "command-line": command_line, "python": python}
-    pages = {options.docs / f"{name}.md": page() for name, page in written_by.items()}
+    pages = {options.docs / f"{name}.md": write() for name, write in written_by.items()}
     pages |= {file.with_suffix(".md"): "\n\n".join(filter(None, tutorial(file))) + "\n" for file in notebooks}
+    pages |= results(options.docs / "results.md")
     if options.check:
         old = [file for file, text in pages.items() if not file.is_file() or file.read_text(encoding="utf-8") != text]
         if old:
@@ -99,6 +102,14 @@ def main() -> None:
     else:
         for file, text in pages.items():
             file.write_text(text, encoding="utf-8")
+
+
+def results(file: Path) -> dict[Path, str]:
+    """The results page with the status that its sections have now; nothing if there is no such page."""
+    if not file.is_file():
+        return {}
+    text = file.read_text(encoding="utf-8")
+    return {file: page.refreshed(text, page.sections(file, text))}
 
 
 def command_line() -> str:

@@ -11,9 +11,9 @@ from typing import Annotated
 
 import typer
 
-from hansa.cli.console import INTERRUPTED, Format, FormatOption, errors, finish, output, show_metrics
+from hansa.cli.console import INTERRUPTED, Format, FormatOption, finish, output, show_metrics
 from hansa.cli.kit import require_extra
-from hansa.cli.logs import LogFormat, LogFormatOption, LogLevel, LogLevelOption, configure
+from hansa.cli.logs import LogFileOption, LogFormat, LogFormatOption, LogLevel, LogLevelOption, configure
 from hansa.core.errors import UserError, printable
 from hansa.report.text import table
 
@@ -27,13 +27,30 @@ ProxyOption = Annotated[
         "--proxy",
         metavar="http://HOST:PORT",
         envvar="HANSA_PROXY",
-        help="the HTTP proxy for connections to the parent; with a password, use the variable HANSA_PROXY",
+        help="the HTTP proxy for connections to the parent; with a password, use the variable HANSA_PROXY; "
+        "default: HTTPS_PROXY",
     ),
+]
+TrustOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--trust",
+        metavar="CA.pem",
+        envvar="HANSA_TRUST",
+        help="where a proxy inspects TLS: the certificates of its authority; requests are then signed, and bodies "
+        "encrypted, between the two nodes",
+    ),
+]
+ListenOption = Annotated[
+    str | None,
+    typer.Option("--listen", metavar="[HOST:]PORT", help="where to listen; default: the port of the kit's address"),
 ]
 KitOption = Annotated[Path, typer.Option("--kit", help="the startup kit of this node")]
 NatsOption = Annotated[
     str | None,
-    typer.Option("--nats", metavar="tls://HOST:PORT", help="an existing NATS server, instead of starting one"),
+    typer.Option(
+        "--nats", metavar="wss://HOST:PORT[,…]", help="existing NATS servers of one cluster, instead of starting one"
+    ),
 ]
 PluginsOption = Annotated[
     list[Path] | None, typer.Option("--plugins", help="a Python file that registers tasks or methods")
@@ -42,7 +59,7 @@ ModelOption = Annotated[
     Path | None, typer.Option("--model", help="this node's copy of the base model, where only adapters travel")
 ]
 HealthOption = Annotated[
-    str | None, typer.Option("--health", metavar="[HOST:]PORT", help="answer the probes /healthz and /readyz there")
+    str | None, typer.Option("--health", metavar="[HOST:]PORT", help="answer /healthz, /readyz and /metrics there")
 ]
 
 
@@ -52,48 +69,68 @@ def serve(
     ] = None,
     kit: KitOption = Path("kits/coordinator"),
     out: Annotated[Path | None, typer.Option(help="the run directory; default runs/NAME")] = None,
+    queue: Annotated[
+        Path | None,
+        typer.Option(
+            "--queue", metavar="RUNS", help="work on the runs that `hansa submit` puts there, one after another"
+        ),
+    ] = None,
     nats: NatsOption = None,
+    listen: ListenOption = None,
     data: Annotated[list[Path] | None, typer.Option(help="the region's own data, if it has any")] = None,
     policy: Annotated[Path | None, typer.Option(help="of a region: the policy for what it may release")] = None,
     model: ModelOption = None,
     plugins: PluginsOption = None,
     proxy: ProxyOption = None,
+    trust: TrustOption = None,
     health: HealthOption = None,
+    accounts: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="serve the dashboard on the same port to these accounts"),
+    ] = None,
+    webhook: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="alerts of failed rounds and missing members; needs HANSA_WEBHOOK_SECRET"),
+    ] = None,
     log_level: LogLevelOption = LogLevel.info,
     log_format: LogFormatOption = LogFormat.text,
+    log_file: LogFileOption = None,
     format: FormatOption = Format.text,
 ) -> None:
     """Run the coordinator of a federation, or of one region. Resumes where it stopped."""
     require_extra()
-    configure(log_level, log_format)
+    configure(log_level, log_format, log_file)
     from hansa.deploy.kit import Kit
 
     own = Kit(kit)
     if own.info.kind == "region":
-        serve_region(kit, out, nats, data or [], policy, plugins or [], proxy, health, model)
+        serve_region(kit, out, nats, data or [], policy, plugins or [], proxy, health, model, trust, listen)
         return
     if own.info.kind == "silo":
         raise UserError(f"{kit} is the kit of a silo, which has no children; use 'hansa join {kit} --data …'")
-    if federation is None:
-        raise UserError("the coordinator needs the federation file: hansa serve FED.yaml")
+    if (federation is None) == (queue is None):
+        raise UserError("the coordinator needs a federation file or a queue: hansa serve FED.yaml, or --queue RUNS")
+    from hansa.cli.serving import Serving, pages_of
     from hansa.config.file import read
-    from hansa.report import html
-    from hansa.report.progress import Progress
-
-    settings = read(federation)
-    from hansa.deploy.coordinator import serve as serve_federation
+    from hansa.deploy.alerts import Alerts, Webhook
     from hansa.deploy.health import serve_probes, unreachable_reason
-    from hansa.deploy.log_callbacks import LogCallbacks
-    from hansa.deploy.server_session import parse_url
+    from hansa.deploy.metrics import coordinator_figures, exposition
+    from hansa.deploy.server_session import default_listen, parse_listen
 
     for which in (signal.SIGTERM, signal.SIGINT):
         signal.signal(which, end_coordinator)
-    watcher = LogCallbacks() if log_format is LogFormat.json else Progress(errors, settings.name)
-    known = own.endpoint.broker_address if own.endpoint.broker_host else ("127.0.0.1", own.endpoint.port)
-    broker = parse_url(nats) if nats is not None else known
-    with serve_probes(health, lambda: unreachable_reason(broker)):
-        outcome = serve_federation(settings, own, out or Path("runs") / settings.name, nats, [watcher])
-    report = html.write([(settings.name, outcome.folder)], outcome.folder / "report.html")
+    settings = read(federation) if federation is not None else None
+    folder = queue or out or Path("runs") / (settings.name if settings is not None else "")
+    alerts = [Alerts(Webhook.parse(webhook), log.warning)] if webhook is not None else []
+    pages = pages_of(queue or folder.parent, accounts) if accounts is not None else None
+    serving = Serving(own, nats, listen, log_format, alerts, pages)
+    host, port = parse_listen(listen) if listen is not None else default_listen(own)
+    metrics = exposition(coordinator_figures(lambda: serving.folder or folder, own))
+    with serve_probes(health, lambda: unreachable_reason((host or "127.0.0.1", port)), metrics):
+        if settings is None:
+            serving.queue(folder)
+            return
+        outcome, report = serving.run(settings, folder)
     result = {"run": str(outcome.folder), "report": str(report), "metrics": outcome.metrics}
 
     def show() -> None:
@@ -113,26 +150,31 @@ def serve_region(
     proxy: str | None,
     health: str | None,
     model: Path | None = None,
+    trust: Path | None = None,
+    listen: str | None = None,
 ) -> None:
     """Run the region with a kit until SIGTERM or Ctrl-C."""
     from hansa.deploy.agent import Agent
     from hansa.deploy.health import serve_probes
     from hansa.deploy.join import sources
     from hansa.deploy.kit import Kit
-    from hansa.deploy.network.address import Proxy
+    from hansa.deploy.metrics import coordinator_figures, exposition
+    from hansa.deploy.network.address import choose_proxy
     from hansa.deploy.policy_enforcer import PolicyEnforcer
     from hansa.deploy.region import serve_region as serve_it
 
     own = Kit(kit)
     folder = out or Path("runs") / own.name
-    http_proxy = Proxy.parse(proxy) if proxy else None
+    http_proxy = choose_proxy(proxy, own.parent.host)
     held = sources(own, data) if data or own.info.sources else ()
     enforcer = PolicyEnforcer.load(own, policy, folder) if policy is not None or held else None
     with ExitStack() as stack:
 
         def ready(agent: Agent) -> None:
             on_stop(agent.stop)
-            stack.enter_context(serve_probes(health, agent.not_ready))
+            stack.enter_context(
+                serve_probes(health, agent.not_ready, exposition(coordinator_figures(lambda: folder, own)))
+            )
 
         serve_it(
             own,
@@ -146,6 +188,8 @@ def serve_region(
             http_proxy,
             log.warning,
             folder_of(model),
+            trust,
+            listen,
         )
     exit_agent()
 
@@ -164,13 +208,15 @@ def join(
     ] = None,
     plugins: PluginsOption = None,
     proxy: ProxyOption = None,
+    trust: TrustOption = None,
     health: HealthOption = None,
     log_level: LogLevelOption = LogLevel.info,
     log_format: LogFormatOption = LogFormat.text,
+    log_file: LogFileOption = None,
 ) -> None:
     """Run the agent of a silo: it answers requests from local data, and opens only outbound connections."""
     require_extra()
-    configure(log_level, log_format)
+    configure(log_level, log_format, log_file)
     from hansa.deploy.kit import Kit
 
     folder = home or kit / "home"
@@ -183,30 +229,36 @@ def join(
     from hansa.deploy.join import SiloService, sources
     from hansa.deploy.leave import check_not_left
     from hansa.deploy.lock_file import lock_folder
-    from hansa.deploy.network.address import Proxy
+    from hansa.deploy.metrics import exposition, silo_figures
+    from hansa.deploy.network.address import choose_proxy
     from hansa.deploy.policy_enforcer import PolicyEnforcer
 
     if processes is not None:
         os.environ[CHOICE] = str(processes)  # the machine's own affair: it is no part of the approved settings
-    http_proxy = Proxy.parse(proxy) if proxy else None
+    http_proxy = choose_proxy(proxy, own.parent.host)
     check_not_left(folder)
     enforcer = PolicyEnforcer.load(own, policy, folder)
     if enforcer.problem:
         log.warning("the policy allows no release: %s", enforcer.problem)
     service = SiloService(own, sources(own, data), paths(plugins or []), enforcer, threads, folder_of(model))
     with lock_folder(folder, "hansa join"):
-        agent = Agent(own, folder, service, log.info, http_proxy, log.warning)
+        agent = Agent(own, folder, service, log.info, http_proxy, log.warning, trust)
         on_stop(agent.stop)
-        with serve_probes(health, agent.not_ready):
+        metrics = exposition(silo_figures(own, folder, enforcer.policy, agent.not_ready))
+        with serve_probes(health, agent.not_ready, metrics):
             agent.run()
     exit_agent()
 
 
 def status(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="the --out of 'hansa serve'")],
+    run: Annotated[Path, typer.Argument(metavar="RUN|KIT", help="the --out of 'hansa serve', or a silo's kit")],
+    home: Annotated[Path | None, typer.Option(help="of a silo: its own files; default KIT/home")] = None,
     format: FormatOption = Format.text,
 ) -> None:
-    """Show connected nodes, awaited replies and their deadlines, versions, clocks, and refusals."""
+    """Show connected nodes, awaited replies and their deadlines, versions, clocks, and refusals; at a silo, its own."""
+    if (run / "kit.json").is_file():
+        silo_status(run, home or run / "home", format)
+        return
     from time import time
 
     from rich.markup import escape
@@ -231,6 +283,25 @@ def status(
             output.print(f"· and {more} other reasons; --format json lists them", highlight=False)
 
     finish(format, as_dict(nodes, refused, running), show)
+
+
+def silo_status(kit: Path, home: Path, format: Format) -> None:
+    """Show what a silo's agent does, what waits for its administrator, and what left last."""
+    require_extra()
+    from hansa.deploy.kit import Kit
+    from hansa.deploy.silo_status import silo_status as read
+    from hansa.deploy.silo_status import status_lines
+
+    own = Kit(kit)
+    if own.info.kind != "silo":
+        raise UserError(f"{kit} is the kit of a {own.info.kind}; 'hansa status' takes the --out of its 'hansa serve'")
+    found = read(own, home)
+
+    def show() -> None:
+        for line in status_lines(found):
+            output.print(printable(line, 1000), markup=False, highlight=False)
+
+    finish(format, found, show)
 
 
 def paths(files: list[Path]) -> tuple[str, ...]:

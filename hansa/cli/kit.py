@@ -21,11 +21,15 @@ Name = Annotated[str, typer.Argument(metavar="NODE", help="the name of a member"
 Days = Annotated[int, typer.Option(min=1, help="how many days the certificates are valid")]
 Addresses = Annotated[
     list[str] | None,
-    typer.Option("--address", metavar="[REGION=]HOST:PORT", help="the address of the coordinator, or of a region"),
+    typer.Option(
+        "--address",
+        metavar="[REGION=]HOST[:PORT]",
+        help="the address of the coordinator, or of a region; default port 443",
+    ),
 ]
 NatsServer = Annotated[
     str | None,
-    typer.Option("--nats", metavar="HOST:PORT", help="an existing NATS server, for which a configuration is written"),
+    typer.Option("--nats", metavar="HOST:PORT[,…]", help="existing NATS servers, for which a configuration is written"),
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="the fingerprints were compared: do not ask")]
 Responses = Annotated[Path, typer.Option("--out", help="the folder for the responses")]
@@ -336,7 +340,7 @@ def resolve(
 
 
 def parse_addresses(address: list[str] | None) -> dict[str, str]:
-    """The addresses of options ``[REGION=]HOST:PORT``, by node."""
+    """The addresses of options ``[REGION=]HOST[:PORT]``, by node."""
     from hansa.deploy.kit import COORDINATOR
 
     addresses = {}

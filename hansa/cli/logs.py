@@ -1,19 +1,16 @@
 """What long-running processes tell their operators: lines for people, or one JSON object per line for machines."""
 
-import json
 import logging
 import sys
-from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from hansa.core.errors import printable
+from hansa.deploy.log_files import Lines, Objects, RotatingLog
 
 QUIET = ("asyncio", "urllib3", "transformers", "torch")  # what libraries say below a warning helps nobody here
-LONGEST = 10_000  # characters of a line
-OWN = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 class LogFormat(StrEnum):
@@ -36,37 +33,24 @@ LogFormatOption = Annotated[LogFormat, typer.Option("--log-format", help="text f
 LogLevelOption = Annotated[LogLevel, typer.Option("--log-level", help="how much is told on standard error")]
 
 
-class Lines(logging.Formatter):
-    """Log lines for people, such as `12:30:59 warning hansa.policy: …`."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """A log record as a line for people."""
-        at = datetime.fromtimestamp(record.created, UTC)
-        return f"{at:%H:%M:%S} {record.levelname.lower()} {record.name}: {told(record)}"
-
-
-class Objects(logging.Formatter):
-    """What was said, by whom and when, and whatever was given as ``extra``."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """A log record as a JSON object."""
-        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        entry: dict[str, Any] = {"time": at, "level": record.levelname.lower(), "by": record.name, "text": told(record)}
-        entry |= {key: value for key, value in vars(record).items() if key not in OWN}
-        return json.dumps(entry, ensure_ascii=False, default=str)
+LogFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--log-file", metavar="FILE", help="also write JSON lines there; 10 MB per file, five older ones kept"
+    ),
+]
 
 
-def told(record: logging.LogRecord) -> str:
-    """One line. Of an exception its type alone: what it says, and where, may quote data."""
-    text = printable(record.getMessage(), LONGEST)
-    kind = record.exc_info[0] if record.exc_info else None
-    return f"{text} ({kind.__name__})" if kind else text
-
-
-def configure(level: LogLevel, format: LogFormat) -> None:
-    """Everything goes to standard error, for whatever collects it there."""
+def configure(level: LogLevel, format: LogFormat, file: Path | None = None) -> None:
+    """Everything goes to standard error, for whatever collects it there, and to a rotating file if one is given."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Objects() if format is LogFormat.json else Lines())
-    logging.basicConfig(level=level.value.upper(), handlers=[handler], force=True)
+    handlers: list[logging.Handler] = [handler, *([RotatingLog(file)] if file is not None else [])]
+    logging.basicConfig(level=level.value.upper(), handlers=handlers, force=True)
     for name in QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def log_files() -> list[logging.Handler]:
+    """The rotating files that the process logs to."""
+    return [handler for handler in logging.getLogger().handlers if isinstance(handler, RotatingLog)]

@@ -7,6 +7,7 @@ all connections, keeps the model loaded, and repeats every network operation unt
 import re
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from time import monotonic, time
@@ -16,6 +17,7 @@ import torch
 from hansa.core import wire
 from hansa.core.errors import UserError, place, printable
 from hansa.core.messages import Failure
+from hansa.deploy.agent_state import PAUSED, paused, state_of
 from hansa.deploy.identity_watch import IdentityWatch
 from hansa.deploy.kit import Kit
 from hansa.deploy.leave import LEFT_FILE
@@ -23,7 +25,7 @@ from hansa.deploy.network.address import Proxy
 from hansa.deploy.network.blob_client import BlobClient
 from hansa.deploy.network.blob_protocol import InvalidRequest, RequestRefused
 from hansa.deploy.network.connection import Connection
-from hansa.deploy.network.envelope import Envelope, EnvelopeError, open_envelope, sign_envelope
+from hansa.deploy.network.envelope import Envelope, EnvelopeError, local_deadline, open_envelope, sign_envelope
 from hansa.deploy.network.heartbeat import Heartbeat, sign_heartbeat
 from hansa.deploy.network.note import list_in, open_note
 from hansa.deploy.network.retry import GaveUp, Retry
@@ -48,16 +50,25 @@ class Agent:
     """The agent of the node with ``kit``, whose files are in ``home`` and whose work is done by ``service``.
 
     ``log`` receives progress, ``warn`` problems. ``phase`` is idle, fetching, working or sending. ``deadline`` is when
-    the parent stops waiting for the current reply, on the monotonic clock; None: the parent waits.
+    the parent stops waiting for the current reply, on the monotonic clock; None: the parent waits. ``trust``: the
+    authorities of a proxy that inspects TLS.
     """
 
     def __init__(
-        self, kit: Kit, home: Path, service: NodeService, log: Log, proxy: Proxy | None = None, warn: Log | None = None
+        self,
+        kit: Kit,
+        home: Path,
+        service: NodeService,
+        log: Log,
+        proxy: Proxy | None = None,
+        warn: Log | None = None,
+        trust: Path | None = None,
     ) -> None:
-        self._kit, self._home, self._service, self._proxy = kit, home, service, proxy
+        self._kit, self._home, self._service = kit, home, service
         self._log, self._warn = log, warn or log
         self._subjects, self._parent = kit.parent_subjects, kit.parent
         kit.key.public_key()  # raises here if the key is damaged
+        self._route = kit.route(proxy, trust)
         self._stop = threading.Event()
         self._stopped_at = 0.0
         self._worker = threading.Thread(target=self._work, name="hansa-work", daemon=True)
@@ -79,8 +90,7 @@ class Agent:
         if alarm := self._watch.alarm:
             return alarm
         connected = self._receiving is not None and self._receiving.connected
-        host, port = self._parent.broker_address
-        return "" if connected else f"no connection to the broker at {host}:{port}"
+        return "" if connected else f"no connection to the parent at {self._route}"
 
     def stop(self) -> None:
         """Let `run` return after the reply that is being sent, if any."""
@@ -133,8 +143,8 @@ class Agent:
             self._worker.join(1.0)
 
     def _session(self, subscriptions: list[str], stop: Callable[[], bool], log: Log) -> Session:
-        inbox, address = self._subjects.inbox(self._kit.name), self._parent.broker_address
-        return Session(address, self._kit.client_tls(), inbox, subscriptions, log, stop, self._proxy)
+        inbox = self._subjects.inbox(self._kit.name)
+        return Session(self._route, lambda: self._kit.key, inbox, subscriptions, log, stop)
 
     def _send_heartbeat(self, connection: Connection) -> None:
         members = self._kit.list.current()
@@ -142,7 +152,7 @@ class Agent:
             node=self._kit.name,
             parent=self._parent.node,
             instance=str(self._watch.instance),
-            phase=self.phase,
+            phase=PAUSED if paused(self._home) else self.phase,
             version=version("hansa"),
             at=time(),
             serial=members.serial,
@@ -152,6 +162,9 @@ class Agent:
         )
         data = self._watch.sent(sign_heartbeat(heartbeat, self._kit.key))
         connection.publish(self._subjects.heartbeat(self._kit.name), data)
+        done = self.phase == "idle" and not self._superseded
+        noted = state_of(heartbeat, self._parent.all()[0], self._newest, done)
+        replace(noted, alarm=self._watch.alarm, rejected=dict(self._rejections)).write(self._home)
 
     def _read_stored(self, session: Session) -> None:
         """Read the newest note and the newest request that the broker stores for this node."""
@@ -239,7 +252,7 @@ class Agent:
         """Process requests until the agent is stopped."""
         torch.set_num_threads(1)
         session = self._session([], self._must_leave, no_log)
-        blobs = BlobClient(self._parent.blob_address, self._kit.client_tls(), self._retry, self._proxy)
+        blobs = BlobClient(self._route, self._retry)
         failed = (("", -1), 0)  # the position of a request, and how often it failed
         while not self._stop.is_set():
             with self._changed:
@@ -255,8 +268,8 @@ class Agent:
                 self._log(f"{_title(envelope)}: {stopped if self._stop.is_set() else 'superseded by a newer request'}")
             except RequestRefused as error:
                 self._warn(f"{_title(envelope)}: dropped ({error})")
-                if self._watch.alarm:
-                    self._processed = ("", -1)  # it is taken up again when the alarm is over
+                if self._halted:
+                    self._processed = ("", -1)  # it is taken up again when the alarm or the pause is over
             except Exception as error:
                 # No error may end the agent: the broker still stores the request, and it is read again.
                 self._warn(f"{_title(envelope)}: failed ({type(error).__name__}: {error})")
@@ -292,7 +305,12 @@ class Agent:
 
     @property
     def _has_work(self) -> bool:
-        return self._superseded and not self._watch.alarm
+        return self._superseded and not self._halted
+
+    @property
+    def _halted(self) -> str:
+        """Why nothing may be taken up or sent now: an alarm or a pause; empty if it may."""
+        return self._watch.alarm or (PAUSED if paused(self._home) else "")
 
     def _retry(self) -> Retry:
         return Retry(self._log, lambda: self._must_leave() or self._superseded)
@@ -305,8 +323,8 @@ class Agent:
 
     def _send(self, envelope: Envelope, packed: PackedReply, session: Session, blobs: BlobClient) -> None:
         """Upload the parts of a reply, then announce it."""
-        if alarm := self._watch.alarm:
-            raise RequestRefused(alarm)
+        if halted := self._halted:
+            raise RequestRefused(halted)
         self.phase = "sending"
         refs = {name: blobs.upload(view, envelope.request, ref) for name, (ref, view) in packed.parts.items()}
         reply = Envelope(
@@ -324,8 +342,8 @@ class Agent:
             instance=str(self._watch.instance),
             audit=self._service.anchors.head() if self._service.anchors is not None else "",
         )
-        if alarm := self._watch.alarm:
-            raise RequestRefused(alarm)
+        if halted := self._halted:
+            raise RequestRefused(halted)
         data = self._watch.sent(sign_envelope(reply, self._kit.key))
         subject = self._subjects.reply(self._kit.name)
         session.do(lambda connection: connection.checked(connection.request(subject, data)))
@@ -348,7 +366,7 @@ class Agent:
                 return _failure(_own_mistake(error))
             return _failure(f"the request cannot be used: {error}")
         replies.forget(getattr(request, "durable", 0))
-        self.phase, self.deadline = "working", _local_deadline(envelope)
+        self.phase, self.deadline = "working", local_deadline(envelope)
         self._log(f"{_title(envelope)}: started")
         try:
             reply = attempt(answer, request, self._withheld)
@@ -375,15 +393,3 @@ def _failure(reason: str) -> PackedReply:
     """A failure as it leaves the node. No reason should name a path; one that does loses it here."""
     reason = PATH.sub("(a path)", reason)
     return unstored_reply(Failure.__name__, wire.split(Failure(reason))[0])
-
-
-def _local_deadline(envelope: Envelope) -> float | None:
-    """The parent's deadline on this node's monotonic clock.
-
-    Clocks differ: a request is not older than its date, and one that seems overdue may come from a clock that is behind
-    this one, so it gets all of its time.
-    """
-    if envelope.deadline is None:
-        return None
-    whole, left = envelope.deadline - envelope.sent_at, envelope.deadline - time()
-    return monotonic() + (min(whole, left) if left > 0 else whole)

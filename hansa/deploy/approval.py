@@ -3,8 +3,9 @@
 `hansa approve FED.yaml --kit KIT` shows one page (approval_page.py) and records an approval in
 ``KIT/approvals``: the canonical settings (hansa.config.shared), the digests of the silo's own plug-ins, how the
 starting model is verified, and for how many runs. A run whose settings differ is refused; the agent writes it to
-``pending`` in the silo's home, where `hansa approve --kit KIT --pending` shows the difference to what was approved
-before. A policy may approve runs by itself, within bounds (``approve:``, hansa.privacy.policy.limits).
+``pending`` in the silo's home, where `hansa approve --kit KIT --pending` and the silo's page (hansa.dashboard) show the
+difference to what was approved before. A policy may approve runs by itself, within bounds (``approve:``,
+hansa.privacy.policy.limits).
 
 Settings that only make sense in a rehearsal (``simulate``, ``release_log``, baselines, noise from the seed) are refused
 whatever was approved.
@@ -31,6 +32,7 @@ from hansa.privacy.policy.rules import Policy
 
 APPROVALS = "approvals"  # in the kit: what the administrator decided
 PENDING = "pending"  # in the silo's home: runs that were refused for want of an approval
+REFUSED = "refused"  # in the silo's home: runs that its administrator refused, which are not shown as pending again
 RUNS = "runs.jsonl"  # beside the approvals: which runs used them
 MAX_PENDING = 20  # files, so that a coordinator cannot fill the disk with settings
 BY_POLICY = "policy"  # who approved a run that needs no administrator
@@ -71,10 +73,11 @@ def approval_of(
     now = datetime.now(UTC).isoformat(timespec="seconds")
     digests = {file.name: sha256(file.read_bytes()).hexdigest() for file in plugins}
     copy = str(model.resolve()) if model is not None else ""
-    return Approval(federation.name, canonical(federation), digests, copy, {}, runs, now, _user())
+    return Approval(federation.name, canonical(federation), digests, copy, {}, runs, now, user_name())
 
 
-def _user() -> str:
+def user_name() -> str:
+    """The name of the user of this process."""
     try:
         return getuser()
     except (OSError, KeyError):
@@ -86,15 +89,26 @@ class Approvals:
 
     def __init__(self, kit: Path, home: Path) -> None:
         self._kit = kit
-        self._folder, self._pending = kit / APPROVALS, home / PENDING
+        self._folder, self._pending, self._refused = kit / APPROVALS, home / PENDING, home / REFUSED
         self._runs = home / RUNS
 
     def add(self, approval: Approval) -> Path:
         """Record an approval; returns its file."""
         file = self._folder / f"{approval.digest}.json"
         write_file(file, json.dumps(asdict(approval), ensure_ascii=False, indent=1).encode())
-        (self._pending / file.name).unlink(missing_ok=True)
+        for folder in (self._pending, self._refused):
+            (folder / file.name).unlink(missing_ok=True)
         return file
+
+    def refuse(self, wanted: Approval, by: str) -> None:
+        """Refuse a pending run for good: the agent refused it before, and does not show it as pending again."""
+        values = asdict(replace(wanted, by=by, approved_at=datetime.now(UTC).isoformat(timespec="seconds")))
+        write_file(self._refused / f"{wanted.digest}.json", json.dumps(values, ensure_ascii=False).encode())
+        (self._pending / f"{wanted.digest}.json").unlink(missing_ok=True)
+
+    def refused(self) -> list[Approval]:
+        """Runs that an administrator refused, the newest last; ``by`` and ``approved_at`` say who and when."""
+        return sorted(_read(self._refused), key=lambda approval: approval.approved_at)
 
     def all(self) -> list[Approval]:
         """All approvals, the newest last; raises `UserError` if one is damaged."""
@@ -186,6 +200,8 @@ class Approvals:
         self._note_pending(replace(approval, start=start, by=""))
 
     def _note_pending(self, wanted: Approval) -> None:
+        if (self._refused / f"{wanted.digest}.json").is_file():
+            return
         now = datetime.now(UTC).isoformat(timespec="seconds")
         files = sorted(self._pending.glob("*.json"), key=lambda file: file.stat().st_mtime)
         for old in files[: len(files) - MAX_PENDING + 1]:
@@ -209,7 +225,7 @@ def _read(folder: Path) -> Iterator[Approval]:
 
 def rehearsal_settings(federation: Federation) -> str:
     """Which section of the settings is for rehearsals only, and must not reach a deployed silo; empty if none."""
-    if federation.kind != "federated":
+    if federation.kind not in ("federated", "survey"):
         return f"kind is '{federation.kind}', and baselines need all data in one place"
     if federation.simulate != Simulation():
         return "the settings have a section 'simulate', which is for rehearsals in one place"

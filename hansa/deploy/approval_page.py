@@ -55,13 +55,14 @@ def approval_page(
 ) -> list[Section]:
     """The page for one run; ``before``: the newest approval for the same federation."""
     own = Policy.read(policy or kit.folder / POLICY_FILE)
+    survey = federation.kind == "survey"
     sections = [
         Section("Who", tuple(_who(federation, kit))),
-        Section("Model", tuple(_model(federation, approval))),
+        *([] if survey else [Section("Model", tuple(_model(federation, approval)))]),
         Section("Task", tuple(_task(federation))),
         Section("How often", tuple(_how_often(federation, kit.name, approval.runs))),
         Section("What leaves this silo", tuple(disclosures(federation, silo=kit.name))),
-        Section("Protection", tuple(_protection(federation, kit.name, own, approval.runs))),
+        *([] if survey else [Section("Protection", tuple(_protection(federation, kit.name, own, approval.runs)))]),
         Section("The silo's policy", tuple(_policy(federation, kit.name, own, approval))),
     ]
     if before is not None:
@@ -74,9 +75,8 @@ def approval_page(
 
 def _who(federation: Federation, kit: Kit) -> Iterator[str]:
     members = {name: member for name, member in kit.members().items() if member.generations}
-    host, port = kit.parent.broker_address
     yield f"federation '{kit.info.federation}'; this silo is '{kit.name}'"
-    yield f"requests come from '{kit.parent.node}' at {host}:{port}, which also gets what leaves"
+    yield f"requests come from '{kit.parent.node}' at {', '.join(kit.parent.addresses)}, which also gets what leaves"
     others = sorted(name for name in leaves(federation.silos) if name != kit.name)
     yield f"other silos of the run: {', '.join(others) or 'none'}"
     if absent := [name for name in others if name not in members]:
@@ -112,6 +112,9 @@ def _words(value: object) -> str:
 
 
 def _how_often(federation: Federation, name: str, runs: int) -> Iterator[str]:
+    if federation.kind == "survey":
+        yield f"{runs} survey{'s' * (runs > 1)}, of the rows that the silo has then; nothing is trained"
+        return
     rounds = federation.rounds * repeats(federation.silos).get(name, 1)
     yield f"{runs} run{'s' * (runs > 1)} of {rounds} round{'s' * (rounds != 1)}"
     scored = RequestLimits(federation, name).evaluations()

@@ -30,6 +30,7 @@ from hansa.deploy.key_request import (
 from hansa.deploy.kit import VERSION, KitInfo, identity
 from hansa.deploy.membership import MEMBERS, Member, MemberList, fingerprint, parse_members, sign_members
 from hansa.deploy.nats_config import AUTHORIZATION, NATS, authorization, existing_server
+from hansa.deploy.network.address import parse_address
 from hansa.deploy.network.subjects import token
 from hansa.deploy.plan import AUTHORITY, Plan
 
@@ -53,8 +54,9 @@ def create(
 ) -> list[Path]:
     """Write an authority and complete kits, with private keys, for all nodes of a federation; return their folders.
 
-    ``addresses``: node → HOST:PORT[+PORT], for the coordinator and regions; ``days``: how long certificates are valid;
-    ``nats``: HOST:PORT of an existing NATS server. Raises `UserError` if ``out`` is not empty or a name is reserved.
+    ``addresses``: node → HOST[:PORT], several with commas between, for the coordinator and regions; ``days``: how long
+    certificates are valid; ``nats``: HOST:PORT of existing NATS servers, with commas between. Raises `UserError` if
+    ``out`` is not empty or a name is reserved.
     """
     if out.exists() and any(out.iterdir()):
         raise UserError(f"{out} is not empty; choose another --out, or use 'kit renew' for a member of it")
@@ -74,21 +76,21 @@ def found(
 
     With ``nats``, the files of the NATS server are written beside the folder.
     """
-    from hansa.deploy.planning import host_and_port, make_plan  # slow to import, and most commands make no plan
+    from hansa.deploy.planning import address_list, make_plan  # slow to import, and most commands make no plan
 
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; choose another --out")
-    broker = host_and_port("--nats", nats) if nats is not None else None
-    plan = make_plan(federation, addresses, broker)
+    brokers = address_list("--nats", nats) if nats is not None else ()
+    plan = make_plan(federation, addresses, brokers)
     folder.mkdir(parents=True, mode=0o700, exist_ok=True)
     key = Ed25519PrivateKey.generate()
     write_key(folder / "ca.key", key)
     write_file(folder / "ca.pem", authority_certificate(key, federation.name))
     plan.write(folder)
     authority = Authority(folder)
-    if broker is not None:
+    if brokers:
         (folder.parent / NATS).mkdir()
-        (folder.parent / NATS / "nats.conf").write_text(existing_server(federation.name, broker), encoding="utf-8")
+        (folder.parent / NATS / "nats.conf").write_text(existing_server(federation.name, brokers), encoding="utf-8")
         authority.certify_broker(days)
     authority.publish({}, serial=0)
     return authority
@@ -213,7 +215,7 @@ class Authority:
     def certify(self, key: Ed25519PublicKey, info: KitInfo, generation: int, days: float) -> bytes:
         """A certificate for the key of a member, in PEM."""
         own = identity(info.node, generation, info.federation)
-        hosts = [info.serves.host] if info.serves else []
+        hosts = list(dict.fromkeys(host for host, _ in info.serves.all())) if info.serves else []
         return issue(self._key, self.certificate, key, token(info.node), [own], hosts, days)
 
     def _response(self, name: str, certificate: bytes) -> str:
@@ -242,18 +244,19 @@ class Authority:
         """Take the new nodes of a newer federation file into the plan; return the nodes that are not members yet."""
         from hansa.deploy.planning import make_plan  # slow to import
 
-        self.plan = self.plan.extended(make_plan(federation, addresses, self.plan.broker))
+        self.plan = self.plan.extended(make_plan(federation, addresses, self.plan.nats))
         self.plan.write(self.folder)
         return [name for name in self.plan.nodes if name not in self.members()]
 
     def certify_broker(self, days: float) -> None:
         """Write a new key and a certificate for the existing NATS server, which is not a member."""
         folder, place = self.beside / NATS, self.plan.nodes[self.plan.serving()[0]].serves
-        if not folder.is_dir() or place is None:
+        if not folder.is_dir() or place is None or not place.nats:
             raise UserError(f"{self.beside} has no folder for a NATS server: the authority was made without --nats")
         key = Ed25519PrivateKey.generate()
         write_key(folder / KEY, key)
-        pem = issue(self._key, self.certificate, key.public_key(), NATS, [], [place.broker_host], days)
+        hosts = list(dict.fromkeys(parse_address(one)[0] for one in place.nats))
+        pem = issue(self._key, self.certificate, key.public_key(), NATS, [], hosts, days)
         write_file(folder / "cert.pem", pem)
         write_file(folder / "ca.pem", (self.folder / "ca.pem").read_bytes())
 

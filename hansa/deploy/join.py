@@ -87,10 +87,11 @@ class SiloService:
         host = SiloHost(runtime)
         answer = host.silo(self._kit.name).answer
         if enforcer is None or context is None:
-            return answer
+            return host.receiving(self._kit.name, answer)
         checks = host.checks(self._kit.name, folder, enforcer.log.file.parent)
         guarded = enforcer.guard(answer, runtime, context, checks)
-        return enforcer.while_approved(guarded, received, folder, self._plugins)
+        approved = enforcer.while_approved(guarded, received, folder, self._plugins)
+        return host.receiving(self._kit.name, approved)
 
 
 def with_own_base(federation: Federation, folder: Path, copy: str) -> Federation:

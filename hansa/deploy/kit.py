@@ -18,43 +18,56 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509 import load_pem_x509_certificate
-from pydantic import ValidationError
+from pydantic import ValidationError, ValidationInfo, field_validator
 
 from hansa.core.errors import UserError
 from hansa.core.settings import Section
 from hansa.data.source import Source
 from hansa.deploy.certificates import public_hex
 from hansa.deploy.membership import Member, MemberStore, fingerprint
-from hansa.deploy.network.address import Address
+from hansa.deploy.network.address import Address, Proxy, parse_address
+from hansa.deploy.network.route import Route
+from hansa.deploy.network.sealed import MemberSession, answer_challenge
 from hansa.deploy.network.subjects import Subjects, token
 from hansa.deploy.network.tls import Tls
 
-VERSION = 4
+VERSION = 5
 COORDINATOR = "coordinator"
 
 
 class Endpoint(Section):
-    """Where the children of a coordinator or a region reach it.
+    """Where the children of a coordinator or a region reach it: one HTTPS port, at one or several addresses.
 
-    ``port`` is the port of the NATS broker; ``broker_host`` its host, if it is not the node's own. ``blob_port`` is the
-    port of the blob server.
+    ``addresses``: HOST:PORT, which children try in turn. ``nats``: HOST:PORT of existing NATS servers, which the node
+    itself uses; its children do not need them.
     """
 
     node: str
-    host: str
-    port: int
-    blob_port: int
-    broker_host: str = ""
+    addresses: tuple[str, ...]
+    nats: tuple[str, ...] = ()
+
+    @field_validator("addresses", "nats")
+    @classmethod
+    def _parsed(cls, found: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        if not found and info.field_name == "addresses":
+            raise ValueError("there is no address")
+        for one in found:
+            parse_address(one)
+        return found
+
+    def all(self) -> list[Address]:
+        """The addresses, in the order in which they are tried first."""
+        return [parse_address(one) for one in self.addresses]
 
     @property
-    def broker_address(self) -> Address:
-        """The address of the NATS broker."""
-        return self.broker_host or self.host, self.port
+    def host(self) -> str:
+        """The host of the first address."""
+        return self.all()[0][0]
 
     @property
-    def blob_address(self) -> Address:
-        """The address of the blob server."""
-        return self.host, self.blob_port
+    def port(self) -> int:
+        """The port of the first address."""
+        return self.all()[0][1]
 
 
 class KitInfo(Section):
@@ -179,9 +192,23 @@ class Kit:
 
     # ── TLS ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def client_tls(self) -> Tls:
-        """TLS for connections that the node opens."""
-        return Tls(self.folder, ssl.PROTOCOL_TLS_CLIENT)
+    def client_tls(self, trust: Path | None = None) -> Tls:
+        """TLS for connections that the node opens; ``trust``: the authorities of a proxy that inspects TLS."""
+        return Tls(self.folder, ssl.PROTOCOL_TLS_CLIENT, trust)
+
+    def route(self, proxy: Proxy | None = None, trust: Path | None = None) -> Route:
+        """The way to the parent, through a proxy if there is one.
+
+        ``trust``: the authorities of a proxy that inspects TLS; requests are then signed and encrypted end to end.
+        """
+        seal = self._answer_challenge if trust is not None else None
+        return Route(self.parent.all, self.client_tls(trust), proxy, seal)
+
+    def _answer_challenge(self, found: Mapping[str, object]) -> tuple[dict[str, str], MemberSession]:
+        parent = self.parent.node
+        if not self.trusts(parent):
+            raise ValueError(f"'{parent}' is not a member, or was revoked")
+        return answer_challenge(self.key, self.info.federation, self.name, parent, self.public_key(parent), found)
 
     def server_tls(self) -> Tls:
         """TLS for connections that the node accepts."""

@@ -44,7 +44,14 @@ def check_not_left(home: Path) -> None:
         )
 
 
-def leave(kit: Kit, home: Path, proxy: Proxy | None, log: Callable[[str], None], seconds: float) -> None:
+def leave(
+    kit: Kit,
+    home: Path,
+    proxy: Proxy | None,
+    log: Callable[[str], None],
+    seconds: float,
+    trust: Path | None = None,
+) -> None:
     """Stop the silo's agent and tell its parent; raises `RunFailed` if that takes longer than ``seconds`` each."""
     if kit.info.kind != "silo":
         raise UserError(f"{kit.folder} is the kit of a {kit.info.kind}, and only silos leave; use 'hansa kit revoke'")
@@ -62,10 +69,10 @@ def leave(kit: Kit, home: Path, proxy: Proxy | None, log: Callable[[str], None],
                     "'hansa leave'"
                 ) from None
             sleep(0.2)
-    _tell(kit, proxy, log, seconds)
+    _tell(kit, proxy, log, seconds, trust)
 
 
-def _tell(kit: Kit, proxy: Proxy | None, log: Callable[[str], None], seconds: float) -> None:
+def _tell(kit: Kit, proxy: Proxy | None, log: Callable[[str], None], seconds: float, trust: Path | None) -> None:
     subjects, parent, until = kit.parent_subjects, kit.parent, monotonic() + seconds
     envelope = Envelope(
         sender=kit.name,
@@ -80,13 +87,12 @@ def _tell(kit: Kit, proxy: Proxy | None, log: Callable[[str], None], seconds: fl
     )
     data, subject = sign_envelope(envelope, kit.key), subjects.reply(kit.name)
     session = Session(
-        parent.broker_address,
-        kit.client_tls(),
+        kit.route(proxy, trust),
+        lambda: kit.key,
         subjects.inbox(kit.name),
         [],
         log,
         lambda: monotonic() > until,
-        proxy,
     )
 
     def send(connection: Connection) -> None:
@@ -95,10 +101,9 @@ def _tell(kit: Kit, proxy: Proxy | None, log: Callable[[str], None], seconds: fl
     try:
         session.do(send, until)
     except GaveUp:
-        host, port = parent.broker_address
         raise RunFailed(
-            f"the broker at {host}:{port} could not be reached within {seconds:.0f} s; the silo's agent stays stopped: "
-            "repeat 'hansa leave' later, or ask the authority for 'hansa kit revoke'"
+            f"the parent at {', '.join(parent.addresses)} could not be reached within {seconds:.0f} s; the silo's "
+            "agent stays stopped: repeat 'hansa leave' later, or ask the authority for 'hansa kit revoke'"
         ) from None
     finally:
         session.close()

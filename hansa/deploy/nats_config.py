@@ -1,17 +1,19 @@
-"""The configuration of a NATS server: TLS with the federation's certificates, JetStream, permissions by certificate.
+"""The configuration of a NATS server: JetStream, WebSockets, permissions by the members' keys.
 
-The coordinator starts its own server from such a file in its run directory; `hansa kit create --nats` writes one for an
-existing server. Members authenticate with their certificates, so there are no passwords.
+The coordinator starts its own server from such a file in its run directory, on the loopback interface alone; `hansa kit
+create --nats` writes one for existing servers, with TLS of the federation's certificates. Members reach either through
+the coordinator's HTTPS port. They authenticate with their keys (nkey.py), so there are no passwords.
 """
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hansa.deploy.kit import Kit, identity
+from hansa.deploy.kit import Kit
 from hansa.deploy.membership import Member
-from hansa.deploy.network.address import Address
+from hansa.deploy.network.address import parse_address
+from hansa.deploy.network.nkey import nkey
 from hansa.deploy.network.subjects import Subjects
 
 MAX_MESSAGE_BYTES = 64 << 10  # envelopes only: weights and texts do not pass through the broker
@@ -30,13 +32,8 @@ PREFACE = """\
 """
 
 
-def authorization(
-    federation: str, members: Mapping[str, Member], serving: Iterable[str], excluded: Collection[str] = ()
-) -> str:
-    """The permissions of all members, by certificate, on the server that the ``serving`` nodes use.
-
-    ``excluded``: identities that may not connect for some time.
-    """
+def authorization(federation: str, members: Mapping[str, Member], serving: Iterable[str]) -> str:
+    """The permissions of all members that were not revoked, by key, on the server that the ``serving`` nodes use."""
     permissions: dict[str, dict[str, list[str]]] = {}
     for parent in serving:
         subjects = Subjects(federation, parent)
@@ -47,40 +44,42 @@ def authorization(
                 known[direction] = known.get(direction, []) + allowed
     users = [
         {
-            "user": identity(name, generation, federation),
+            "nkey": nkey(bytes.fromhex(members[name].key)),
             "permissions": {direction: {"allow": allowed} for direction, allowed in may.items()},
         }
         for name, may in permissions.items()
-        if name in members
-        for generation in members[name].generations
-        if identity(name, generation, federation) not in excluded
+        if name in members and members[name].generations
     ]
     return "authorization " + json.dumps({"timeout": HANDSHAKE_SECONDS, "users": users}, indent=1) + "\n"
 
 
-def own_server(kit: Kit, store: Path, monitor_port: int | None = None, excluded: Collection[str] = ()) -> str:
-    """The configuration of the server that a coordinator or a region starts itself.
-
-    ``monitor_port``: where the server tells this machine who is connected.
-    """
-    files = {name: str((kit.folder / file).resolve()) for name, file in FILES.items()}
-    settings = _settings(kit.child_subjects.stream, kit.endpoint.broker_address, str(store.resolve()), files)
-    if monitor_port is not None:
-        settings["http"] = f"127.0.0.1:{monitor_port}"
-    return _lines(settings) + authorization(kit.info.federation, kit.members(), [kit.name], excluded)
+def own_server(kit: Kit, store: Path, port: int) -> str:
+    """The configuration of the server that a coordinator or a region starts itself, for WebSockets at ``port``."""
+    settings = _settings(kit.child_subjects.stream, str(store.resolve()))
+    settings["websocket"] = {"host": "127.0.0.1", "port": port, "no_tls": True, **_websocket()}
+    return _lines(settings) + authorization(kit.info.federation, kit.members(), [kit.name])
 
 
-def existing_server(federation: str, address: Address) -> str:
+def existing_server(federation: str, addresses: Sequence[str]) -> str:
     """The configuration of a server that another operator runs; its files lie in the same folder."""
     preface = PREFACE.format(federation=federation, authorization=AUTHORIZATION)
-    return preface + _lines(_settings(f"hansa_{federation}", address, "store", FILES)) + f"include {AUTHORIZATION}\n"
+    settings = _settings(f"hansa_{federation}", "store")
+    host, port = parse_address(addresses[0])
+    listen = "127.0.0.1" if host in ("localhost", "127.0.0.1") else "0.0.0.0"
+    tls = {**FILES, "verify": True, "min_version": "1.3", "timeout": HANDSHAKE_SECONDS}
+    settings["websocket"] = {"host": listen, "port": port, "tls": tls, **_websocket()}
+    return preface + _lines(settings) + f"include {AUTHORIZATION}\n"
 
 
-def _settings(name: str, address: Address, store: str, files: dict[str, str]) -> dict[str, Any]:
+def _websocket() -> dict[str, Any]:
+    return {"compression": False, "handshake_timeout": f"{HANDSHAKE_SECONDS}s"}
+
+
+def _settings(name: str, store: str) -> dict[str, Any]:
     return {
         "server_name": name,
-        "host": "127.0.0.1" if address[0] in ("localhost", "127.0.0.1") else "0.0.0.0",
-        "port": address[1],
+        "host": "127.0.0.1",  # members use WebSockets, and nothing else
+        "port": -1,
         "max_payload": MAX_MESSAGE_BYTES,
         "max_pending": MAX_PENDING_BYTES,
         "max_subscriptions": MAX_SUBSCRIPTIONS,
@@ -90,7 +89,6 @@ def _settings(name: str, address: Address, store: str, files: dict[str, str]) ->
         "ping_max": 3,
         "write_deadline": "10s",
         "jetstream": {"store_dir": store, "max_mem": 64 << 20, "max_file": MAX_STORE_BYTES},
-        "tls": {**files, "verify_and_map": True, "min_version": "1.3", "timeout": HANDSHAKE_SECONDS},
     }
 
 

@@ -12,7 +12,6 @@ from hansa.core.settings import Section
 from hansa.data.source import Source
 from hansa.deploy.certificates import write_file
 from hansa.deploy.kit import COORDINATOR, VERSION, Endpoint, KitInfo
-from hansa.deploy.network.address import Address
 
 PLAN = "plan.json"
 AUTHORITY = "authority"  # the folder of the authority, beside kits of `hansa kit create`
@@ -49,7 +48,7 @@ class Plan(Section):
             federation=self.federation,
             node=name,
             kind=node.kind,
-            parent=self.nodes[node.parent].serves if node.parent is not None else None,
+            parent=_for_children(self.nodes[node.parent].serves) if node.parent is not None else None,
             serves=node.serves,
             rounds=node.rounds,
             sources=node.sources,
@@ -77,10 +76,10 @@ class Plan(Section):
         return newer.model_copy(update={"nodes": {**newer.nodes, **self.nodes}})
 
     @property
-    def broker(self) -> Address | None:
-        """The existing NATS server that the coordinator uses, if any."""
+    def nats(self) -> tuple[str, ...]:
+        """The existing NATS servers that the coordinator uses, as HOST:PORT; empty if it starts its own."""
         place = self.nodes[COORDINATOR].serves
-        return (place.broker_host, place.port) if place is not None and place.broker_host else None
+        return place.nats if place is not None else ()
 
     def write(self, folder: Path) -> None:
         """Write the plan into the authority's folder."""
@@ -94,3 +93,8 @@ class Plan(Section):
         except (OSError, ValidationError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise UserError(f"{folder / PLAN} cannot be used ({reason}); restore it from a backup") from None
+
+
+def _for_children(place: Endpoint | None) -> Endpoint | None:
+    """What children need to know of their parent's place: not its NATS servers."""
+    return place.model_copy(update={"nats": ()}) if place is not None else None

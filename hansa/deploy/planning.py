@@ -1,6 +1,6 @@
 """Makes the plan of a federation (plan.py) from its federation file."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from hansa.config.federation import Federation
 from hansa.config.nodes import Node, walk
@@ -8,26 +8,27 @@ from hansa.core.errors import UserError, did_you_mean
 from hansa.data.source import Source
 from hansa.deploy.kit import COORDINATOR, Endpoint
 from hansa.deploy.nats_config import NATS
-from hansa.deploy.network.address import Address
+from hansa.deploy.network.address import parse_address, show_address
 from hansa.deploy.plan import AUTHORITY, Plan, PlannedNode
 from hansa.privacy.policy.proposal import policy_template
 
-PORT = 4222
+PORT = 443  # of addresses that name none
+FIRST_LOCAL_PORT = 8443  # of kits without --address, for rehearsals on one machine
 RESERVED = {COORDINATOR: "the coordinator's kit", AUTHORITY: "the authority's folder", NATS: "the broker's folder"}
 
 
-def make_plan(federation: Federation, addresses: Mapping[str, str], broker: Address | None) -> Plan:
+def make_plan(federation: Federation, addresses: Mapping[str, str], nats: Sequence[str] = ()) -> Plan:
     """The plan of a federation file.
 
-    ``addresses``: node → HOST:PORT[+PORT], for the coordinator and regions; ``broker``: an existing NATS server. Raises
-    `UserError` if a name is reserved or an address malformed.
+    ``addresses``: node → HOST[:PORT][,HOST[:PORT]…], for the coordinator and regions; ``nats``: existing NATS servers.
+    Raises `UserError` if a name is reserved or an address malformed.
     """
     parents = dict.fromkeys(federation.silos, COORDINATOR)
     parents |= {child: name for name, node in walk(federation.silos) for child in node.silos}
     for name in RESERVED.keys() & parents.keys():
         raise UserError(f"a silo has the name '{name}', which is reserved for {RESERVED[name]}: give it another name")
     kinds = {name: "region" if node.silos else "silo" for name, node in walk(federation.silos)}
-    endpoints = _endpoints([COORDINATOR, *(n for n, kind in kinds.items() if kind == "region")], addresses, broker)
+    endpoints = _endpoints([COORDINATOR, *(n for n, kind in kinds.items() if kind == "region")], addresses, nats)
     nodes = {COORDINATOR: PlannedNode(kind=COORDINATOR, parent=None, serves=endpoints[COORDINATOR])}
     for name, node in walk(federation.silos):
         nodes[name] = PlannedNode(
@@ -40,33 +41,28 @@ def make_plan(federation: Federation, addresses: Mapping[str, str], broker: Addr
     return Plan(federation=federation.name, nodes=nodes, policy=policy_template(federation))
 
 
-def host_and_port(option: str, address: str) -> Address:
-    """The parts of HOST:PORT; raises `UserError`, with the option's name, if it is something else."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65535:
-        raise UserError(f"{option} {address!r}: write it as HOST:PORT")
-    return host, int(port)
+def address_list(option: str, text: str, default: int | None = None) -> tuple[str, ...]:
+    """The addresses in HOST:PORT,HOST:PORT…; raises `UserError`, with the option's name, if it is something else.
+
+    ``default``: the port of those that name none.
+    """
+    try:
+        return tuple(show_address(parse_address(one.strip(), default)) for one in text.split(","))
+    except ValueError as error:
+        form = "HOST:PORT" if default is None else "HOST or HOST:PORT"
+        raise UserError(f"{option} {text!r}: {error}; write it as {form}, several with commas between") from None
 
 
-def _endpoints(serving: list[str], addresses: Mapping[str, str], broker: Address | None) -> dict[str, Endpoint]:
+def _endpoints(serving: list[str], addresses: Mapping[str, str], nats: Sequence[str]) -> dict[str, Endpoint]:
     """Where the coordinator and the regions are reached; by default on this machine."""
     unknown = set(addresses) - set(serving)
     if unknown:
         raise UserError(f"--address names '{min(unknown)}', which has no children; {did_you_mean('', serving)}")
-    endpoints = {n: _endpoint(n, addresses.get(n, f"localhost:{PORT + 2 * i}")) for i, n in enumerate(serving)}
-    if broker is None:
-        return endpoints
-    return {n: p.model_copy(update={"broker_host": broker[0], "port": broker[1]}) for n, p in endpoints.items()}
-
-
-def _endpoint(node: str, address: str) -> Endpoint:
-    broker, _, blob_port = address.partition("+")
-    host, port = host_and_port("--address", broker)
-    if blob_port and not blob_port.isdigit():
-        raise UserError(
-            f"--address {address!r}: write it as HOST:PORT+PORT, where the second port is the blob server's"
-        )
-    return Endpoint(node=node, host=host, port=port, blob_port=int(blob_port or port + 1))
+    stated = {n: addresses.get(n, f"localhost:{FIRST_LOCAL_PORT + i}") for i, n in enumerate(serving)}
+    return {
+        n: Endpoint(node=n, addresses=address_list("--address", text, PORT), nats=tuple(nats))
+        for n, text in stated.items()
+    }
 
 
 def _without_paths(node: Node) -> tuple[Source, ...]:

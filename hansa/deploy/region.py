@@ -18,6 +18,7 @@ from hansa.core.link import Link
 from hansa.core.messages import CollectVocabulary, DataCard, DescribeData, Failure, Reply, Request
 from hansa.core.participation import Child
 from hansa.core.round import Server
+from hansa.core.survey_messages import SurveyRequest
 from hansa.data.source import Source
 from hansa.deploy.agent import Agent, Log
 from hansa.deploy.bundle import pack
@@ -37,6 +38,7 @@ from hansa.privacy.policy.audit_heads import Anchors
 from hansa.privacy.policy.audit_log import AUDIT_LOG, AuditLog
 from hansa.privacy.policy.audited_link import AuditedLink, AuditedNode
 from hansa.privacy.policy.guard import RunContext
+from hansa.runs.survey import relayed
 from hansa.runs.topology import build_region, round_settings
 
 
@@ -113,6 +115,8 @@ class RegionNode:
 
     def answer(self, request: Request) -> Reply:
         """The reply of the whole region; a `Failure` if a node below did not describe its data."""
+        if isinstance(request, SurveyRequest):
+            return relayed(self._below.name, self._link, list(self._below.children), request)
         if isinstance(request, CollectVocabulary):
             return gather(self._below.name, self._below, request)
         if self._answer is None or self._card is None:
@@ -152,11 +156,13 @@ def serve_region(
     proxy: Proxy | None = None,
     warn: Log | None = None,
     model: Path | None = None,
+    trust: Path | None = None,
+    listen: str | None = None,
 ) -> None:
     """Run a region until its agent is stopped; ``ready`` is called with the agent, by which it can be stopped."""
-    with server_session(kit, out / SERVER_FOLDER, nats, log) as network:
+    with server_session(kit, out / SERVER_FOLDER, nats, log, listen=listen) as network:
         service = RegionService(kit, network, out, sources, plugins, enforcer, model)
-        agent = Agent(kit, out / "home", service, log, proxy, warn)
+        agent = Agent(kit, out / "home", service, log, proxy, warn, trust)
         service.deadline = lambda: agent.deadline
         ready(agent)
         agent.run()

@@ -26,6 +26,7 @@ from hansa.deploy.membership import Member
 from hansa.privacy.secure_aggregation.announcement import Announcement
 from hansa.privacy.secure_aggregation.protocol import Refused
 
+SURVEY = "hansa survey 1"
 PURPOSE = "hansa secure aggregation 1"  # part of every signed statement, so that a signature fits no other purpose
 
 
@@ -86,6 +87,28 @@ class KitSigner:
         keys, samples, model = announcement.keys, announcement.samples, announcement.model
         return json.dumps([PURPOSE, self._context, round, node, keys.seal, keys.mask, samples, model]).encode()
 
+    def sign_survey(self, public: str) -> str:
+        """The node's signature of its public key for a survey, in hexadecimal."""
+        return self.kit.key.sign(self._survey_statement(self.kit.name, public)).hex()
+
+    def check_survey(self, roster: Mapping[NodeId, tuple[str, ...]]) -> None:
+        """Raise `Refused` if a name on a survey's roster is not a silo of the federation that signed its key."""
+        members = self.kit.members()
+        for node, words in roster.items():
+            member = members.get(node)
+            if member is None or member.kind != "silo" or not member.generations:
+                raise Refused(f"the roster has '{node}', which is not a silo of the federation")
+            try:
+                public, signature = words
+                self.kit.public_key(node).verify(bytes.fromhex(signature), self._survey_statement(node, public))
+            except (InvalidSignature, ValueError):
+                raise Refused(f"the key of '{node}' is not signed by it for this survey") from None
+
+    def _survey_statement(self, node: NodeId, public: str) -> bytes:
+        """The bytes that are signed. A key of an earlier survey is of no use to a coordinator that repeats it."""
+        settings = sha256(self.settings).hexdigest()
+        return json.dumps([SURVEY, self.kit.info.federation, settings, node, public]).encode()
+
     @cached_property
     def _context(self) -> str:
         """A digest of the federation, the run, the settings and the initial model."""
@@ -102,7 +125,8 @@ class VerifiedLink:
     """
 
     def __init__(self, link: Link, signer: KitSigner) -> None:
-        self._link, self._signer, self.size, self.remote = link, signer, link.size, link.remote
+        self._link, self._signer = link, signer
+        self.size, self.remote, self.posting = link.size, link.remote, link.posting
 
     def ask(self, asks: Mapping[NodeId, Request], until: float | None) -> Iterator[Answer]:
         """Ask as the link below does; check the signatures of announcements."""

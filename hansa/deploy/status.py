@@ -173,6 +173,11 @@ def _journal(folder: Path) -> "closing[sqlite3.Connection]":
     return closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True))
 
 
+def is_away(node: NodeStatus) -> bool:
+    """Whether a node that should be there is not: it was seen before, or its reply is awaited."""
+    return not node.connected and (node.last_seen is not None or bool(node.awaited))
+
+
 def is_running(folder: Path) -> bool:
     """Whether a 'hansa serve' process uses the run directory."""
     return is_locked(folder / SERVER_FOLDER)

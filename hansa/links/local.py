@@ -5,11 +5,18 @@ from dataclasses import replace
 from threading import Lock
 from time import monotonic
 
+import torch
+
 from hansa.core import wire
 from hansa.core.errors import RunFailed, UserError, place
 from hansa.core.link import Answer
 from hansa.core.messages import Failure, NodeId, Reply, Request, Update
 
+OUT_OF_MEMORY = (
+    "it ran out of memory: lower train.micro_batch or data.max_length, or set train.gradient_checkpointing, or "
+    "train.shard with several processes"
+)
+ALLOCATORS = ("can't allocate memory", "out of memory")  # in the messages of torch's allocators
 Find = Callable[[NodeId], Callable[[Request], Reply]]  # a node's `answer`, by name
 
 
@@ -18,6 +25,7 @@ class LocalLink:
 
     size = 1
     remote = False
+    posting = None
 
     def __init__(self, find: Find, through_wire: bool = False) -> None:
         self._find, self._through_wire = find, through_wire
@@ -58,9 +66,18 @@ def attempt(
         except UserError:
             raise
         except Exception as error:  # whatever a silo's code raises must not end the federation
+            if out_of_memory(error):
+                return Failure(OUT_OF_MEMORY)
             if not tries_left:
                 return Failure((reason_of or reason)(error))
     raise AssertionError("unreachable")
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error, or the one that it hides, says that memory is short: the machine's or an accelerator's."""
+    inner = error.__context__ if isinstance(error, RunFailed) and error.__context__ is not None else error
+    named = isinstance(inner, RuntimeError) and any(text in str(inner) for text in ALLOCATORS)
+    return isinstance(inner, MemoryError | torch.OutOfMemoryError) or named
 
 
 def withheld_reason(error: BaseException) -> str:

@@ -25,6 +25,7 @@ from hansa.config.in_memory import pack_definitions
 from hansa.core import device, wire
 from hansa.core.errors import DataError
 from hansa.core.link import Answer
+from hansa.core.memory import peak_memory
 from hansa.core.messages import NO_ANSWER, Evaluate, Failure, NodeId, Request, ShareKnowledge, Train
 from hansa.links.preload import preload
 from hansa.links.shared_memory import Block, Blocks, Place, Views, look
@@ -107,6 +108,7 @@ class PoolLink:
     """Silos on worker processes; see the module."""
 
     remote = False
+    posting = None
 
     def __init__(self, federation: Federation, folder: Path, workers: int | None = None, watch: Watch | None = None):
         self._context = get_context("forkserver")
@@ -129,6 +131,10 @@ class PoolLink:
     def size(self) -> int:
         """The number of workers."""
         return len(self._workers)
+
+    def peak_memory(self) -> list[int]:
+        """The most bytes of memory that each worker has taken."""
+        return [peak_memory(worker.process.pid) for worker in self._workers]
 
     # ── the asker's side ──────────────────────────────────────────────────────────────────────────────────────────
 

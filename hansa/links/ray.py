@@ -103,6 +103,7 @@ class RayLink:
     """Silos on the actors of a Ray cluster; see the module."""
 
     remote = False
+    posting = None
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ class TreeLink:
         reason_of: Callable[[BaseException], str] | None = None,
     ) -> None:
         self._silos, self._inner, self._reason_of = silos, inner, reason_of
-        self.size, self.remote = silos.size, silos.remote
+        self.size, self.remote, self.posting = silos.size, silos.remote, silos.posting
 
     def ask(self, asks: Mapping[NodeId, Request], until: float | None) -> Iterator[Answer]:
         """Ask silos and inner nodes at once; see `Link.ask`."""

@@ -42,8 +42,7 @@ def free_ports(many: int) -> list[int]:
 def make_kits(federation: Federation, folder: Path, **options: object) -> Path:
     """Create the kits of a federation, with free ports on this machine."""
     serving = [COORDINATOR, *(name for name, node in federation.silos.items() if node.silos)]
-    ports = free_ports(2 * len(serving))
-    addresses = {n: f"localhost:{ports[2 * i]}+{ports[2 * i + 1]}" for i, n in enumerate(serving)}
+    addresses = {n: f"localhost:{port}" for n, port in zip(serving, free_ports(len(serving)), strict=True)}
     authority.create(federation, folder, addresses, int(str(options.get("days", 30))))
     admit_everywhere(federation, folder)
     return folder

@@ -18,7 +18,7 @@ from hansa.deploy.agent import Agent
 from hansa.deploy.join import SiloService
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.network.envelope import Envelope
-from hansa.deploy.network.link import REPLY_QUOTA, PendingRequest
+from hansa.deploy.network.open_requests import PendingRequest
 from hansa.deploy.policy_enforcer import PolicyEnforcer
 from hansa.deploy.server_session import server_session
 from hansa.privacy.policy.audit_log import entries, verify
@@ -76,12 +76,11 @@ class Stage:
             deadline=time() + WAIT_SECONDS,
         )
         envelope = replace(envelope, **changes)
-        self.link._pending["north"] = PendingRequest(envelope, 0)
-        self.link._blobs.allow_upload("north", envelope.request, REPLY_QUOTA)
+        self.link._open.add(envelope.request, PendingRequest("north", envelope, 0, frozenset()))
         until = monotonic() + WAIT_SECONDS
-        self.link._send(["north"], until)
-        answer = self.link._await_answer("north", until)
-        self.link._close_request("north")
+        self.link._send([envelope.request], until)
+        answer = self.link._await_answer(envelope.request, until)
+        self.link._close_request(envelope.request)
         return answer.reply
 
     def refusals(self) -> Any:

@@ -17,12 +17,15 @@ from hansa.deploy.agent import Agent
 from hansa.deploy.coordinator import serve
 from hansa.deploy.join import SiloService
 from hansa.deploy.kit import COORDINATOR, Kit
+from hansa.deploy.network.address import ConnectionLost
 from hansa.deploy.network.blob_client import BlobClient
-from hansa.deploy.network.connection import Connection, ConnectionLost, JetStreamError
+from hansa.deploy.network.connection import Connection, JetStreamError
 from hansa.deploy.network.envelope import open_envelope, sign_envelope
 from hansa.deploy.network.journal import Journal
-from hansa.deploy.network.link import DUPLICATE_REPLY, REPLY_TOO_LATE, PendingRequest
+from hansa.deploy.network.link import DUPLICATE_REPLY, REPLY_TOO_LATE
+from hansa.deploy.network.open_requests import PendingRequest
 from hansa.deploy.network.retry import GaveUp, Retry
+from hansa.deploy.network.route import Route
 from hansa.deploy.server_session import server_session
 from hansa.runs.ledger import Ledger
 from tests.conftest import Build
@@ -42,12 +45,12 @@ def link(kits: Any, tmp_path: Path) -> Iterator[Any]:
 
 
 def connect(kit: Kit) -> Connection:
-    return Connection((kit.parent.host, kit.parent.port), kit.client_tls(), kit.parent_subjects.inbox(kit.name))
+    return Connection(kit.route(), kit.key, kit.parent_subjects.inbox(kit.name))
 
 
 def blob_client(kit: Kit, seconds: float) -> BlobClient:
     until = monotonic() + seconds
-    return BlobClient(kit.parent.blob_address, kit.client_tls(), lambda: Retry(lambda text: None, lambda: False, until))
+    return BlobClient(kit.route(), lambda: Retry(lambda text: None, lambda: False, until))
 
 
 def fetch_blob(kit: Kit, seconds: float = 3.0) -> None:
@@ -160,8 +163,9 @@ def test_a_silo_publishes_and_subscribes_only_to_its_own_subjects(link: Any, kit
     assert south.next(0.1) is None
     assert len(north.errors) == 10, "only the last ten are kept"
     assert all("Permissions Violation" in error for error in north.errors)
-    owner = Connection((kit.parent.host, kit.parent.port), Kit(kits / COORDINATOR).client_tls(),
-                       Kit(kits / COORDINATOR).child_subjects.inbox(COORDINATOR))  # fmt: skip
+    coordinator = Kit(kits / COORDINATOR)
+    route = Route(kit.parent.all, coordinator.client_tls())
+    owner = Connection(route, coordinator.key, coordinator.child_subjects.inbox(COORDINATOR))
     for kind in ("req", "rep"):
         found = owner.ask(f"STREAM.INFO.{subjects.stream}", {"subjects_filter": f"{subjects.root}.{kind}.*"})
         assert not found["state"].get("subjects"), "nothing was stored"
@@ -278,7 +282,9 @@ def test_forged_duplicate_and_late_replies_are_rejected(link: Any, kits: Any, tm
         "it names no process",
     }
     assert sum(times for (node, _), times in refusals(tmp_path).items() if node == "south") >= 4
-    link._pending["south"] = PendingRequest(envelope, 0)  # as while another silo is awaited
+    link._open.add(
+        envelope.request, PendingRequest("south", envelope, 0, frozenset())
+    )  # as while another silo is awaited
     for _ in range(3):
         link._receive("south", sign_envelope(good, kit.key), notified=True)
     assert refusals(tmp_path)["south", DUPLICATE_REPLY] == 2

@@ -12,6 +12,10 @@ import pytest
 from hansa.client.runtime import Runtime
 from hansa.client.silo import Silo
 from hansa.core.settings import Named
+from hansa.dashboard.accounts import TokenAccount
+from hansa.dashboard.app import create
+from hansa.dashboard.silo_app import create as create_silo
+from hansa.dashboard.silo_view import SiloView
 from hansa.deploy import status
 from hansa.deploy.agent import Agent
 from hansa.deploy.coordinator import serve
@@ -25,6 +29,7 @@ from hansa.report import html
 from hansa.runs.ledger import Ledger
 from tests.cli.test_cli import ok
 from tests.conftest import Build
+from tests.dashboard.conftest import all_pages
 from tests.deploy.conftest import make_kits
 
 ONCE = ["quartzibelle", "zanzowit", "borkelmund"]  # in a text, in a line that cannot be read, in an error
@@ -105,6 +110,12 @@ def test_canaries_stay_in_their_silo(
     places["status"] = json.dumps(
         status.as_dict(status.read_status(outcome.folder, time()), status.read_refusals(outcome.folder), False)
     ).encode()
+    places |= all_pages(create(tmp_path, TokenAccount(tmp_path / "token", "admin"), secure=False), tmp_path / "token")
+    view = SiloView(Kit(kits / "north"), tmp_path / "silos" / "north", None, (), None)
+    own = create_silo(view, TokenAccount(tmp_path / "token", "admin"), True, False, ())
+    places |= {f"silo {path}": page for path, page in all_pages(own, tmp_path / "token").items()}
+    assert b"its message stays at the silo" in places["/runs/run"], "the pages show why a silo was lost"
+    assert b"The silo sent" in places["silo /log"]
     for word in ONCE:
         assert [place for place, data in places.items() if word.encode() in data] == []
     seen = [place for place, data in places.items() if OFTEN[:4].encode() in data]

@@ -9,7 +9,6 @@ import pytest
 
 import hansa
 from hansa.config.nodes import Node
-from hansa.deploy.broker import Broker
 from hansa.deploy.coordinator import serve
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.runs.run import run
@@ -22,6 +21,23 @@ def test_three_silos_over_mutual_tls_give_the_bits_of_a_run(
     federation: Build, tmp_path: Path, log: Any, secure_aggregation: Any
 ) -> None:
     settings = federation(server={"optimizer": "adam", "lr": 0.01}, secure_aggregation=secure_aggregation)
+    here = run(settings, tmp_path / "here", workers=0)
+    there = over_the_network(settings, tmp_path / "there", log)
+    assert same(weights(here.folder / "model"), weights(there.folder / "model"))
+    assert here.metrics == there.metrics
+
+
+def test_steps_ahead_and_differences_over_the_network_give_the_bits_of_a_run(
+    federation: Build, tmp_path: Path, log: Any
+) -> None:
+    """Agents train while updates travel, a simulation does not; both send 4 bits in both directions."""
+    settings = federation(
+        method="diloco",
+        rounds=3,
+        upload="int4",
+        download="int4",
+        train={"optimizer": "adamw", "lr": 0.01, "batch": 8, "samples": {"floor": 16}, "overlap": True},
+    )
     here = run(settings, tmp_path / "here", workers=0)
     there = over_the_network(settings, tmp_path / "there", log)
     assert same(weights(here.folder / "model"), weights(there.folder / "model"))
@@ -114,22 +130,6 @@ def test_worldlm_over_sockets_gives_the_bits_of_a_run(federation: Build, tmp_pat
     assert same(weights(here.folder / "model"), weights(there.folder / "model"))
     assert here.metrics == there.metrics
     assert here.own == there.own
-
-
-def test_a_run_with_an_existing_nats_server(federation: Build, tmp_path: Path, log: Any) -> None:
-    """The server has the users of the kit's authorization.conf, and does not end with the run."""
-    settings = federation(rounds=1)
-    kits = make_kits(settings, tmp_path / "kits")
-    kit = Kit(kits / COORDINATOR)
-    broker = Broker(kit, tmp_path / "nats", log.say)
-    try:
-        with joined(settings, kits, tmp_path / "silos", log.say):
-            outcome = serve(settings, kit, tmp_path / "run", f"tls://localhost:{kit.endpoint.port}", [log])
-        assert not (tmp_path / "run" / "server" / "broker").exists()
-        here = run(settings, tmp_path / "here", workers=0)
-        assert same(weights(here.folder / "model"), weights(outcome.folder / "model"))
-    finally:
-        broker.close()
 
 
 def test_the_deadlines_of_a_region_end_before_its_parents(federation: Build, tmp_path: Path, log: Any) -> None:

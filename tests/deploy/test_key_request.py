@@ -195,7 +195,7 @@ def test_responses_that_do_not_belong_to_the_kit_are_refused(office: Office, fed
     office.request("south")
     response = office.sign("south")["south"]
     changed = json.loads(response)
-    changed["kit"]["parent"]["host"] = "mallory.example.org"
+    changed["kit"]["parent"]["addresses"] = ["mallory.example.org:443"]
     with pytest.raises(UserError, match="is not signed by the authority that it names"):
         install(office.folder / "south", json.dumps(changed), "south.json")
     with pytest.raises(UserError, match="and not from 0000"):

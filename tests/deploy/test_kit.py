@@ -17,6 +17,7 @@ from hansa.deploy import authority
 from hansa.deploy.agent import Agent
 from hansa.deploy.kit import COORDINATOR, VERSION, Kit
 from hansa.deploy.nats_config import authorization
+from hansa.deploy.network.nkey import nkey
 from hansa.deploy.network.subjects import Subjects, token
 from tests.conftest import Build
 from tests.deploy.conftest import NoService, make_kits
@@ -44,10 +45,24 @@ def test_a_child_may_use_only_its_own_subjects(federation: Build, tmp_path: Path
     kits = make_kits(federation(), tmp_path / "kits")
     kit = Kit(kits / COORDINATOR)
     rules = json.loads(authorization("small", kit.members(), [COORDINATOR]).removeprefix("authorization "))
-    [north] = [user["permissions"] for user in rules["users"] if user["user"].startswith("north.")]
+    [north] = [user["permissions"] for user in rules["users"] if user["nkey"] == nkey_of(kit, "north")]
     for words in (*north["publish"]["allow"], *north["subscribe"]["allow"]):
         assert "north" in words.split(".")[-1] or words.endswith(".north.>")
     assert not any("south" in words for words in (*north["publish"]["allow"], *north["subscribe"]["allow"]))
+
+
+def nkey_of(kit: Kit, name: str) -> str:
+    return nkey(bytes.fromhex(kit.members()[name].key))
+
+
+def test_addresses_have_port_443_unless_they_name_another(federation: Build, tmp_path: Path) -> None:
+    place = "hansa.example.org,backup.example.org:8443"
+    authority.create(federation(), tmp_path / "kits", {COORDINATOR: place}, 30, "nats.example:443")
+    north = Kit(tmp_path / "kits" / "north")
+    assert north.parent.all() == [("hansa.example.org", 443), ("backup.example.org", 8443)]
+    pem = (tmp_path / "kits" / COORDINATOR / "cert.pem").read_bytes()
+    names = x509.load_pem_x509_certificate(pem).extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    assert names.value.get_values_for_type(x509.DNSName) == ["hansa.example.org", "backup.example.org"]
 
 
 def test_names_become_distinct_tokens_of_subjects() -> None:
@@ -64,9 +79,10 @@ def test_renewal_keeps_the_key_and_revocation_ends_it(federation: Build, tmp_pat
     assert authority.renew(kits, "north", 30) == 2
     assert Kit(kits / COORDINATOR).members()["north"].generations == (1, 2)
     assert Kit(kits / "north").members()["north"].key == key
+    assert nkey_of(Kit(kits / COORDINATOR), "north") in (kits / COORDINATOR / "authorization.conf").read_text()
     authority.revoke(kits, "north")
     assert Kit(kits / COORDINATOR).members()["north"].generations == ()
-    assert "north." not in (kits / COORDINATOR / "authorization.conf").read_text()
+    assert nkey_of(Kit(kits / COORDINATOR), "north") not in (kits / COORDINATOR / "authorization.conf").read_text()
     assert [line["state"] for line in authority.show(kits) if line["node"] == "north"] == ["revoked"]
     assert authority.renew(kits, "north", 30) == 3
     assert Kit(kits / COORDINATOR).members()["north"].generations == (3,)
@@ -86,7 +102,7 @@ def test_certificates_name_the_member_and_are_signed_by_the_authority(federation
     ("change", "sentence"),
     [
         ({"addresses": {"west": "a:1"}}, "--address names 'west', which has no children"),
-        ({"addresses": {COORDINATOR: "nonsense"}}, "write it as HOST:PORT"),
+        ({"addresses": {COORDINATOR: "a:4222+4223"}}, "write it as HOST or HOST:PORT"),
         ({"name": "coordinator"}, "give it another name"),
         ({"taken": True}, "is not empty"),
     ],

@@ -5,6 +5,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -14,6 +15,7 @@ import pytest
 from hansa.cli.logs import LogFormat, LogLevel, configure
 from hansa.core.errors import UserError
 from hansa.deploy.health import HealthServer
+from hansa.deploy.log_files import RotatingLog, read_log
 
 
 @pytest.fixture
@@ -58,6 +60,29 @@ def test_a_resumed_coordinator_does_not_import_transformers() -> None:
     """The import would take longer than the rest of the restart."""
     look = "import sys, hansa.deploy.coordinator, hansa.report.html; sys.exit('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", look]).returncode == 0
+
+
+@pytest.mark.usefixtures("_root")
+def test_log_files_rotate_and_a_full_disk_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "logs" / "silo.jsonl"
+    configure(LogLevel.info, LogFormat.text, file)
+    logging.getLogger("hansa.silo").info("round %d", 3)
+    assert read_log(file, 5)[0]["text"] == "round 3"
+    handler = RotatingLog(file, max_bytes=300, kept=2)
+    for number in range(30):
+        handler.emit(logging.makeLogRecord({"msg": f"line {number}", "name": "x"}))
+    handler.close()
+    assert sorted(one.name for one in file.parent.iterdir()) == ["silo.jsonl", "silo.jsonl.1", "silo.jsonl.2"]
+    assert all(one.stat().st_size <= 300 for one in file.parent.iterdir())
+    assert read_log(file, 1)[0]["text"] == "line 29"
+    capsys.readouterr()
+    full = RotatingLog(Path("/dev/full/no/such/folder.jsonl"))
+    for _ in range(3):
+        full.emit(logging.makeLogRecord({"msg": "lost", "name": "x"}))
+    [said] = logged(capsys)
+    assert said.startswith("log lines are lost: /dev/full")
+    for one in logging.getLogger().handlers:
+        one.close()
 
 
 def get(port: int, path: str) -> tuple[int, dict[str, Any]]:

@@ -74,18 +74,20 @@ def test_the_chart_of_a_coordinator(federation_text: Any) -> None:
     parse_command(container(documents)["args"])
     found = kinds(documents)
     assert yaml.safe_load(found["ConfigMap"]["data"]["federation.yaml"])["name"] == "clinics"
-    assert [port["port"] for port in found["Service"]["spec"]["ports"]] == [4222, 4223]
+    assert [(port["port"], port["targetPort"]) for port in found["Service"]["spec"]["ports"]] == [(443, "https")]
+    assert {"name": "https", "containerPort": 8443} in container(documents)["ports"]
+    assert "--listen=8443" in container(documents)["args"]
     assert found["Service"]["spec"]["selector"] == pod(documents)["metadata"]["labels"]
     assert pod(documents)["spec"]["restartPolicy"] == "OnFailure", "the job ends with the run"
 
 
 def test_the_chart_of_a_coordinator_with_an_existing_nats(federation_text: Any) -> None:
-    nats = "nats.url=tls://nats.example:4222"
+    nats = "nats.url=wss://nats.example:443"
     documents = render("--set", "role=coordinator", "--set", nats, "--set-file", federation_text)
-    assert "--nats=tls://nats.example:4222" in container(documents)["args"]
+    assert "--nats=wss://nats.example:443" in container(documents)["args"]
     parse_command(container(documents)["args"])
-    assert [port["name"] for port in kinds(documents)["Service"]["spec"]["ports"]] == ["blobs"]
-    assert [port["name"] for port in container(documents)["ports"]] == ["health", "blobs"]
+    assert [port["name"] for port in kinds(documents)["Service"]["spec"]["ports"]] == ["https"]
+    assert [port["name"] for port in container(documents)["ports"]] == ["health", "https"]
 
 
 def test_the_chart_of_a_silo(tmp_path: Path) -> None:

@@ -10,16 +10,20 @@ JOIN_SECONDS = 300.0
 
 
 class Tunnel:
-    """An HTTP proxy with CONNECT only; it may require credentials, and stops forwarding while ``free`` is not set."""
+    """An HTTP proxy with CONNECT only; it may require credentials, and stops forwarding while ``free`` is not set.
 
-    def __init__(self, credentials: str = "") -> None:
+    ``host``: where it listens; ``allowed``: the only port to which it connects.
+    """
+
+    def __init__(self, credentials: str = "", host: str = "127.0.0.1", allowed: int | None = None) -> None:
+        self._allowed = allowed
         self._required = f"Proxy-Authorization: Basic {b64encode(credentials.encode()).decode()}" if credentials else ""
         self.passed: list[str] = []  # the targets of connections
         self._open: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self.free = threading.Event()
         self.free.set()
-        self._server = socket.create_server(("127.0.0.1", 0))
+        self._server = socket.create_server((host, 0))
         self._start(self._accept)
 
     def _start(self, work: Callable[..., None], *arguments: object) -> None:
@@ -64,7 +68,9 @@ class Tunnel:
             near.sendall(b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n")
             return
         host, _, port = target.rpartition(":")
-        assert verb == "CONNECT"
+        if verb != "CONNECT" or (self._allowed is not None and int(port) != self._allowed):
+            near.sendall(b"HTTP/1.1 403 Forbidden\r\n\r\n")
+            return
         try:
             far = socket.create_connection((host, int(port)))
         except OSError:

@@ -146,7 +146,7 @@ CASES: dict[int, tuple[str, tuple[str, ...]]] = {
         "ten gigabytes announced, slow writers, huge headers",
         (
             "deploy/network/test_blob_server.py::test_invalid_requests_are_refused_and_counted",
-            "deploy/network/test_blob_server.py::test_an_endless_line_and_a_slow_writer_do_not_block_others",
+            "deploy/network/test_blob_server.py::test_an_endless_head_and_a_slow_writer_do_not_block_others",
             "deploy/test_quota.py::test_a_request_may_have_the_size_of_eight_models_and_an_allowance",
             "deploy/test_agent.py::test_an_invalid_request_is_answered_with_the_reason",
             "faults/test_byzantine.py::test_silos_that_send_pickles_invalid_updates_and_ten_gigabytes",  # S

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from hansa.core.messages import Failure, MaskingPart, RevealedShares, SecretShar
 from hansa.core.participation import Assignment
 from hansa.core.tensors import Layout, Tensors
 from hansa.deploy.network.blob_client import BlobClient
-from hansa.deploy.network.blob_protocol import RequestRefused, digest, write_line
+from hansa.deploy.network.blob_protocol import RequestRefused, digest
 from hansa.deploy.reply_store import PackedReply, ReplyStore
 from hansa.privacy.secure_aggregation.server import MaskingServer
 
@@ -57,17 +58,14 @@ def invalid_updates() -> None:
 
 
 def oversized_uploads() -> None:
-    """Before every upload, announce ten gigabytes, and send a line that is too long."""
+    """Before every upload, announce ten gigabytes, and ask for a path that is too long."""
     honest = BlobClient.upload
 
     def upload(self: BlobClient, view: memoryview, request: str, name: str | None = None) -> Any:
-        for line in ({"put": "0" * 32, "size": 10 << 30, "request": request}, {"get": "x" * 100_000, "offset": 0}):
-            try:
-                connection = self._connected()
-                write_line(connection, line)
-                self._response(connection)
-            except (RequestRefused, OSError, ValueError):
-                pass
+        for target in (f"/replies/{request}/{'0' * 32}", "/blobs/" + "x" * 100_000):
+            with suppress(RequestRefused, OSError), self._transfer("GET", target) as call:
+                call.send_head({"upload-length": str(10 << 30)})
+                call.content(call.response())
             self.close()
         return honest(self, view, request, name)
 

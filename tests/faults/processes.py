@@ -136,8 +136,7 @@ class Deployment:
         self.file.write_text(dump(federation), encoding="utf-8")
         self.kits = folder / "kits"
         serving = [COORDINATOR, *(name for name, node in federation.silos.items() if node.silos)]
-        ports = free_ports(2 * len(serving))
-        places = {n: f"localhost:{ports[2 * i]}+{ports[2 * i + 1]}" for i, n in enumerate(serving)}
+        places = {n: f"localhost:{port}" for n, port in zip(serving, free_ports(len(serving)), strict=True)}
         load_plugins(federation.plugins)
         authority.create(federation, self.kits, {**places, **(addresses or {})}, 30)
         admit_everywhere(federation, self.kits)
@@ -157,13 +156,22 @@ class Deployment:
     def run(self) -> Path:
         return self.folder / "run"
 
-    def start(self, name: str, namespace: str = "", behaviour: str = "", max_file_bytes: int | None = None) -> None:
-        """Start the process of a member."""
+    def start(
+        self,
+        name: str,
+        namespace: str = "",
+        behaviour: str = "",
+        max_file_bytes: int | None = None,
+        queue: Path | None = None,
+    ) -> None:
+        """Start the process of a member; ``queue``: of a coordinator that works on submitted runs."""
         arguments = {
             "coordinator": ["serve", str(self.file), "--kit", str(self.kits / name), "--out", str(self.run)],
             "region": ["serve", "--kit", str(self.kits / name), "--out", str(self.folder / name)],
         }
-        if name == COORDINATOR:
+        if name == COORDINATOR and queue is not None:
+            command = ["serve", "--kit", str(self.kits / name), "--queue", str(queue)]
+        elif name == COORDINATOR:
             command = [*arguments["coordinator"], "--format", "json"]
         elif name in self.federation.silos and self.federation.silos[name].silos:
             command = arguments["region"]
@@ -181,10 +189,15 @@ class Deployment:
         process.start()
         self.processes[name] = process
 
-    def start_all(self, namespaces: dict[str, str] | None = None, behaviours: dict[str, str] | None = None) -> None:
+    def start_all(
+        self,
+        namespaces: dict[str, str] | None = None,
+        behaviours: dict[str, str] | None = None,
+        queue: Path | None = None,
+    ) -> None:
         """Start the processes of all members; some in network namespaces, some with another behaviour."""
         for name in authority.Authority(self.kits / "authority").members():
-            self.start(name, (namespaces or {}).get(name, ""), (behaviours or {}).get(name, ""))
+            self.start(name, (namespaces or {}).get(name, ""), (behaviours or {}).get(name, ""), queue=queue)
 
     def kill(self, name: str) -> None:
         """Kill a process with SIGKILL."""

@@ -18,12 +18,13 @@ import torch
 
 from hansa.deploy import authority
 from hansa.deploy.kit import COORDINATOR, Kit
-from hansa.deploy.network.blob_protocol import read_line, write_line
 from hansa.deploy.network.connection import Connection
 from hansa.deploy.network.envelope import open_envelope, sign_envelope
+from hansa.deploy.network.route import Route
 from hansa.privacy.policy.audit_log import entries, verify
 from hansa.privacy.policy.proposal import POLICY_FILE
 from tests.conftest import Build, weights
+from tests.deploy.stage import ask, content
 from tests.deploy.test_authentication import assert_refused, refusals
 from tests.faults.processes import Deployment, read_only
 from tests.faults.test_network_faults import Gate, assert_uninterrupted, contributions_of, lost
@@ -75,7 +76,7 @@ def copied_kit(deployment: Deployment, folder: Path, days: float | None) -> Kit:
 
 def as_coordinator(deployment: Deployment) -> Connection:
     kit = Kit(deployment.kits / COORDINATOR)
-    return Connection((kit.endpoint.host, kit.endpoint.port), kit.client_tls(), kit.child_subjects.inbox(kit.name))
+    return Connection(Route(kit.endpoint.all, kit.client_tls()), kit.key, kit.child_subjects.inbox(kit.name))
 
 
 def replay(deployment: Deployment) -> set[str]:
@@ -113,20 +114,21 @@ def flood(deployment: Deployment) -> None:
     import socket
 
     with ExitStack() as stack:
-        for line in (
-            {"put": "0" * 32, "size": 10 << 30, "request": "0" * 32},
-            {"get": "0" * 32, "offset": 0},
-            {"x": 1},
+        for line, headers in (
+            (f"PUT /replies/{'0' * 32}/{'0' * 32}", {"Content-Range": f"bytes 0-1/{10 << 30}"}),
+            (f"GET /blobs/{'0' * 32}", {}),
+            ("GET /blobs/x", {}),
+            ("POST /nats", {}),
+            ("GET /" + "x" * 100_000, {}),
         ):
-            plain = stack.enter_context(socket.create_connection(endpoint.blob_address, timeout=120))
+            plain = stack.enter_context(socket.create_connection((endpoint.host, endpoint.port), timeout=120))
             connection = stack.enter_context(kit.client_tls().wrap_socket(plain, server_hostname=endpoint.host))
-            write_line(connection, line)
             try:
-                answer = read_line(connection)
-            except (OSError, ValueError):
-                continue  # too many connections
-            assert answer is None or "error" in answer
-        incomplete = stack.enter_context(socket.create_connection(endpoint.blob_address, timeout=120))
+                found = ask(connection, line, headers)
+            except (OSError, AssertionError):
+                continue  # too many connections, or a head that is too long
+            assert "error" in content(found)
+        incomplete = stack.enter_context(socket.create_connection((endpoint.host, endpoint.port), timeout=120))
         incomplete.sendall(b"\x16")  # the first byte of a TLS handshake
 
 

@@ -225,8 +225,7 @@ class Namespace:
         self._ip("netns", "del", self.namespace)
 
     def deployment(self, settings: Any, folder: Path) -> Deployment:
-        first, second = free_ports(2)
-        return Deployment(settings, folder, {COORDINATOR: f"10.213.7.1:{first}+{second}"})
+        return Deployment(settings, folder, {COORDINATOR: f"10.213.7.1:{free_ports(1)[0]}"})
 
     def cut(self) -> None:
         self._ip("-n", self.namespace, "link", "set", "hansa-v1", "down")
@@ -239,7 +238,7 @@ class Namespace:
 
 
 class Proxy:
-    """North reaches the coordinator through two forwarded ports; when cut, they forward nothing and close nothing."""
+    """North reaches the coordinator through a forwarded port; when cut, it forwards nothing and closes nothing."""
 
     namespace = ""
 
@@ -248,25 +247,23 @@ class Proxy:
         self.broken = 0
         self._connected = threading.Event()
         self._connected.set()
-        self._servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+        self._server = socket.create_server(("127.0.0.1", 0))
 
     def __enter__(self) -> "Proxy":
         return self
 
     def __exit__(self, *_: object) -> None:
         self._connected.set()
-        for server in self._servers:
-            server.close()
+        self._server.close()
 
     def deployment(self, settings: Any, folder: Path) -> Deployment:
         deployment = Deployment(settings, folder)
         file = deployment.kits / "north" / "kit.json"
         info = json.loads(file.read_text())
-        targets = (info["parent"]["port"], info["parent"]["blob_port"])
-        info["parent"]["port"], info["parent"]["blob_port"] = (server.getsockname()[1] for server in self._servers)
+        target = int(info["parent"]["addresses"][0].rpartition(":")[2])
+        info["parent"]["addresses"] = [f"localhost:{self._server.getsockname()[1]}"]
         file.write_text(json.dumps(info))
-        for server, target in zip(self._servers, targets, strict=True):
-            threading.Thread(target=self._accept, args=(server, target), daemon=True).start()
+        threading.Thread(target=self._accept, args=(self._server, target), daemon=True).start()
         return deployment
 
     def cut(self) -> None:

@@ -41,7 +41,7 @@ BAD = {
 class FixedLink:
     """A link with given replies."""
 
-    size, remote = 1, False
+    size, remote, posting = 1, False, None
 
     def __init__(self, replies: Any) -> None:
         self.replies = replies

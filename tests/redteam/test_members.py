@@ -20,7 +20,8 @@ from hansa.deploy.agent import Agent
 from hansa.deploy.certificates import authority_certificate
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.membership import ListRefused, Member, MemberStore, parse_members, sign_members
-from hansa.deploy.network.connection import Connection, ConnectionLost
+from hansa.deploy.network.address import ConnectionLost
+from hansa.deploy.network.connection import Connection
 from hansa.deploy.network.note import Note, list_in, open_note, pack_list, sign_note
 from hansa.deploy.server_session import server_session
 from tests.redteam.members import FailingService, no_log, wait
@@ -75,7 +76,7 @@ def replayed(kits: Path, name: str, defended: bool, monkeypatch: pytest.MonkeyPa
 
 def connects(kit: Kit) -> bool:
     try:
-        connection = Connection(kit.parent.broker_address, kit.client_tls(), kit.parent_subjects.inbox(kit.name))
+        connection = Connection(kit.route(), kit.key, kit.parent_subjects.inbox(kit.name))
     except ConnectionLost:
         return False
     connection.close()

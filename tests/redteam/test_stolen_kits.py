@@ -142,7 +142,7 @@ def heartbeat_of(agent: Agent) -> Any:
 
 @contextmanager
 def broker(kit: Kit) -> Iterator[Connection]:
-    connection = Connection(kit.parent.broker_address, kit.client_tls(), kit.parent_subjects.inbox(kit.name))
+    connection = Connection(kit.route(), kit.key, kit.parent_subjects.inbox(kit.name))
     try:
         yield connection
         connection.request(kit.parent_subjects.latest(kit.parent_subjects.request(kit.name)))  # all is processed

@@ -8,6 +8,7 @@ from base64 import b64encode
 from dataclasses import dataclass, field
 from time import monotonic
 from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies_environment, proxy_bypass
 
 from hansa.core.errors import UserError
 
@@ -15,6 +16,10 @@ CONNECT_SECONDS = 10.0  # for each step of connecting, so that a server that acc
 MAX_RESPONSE_BYTES = 16 << 10
 
 Address = tuple[str, int]
+
+
+class ConnectionLost(ConnectionError):
+    """The connection broke, or could not be opened; a new one may work."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,7 @@ class Proxy:
     credentials: str = field(default="", repr=False)
 
     @staticmethod
-    def parse(url: str) -> "Proxy":
+    def parse(url: str, origin: str = "--proxy") -> "Proxy":
         """Return the proxy at ``http://[NAME:PASSWORD@]HOST:PORT``; raises `UserError` for any other form."""
         try:
             parts = urlsplit(url)
@@ -35,23 +40,40 @@ class Proxy:
             parts, port = urlsplit(""), None
         if parts.scheme != "http" or not parts.hostname or port is None or parts.path not in ("", "/"):
             shown = url.rpartition("@")[2]  # without the password
-            raise UserError(f"--proxy {shown!r}: write it as http://HOST:PORT or http://NAME:PASSWORD@HOST:PORT")
+            raise UserError(f"{origin} {shown!r}: write it as http://HOST:PORT or http://NAME:PASSWORD@HOST:PORT")
         credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else ""
         return Proxy(parts.hostname, port, credentials)
 
 
-@dataclass(frozen=True)
-class Loopback:
-    """The port is on this machine: connect to 127.0.0.1 whatever the host name is.
+def parse_address(text: str, default: int | None = None) -> Address:
+    """The parts of HOST:PORT or [IPv6]:PORT, or of HOST where there is a default; raises `ValueError` otherwise."""
+    host, colon, port = text.rpartition(":")
+    if default is not None and (not colon or text.endswith("]")):
+        host, port = text, str(default)
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not bare or set(host) & set("/@,+ ") or (":" in bare and bare == host):
+        raise ValueError("it is not HOST:PORT")
+    if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError("the port is not a number from 1 to 65535")
+    return bare, int(port)
 
-    The public host name may not resolve here, behind a router or before it is in the DNS.
-    """
+
+def show_address(address: Address) -> str:
+    """An address as HOST:PORT."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def open_connection(address: Address, proxy: Proxy | Loopback | None = None) -> socket.socket:
+def choose_proxy(option: str | None, host: str) -> Proxy | None:
+    """The proxy of --proxy or, without it, of HTTPS_PROXY, unless NO_PROXY lists the host; None if there is none."""
+    if option:
+        return Proxy.parse(option)
+    known = None if proxy_bypass(host) else getproxies_environment().get("https")
+    return Proxy.parse(known, "HTTPS_PROXY") if known else None
+
+
+def open_connection(address: Address, proxy: Proxy | None = None) -> socket.socket:
     """Open a TCP connection; raises `OSError` with the reason if that fails."""
-    if isinstance(proxy, Loopback):
-        address, proxy = ("127.0.0.1", address[1]), None
     if proxy is None:
         return socket.create_connection(address, timeout=CONNECT_SECONDS)
     try:
@@ -68,8 +90,7 @@ def open_connection(address: Address, proxy: Proxy | Loopback | None = None) -> 
 
 def _open_tunnel(connection: socket.socket, address: Address, proxy: Proxy) -> None:
     """Ask the proxy for a tunnel to ``address``."""
-    host, port = address
-    target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    target = show_address(address)
     lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}"]
     if proxy.credentials:
         lines.append(f"Proxy-Authorization: Basic {b64encode(proxy.credentials.encode()).decode()}")

@@ -1,28 +1,28 @@
-"""A child's side of the blob transfer: it fetches the parts of requests and uploads the parts of replies.
+"""A child's side of the blob transfer: it fetches the parts of requests and uploads the parts of replies, over HTTPS.
 
-The client opens all connections, so a silo needs no open port.
+The client opens all connections, so a silo needs no open port. Bodies go straight from and into their buffers, and a
+broken transfer continues at the very byte where it stopped (http_stream.py).
 """
 
-import socket
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from hansa.deploy.network.address import Address, Proxy, open_connection
+from hansa.deploy.network.address import ConnectionLost
 from hansa.deploy.network.blob_protocol import (
+    BLOBS,
     CHUNK_BYTES,
+    REPLIES,
     STALL_SECONDS,
     Interrupted,
     RequestRefused,
     digest,
-    read_line,
-    receive_into,
-    write_line,
 )
-from hansa.deploy.network.connection import ConnectionLost
 from hansa.deploy.network.envelope import Ref
+from hansa.deploy.network.http_stream import MAX_JSON_BYTES, BadHttp, Head, HttpStream, json_object, parse_response
 from hansa.deploy.network.retry import Retry
-from hansa.deploy.network.tls import Tls
+from hansa.deploy.network.route import Channel, Route
+from hansa.deploy.network.sealed import TAG_BYTES, SealError, covered, sealed_size
 
 ATTEMPTS = 3  # transfers of one blob that arrive complete but with another digest
 
@@ -40,17 +40,85 @@ class Progress:
         self.done = done
 
 
+class Call:
+    """A request on a channel, and its response; bodies are sealed if the channel has a session."""
+
+    def __init__(self, channel: Channel, stream: HttpStream, method: str, target: str) -> None:
+        self._channel, self._stream, self._method, self._target = channel, stream, method, target
+        self._number, self._request = 0, b""
+
+    def send_head(self, headers: dict[str, str], size: int = 0) -> None:
+        """Send the head of a request whose body has ``size`` bytes of content; names of headers are in lower case."""
+        session = self._channel.session
+        headers = {**headers, "host": self._channel.address[0]}
+        if self._method == "PUT":
+            headers["content-length"] = str(sealed_size(size) if session else size)
+        if session is not None:
+            self._number, authorization = session.authorize(self._method, self._target, headers)
+            self._request = covered(self._method, self._target, headers)
+            headers |= authorization
+        self._stream.send_head(f"{self._method} {self._target} HTTP/1.1", headers)
+
+    def send_body(self, view: memoryview) -> None:
+        """Send the body from memory."""
+        for chunk, at in enumerate(range(0, len(view), CHUNK_BYTES)):
+            piece: memoryview | bytes = view[at : at + CHUNK_BYTES]
+            if self._channel.session is not None:
+                seal = self._channel.session.seal
+                piece = seal.close_chunk(self._number, chunk, memoryview(piece), self._request)
+            self._stream.socket.sendall(piece)
+
+    def response(self) -> Head:
+        """The head of the response."""
+        data = self._stream.read_head(STALL_SECONDS)
+        self._stream.socket.settimeout(STALL_SECONDS)
+        if not data:
+            raise ConnectionError("the server closed the connection")
+        return parse_response(data)
+
+    def receive_into(self, head: Head, target: memoryview, arrived: Callable[[int], None]) -> None:
+        """Fill ``target`` with the body; ``arrived`` is called with the number of bytes that are there so far."""
+        session = self._channel.session
+        if head.length != (sealed_size(len(target)) if session else len(target)):
+            raise RequestRefused(f"the server sends {head.length} bytes, where {len(target)} are expected")
+        for chunk, at in enumerate(range(0, len(target), CHUNK_BYTES)):
+            piece = target[at : at + CHUNK_BYTES]
+            if session is None:
+                try:
+                    self._stream.read_into(piece)
+                except Interrupted as error:
+                    arrived(at + error.count)
+                    raise
+            else:
+                sealed = memoryview(bytearray(len(piece) + TAG_BYTES))
+                self._stream.read_into(sealed)
+                piece[:] = session.seal.open_chunk(self._number, chunk, sealed, self._request)
+            arrived(at + len(piece))
+
+    def content(self, head: Head) -> dict[str, Any]:
+        """The JSON object in the body; raises `RequestRefused` if it is a refusal, `ConnectionError` if it is busy."""
+        if head.length > MAX_JSON_BYTES:
+            raise BadHttp("the server's answer is too long")
+        session, body = self._channel.session, self._stream.read(head.length)
+        if session is not None and head.status not in (400, 401, 503):  # these come before the request is opened
+            body = session.seal.open_chunk(self._number, 0, memoryview(body), self._request)
+        found = json_object(body)
+        if head.status in (401, 503, 507) or "busy" in found:
+            raise ConnectionError(str(found.get("busy", found.get("error", "")))[:200])
+        if "error" in found:
+            raise RequestRefused(str(found["error"])[:200])
+        return found
+
+
 class BlobClient:
     """A connection to a blob server, opened when needed and kept; interrupted transfers continue on the next one.
 
     ``retry`` makes the `Retry` of one transfer.
     """
 
-    def __init__(
-        self, address: Address, tls: Tls | None, retry: Callable[[], Retry], proxy: Proxy | None = None
-    ) -> None:
-        self._address, self._tls, self._retry, self._proxy = address, tls, retry, proxy
-        self._socket: socket.socket | None = None
+    def __init__(self, route: Route, retry: Callable[[], Retry]) -> None:
+        self._route, self._retry = route, retry
+        self._open: tuple[Channel, HttpStream] | None = None
 
     def fetch(self, ref: Ref, target: memoryview) -> None:
         """Fill ``target`` with a blob; raises `RequestRefused` if the server does not offer it."""
@@ -65,21 +133,14 @@ class BlobClient:
         raise RequestRefused(f"the blob that arrived has another digest than the announced one, {ATTEMPTS} times")
 
     def _fetch(self, name: str, target: memoryview, progress: Progress) -> None:
-        connection = self._connected()
-        try:
-            answer = self._request(connection, {"get": name, "offset": progress.done})
-            if answer.get("size") != len(target):
-                raise RequestRefused(f"the server offers {answer.get('size')} bytes instead of {len(target)}")
-            while progress.done < len(target):
-                chunk = target[progress.done : progress.done + CHUNK_BYTES]
-                progress.reach(progress.done + receive_into(connection, chunk))
-        except Interrupted as error:
-            progress.reach(progress.done + error.count)
-            self.close()
-            raise ConnectionLost(f"the transfer was interrupted ({error})") from None
-        except (OSError, ValueError) as error:
-            self.close()
-            raise ConnectionLost(f"the transfer was interrupted ({error})") from None
+        with self._transfer("GET", f"{BLOBS}/{name}") as call:
+            start = progress.done
+            call.send_head({"range": f"bytes={start}-"} if start else {})
+            head = call.response()
+            if head.status not in (200, 206):
+                call.content(head)
+                raise BadHttp(f"the server answered with status {head.status}")
+            call.receive_into(head, target[start:], lambda count: progress.reach(start + count))
 
     def upload(self, view: memoryview, request: str, name: str | None = None) -> Ref:
         """Upload a part of the reply to ``request``, from where an earlier attempt stopped.
@@ -95,53 +156,42 @@ class BlobClient:
 
     def _upload(self, name: str, view: memoryview, request: str, progress: Progress) -> bool:
         """Upload once; whether the server received the blob with the right digest."""
-        connection = self._connected()
+        size, target = len(view), f"{REPLIES}/{request}/{name}"
+        with self._transfer("GET", target) as call:
+            call.send_head({"upload-length": str(size)})
+            answer = call.content(call.response())
+            if answer.get("done") is True:
+                return True
+            start = int(answer["offset"])
+            if not 0 <= start <= size:
+                raise BadHttp("the server has more bytes than the blob")
+            progress.reach(start)
+        with self._transfer("PUT", target) as call:
+            where = f"{start}-{size - 1}" if start < size else "*"
+            call.send_head({"content-range": f"bytes {where}/{size}"}, size - start)
+            call.send_body(view[start:])
+            return "done" in call.content(call.response())
+
+    @contextmanager
+    def _transfer(self, method: str, target: str) -> Iterator[Call]:
+        """A request on the open connection, or a new one; raises `ConnectionLost` if it is interrupted."""
+        if self._open is None:
+            channel = self._route.open()
+            channel.socket.settimeout(STALL_SECONDS)
+            self._open = channel, HttpStream(channel.socket)
         try:
-            answer = self._request(connection, {"put": name, "size": len(view), "request": request})
-            progress.reach(int(answer["offset"]))
-            for at in range(progress.done, len(view), CHUNK_BYTES):
-                connection.sendall(view[at : at + CHUNK_BYTES])
-            return "done" in self._response(connection)
-        except (OSError, ValueError, KeyError) as error:
+            yield Call(*self._open, method, target)
+        except RequestRefused:
             self.close()
+            raise
+        except (OSError, ValueError, KeyError, TypeError, SealError) as error:
+            self.close()
+            self._route.next_address()
             raise ConnectionLost(f"the transfer was interrupted ({error})") from None
-
-    def _request(self, connection: socket.socket, line: dict[str, Any]) -> dict[str, Any]:
-        write_line(connection, line)
-        return self._response(connection)
-
-    def _response(self, connection: socket.socket) -> dict[str, Any]:
-        answer = read_line(connection)
-        if answer is None:
-            raise ConnectionError("the server closed the connection")
-        if "busy" in answer:
-            raise ConnectionError(str(answer["busy"])[:200])
-        if "error" in answer:
-            self.close()
-            raise RequestRefused(str(answer["error"])[:200])
-        return answer
-
-    def _connected(self) -> socket.socket:
-        if self._socket is not None:
-            return self._socket
-        try:
-            connection = open_connection(self._address, self._proxy)
-            try:
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if self._tls is not None:
-                    connection = self._tls.wrap_socket(connection, server_hostname=self._address[0])
-                connection.settimeout(STALL_SECONDS)
-            except BaseException:
-                connection.close()
-                raise
-        except OSError as error:
-            raise ConnectionLost(f"no connection to {self._address[0]}:{self._address[1]} ({error})") from None
-        self._socket = connection
-        return connection
 
     def close(self) -> None:
         """Close the connection, if there is one."""
-        if self._socket is not None:
+        if self._open is not None:
             with suppress(OSError):
-                self._socket.close()
-            self._socket = None
+                self._open[0].socket.close()
+            self._open = None

@@ -1,22 +1,20 @@
-"""What both ends of a blob transfer share: digests, lines of JSON, reading a known number of bytes, and the errors.
+"""What both ends of a blob transfer share: paths, digests, reading a known number of bytes, and the errors.
 
-A client sends one line of JSON, ``{"get": DIGEST, "offset": BYTES}`` or ``{"put": DIGEST, "size": BYTES, "request":
-ID}``; the server answers with one line, and the bytes follow. The digest (XXH3, 128 bits) detects accidents; TLS
-prevents forgery, so a fast digest is enough.
+    GET /blobs/DIGEST               a part of a request, from the byte that Range names
+    GET /replies/REQUEST/DIGEST     how many bytes of a part of a reply have arrived (its size is in Upload-Length)
+    PUT /replies/REQUEST/DIGEST     the rest of it, from the byte that Content-Range names
+
+The digest (XXH3, 128 bits) detects accidents; TLS or a sealed session prevents forgery, so a fast digest is enough.
 """
 
-import json
 import os
 import socket
 from pathlib import Path
-from typing import Any
 
 import xxhash
 
-from hansa.core.errors import parse_json
-
+BLOBS, REPLIES = "/blobs", "/replies"
 CHUNK_BYTES = 1 << 20
-MAX_LINE_BYTES = 4096
 STALL_SECONDS = 60.0  # for one chunk; a slower peer counts as gone
 
 
@@ -60,27 +58,6 @@ def file_digest(file: Path) -> str:
     """The digest of a file, in hexadecimal."""
     with file.open("rb") as stream:
         return partial_digest(stream.fileno(), file.stat().st_size).hexdigest()
-
-
-def read_line(connection: socket.socket) -> dict[str, Any] | None:
-    """Read one line of JSON, byte by byte, so that the bytes after it stay unread; None if the connection ended."""
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        byte = connection.recv(1)
-        if not byte:
-            return None
-        line += byte
-        if len(line) > MAX_LINE_BYTES:
-            raise ValueError(f"a line is longer than {MAX_LINE_BYTES} bytes")
-    found = parse_json(line)
-    if not isinstance(found, dict):
-        raise ValueError("a line is not a JSON object")
-    return found
-
-
-def write_line(connection: socket.socket, line: dict[str, Any]) -> None:
-    """Send one line of JSON."""
-    connection.sendall(json.dumps(line).encode() + b"\n")
 
 
 def receive_into(connection: socket.socket, target: memoryview) -> int:

@@ -1,9 +1,9 @@
-"""A parent's blob server: over mutual TLS, children fetch the parts of requests and upload the parts of replies.
+"""A parent's blobs: over its HTTPS port, children fetch the parts of requests and upload the parts of replies.
 
 A blob is named by the digest of its content: a broadcast is offered once, directly from memory; an interrupted transfer
 continues in either direction; a blob that is sent twice is stored once. Uploads are written to files, so that early
 replies wait on disk and survive a crash of the parent. A child may fetch what is offered to it, and upload the reply
-that it was asked for, up to its quota. Strangers cannot turn members away (connection_table.py).
+that it was asked for, up to its quota.
 
 Through the broker's store the same bytes took three times as long as plain gRPC: each is encrypted four times and
 written once.
@@ -11,39 +11,28 @@ written once.
 
 import errno
 import os
-import socket
-import ssl
+import re
 import threading
-import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from hansa.deploy.network.blob_protocol import (
-    CHUNK_BYTES,
-    STALL_SECONDS,
-    Interrupted,
+    BLOBS,
+    REPLIES,
     RequestRefused,
     digest,
     file_digest,
     partial_digest,
-    read_line,
-    receive_into,
-    write_line,
 )
-from hansa.deploy.network.connection_table import ConnectionLimits, ConnectionTable, shut_down
-from hansa.deploy.network.envelope import Ref, is_digest
+from hansa.deploy.network.envelope import Ref
+from hansa.deploy.network.exchange import Exchange
+from hansa.deploy.network.front import Handler
+from hansa.deploy.network.http_stream import BadHttp
 from hansa.deploy.network.subjects import token
-from hansa.deploy.network.tls import Tls
 
-IDLE_SECONDS = 3600.0
-BACKLOG = 1024  # connections that the kernel holds until they are accepted
-OUT_OF_DESCRIPTORS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 DISK_FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS, errno.EIO}
-
-Identify = Callable[[list[str]], str]  # the member that a certificate's names belong to; empty if there is none
+MAX_SIZE = 1 << 53
 
 
 @dataclass
@@ -64,31 +53,29 @@ class UploadQuota:
 
 
 class BlobServer:
-    """Serves blobs at ``address`` and stores uploads in ``folder``.
+    """Offers blobs and stores uploads in ``folder``; a `hansa.deploy.network.front.Front` passes requests on to it.
 
-    ``refused`` is called with a node's name, or a peer's address, and the reason of every refusal.
+    ``refused`` is called with a node's name and the reason of every refusal; ``suspended`` tells whether a member may
+    not transfer anything now.
     """
 
     def __init__(
         self,
         folder: Path,
-        address: tuple[str, int],
-        tls: Tls,
-        identify: Identify,
         refused: Callable[[str, str], None],
-        limits: ConnectionLimits | None = None,
+        suspended: Callable[[str], bool] = lambda node: False,
     ) -> None:
-        self.folder, self._tls, self._identify, self._refused = folder, tls, identify, refused
+        self.folder, self._refused, self._suspended = folder, refused, suspended
         folder.mkdir(parents=True, exist_ok=True)
         self._offers: dict[str, OfferedBlob] = {}
         self._quotas: dict[str, UploadQuota] = {}
         self._verified: set[Path] = set()  # files whose digest was checked
         self._lock = threading.Lock()
-        self._connections = ConnectionTable(limits or ConnectionLimits())
-        self._closing = False
-        self._socket = socket.create_server(address, reuse_port=False, backlog=BACKLOG)
-        self._socket.settimeout(1.0)  # so that overdue handshakes are ended also when no client connects
-        threading.Thread(target=self._accept, name="hansa-blob-server", daemon=True).start()
+
+    @property
+    def handlers(self) -> dict[str, Handler]:
+        """What answers requests, by the first part of their path."""
+        return {BLOBS: self.answer, REPLIES: self.answer}
 
     # ── for the parent's own process ──────────────────────────────────────────────────────────────────────────────
 
@@ -142,148 +129,113 @@ class BlobServer:
             if file.name not in wanted:
                 self.delete(node, [file.name])
 
-    def disconnect_revoked(self) -> None:
-        """Close the connections of nodes that are no longer members."""
-        for connection in self._connections.members():
-            if isinstance(connection, ssl.SSLSocket) and not self._identify(certificate_names(connection)):
-                shut_down(connection)
+    # ── requests of children ──────────────────────────────────────────────────────────────────────────────────────
 
-    def close(self) -> None:
-        """Stop listening and close all connections."""
-        self._closing = True
-        shut_down(self._socket)
-        with suppress(OSError):
-            self._socket.close()
-        self._connections.close_all()
-
-    # ── connections of children ───────────────────────────────────────────────────────────────────────────────────
-
-    def _accept(self) -> None:
-        while not self._closing:
-            self._connections.close_overdue()
-            try:
-                connection, peer = self._socket.accept()
-            except TimeoutError:
-                continue
-            except OSError as error:
-                if self._closing or error.errno not in OUT_OF_DESCRIPTORS:
-                    return
-                self._connections.make_room()
-                time.sleep(0.05)  # their threads close them
-                continue
-            try:
-                secured = self._tls.wrap_socket(connection, server_side=True, handshake=False)
-            except OSError:  # it has ended already
-                connection.close()
-                continue
-            self._connections.add(secured, peer[0])
-            threading.Thread(target=self._serve, args=(secured, peer[0]), daemon=True).start()
-
-    def _serve(self, connection: ssl.SSLSocket, peer: str) -> None:
+    def answer(self, exchange: Exchange) -> None:
+        """Answer a member's request; raises `BadHttp` if it is malformed."""
+        node, head = exchange.member, exchange.head
+        parts = re.fullmatch(r"(/blobs|/replies/([0-9a-f]{32}))/([0-9a-f]{32})", head.target)
+        uploading = head.method == "PUT"
         try:
-            connection.settimeout(self._connections.limits.handshake_seconds)
-            connection.do_handshake()
-            node = self._identify(certificate_names(connection))
-            if not node:
-                self._refused(peer, "its certificate at the blob server belongs to no member")
-                return
-            if self._connections.admit(connection, node):
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._serve_requests(connection, node)
+            if self._suspended(node):
+                raise RequestRefused("the member is suspended")
+            if parts is None or head.method not in ("GET", "PUT") or (uploading and not parts[2]):
+                raise RequestRefused("malformed request")
+            if head.length and not uploading:
+                raise BadHttp("a GET has no body")
+            if parts[2] is None:
+                self._send(exchange, parts[3])
+            elif uploading:
+                self._receive(exchange, parts[2], parts[3])
             else:
-                self._refused(node, "it opened too many connections to the blob server")
-        except ssl.SSLError as error:
-            self._refused(peer, f"no TLS connection to the blob server ({error.reason or error})")
-        except (OSError, ValueError):
-            pass  # the client is gone, and connects again if it needs something
-        finally:
-            self._connections.remove(connection)
-            connection.close()
+                self._tell_offset(exchange, parts[2], parts[3])
+        except RequestRefused as error:
+            self._refused(node, f"the blob server refused: {error}")
+            # After a refused upload the bytes that follow would be read as the next request.
+            exchange.answer(403, {"error": str(error)}, close=uploading)
+            if uploading:
+                raise ConnectionError from None
 
-    def _serve_requests(self, connection: socket.socket, node: str) -> None:
-        while not self._closing:
-            connection.settimeout(IDLE_SECONDS)
-            line = read_line(connection)
-            if line is None:
-                return
-            connection.settimeout(STALL_SECONDS)
-            try:
-                match line:
-                    case {"get": str(name), "offset": int(start)} if start >= 0:
-                        self._send(connection, node, name, start)
-                    case {"put": str(name), "size": int(size), "request": str(request)} if size >= 0:
-                        self._receive(connection, node, name, size, request)
-                    case _:
-                        raise RequestRefused("malformed request")
-            except RequestRefused as error:
-                self._refused(node, f"the blob server refused: {error}")
-                write_line(connection, {"error": str(error)})
-                if "put" in line:
-                    return  # the bytes that follow would be read as the next line
-
-    def _send(self, connection: socket.socket, node: str, name: str, start: int) -> None:
+    def _send(self, exchange: Exchange, name: str) -> None:
+        wanted = re.fullmatch(r"bytes=([0-9]{1,16})-", exchange.head.headers.get("range", "bytes=0-"))
+        if wanted is None:
+            raise RequestRefused("malformed range")
         with self._lock:
             offer = self._offers.get(name)
-            if offer is None or node not in offer.readers:
+            if offer is None or exchange.member not in offer.readers:
                 raise RequestRefused("no blob of that name is offered")
             view = offer.view
-        write_line(connection, {"size": len(view), "offset": start})
-        for at in range(start, len(view), CHUNK_BYTES):
-            connection.sendall(view[at : at + CHUNK_BYTES])
+        start, size = int(wanted[1]), len(view)
+        if start > size:
+            raise RequestRefused("the range begins after the end of the blob")
+        part = start > 0 and start < size
+        headers = {"Content-Range": f"bytes {start}-{size - 1}/{size}"} if part else {}
+        exchange.send(206 if part else 200, view[start:], {"Content-Type": "application/octet-stream", **headers})
 
-    def _receive(self, connection: socket.socket, node: str, name: str, size: int, request: str) -> None:
+    def _tell_offset(self, exchange: Exchange, request: str, name: str) -> None:
+        size = _number(exchange.head.headers.get("upload-length", ""))
+        self._check_quota(exchange.member, name, size, request)
+        if self.find(exchange.member, (name, size)) is not None:
+            exchange.answer(200, {"offset": size, "done": True})
+            return
+        part = self._part(exchange.member, name)
+        done = part.stat().st_size if part.exists() else 0
+        exchange.answer(200, {"offset": done if done <= size else 0})
+
+    def _part(self, node: str, name: str) -> Path:
+        return self.folder / token(node) / f"{name}.part"
+
+    def _receive(self, exchange: Exchange, request: str, name: str) -> None:
+        node = exchange.member
+        found = re.fullmatch(r"bytes (?:([0-9]{1,16})-[0-9]{1,16}|\*)/([0-9]{1,16})", _range_of(exchange))
+        if found is None:
+            raise RequestRefused("malformed range")
+        size = _number(found[2])
+        start = int(found[1]) if found[1] else size
+        if start > size:
+            raise RequestRefused("the range begins after the end of the blob")
         self._check_quota(node, name, size, request)
-        if self.find(node, (name, size)) is None:
-            part = self.folder / token(node) / f"{name}.part"
-            part.parent.mkdir(exist_ok=True)
-            try:
-                arrived = self._receive_file(connection, part, size)
-            except OSError as error:
-                if error.errno not in DISK_FULL:
-                    raise
-                self._refused(node, f"the disk cannot take its upload ({error.strerror})")
-                write_line(connection, {"busy": f"the server's disk cannot take the upload ({error.strerror})"})
-                raise ConnectionError from None  # the client tries again
-            if arrived != name:
-                part.unlink()
-                write_line(connection, {"resend": True})
-                return
+        exchange.check_length(size - start)
+        part = self._part(node, name)
+        part.parent.mkdir(exist_ok=True)
+        try:
+            arrived = self._receive_file(exchange, part, start, size)
+        except OSError as error:
+            if error.errno not in DISK_FULL:
+                raise
+            self._refused(node, f"the disk cannot take its upload ({error.strerror})")
+            exchange.answer(507, {"busy": f"the server's disk cannot take the upload ({error.strerror})"}, close=True)
+            raise ConnectionError from None  # the client tries again
+        if arrived != name:
+            part.unlink(missing_ok=True)
+            exchange.answer(409, {"resend": True})
+            return
+        if part.exists():  # or another connection of the node was faster
             part.replace(part.with_suffix(""))
-            self._verified.add(part.with_suffix(""))
-        else:
-            write_line(connection, {"offset": size})
-        write_line(connection, {"done": True})
+        self._verified.add(part.with_suffix(""))
+        exchange.answer(201, {"done": True})
 
-    def _receive_file(self, connection: socket.socket, part: Path, size: int) -> str:
-        """Receive what is missing of a file and return the digest of all of it.
+    def _receive_file(self, exchange: Exchange, part: Path, start: int, size: int) -> str:
+        """Receive a file from byte ``start`` on, and return the digest of all of it.
 
         Every byte is written at its own offset, so an old connection that still writes does no harm.
         """
         file = os.open(part, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            done = os.fstat(file).st_size
-            if done > size:
+            if os.fstat(file).st_size > size:
                 os.truncate(file, 0)
-                done = 0
-            found = partial_digest(file, done)
-            write_line(connection, {"offset": done})
-            chunk = memoryview(bytearray(min(CHUNK_BYTES, max(1, size - done))))
-            while done < size:
-                try:
-                    count = receive_into(connection, chunk[: min(len(chunk), size - done)])
-                except Interrupted as error:
-                    os.pwrite(file, chunk[: error.count], done)
-                    raise
-                os.pwrite(file, chunk[:count], done)
-                found.update(chunk[:count])
-                done += count
+            if os.fstat(file).st_size < start:
+                raise RequestRefused("the upload continues after bytes that have not arrived")
+            found, done = partial_digest(file, start), start
+            for piece in exchange.body(size - start):
+                os.pwrite(file, piece, done)
+                found.update(piece)
+                done += len(piece)
         finally:
             os.close(file)
         return found.hexdigest()
 
     def _check_quota(self, node: str, name: str, size: int, request: str) -> None:
-        if not is_digest(name):
-            raise RequestRefused("the blob's name is not a digest")
         with self._lock:
             quota = self._quotas.get(node)
             if quota is None or quota.request != request:
@@ -294,7 +246,11 @@ class BlobServer:
             quota.used[name] = size
 
 
-def certificate_names(connection: ssl.SSLSocket) -> list[str]:
-    """The identities in the peer's certificate."""
-    certificate: Any = connection.getpeercert() or {}
-    return [value for kind, value in certificate.get("subjectAltName", ()) if kind == "email"]
+def _number(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,16}", text) or int(text) > MAX_SIZE:
+        raise RequestRefused("the size of the blob is missing")
+    return int(text)
+
+
+def _range_of(exchange: Exchange) -> str:
+    return exchange.head.headers.get("content-range", "")

@@ -1,20 +1,24 @@
-"""One connection to a NATS server: blocking, for one thread at a time, with a bound on every wait.
+"""One connection to a NATS server, over a WebSocket: blocking, for one thread at a time, with a bound on every wait.
 
 It implements the part of the NATS client protocol that Hansa needs (PUB, SUB, MSG, HMSG, PING) and detects a dead
-server. JetStream is called by request and reply, in JSON.
+server. The node authenticates by signing the server's challenge with its own key. JetStream is called by request and
+reply, in JSON.
 """
 
 import json
 import re
 import secrets
-import socket
 from collections import deque
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-from hansa.deploy.network.address import CONNECT_SECONDS, Address, Loopback, Proxy, open_connection
-from hansa.deploy.network.tls import Tls
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from hansa.deploy.network.address import CONNECT_SECONDS, ConnectionLost
+from hansa.deploy.network.nkey import answer
+from hansa.deploy.network.route import Route
+from hansa.deploy.network.websocket import PATH, WebSocket
 
 PING_SECONDS = 10.0  # after this much silence the server is sent a PING
 DEAD_SECONDS = 30.0  # after this much silence the server counts as dead
@@ -22,10 +26,6 @@ REPLY_SECONDS = 15.0  # for a reply of the server itself
 BUFFER_BYTES = 128 << 10
 MAX_LINE_BYTES = 64 << 10
 MAX_HEADER_BYTES = 64 << 10
-
-
-class ConnectionLost(ConnectionError):
-    """The connection broke, or could not be opened; a new one may work."""
 
 
 class JetStreamError(Exception):
@@ -48,11 +48,12 @@ class Message:
 
 
 class Connection:
-    """A connection to the server at ``address``; replies to requests arrive below ``inbox``."""
+    """A connection to the server at the end of ``route``, authenticated with ``key``.
 
-    def __init__(
-        self, address: Address, tls: Tls | None, inbox: str, name: str = "hansa", proxy: Proxy | Loopback | None = None
-    ) -> None:
+    Replies to requests arrive below ``inbox``.
+    """
+
+    def __init__(self, route: Route, key: Ed25519PrivateKey, inbox: str, name: str = "hansa") -> None:
         self._inbox = f"{inbox}.{secrets.token_hex(6)}"
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._start = self._end = 0
@@ -61,38 +62,33 @@ class Connection:
         self._requests = 0
         self._last_received = self._last_ping = monotonic()
         self.errors: list[str] = []  # the last errors that the server sent, such as permission violations
-        self._socket: socket.socket = self._open(address, tls, name, proxy)
+        self._socket: WebSocket = self._open(route, key, name)
 
     # ── connecting ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _open(self, address: Address, tls: Tls | None, name: str, proxy: Proxy | Loopback | None) -> socket.socket:
+    def _open(self, route: Route, key: Ed25519PrivateKey, name: str) -> WebSocket:
+        channel = route.open()
         try:
-            self._socket = open_connection(address, proxy)
-        except OSError as error:
-            raise ConnectionLost(f"no connection to {address[0]}:{address[1]} ({error})") from None
-        try:
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            channel.socket.settimeout(CONNECT_SECONDS)
+            headers = channel.session.authorize("GET", PATH, {"upgrade": "websocket"})[1] if channel.session else {}
+            self._socket = WebSocket(channel.socket, channel.address[0], headers)
             info = self._line(monotonic() + CONNECT_SECONDS)
             if not info.startswith(b"INFO "):
                 raise ConnectionLost("the server is not a NATS server")
-            self.max_payload = int(json.loads(info[5:])["max_payload"])
-            if tls is not None:
-                self._start = self._end = 0  # discard what arrived before TLS
-                self._socket = tls.wrap_socket(self._socket, server_hostname=address[0])
-            options: dict[str, Any] = {
-                "verbose": False,
-                "pedantic": False,
-                "tls_required": tls is not None,
-                "headers": True,
-            }
+            found = json.loads(info[5:])
+            self.max_payload = int(found["max_payload"])
+            options: dict[str, Any] = {"verbose": False, "pedantic": False, "tls_required": False, "headers": True}
             options |= {"no_responders": True, "lang": "hansa", "version": "1", "protocol": 1, "name": name}
+            options |= answer(key, str(found["nonce"]))
             self._send(f"CONNECT {json.dumps(options)}\r\nPING\r\n".encode())
             self._sids += 1
             self._await_pong(monotonic() + CONNECT_SECONDS)
             self._send(f"SUB {self._inbox}.* {self._sids}\r\n".encode())
         except (OSError, ValueError, KeyError, TypeError) as error:
-            self._socket.close()
-            raise ConnectionLost(f"no connection to {address[0]}:{address[1]} ({_short(error)})") from None
+            channel.socket.close()
+            route.next_address()
+            host, port = channel.address
+            raise ConnectionLost(f"no connection to {host}:{port} ({_short(error)})") from None
         return self._socket
 
     def _await_pong(self, until: float) -> None:

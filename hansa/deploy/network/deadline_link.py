@@ -19,6 +19,7 @@ class DeadlineLink:
     def __init__(self, link: Link, rounds: int, deadline: Callable[[], float | None]) -> None:
         self._link, self._rounds, self._deadline = link, rounds, deadline
         self.size, self.remote = link.size, link.remote
+        self.posting = None  # a region below the root waits for its cohort
 
     def ask(self, asks: Mapping[NodeId, Request], until: float | None) -> Iterator[Answer]:
         """Ask the nodes below; the deadline is ``until`` or the region's share of the parent's, whichever is first."""

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from time import time
+from time import monotonic, time
 from typing import Any, Protocol
 
 from cryptography.exceptions import InvalidSignature
@@ -199,3 +199,15 @@ def _ref(value: Any) -> Ref:
 def is_digest(text: str) -> bool:
     """Whether a text has the form of a blob's digest."""
     return len(text) == 32 and all(c in "0123456789abcdef" for c in text)
+
+
+def local_deadline(envelope: Envelope) -> float | None:
+    """The parent's deadline on this node's monotonic clock.
+
+    Clocks differ: a request is not older than its date, and one that seems overdue may come from a clock that is behind
+    this one, so it gets all of its time.
+    """
+    if envelope.deadline is None:
+        return None
+    whole, left = envelope.deadline - envelope.sent_at, envelope.deadline - time()
+    return monotonic() + (min(whole, left) if left > 0 else whole)

@@ -18,7 +18,7 @@ from hansa.deploy.network.instance import Instance
 
 PURPOSE = b"hansa heartbeat 1\n"
 MAX_HEARTBEAT_BYTES = 4096
-PHASES = ("idle", "fetching", "working", "sending")
+PHASES = ("idle", "fetching", "working", "sending", "paused")
 
 
 @dataclass(frozen=True)

@@ -6,25 +6,20 @@ child, the stored messages are read again: a repeated request finds the reply th
 depend on notifications; they only make replies arrive sooner.
 """
 
-import hashlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from time import monotonic, time
-from typing import Any
-
-import torch
-from torch import Tensor
 
 from hansa.core import wire
 from hansa.core.errors import RunFailed, printable
-from hansa.core.link import Answer
-from hansa.core.messages import NO_ANSWER, Failure, NodeId, Request, Train
+from hansa.core.link import Answer, Posting
+from hansa.core.messages import NO_ANSWER, Failure, NodeId, Request
 from hansa.deploy.network.attendance import Attendance
 from hansa.deploy.network.blob_protocol import digest
 from hansa.deploy.network.blob_server import BlobServer
-from hansa.deploy.network.connection import Connection, JetStreamError
+from hansa.deploy.network.connection import Connection
 from hansa.deploy.network.envelope import (
     LEAVE,
     Envelope,
@@ -35,27 +30,21 @@ from hansa.deploy.network.envelope import (
     sign_envelope,
 )
 from hansa.deploy.network.journal import Journal
+from hansa.deploy.network.open_requests import OpenRequests, PendingRequest, request_id
 from hansa.deploy.network.presence import EARLIER_PROCESS, Presence
+from hansa.deploy.network.reply_files import read_reply
 from hansa.deploy.network.retry import GaveUp
 from hansa.deploy.network.session import Session
+from hansa.deploy.network.stream import create_stream
 from hansa.deploy.network.subjects import Subjects
 from hansa.privacy.policy.audit_heads import Anchors
 
 POLL_SECONDS = 2.0  # between reads of the stored reply, when no notification arrives
 MAX_WAIT_SECONDS = 7 * 86400.0  # where the federation sets no deadline
-REPLY_QUOTA = 64 << 20  # bytes that a reply may have beside four times the size of its request
+REPLY_QUOTA = 64 << 20  # bytes that a reply may have beside four times the size of its request, or of the model
 REPLY_TOO_LATE = "its reply belongs to a request that is no longer open"
 DUPLICATE_REPLY = "it sent the same reply again"
-STREAM_NAME_IN_USE = 10058  # JetStream's error code
-FIRST_INBOX = 1 << 40  # inboxes of requests that are sent together, apart from those of single requests
-
-
-@dataclass(frozen=True)
-class PendingRequest:
-    """A request that waits for its reply. ``sent``: its size in bytes."""
-
-    envelope: Envelope
-    sent: int
+FIRST_INBOX = 1 << 40  # inboxes of requests that are sent together
 
 
 class MissingParts(RunFailed):
@@ -66,7 +55,7 @@ class NatsLink:
     """The link to the children of a coordinator or a region; see the module.
 
     ``presence`` says which children are suspended; ``refused`` is called with the name of a node whose envelope was
-    rejected, and the reason.
+    rejected, and the reason; ``replicas``: how many servers of a NATS cluster store every envelope.
     """
 
     remote = True
@@ -81,6 +70,7 @@ class NatsLink:
         journal: Journal,
         presence: Presence,
         refused: Callable[[str, str], None],
+        replicas: int = 1,
     ) -> None:
         self._identity, self._subjects, self._presence = identity, subjects, presence
         self._session, self._blobs, self._journal, self._refused = session, blobs, journal, refused
@@ -91,11 +81,10 @@ class NatsLink:
         self._one_at_a_time = threading.Lock()
         self._settings: Ref | None = None
         self._start: Ref | None = None
-        self._pending: dict[NodeId, PendingRequest] = {}
-        self._replies: dict[NodeId, Envelope] = {}
+        self._open = OpenRequests()
         self._sent_on = 0  # the connection on which requests were sent; a reply cannot be missed while it lasts
         self.serve(children)
-        session.do(self._create_stream)
+        session.do(lambda connection: create_stream(connection, subjects, replicas))
 
     def serve(self, children: Sequence[NodeId]) -> None:
         """Set the nodes that this link reaches."""
@@ -109,27 +98,14 @@ class NatsLink:
         return len(self._children)
 
     @property
+    def posting(self) -> Posting:
+        """Requests whose replies are collected later."""
+        return self
+
+    @property
     def run(self) -> str:
         """The id of the run."""
         return self._journal.run
-
-    def _create_stream(self, connection: Connection) -> None:
-        """Create the stream that stores the newest request and reply of every child on the broker's disk."""
-        wanted = {
-            "name": self._subjects.stream,
-            "subjects": [f"{self._subjects.root}.{kind}.*" for kind in ("req", "rep", "note")],
-            "storage": "file",
-            "max_msgs_per_subject": 1,
-            "max_msg_size": 64 << 10,
-            "allow_direct": True,
-            "discard": "old",
-        }
-        try:
-            connection.ask(f"STREAM.CREATE.{self._subjects.stream}", wanted)
-        except JetStreamError as error:
-            if error.code != STREAM_NAME_IN_USE:
-                raise
-            connection.ask(f"STREAM.UPDATE.{self._subjects.stream}", wanted)
 
     # ── what every child needs before it can work ─────────────────────────────────────────────────────────────────
 
@@ -145,22 +121,67 @@ class NatsLink:
 
     def ask(self, asks: Mapping[NodeId, Request], until: float | None) -> Iterator[Answer]:
         """Ask children and yield their answers in the order of the requests; see `hansa.core.link.Link`."""
-        until = min(until or monotonic() + MAX_WAIT_SECONDS, monotonic() + MAX_WAIT_SECONDS)
+        until = _bounded(until)
         with self._one_at_a_time:
-            offered = self._prepare(asks, until)
+            ids = self._prepare(asks, until)
             try:
-                self._send(list(asks), until)
-                for node in asks:
-                    yield self._await_answer(node, until)
-                    self._close_request(node)
+                self._send(self._open.ask(ids.values()), until)
+                for id in ids.values():
+                    yield self._await_answer(id, until)
+                    self._close_request(id)
             finally:
-                for node in [node for node in asks if node in self._pending]:
-                    self._close_request(node)
-                self._blobs.withdraw(offered)
+                for id in ids.values():
+                    self._close_request(id)
+                self._resume(_bounded(None))
 
-    def _prepare(self, asks: Mapping[NodeId, Request], until: float) -> set[str]:
-        """Make an envelope for every node and offer its parts; a part that several nodes get is digested once."""
-        offered: set[str] = set()
+    def post(self, asks: Mapping[NodeId, Request], arrival: bool = True) -> None:
+        """Send requests and return; see `hansa.core.link.Posting`."""
+        until = _bounded(None)
+        with self._one_at_a_time:
+            ids = self._prepare(asks, until)
+            self._send(self._open.post(ids.values(), arrival), until)
+
+    def next_arrival(self, nodes: Collection[NodeId], until: float | None) -> NodeId | None:
+        """Wait for a reply to a posted request; see `hansa.core.link.Posting`."""
+        until = _bounded(until)
+        with self._one_at_a_time:
+            checked = self._sent_on
+            while True:
+                open = self._open.unreported(nodes)
+                for id in open:
+                    if id in self._open.replies or self._is_gone(self._open.pending[id].node):
+                        return self._open.report(id)
+                if monotonic() >= until:
+                    return None
+                if checked != self._session.connections:  # a notification may have been missed
+                    checked = self._session.connections
+                    for id in open:
+                        self._repeat_if_overtaken(id, until)
+                        self._read_stored(self._open.pending[id].node, until)
+                elif not self._hear(until):
+                    checked = -1
+
+    def posted_failure(self, node: NodeId) -> str:
+        """Why a node has no result; see `hansa.core.link.Posting`."""
+        with self._one_at_a_time:
+            id = self._open.reported(node)
+            envelope = self._open.replies.get(id)
+            if envelope is not None and envelope.kind != Failure.__name__:
+                return ""
+            answer = self._await_answer(id, monotonic())
+            self._close_request(id)
+            return answer.reply.reason if isinstance(answer.reply, Failure) else ""
+
+    def _is_gone(self, node: NodeId) -> bool:
+        """Whether a node has left for good or was revoked, so that its reply is never awaited again."""
+        return self._journal.has_left(node) or not self._identity.trusts(node)
+
+    def _prepare(self, asks: Mapping[NodeId, Request], until: float) -> dict[NodeId, str]:
+        """Make an envelope for every node and offer its parts; a part that several nodes get is digested once.
+
+        Returns the ids of the requests. One that is open already stays as it is.
+        """
+        ids: dict[NodeId, str] = {}
         refs: dict[int, tuple[Ref, dict[str, Ref]]] = {}
         digests: dict[int, str] = {}  # of vectors, by address: different requests may carry the same model
         readers: dict[int, list[NodeId]] = {}
@@ -171,11 +192,14 @@ class NatsLink:
             if id(request) not in refs:
                 refs[id(request)] = self._offer(request, readers[id(request)], digests)
             text, vectors = refs[id(request)]
-            offered |= {name for name, _ in (text, *vectors.values())}
+            ids[node] = key = request_id(self._journal.run, self._identity.name, node, request, vectors, self._start)
+            if key in self._open.pending:
+                continue
             sent = text[1] + sum(size for _, size in vectors.values())
-            self._pending[node] = PendingRequest(self._envelope(node, request, text, vectors, until), sent)
-            self._blobs.allow_upload(node, self._pending[node].envelope.request, REPLY_QUOTA + 4 * sent)
-        return offered
+            offered = frozenset(name for name, _ in (text, *vectors.values()))
+            envelope = self._envelope(node, request, key, text, vectors, until)
+            self._open.add(key, PendingRequest(node, envelope, sent, offered, 4 * getattr(request, "capacity", 0)))
+        return ids
 
     def _offer(self, request: Request, readers: list[NodeId], digests: dict[int, str]) -> tuple[Ref, dict[str, Ref]]:
         text, vectors = wire.split(request)
@@ -187,10 +211,11 @@ class NatsLink:
             refs[name] = self._blobs.offer(view, readers, digests[vector.data_ptr()])
         return self._blobs.offer(memoryview(text.encode()), readers), refs
 
-    def _envelope(self, node: NodeId, request: Request, text: Ref, vectors: dict[str, Ref], until: float) -> Envelope:
+    def _envelope(
+        self, node: NodeId, request: Request, id: str, text: Ref, vectors: dict[str, Ref], until: float
+    ) -> Envelope:
         round = getattr(request, "round", 0)
         deadline = time() + until - monotonic()
-        id = self._request_id(node, request, vectors)
         self._journal.record_request(id, node, round, type(request).__name__, deadline)
         return Envelope(
             sender=self._identity.name,
@@ -210,11 +235,6 @@ class NatsLink:
             audit=self.anchors.head() if self.anchors is not None else "",
         )
 
-    def _request_id(self, node: NodeId, request: Request, vectors: dict[str, Ref]) -> str:
-        text, _ = wire.split(_repeatable(request))
-        parts = [self._journal.run, self._identity.name, node, text, repr(sorted(vectors.items())), repr(self._start)]
-        return hashlib.sha256("\x1f".join(parts).encode()).hexdigest()[:32]
-
     def _delete_old_uploads(self, request: Request) -> None:
         """Delete what children uploaded for rounds that are checkpointed."""
         durable = getattr(request, "durable", 0)
@@ -222,50 +242,60 @@ class NatsLink:
             for node, name in self._journal.forget(durable):
                 self._blobs.delete(node, [name])
 
-    def _send(self, nodes: list[NodeId], until: float) -> None:
+    def _send(self, ids: list[str], until: float) -> None:
         """Publish the requests together; those that are not acknowledged are published again on the next connection."""
-        left = dict.fromkeys(node for node in nodes if not self.attendance.reason_not_to_wait(node))
+        for id in ids:
+            pending = self._open.pending[id]
+            self._blobs.allow_upload(pending.node, id, REPLY_QUOTA + 4 * max(pending.sent, pending.update))
+        # A node that is away finds posted requests when it comes back.
+        awaited = (id for id in ids if not self.attendance.reason_not_to_wait(self._open.pending[id].node))
+        left = dict.fromkeys([*filter(self._open.is_posted, ids), *awaited])
         self._sent_on = self._session.connections
 
         def send(connection: Connection) -> None:
             inboxes = {}
-            for number, node in enumerate(left):
+            for number, id in enumerate(left):
                 inbox = connection.inbox(FIRST_INBOX + number)
-                inboxes[inbox] = node
-                data = sign_envelope(self._pending[node].envelope, self._identity.key)
-                connection.publish(self._subjects.request(node), data, inbox)
+                inboxes[inbox] = id
+                pending = self._open.pending[id]
+                data = sign_envelope(pending.envelope, self._identity.key)
+                connection.publish(self._subjects.request(pending.node), data, inbox)
             while inboxes:
                 message = connection.expect(set(inboxes))
                 connection.checked(message)
                 left.pop(inboxes.pop(message.subject))
 
-        try:
+        with suppress(GaveUp):  # the deadline passed without a broker: no child will answer
             self._session.do(send, until)
-        except GaveUp:
-            return  # the deadline passed without a broker: no child will answer
 
     # ── replies ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _await_answer(self, node: NodeId, until: float) -> Answer:
-        pending = self._pending[node]
+    def _await_answer(self, id: str, until: float) -> Answer:
         while True:
-            envelope = self._await_envelope(node, until)
+            pending = self._open.pending[id]
+            envelope = self._await_envelope(id, until)
             if envelope is None:
-                reason = self.attendance.reason_not_to_wait(node) or NO_ANSWER
-                self._journal.record_failure(pending.envelope.request, reason)
-                return Answer(node, Failure(reason), pending.sent)
+                reason = self.attendance.reason_not_to_wait(pending.node) or NO_ANSWER
+                self._journal.record_failure(id, reason)
+                return Answer(pending.node, Failure(reason), pending.sent)
             try:
-                return self._read_reply(node, pending, envelope)
+                return self._read_reply(pending.node, pending, envelope)
             except MissingParts:
-                del self._replies[node]
-                self._send_again(node, until)
+                del self._open.replies[id]
+                self._send_again(id, until)
 
-    def _send_again(self, node: NodeId, until: float) -> None:
+    def _send_again(self, id: str, until: float) -> None:
         """Send a request once more, with a new sequence number."""
-        pending = self._pending[node]
+        pending = self._open.pending[id]
         again = replace(pending.envelope, sequence=self._journal.next_sequence(), sent_at=time())
-        self._pending[node] = replace(pending, envelope=again)
-        self._send([node], until)
+        self._open.pending[id] = replace(pending, envelope=again)
+        self._send([id], until)
+
+    def _repeat_if_overtaken(self, id: str, until: float) -> None:
+        """Send a request again if its node has accepted a later one of this parent, before a backup was restored."""
+        if newer := self.attendance.overtaken(self._open.pending[id].node, self._open.pending[id].envelope):
+            self._journal.raise_sequence(newer)
+            self._send_again(id, until)
 
     def _read_reply(self, node: NodeId, pending: PendingRequest, envelope: Envelope) -> Answer:
         """The reply that an envelope announces; its tensors are mapped from the blob server's files."""
@@ -275,37 +305,41 @@ class NatsLink:
             raise MissingParts
         received = envelope.text[1] + sum(size for _, size in envelope.vectors.values())
         try:
-            vectors = {name: _mapped(file, envelope.vectors[name][1]) for name, file in files.items() if file}
-            reply: Any = wire.join(text.read_text(encoding="utf-8"), vectors)
-            if isinstance(reply, Request):
-                raise wire.BadMessage(f"a {type(reply).__name__} is not a reply")
-            reply = Failure(printable(reply.reason)) if isinstance(reply, Failure) else reply
+            reply = read_reply(text, {name: (file, envelope.vectors[name][1]) for name, file in files.items() if file})
         except (wire.BadMessage, ValueError) as error:
             reply = Failure(f"its reply cannot be used: {printable(str(error))}")
             self._refused(node, printable(str(error)))
         self._journal.record_reply(envelope)
         return Answer(node, reply, pending.sent, received)
 
-    def _await_envelope(self, node: NodeId, until: float) -> Envelope | None:
-        """Wait for the reply of a node; None after the deadline. Replies of other nodes that arrive are kept."""
-        checked = self._sent_on
-        while node not in self._replies:
+    def _await_envelope(self, id: str, until: float) -> Envelope | None:
+        """Wait for the reply to a request; None after the deadline. Other replies that arrive are kept."""
+        checked, node = self._sent_on, self._open.pending[id].node
+        while id not in self._open.replies:
             if monotonic() >= until or self.attendance.reason_not_to_wait(node):
                 return None
-            if newer := self.attendance.overtaken(node, self._pending[node].envelope):
-                self._journal.raise_sequence(newer)
-                self._send_again(node, until)
+            self._repeat_if_overtaken(id, until)
             if checked != self._session.connections:  # a notification may have been missed between two connections
                 checked = self._session.connections
                 self._read_stored(node, until)
                 checked = max(checked, self._session.connections)
                 continue
-            message = self._session.next(min(POLL_SECONDS, max(0.01, until - monotonic())), until)
-            if message is None:
+            if not self._hear(until):
                 checked = -1
-            elif message.subject in self._children:
-                self._receive(self._children[message.subject], message.payload, notified=True)
-        return self._replies[node]
+        return self._open.replies[id]
+
+    def _hear(self, until: float) -> bool:
+        """Wait for a message and take it up; False if none came. Nodes that have answered go on with posted work."""
+        message = self._session.next(min(POLL_SECONDS, max(0.01, until - monotonic())), until)
+        if message is not None and (node := self._children.get(message.subject)) is not None:
+            self._receive(node, message.payload, notified=True)
+        self._resume(until)
+        return message is not None
+
+    def _resume(self, until: float) -> None:
+        """Send paused requests to the nodes that are free."""
+        for id in self._open.resumed():
+            self._send_again(id, until)
 
     def _read_stored(self, node: NodeId, until: float) -> None:
         """Read the newest reply of a node that the broker stores."""
@@ -336,38 +370,31 @@ class NatsLink:
         except EnvelopeError as error:
             self._refused(node, str(error))
             return
-        pending = self._pending.get(node)
-        asked = pending.envelope if pending is not None else None
-        if asked is None or (envelope.run, envelope.request) != (asked.run, asked.request):
+        pending = self._open.pending.get(envelope.request)
+        if pending is None or (envelope.run, node) != (pending.envelope.run, pending.node):
             if notified:
                 self._refused(node, REPLY_TOO_LATE)
-        elif envelope.kind == Failure.__name__ and envelope.sequence != asked.sequence:
+        elif envelope.kind == Failure.__name__ and envelope.sequence != pending.envelope.sequence:
             pass  # why an earlier copy of this request failed; the node tries again
-        elif node not in self._replies:
-            self._replies[node] = envelope
+        elif envelope.request not in self._open.replies:
+            self._open.replies[envelope.request] = envelope
             self._journal.record_arrival(envelope.request)
             if self.anchors is not None:
                 self.anchors.book.note(node, envelope.audit, data)
         elif notified:
             self._refused(node, DUPLICATE_REPLY)
 
-    def _close_request(self, node: NodeId) -> None:
-        self._pending.pop(node, None)
-        self._replies.pop(node, None)
-        self._blobs.end_upload(node)
-        self._blobs.delete_except(node, self._journal.parts(node))
+    def _close_request(self, id: str) -> None:
+        """Forget a request and its reply; nothing changes if it is closed already."""
+        if (closed := self._open.close(id)) is None:
+            return
+        request, blobs, last = closed
+        self._blobs.withdraw(blobs)
+        if last:  # else uploads of the node may be under way
+            self._blobs.end_upload(request.node)
+            self._blobs.delete_except(request.node, self._journal.parts(request.node))
 
 
-def _repeatable(request: Request) -> Request:
-    """A request without what may differ when it is repeated after a restart: the newest checkpoint, the time left."""
-    if not isinstance(request, Train):
-        return request
-    subtree = replace(request.subtree, time_limit=0.0) if request.subtree is not None else None
-    return replace(request, durable=0, subtree=subtree)
-
-
-def _mapped(file: Path, size: int) -> Tensor:
-    """A vector that is mapped from a file, and read when it is used."""
-    if size % 4:
-        raise ValueError(f"{size} bytes are not a float32 vector")
-    return torch.from_file(str(file), shared=False, size=size // 4, dtype=torch.float32) if size else torch.zeros(0)
+def _bounded(until: float | None) -> float:
+    """A time to wait for, on the monotonic clock, that is not too far away."""
+    return min(until or monotonic() + MAX_WAIT_SECONDS, monotonic() + MAX_WAIT_SECONDS)

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from time import monotonic, sleep
 from typing import TypeVar
 
-from hansa.deploy.network.connection import ConnectionLost, JetStreamError
+from hansa.deploy.network.address import ConnectionLost
+from hansa.deploy.network.connection import JetStreamError
 
 MIN_PAUSE, MAX_PAUSE = 0.05, 3.0
 REMIND_SECONDS = 60.0

@@ -4,10 +4,12 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from typing import TypeVar
 
-from hansa.deploy.network.address import Address, Loopback, Proxy
-from hansa.deploy.network.connection import Connection, ConnectionLost, Message
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from hansa.deploy.network.address import ConnectionLost
+from hansa.deploy.network.connection import Connection, Message
 from hansa.deploy.network.retry import GaveUp, Retry
-from hansa.deploy.network.tls import Tls
+from hansa.deploy.network.route import Route
 
 T = TypeVar("T")
 
@@ -17,20 +19,22 @@ def no_log(text: str) -> None:
 
 
 class Session:
-    """A lasting connection to the broker. ``subscriptions`` are made on every new connection."""
+    """A lasting connection to the broker. ``subscriptions`` are made on every new connection.
+
+    ``key`` returns the node's private key, which may be renewed.
+    """
 
     def __init__(
         self,
-        address: Address,
-        tls: Tls | None,
+        route: Route,
+        key: Callable[[], Ed25519PrivateKey],
         inbox: str,
         subscriptions: list[str],
         log: Callable[[str], None],
         stop: Callable[[], bool] = lambda: False,
-        proxy: Proxy | Loopback | None = None,
     ) -> None:
-        self._address, self._tls, self._inbox, self._subscriptions = address, tls, inbox, subscriptions
-        self._log, self._stop, self._proxy = log, stop, proxy
+        self._route, self._key, self._inbox, self._subscriptions = route, key, inbox, subscriptions
+        self._log, self._stop = log, stop
         self._connection: Connection | None = None
         self.connections = 0  # connections so far; when it grows, messages may have been missed in between
 
@@ -58,7 +62,7 @@ class Session:
 
     def _attempt(self, work: Callable[[Connection], T]) -> T:
         if self._connection is None:
-            connection = Connection(self._address, self._tls, self._inbox, proxy=self._proxy)
+            connection = Connection(self._route, self._key(), self._inbox)
             try:
                 for subject in self._subscriptions:
                     connection.subscribe(subject)
@@ -67,7 +71,7 @@ class Session:
                 raise
             self._connection = connection
             self.connections += 1
-            self._log(f"connected to {self._address[0]}:{self._address[1]}")
+            self._log(f"connected to {self._route}")
         try:
             return work(self._connection)
         except ConnectionLost:

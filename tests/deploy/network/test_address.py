@@ -20,7 +20,8 @@ from hansa.deploy.broker import binary
 from hansa.deploy.coordinator import serve
 from hansa.deploy.join import SiloService
 from hansa.deploy.kit import COORDINATOR, Kit
-from hansa.deploy.network.address import Proxy, open_connection
+from hansa.deploy.network.address import Proxy, choose_proxy, open_connection, parse_address, show_address
+from hansa.deploy.network.nkey import nkey
 from hansa.runs.run import run
 from tests.cli.test_cli import ok
 from tests.conftest import Build, same, weights
@@ -65,8 +66,7 @@ def test_all_connections_go_through_the_proxy_and_the_bits_are_the_same(
         proxy = Proxy.parse(f"http://name:secret@127.0.0.1:{tunnel.port}")
         with running(silo(settings, kits, tmp_path / "silos", "north", log.say, proxy)):
             there = serve(settings, Kit(kits / COORDINATOR), tmp_path / "run", None, [log])
-        ports = {int(target.rpartition(":")[2]) for target in tunnel.passed}
-    assert ports == {endpoint.port, endpoint.blob_port}, "broker and blob server"
+        assert set(tunnel.passed) == {f"localhost:{endpoint.port}"}, "one port for everything"
     here = run(settings, tmp_path / "here", workers=0)
     assert same(weights(here.folder / "model"), weights(there.folder / "model"))
     assert "secret" not in "".join(log.lines)
@@ -101,6 +101,29 @@ def test_the_url_of_a_proxy_is_checked(url: Any) -> None:
         Proxy.parse("https://name:secret@proxy:3128")
     assert "secret" not in str(refused.value)
     assert "secret" not in repr(Proxy.parse("http://name:secret@proxy:3128"))
+
+
+def test_the_proxy_of_the_environment_is_used_unless_the_host_is_excluded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
+    monkeypatch.setenv("NO_PROXY", "inside.example")
+    assert choose_proxy(None, "hansa.example") == Proxy("proxy.example", 3128)
+    assert choose_proxy(None, "inside.example") is None
+    assert choose_proxy("http://other.example:8080", "inside.example") == Proxy("other.example", 8080)
+    monkeypatch.setenv("HTTPS_PROXY", "https://proxy.example")
+    with pytest.raises(UserError, match=r"HTTPS_PROXY 'https://proxy.example': write it as"):
+        choose_proxy(None, "hansa.example")
+
+
+@pytest.mark.parametrize(("text", "found"), [("a:5", ("a", 5)), ("a", ("a", 443)), ("[::1]:5", ("::1", 5))])
+def test_addresses_are_read_and_written(text: Any, found: Any) -> None:
+    assert parse_address(text, 443) == found
+    assert parse_address(show_address(found)) == found
+
+
+@pytest.mark.parametrize("text", ["", ":5", "a:", "a:0", "a:65536", "a:x", "a/b:5", "::1:5", "a:5+6", "u@a:5"])
+def test_malformed_addresses_are_refused(text: Any) -> None:
+    with pytest.raises(ValueError, match=r"it is not HOST:PORT|the port is not a number"):
+        parse_address(text)
 
 
 def test_a_stopped_agent_finishes_the_reply_that_it_sends(federation: Build, tmp_path: Path, log: Any) -> None:
@@ -192,19 +215,17 @@ def test_a_run_with_an_existing_nats_server(federation: Build, tmp_path: Path, l
     if tree:
         region = Node(silos={n: settings.silos[n] for n in ("north", "south")})
         settings = settings.model_copy(update={"silos": {"west": region, "east": settings.silos["east"]}})
-    port, blob_port, region_blob_port, unused = free_ports(4)
-    addresses = {COORDINATOR: f"localhost:{unused}+{blob_port}"} | (
-        {"west": f"localhost:1+{region_blob_port}"} if tree else {}
-    )
+    port, own, west = free_ports(3)
+    addresses = {COORDINATOR: f"localhost:{own}"} | ({"west": f"localhost:{west}"} if tree else {})
     authority.create(settings, tmp_path / "kits", addresses, 30, f"localhost:{port}")
     with (
         existing_broker(tmp_path / "kits" / "nats", port),
         regions(settings, tmp_path / "kits", tmp_path / "regions", log.say),
         joined(settings, tmp_path / "kits", tmp_path / "silos", log.say),
     ):
-        url = None if tree else f"tls://localhost:{port}"  # the kit has it too
+        url = None if tree else f"wss://localhost:{port}"  # the kit has it too
         outcome = serve(settings, Kit(tmp_path / "kits" / COORDINATOR), tmp_path / "run", url, [log])
-        assert not _listens(unused), "the coordinator started no server"
+    assert not (tmp_path / "run" / "server" / "broker").exists(), "the coordinator started no server"
     here = run(settings, tmp_path / "here", workers=0)
     assert same(weights(here.folder / "model"), weights(outcome.folder / "model"))
 
@@ -216,14 +237,16 @@ def test_the_configuration_of_an_existing_nats_server(federation: Build, tmp_pat
     assert "nats-server -c" in ok("kit", "create", str(tmp_path / "fed.yaml"), *out, "--nats", "nats.example:4333")
     folder = tmp_path / "kits" / "nats"
     rules = json.loads((folder / "authorization.conf").read_text().removeprefix("authorization "))
-    assert {user["user"].partition(".")[0] for user in rules["users"]} == {COORDINATOR, *settings.silos}
+    members = Kit(tmp_path / "kits" / COORDINATOR).members()
+    assert {user["nkey"] for user in rules["users"]} == {nkey(bytes.fromhex(one.key)) for one in members.values()}
     checked = subprocess.run([binary(), "-t", "-c", "nats.conf"], cwd=folder, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stderr
-    assert Kit(tmp_path / "kits" / "north").parent.broker_address == ("nats.example", 4333)
+    assert Kit(tmp_path / "kits" / COORDINATOR).endpoint.nats == ("nats.example:4333",)
+    assert Kit(tmp_path / "kits" / "north").parent.nats == (), "silos reach it through the coordinator"
     assert "authorization.conf to the NATS server, and reload it" in ok(
         "kit", "revoke", str(tmp_path / "kits"), "north"
     )
-    assert "north." not in (folder / "authorization.conf").read_text()
+    assert nkey(bytes.fromhex(members["north"].key)) not in (folder / "authorization.conf").read_text()
     before = (folder / "cert.pem").read_bytes()
     ok("kit", "renew", str(tmp_path / "kits"), "nats")
     assert (folder / "cert.pem").read_bytes() != before

@@ -3,22 +3,19 @@
 import json
 import os
 import resource
-import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hansa.deploy.kit import COORDINATOR, Kit
-from hansa.deploy.network.blob_client import BlobClient
-from hansa.deploy.network.blob_protocol import CHUNK_BYTES, RequestRefused, digest, read_line, write_line
-from hansa.deploy.network.blob_server import BlobServer
-from hansa.deploy.network.retry import Retry
+from hansa.deploy.network.blob_protocol import CHUNK_BYTES, RequestRefused, digest
+from hansa.deploy.network.http_stream import HttpStream
 from tests.conftest import Build
-from tests.deploy.conftest import free_ports, make_kits
+from tests.deploy.conftest import make_kits
+from tests.deploy.stage import Stage, answer, ask, content
 
 REQUEST = "0" * 32
 
@@ -28,42 +25,11 @@ def kits(federation: Build, tmp_path: Path) -> Any:
     return make_kits(federation(), tmp_path / "kits")
 
 
-def response(connection: socket.socket) -> dict[str, Any]:
-    line = read_line(connection)
-    assert line is not None, "the connection ended"
-    return line
-
-
-class Stage:
-    """A blob server, and clients of silos."""
-
-    def __init__(self, kits: Any, folder: Any) -> None:
-        self.kits = kits
-        self.refusals: list[tuple[str, str]] = []
-        kit = Kit(kits / COORDINATOR)
-        self.address = ("localhost", free_ports(1)[0])
-        refused = lambda node, reason: self.refusals.append((node, reason))  # noqa: E731
-        self.blobs = BlobServer(folder / "blobs", self.address, kit.server_tls(), kit.identify, refused)
-
-    def client(self, name: Any, seconds: float = 120.0) -> Any:
-        from time import monotonic
-
-        until = monotonic() + seconds
-        return BlobClient(self.address, Kit(self.kits / name).client_tls(), lambda: Retry(print, lambda: False, until))
-
-    @contextmanager
-    def plain(self, name: Any) -> Iterator[Any]:
-        """A TLS connection on which any bytes can be sent."""
-        connection = socket.create_connection(self.address, timeout=120)
-        with Kit(self.kits / name).client_tls().wrap_socket(connection, server_hostname="localhost") as secured:
-            yield secured
-
-
 @pytest.fixture
 def stage(kits: Any, tmp_path: Path) -> Iterator[Any]:
     stage = Stage(kits, tmp_path)
     yield stage
-    stage.blobs.close()
+    stage.close()
 
 
 def test_offered_blobs_are_fetched_and_uploads_are_stored(stage: Any) -> None:
@@ -86,50 +52,72 @@ def test_an_interrupted_transfer_continues_where_it_stopped(stage: Any) -> None:
     data = memoryview(os.urandom(4 * CHUNK_BYTES))
     name = digest(data)
     stage.blobs.allow_upload("north", REQUEST, len(data))
+    target = f"/replies/{REQUEST}/{name}"
     with stage.plain("north") as connection:
-        write_line(connection, {"put": name, "size": len(data), "request": REQUEST})
-        assert read_line(connection) == {"offset": 0}
-        connection.sendall(data[: 2 * CHUNK_BYTES + 5])
+        found = ask(connection, f"GET {target}", {"Upload-Length": str(len(data))})
+        assert content(found) == {"offset": 0}
+        send_part(connection, target, 0, data, stop=2 * CHUNK_BYTES + 5)
     part = stage.blobs.folder / "north" / f"{name}.part"
     for _ in range(6000):
         if part.exists() and part.stat().st_size == 2 * CHUNK_BYTES + 5:
             break
         threading.Event().wait(0.01)
     with stage.plain("north") as connection:
-        write_line(connection, {"put": name, "size": len(data), "request": REQUEST})
-        start = response(connection)["offset"]
+        start = content(ask(connection, f"GET {target}", {"Upload-Length": str(len(data))}))["offset"]
         assert start == 2 * CHUNK_BYTES + 5, "all bytes of the first attempt are stored"
-        connection.sendall(data[start:])
-        assert read_line(connection) == {"done": True}
+        send_part(connection, target, start, data)
+        assert content(answer(HttpStream(connection))) == {"done": True}
     assert stage.blobs.find("north", (name, len(data))).read_bytes() == bytes(data)
     ref = stage.blobs.offer(data, ["north"])
     with stage.plain("north") as connection:
-        write_line(connection, {"get": ref[0], "offset": 3 * CHUNK_BYTES})
-        assert read_line(connection) == {"size": len(data), "offset": 3 * CHUNK_BYTES}
+        head, body = ask(connection, f"GET /blobs/{ref[0]}", {"Range": f"bytes={3 * CHUNK_BYTES}-"})
+        assert (head.status, body) == (206, bytes(data[3 * CHUNK_BYTES :]))
+        size = len(data)
+        assert head.headers["content-range"] == f"bytes {3 * CHUNK_BYTES}-{size - 1}/{size}"
+
+
+def send_part(connection: Any, target: str, start: int, data: memoryview, stop: int | None = None) -> None:
+    """Upload a blob from byte ``start`` on; with ``stop``, only until there."""
+    size = len(data)
+    headers = {"Host": "localhost", "Content-Range": f"bytes {start}-{size - 1}/{size}"}
+    HttpStream(connection).send_head(f"PUT {target} HTTP/1.1", {**headers, "Content-Length": str(size - start)})
+    connection.sendall(data[start:stop])
+
+
+ASKED = f"/replies/{REQUEST}"
 
 
 @pytest.mark.parametrize(
-    ("line", "reason"),
+    ("line", "headers", "status", "reason"),
     [
-        ({"get": "f" * 32, "offset": 0}, "no blob of that name is offered"),
-        ({"get": "OFFERED", "offset": 0}, "no blob of that name is offered"),
-        ({"get": "../../kit.json", "offset": 0}, "no blob of that name is offered"),
-        ({"get": "f" * 32, "offset": -5}, "malformed request"),
-        ({"put": "f" * 32, "size": 10 << 30, "request": REQUEST}, "exceed the quota"),
-        ({"put": "f" * 32, "size": 5, "request": "1" * 32}, "no longer open"),
-        ({"put": "../../../tmp/x", "size": 5, "request": REQUEST}, "not a digest"),
-        ({"put": "f" * 32, "size": "5", "request": REQUEST}, "malformed request"),
-        ({"put": "f" * 32, "size": -1, "request": REQUEST}, "malformed request"),
-        ({"run": "rm"}, "malformed request"),
+        (f"GET /blobs/{'f' * 32}", {}, 403, "no blob of that name is offered"),
+        ("GET /blobs/OFFERED", {}, 403, "no blob of that name is offered"),
+        ("GET /blobs/../../kit.json", {}, 403, "malformed request"),
+        ("GET /blobs/%2e%2e%2f%2e%2e%2fkit.json", {}, 403, "malformed request"),
+        (f"GET /blobs/{'f' * 32}", {"Range": "bytes=-5"}, 403, "malformed range"),
+        (f"GET {ASKED}/{'f' * 32}", {"Upload-Length": str(10 << 30)}, 403, "exceed the quota"),
+        (f"GET {ASKED}/{'f' * 32}", {}, 403, "the size of the blob is missing"),
+        (f"GET {ASKED}/{'f' * 32}", {"Upload-Length": "-1"}, 403, "the size of the blob is missing"),
+        (f"GET /replies/{'1' * 32}/{'f' * 32}", {"Upload-Length": "5"}, 403, "no longer open"),
+        (f"PUT /replies/{'1' * 32}/{'f' * 32}", {"Content-Range": "bytes 0-4/5"}, 403, "no longer open"),
+        (f"PUT {ASKED}/{'f' * 32}", {"Content-Range": f"bytes 0-4/{10 << 30}"}, 403, "exceed the quota"),
+        (f"PUT {ASKED}/{'f' * 32}", {"Content-Range": "bytes 3-4/5"}, 400, "Content-Length is not that"),
+        (f"PUT {ASKED}/{'f' * 32}", {"Content-Range": "bytes 9-4/5"}, 403, "after the end"),
+        (f"PUT {ASKED}/{'f' * 32}", {}, 403, "malformed range"),
+        ("PUT /replies/../../../tmp/x", {"Content-Range": "bytes 0-4/5"}, 403, "malformed request"),
+        ("DELETE /blobs/OFFERED", {}, 403, "malformed request"),
     ],
 )
-def test_invalid_requests_are_refused_and_counted(stage: Any, line: Any, reason: Any) -> None:
+def test_invalid_requests_are_refused_and_counted(
+    stage: Any, line: Any, headers: Any, status: Any, reason: Any
+) -> None:
     name, _ = stage.blobs.offer(memoryview(b"for south alone"), ["south"])
     stage.blobs.allow_upload("north", REQUEST, 1000)
     before = sorted(stage.blobs.folder.rglob("*"))
     with stage.plain("north") as connection:
-        write_line(connection, {key: name if value == "OFFERED" else value for key, value in line.items()})
-        assert reason in response(connection)["error"]
+        found = ask(connection, line.replace("OFFERED", name), headers, b"12345" if line.startswith("PUT") else b"")
+        assert found[0].status == status
+        assert reason in content(found)["error"]
     assert reason in stage.refusals[-1][1]
     assert stage.refusals[-1][0] == "north"
     assert sorted(stage.blobs.folder.rglob("*")) == before, "nothing was written"
@@ -148,20 +136,17 @@ def test_an_upload_with_another_digest_is_not_kept(stage: Any) -> None:
     stage.blobs.allow_upload("north", REQUEST, 1000)
     for _ in range(2):
         with stage.plain("north") as connection:
-            write_line(connection, {"put": digest(b"honest"), "size": 6, "request": REQUEST})
-            assert read_line(connection) == {"offset": 0}
-            connection.sendall(b"forged")
-            assert read_line(connection) == {"resend": True}
+            send_part(connection, f"{ASKED}/{digest(b'honest')}", 0, memoryview(b"forged"))
+            assert content(answer(HttpStream(connection))) == {"resend": True}
     assert stage.blobs.find("north", (digest(b"honest"), 6)) is None
 
 
-def test_an_endless_line_and_a_slow_writer_do_not_block_others(stage: Any) -> None:
+def test_an_endless_head_and_a_slow_writer_do_not_block_others(stage: Any) -> None:
     data = memoryview(os.urandom(CHUNK_BYTES))
     stage.blobs.allow_upload("north", REQUEST, 10 * CHUNK_BYTES)
     stage.blobs.allow_upload("south", REQUEST, 10 * CHUNK_BYTES)
     with stage.plain("north") as endless, stage.plain("north") as slow:
-        write_line(slow, {"put": digest(data), "size": len(data), "request": REQUEST})
-        slow.sendall(data[:10])
+        send_part(slow, f"{ASKED}/{digest(data)}", 0, data, stop=10)
         with pytest.raises(OSError):  # noqa: PT012
             for _ in range(64):
                 endless.sendall(b"x" * 4096)
@@ -174,18 +159,18 @@ def test_an_endless_line_and_a_slow_writer_do_not_block_others(stage: Any) -> No
 
 
 def test_the_number_of_connections_of_a_member_is_bounded(stage: Any) -> None:
-    from contextlib import ExitStack
-
+    """A fourth connection ends the member's oldest one, and nobody else's."""
+    line = f"GET /blobs/{'f' * 32}"
     with ExitStack() as stack:
-        for _ in range(3):
-            connection = stack.enter_context(stage.plain("north"))
-            write_line(connection, {"get": "f" * 32, "offset": 0})
-            assert "error" in response(connection)
-        extra = stack.enter_context(stage.plain("north"))
-        with pytest.raises((OSError, AssertionError)):  # noqa: PT012
-            write_line(extra, {"get": "f" * 32, "offset": 0})
-            assert read_line(extra) is not None
-    assert ("north", "it opened too many connections to the blob server") in stage.refusals
+        south = stack.enter_context(stage.plain("south"))
+        assert ask(south, line)[0].status == 403
+        held = []
+        for _ in range(4):
+            held.append(stack.enter_context(stage.plain("north")))
+            assert ask(held[-1], line)[0].status == 403
+        assert held[0].recv(1) == b"", "the oldest one has ended"
+        for connection in (*held[1:], south):
+            assert ask(connection, line)[0].status == 403
 
 
 def test_an_upload_waits_while_the_disk_is_full(stage: Any) -> None:
@@ -210,7 +195,22 @@ def test_an_upload_waits_while_the_disk_is_full(stage: Any) -> None:
     north.close()
 
 
-def test_a_line_that_is_not_an_object_ends_the_connection(stage: Any) -> None:
+def test_bytes_that_are_not_http_end_the_connection(stage: Any) -> None:
     with stage.plain("north") as connection:
-        connection.sendall(json.dumps([1, 2]).encode() + b"\n")
+        connection.sendall(json.dumps([1, 2]).encode() + b"\r\n\r\n")
+        assert answer(HttpStream(connection))[0].status == 400
         assert connection.recv(1) == b""
+
+
+def test_an_upload_sent_again_from_the_start_is_accepted(stage: Any) -> None:
+    """An old connection still writes while the client has begun again: every byte is written at its own offset."""
+    data = memoryview(os.urandom(2 * CHUNK_BYTES))
+    target = f"{ASKED}/{digest(data)}"
+    stage.blobs.allow_upload("north", REQUEST, len(data))
+    with stage.plain("north") as old, stage.plain("north") as new:
+        send_part(old, target, 0, data, stop=CHUNK_BYTES)
+        send_part(new, target, 0, data)
+        assert content(answer(HttpStream(new))) == {"done": True}
+        old.sendall(data[CHUNK_BYTES:])
+        assert content(answer(HttpStream(old))) == {"done": True}
+    assert stage.blobs.find("north", (digest(data), len(data))).read_bytes() == bytes(data)

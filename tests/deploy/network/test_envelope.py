@@ -12,7 +12,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hansa.cli.logs import Lines, Objects
 from hansa.config.nodes import Node
 from hansa.core.errors import printable
 from hansa.data.source import Source
@@ -20,6 +19,7 @@ from hansa.deploy.agent import Agent
 from hansa.deploy.bundle import unpack
 from hansa.deploy.join import own_settings
 from hansa.deploy.kit import COORDINATOR, Kit
+from hansa.deploy.log_files import Lines, Objects
 from hansa.deploy.network.blob_protocol import RequestRefused
 from hansa.deploy.network.envelope import MAX_BYTES, PROTOCOL, Envelope, EnvelopeError, open_envelope, sign_envelope
 from hansa.deploy.replay_guard import ReplayGuard

@@ -1,0 +1,107 @@
+"""The commands of a standing coordinator: `hansa submit`, `hansa runs`, `hansa stop`, `hansa prune`."""
+
+import getpass
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hansa.cli.console import Format, FormatOption, finish, output
+from hansa.cli.kit import require_extra
+from hansa.cli.options import FederationFile, SetOption
+from hansa.core.errors import printable
+from hansa.report.text import table
+
+RunsFolder = Annotated[Path, typer.Argument(metavar="RUNS", help="the folder with the runs and the queue")]
+
+
+def submit(
+    federation: FederationFile,
+    queue: Annotated[Path, typer.Option("--queue", metavar="RUNS", help="the folder of `hansa serve --queue`")],
+    kit: Annotated[Path, typer.Option("--kit", help="the startup kit of the coordinator")] = Path("kits/coordinator"),
+    set: SetOption = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """Put a federation file into the queue of a standing coordinator. It is checked first."""
+    require_extra()
+    from hansa.config.checks import check_labels, check_settings
+    from hansa.config.file import read
+    from hansa.deploy.coordinator import check_deployable
+    from hansa.deploy.kit import Kit
+    from hansa.deploy.run_queue import RunQueue
+
+    settings = read(federation, set)
+    check_deployable(settings, Kit(kit))
+    check_settings(settings)
+    check_labels(settings)
+    waiting = RunQueue(queue)
+    one = waiting.add(settings, getpass.getuser())
+
+    def show() -> None:
+        ahead = sum(other.state in ("queued", "running") for other in waiting.all() if other.id != one.id)
+        output.print(f"run {one.id} is in the queue, behind {ahead}: {waiting.directory(one)}", highlight=False)
+
+    finish(format, asdict(one) | {"run": str(waiting.directory(one))}, show)
+
+
+def runs(
+    folder: RunsFolder,
+    retry: Annotated[
+        str | None, typer.Option(metavar="ID", help="put a run that failed or was stopped into the queue again")
+    ] = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """List the runs that were submitted to a standing coordinator."""
+    from hansa.deploy.run_queue import RunQueue
+
+    queue = RunQueue(folder)
+    if retry is not None:
+        queue.retry(retry)
+    found = queue.all()
+
+    def show() -> None:
+        if not found:
+            output.print(f"no run was submitted to {folder}", highlight=False, markup=False)
+            return
+        rows = [[one.id, *map(printable, (one.name, one.state, one.at, one.by, one.reason))] for one in found]
+        heads = ["id", "federation", "state", "submitted", "by", "reason"]
+        output.print(table(heads, rows, f"Runs submitted to {folder}", figures=False, fold=True))
+
+    finish(format, {"runs": [asdict(one) for one in found]}, show)
+
+
+def stop(
+    folder: RunsFolder,
+    id: Annotated[str, typer.Argument(metavar="ID", help="the number that `hansa submit` printed")],
+) -> None:
+    """End a submitted run after its current round; its model is evaluated and saved. A queued run is taken out."""
+    from hansa.deploy.run_queue import RunQueue
+
+    one = RunQueue(folder).stop(id)
+    after = "was taken out of the queue" if one.state == "stopped" else "ends after its current round"
+    output.print(f"run {one.id} {after}", highlight=False)
+
+
+def prune(
+    folder: RunsFolder,
+    days: Annotated[float, typer.Option(min=0.0, help="runs whose ledger has not changed for so many days")] = 90.0,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="delete whole runs, with models and logs; default: spools and checkpoints")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only list what would be deleted")] = False,
+    format: FormatOption = Format.text,
+) -> None:
+    """Delete what old runs no longer need."""
+    from hansa.deploy import retention
+
+    found = list(retention.old_parts(folder, days, whole)) if dry_run else retention.prune(folder, days, whole)
+    listed = [{"run": one.run, "folder": str(one.folder), "bytes": one.size} for one in found]
+
+    def show() -> None:
+        for one in found:
+            output.print(f"{one.folder}  {one.size / 1e6:.1f} MB", highlight=False, markup=False)
+        what = "would be deleted" if dry_run else "deleted"
+        output.print(f"{len(found)} folders, {sum(one.size for one in found) / 1e6:.1f} MB {what}", highlight=False)
+
+    finish(format, {"dry_run": dry_run, "folders": listed}, show)

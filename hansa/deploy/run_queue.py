@@ -1,0 +1,190 @@
+"""The queue of a standing coordinator: federation files that wait for their turn, and what became of each.
+
+``RUNS/.queue/0007.yaml`` is a federation file as it was submitted, ``0007.json`` its state, and ``RUNS/NAME-0007`` the
+run directory. All of it survives a restart: a run that was under way is continued first. Silos approve every run as if
+it were the only one.
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from time import sleep
+
+from hansa.config.federation import Federation
+from hansa.config.file import dump, read
+from hansa.core.errors import HansaError, RunFailed, UserError, printable
+from hansa.deploy.lock_file import lock_folder
+from hansa.files import write_file
+from hansa.runs.callbacks import CurrentRun
+
+FOLDER = ".queue"
+QUEUED, RUNNING, FINISHED, FAILED, STOPPED = "queued", "running", "finished", "failed", "stopped"
+ENDED = (FINISHED, FAILED, STOPPED)
+ID = re.compile(r"\d{4,9}")
+POLL_SECONDS = 1.0
+STOP_REASON = "stopped by the operator"
+
+
+@dataclass(frozen=True)
+class QueuedRun:
+    """A submitted run. ``at`` and ``ended``: when it was submitted and when it ended; ``reason``: why it failed."""
+
+    id: str
+    name: str
+    by: str
+    at: str
+    state: str = QUEUED
+    ended: str = ""
+    reason: str = ""
+
+
+class RunQueue:
+    """The queue below a folder of runs."""
+
+    def __init__(self, runs: Path) -> None:
+        self.runs, self.folder = runs, runs / FOLDER
+
+    def add(self, federation: Federation, by: str) -> QueuedRun:
+        """Put a federation file at the end of the queue; paths in it stay valid, since they are absolute."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        number = max((int(one.id) for one in self.all()), default=0)
+        while True:
+            number += 1
+            file = self.folder / f"{number:04d}.yaml"
+            try:
+                os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+                break
+            except FileExistsError:
+                continue
+        write_file(file, dump(federation).encode(), mode=0o600)
+        one = QueuedRun(f"{number:04d}", federation.name, by, _now())
+        self._write(one)
+        return one
+
+    def all(self) -> list[QueuedRun]:
+        """All submitted runs in the order of submission; files that cannot be read are left out."""
+        found = (self._read(file) for file in sorted(self.folder.glob("*.json"), key=lambda file: file.stem.zfill(9)))
+        return [one for one in found if one is not None]
+
+    def find(self, id: str) -> QueuedRun:
+        """The run with an id; raises `UserError` if there is none."""
+        found = self._read(self.folder / f"{id}.json") if ID.fullmatch(id) else None
+        if found is None:
+            raise UserError(f"{self.runs} has no submitted run {id!r}; 'hansa runs {self.runs}' lists them")
+        return found
+
+    def next(self) -> QueuedRun | None:
+        """The run to work on: the one that was under way when the coordinator stopped, else the first in the queue."""
+        waiting = [one for one in self.all() if one.state in (RUNNING, QUEUED)]
+        return min(waiting, key=lambda one: (one.state != RUNNING, int(one.id)), default=None)
+
+    def file(self, one: QueuedRun) -> Path:
+        """The federation file of a run."""
+        return self.folder / f"{one.id}.yaml"
+
+    def directory(self, one: QueuedRun) -> Path:
+        """The run directory."""
+        return self.runs / f"{one.name}-{one.id}"
+
+    def mark(self, one: QueuedRun, state: str, reason: str = "") -> None:
+        """Note the state of a run."""
+        self._write(replace(one, state=state, reason=reason, ended=_now() if state in ENDED else ""))
+
+    def stop(self, id: str) -> QueuedRun:
+        """End a run after its current round, or take it out of the queue; raises `UserError` if it has ended."""
+        one = self.find(id)
+        if one.state in ENDED:
+            raise UserError(f"run {id} has {one.state} already")
+        if one.state == QUEUED:
+            self.mark(one, STOPPED, STOP_REASON)
+        else:
+            (self.folder / f"{id}.stop").touch()
+        return self.find(id)
+
+    def retry(self, id: str) -> QueuedRun:
+        """Put a run that failed or was stopped into the queue again; it continues from its newest checkpoint."""
+        one = self.find(id)
+        if one.state not in (FAILED, STOPPED):
+            raise UserError(f"run {id} is {one.state}; only a run that failed or was stopped can be tried again")
+        self.mark(one, QUEUED)
+        return self.find(id)
+
+    def stop_requested(self, one: QueuedRun) -> bool:
+        """Whether `stop` was called for a run that is under way."""
+        return (self.folder / f"{one.id}.stop").exists()
+
+    def _read(self, file: Path) -> QueuedRun | None:
+        try:
+            return QueuedRun(**json.loads(file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def _write(self, one: QueuedRun) -> None:
+        if one.state in ENDED or one.state == QUEUED:
+            (self.folder / f"{one.id}.stop").unlink(missing_ok=True)
+        write_file(self.folder / f"{one.id}.json", json.dumps(asdict(one), ensure_ascii=False).encode(), mode=0o600)
+
+
+class StopOnRequest:
+    """A callback that ends a run after its current round when `RunQueue.stop` was called."""
+
+    required = True
+
+    def __init__(self, queue: RunQueue, one: QueuedRun) -> None:
+        self._queue, self._one = queue, one
+
+    def on_round_start(self, run: CurrentRun, number: int) -> None:
+        """Look for the request before a round."""
+        if self._queue.stop_requested(self._one):
+            run.stop(STOP_REASON)
+
+
+def serve_queue(
+    queue: RunQueue,
+    serve: Callable[[Federation, Path, StopOnRequest], object],
+    log: Callable[[str], None],
+    idle: Callable[[], bool] = lambda: True,
+) -> None:
+    """Work on the runs of a queue, one after another, as long as ``idle`` is true whenever there is nothing to do.
+
+    ``serve`` runs a federation file to its end in a directory. A run that fails does not end the queue. Raises
+    `UserError` if another process works on the queue.
+    """
+    with lock_folder(queue.folder, "hansa serve --queue"):
+        log(f"waiting for runs in {queue.runs}: 'hansa submit FED.yaml --queue {queue.runs}'")
+        while True:
+            one = queue.next()
+            if one is None:
+                if not idle():
+                    return
+                sleep(POLL_SECONDS)
+                continue
+            _work_on(queue, one, serve, log)
+
+
+def _work_on(
+    queue: RunQueue,
+    one: QueuedRun,
+    serve: Callable[[Federation, Path, StopOnRequest], object],
+    log: Callable[[str], None],
+) -> None:
+    queue.mark(one, RUNNING)
+    log(f"run {one.id} of '{printable(one.name)}', submitted by {printable(one.by)}: {queue.directory(one)}")
+    try:
+        serve(read(queue.file(one)), queue.directory(one), StopOnRequest(queue, one))
+    except HansaError as error:
+        hint = f"; 'hansa runs {queue.runs} --retry {one.id}' continues it" if isinstance(error, RunFailed) else ""
+        queue.mark(one, FAILED, str(error))
+        log(f"run {one.id} failed: {error}{hint}")
+        return
+    stopped = queue.stop_requested(one)
+    queue.mark(one, STOPPED if stopped else FINISHED, STOP_REASON if stopped else "")
+    log(f"run {one.id} has {STOPPED if stopped else FINISHED}")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,102 @@
+"""The queue of a standing coordinator, without a network: order, restarts, stops, failures."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hansa.core.errors import RunFailed, UserError
+from hansa.deploy.run_queue import RunQueue, StopOnRequest, serve_queue
+from hansa.runs.callbacks import CurrentRun
+from tests.conftest import Build
+
+
+def work(queue: RunQueue, serve: Any, log: list[str] | None = None) -> None:
+    """Work on the queue until it is empty."""
+    serve_queue(queue, serve, (log if log is not None else []).append, idle=lambda: False)
+
+
+def states(queue: RunQueue) -> dict[str, str]:
+    return {one.id: one.state for one in queue.all()}
+
+
+def test_runs_are_served_in_order_and_a_failure_does_not_end_the_queue(federation: Build, tmp_path: Path) -> None:
+    queue, served, log = RunQueue(tmp_path / "runs"), list[tuple[int, str]](), list[str]()
+    for rounds in (1, 2, 3):
+        queue.add(federation(rounds=rounds), "ada")
+
+    def serve(settings: Any, out: Path, stop: StopOnRequest) -> None:
+        served.append((settings.rounds, out.name))
+        if settings.rounds == 2:
+            raise RunFailed("round 1: 0 of 3 sent a valid update, 2 needed")
+
+    work(queue, serve, log)
+    assert served == [(1, "small-0001"), (2, "small-0002"), (3, "small-0003")]
+    assert states(queue) == {"0001": "finished", "0002": "failed", "0003": "finished"}
+    assert queue.find("0002").reason == "round 1: 0 of 3 sent a valid update, 2 needed"
+    assert any("--retry 0002" in line for line in log)
+    queue.retry("0002")
+    with pytest.raises(UserError, match="only a run that failed or was stopped"):
+        queue.retry("0001")
+    work(queue, lambda *_: None)
+    assert states(queue)["0002"] == "finished"
+
+
+def test_a_run_under_way_is_continued_before_the_others(federation: Build, tmp_path: Path) -> None:
+    """The first coordinator is killed in the middle: the state of its run stays."""
+    queue = RunQueue(tmp_path / "runs")
+    first, _ = queue.add(federation(rounds=1), "ada"), queue.add(federation(rounds=2), "ada")
+    served: list[int] = []
+
+    def killed(settings: Any, out: Path, stop: StopOnRequest) -> None:
+        raise SystemExit(143)
+
+    with pytest.raises(SystemExit):
+        work(queue, killed)
+    assert states(queue) == {"0001": "running", "0002": "queued"}
+    work(RunQueue(tmp_path / "runs"), lambda settings, out, stop: served.append(settings.rounds))
+    assert served == [1, 2]
+    assert queue.find(first.id).state == "finished"
+
+
+def test_a_stopped_run_ends_after_its_round_and_a_queued_one_never_starts(federation: Build, tmp_path: Path) -> None:
+    queue = RunQueue(tmp_path / "runs")
+    settings = federation(rounds=5)
+    running, waiting = queue.add(settings, "ada"), queue.add(settings, "ada")
+    seen: list[int] = []
+
+    def serve(settings: Any, out: Path, stop: StopOnRequest) -> None:
+        run = CurrentRun(settings, out)
+        for number in range(1, settings.rounds + 1):
+            stop.on_round_start(run, number)
+            if run.stop_reason:
+                break
+            seen.append(number)
+            if number == 2:
+                queue.stop(running.id)
+                queue.stop(waiting.id)
+
+    work(queue, serve)
+    assert seen == [1, 2]
+    assert states(queue) == {"0001": "stopped", "0002": "stopped"}
+    with pytest.raises(UserError, match="stopped already"):
+        queue.stop("0001")
+
+
+@pytest.mark.parametrize("id", ["../0001", "9999", "", "0001.json"])
+def test_an_unknown_id_is_one_sentence(federation: Build, tmp_path: Path, id: str) -> None:
+    queue = RunQueue(tmp_path / "runs")
+    queue.add(federation(), "ada")
+    with pytest.raises(UserError, match="has no submitted run"):
+        queue.find(id)
+
+
+def test_two_coordinators_cannot_work_on_one_queue(federation: Build, tmp_path: Path) -> None:
+    queue = RunQueue(tmp_path / "runs")
+    queue.add(federation(), "ada")
+
+    def serve(settings: Any, out: Path, stop: StopOnRequest) -> None:
+        with pytest.raises(UserError, match="in use by another"):
+            work(queue, lambda *_: None)
+
+    work(queue, serve)
