@@ -4,11 +4,11 @@
 policy and its parent.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from hansa.core import wire
-from hansa.core.link import Answer, Link
+from hansa.core.link import Answer, Link, Posting
 from hansa.core.messages import Failure, NodeId, Reply, Request
 from hansa.privacy.policy.audit_log import AuditLog
 from hansa.privacy.policy.guard import NO_RUN, Answering, RunContext
@@ -20,15 +20,38 @@ class AuditedLink:
 
     def __init__(self, link: Link, log: AuditLog, context: RunContext = NO_RUN) -> None:
         self._link, self._log, self._context, self.size, self.remote = link, log, context, link.size, link.remote
+        self._posted: dict[NodeId, dict[str, dict[str, Any]]] = {}  # posted requests: by digest, the logged entries
+
+    @property
+    def posting(self) -> Posting | None:
+        """Requests that are sent ahead; they are logged as ``sent`` then."""
+        return None if self._link.posting is None else self
+
+    def post(self, asks: Mapping[NodeId, Request], arrival: bool = True) -> None:
+        """Log requests as ``sent``, and send them; see `hansa.core.link.Posting`."""
+        self._log_sent(asks, posted=True)
+        self._below.post(asks, arrival)
+
+    def next_arrival(self, nodes: Collection[NodeId], until: float | None) -> NodeId | None:
+        """Wait as the link below does; the reply is logged when it is asked for."""
+        return self._below.next_arrival(nodes, until)
+
+    def posted_failure(self, node: NodeId) -> str:
+        """Why a node has no result, logged as ``failed``; empty if it has one."""
+        reason = self._below.posted_failure(node)
+        if reason:
+            entries = self._posted.pop(node, {})
+            self._log.add("failed", **[*entries.values()][-1], to=node, reason=reason)
+        return reason
+
+    @property
+    def _below(self) -> Posting:
+        assert self._link.posting is not None
+        return self._link.posting
 
     def ask(self, asks: Mapping[NodeId, Request], until: float | None) -> Iterator[Answer]:
         """Ask as the link below does; log each request as ``sent``, each reply as ``received`` or ``failed``."""
-        digests: dict[int, str] = {}  # a request that several nodes get is digested once
-        entries: dict[int, dict[str, Any]] = {}
-        for node, request in asks.items():
-            if id(request) not in digests:
-                digests[id(request)], entries[id(request)] = digest(request), self._context.entry(request)
-            self._log.add("sent", **entries[id(request)], to=node, digest=digests[id(request)])
+        entries = self._log_sent(asks)
         for answer in self._link.ask(asks, until):
             entry = entries[id(asks[answer.node])] | {"message": type(answer.reply).__name__}
             if isinstance(answer.reply, Failure):
@@ -36,6 +59,22 @@ class AuditedLink:
             else:
                 self._log.add("received", **entry, to=answer.node, bytes=answer.received, digest=digest(answer.reply))
             yield answer
+
+    def _log_sent(self, asks: Mapping[NodeId, Request], posted: bool = False) -> dict[int, dict[str, Any]]:
+        """Log requests, unless they were logged when they were posted; return the entries by the requests' ``id``."""
+        digests: dict[int, str] = {}  # a request that several nodes get is digested once
+        entries: dict[int, dict[str, Any]] = {}
+        for node, request in asks.items():
+            if id(request) not in digests:
+                digests[id(request)], entries[id(request)] = digest(request), self._context.entry(request)
+            known, found = self._posted.setdefault(node, {}), digests[id(request)]
+            if found not in known:
+                self._log.add("sent", **entries[id(request)], to=node, digest=found)
+            if posted:
+                known[found] = entries[id(request)] | {"message": Failure.__name__}
+            else:
+                known.pop(found, None)
+        return entries
 
 
 class AuditedNode:

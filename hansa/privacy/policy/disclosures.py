@@ -29,7 +29,10 @@ def disclosures(federation: Federation, survey: Mapping[str, Any] | None = None,
     ``survey``: what the ledger of a run states about the word-piece counts and labels that the silos sent; without it
     the sentences follow from the federation file alone. ``silo``: leave out what concerns the noise of other silos.
     """
-    found = list(_before_training(federation, survey))
+    if federation.kind == "survey":
+        return list(survey_disclosures(federation))
+    found = [f"In a survey ('hansa survey'): {line}" for line in survey_disclosures(federation) if federation.survey]
+    found += _before_training(federation, survey)
     if federation.kind == "federated" and federation.rounds:
         found += _in_rounds(federation, build_method(federation), silo)
     if federation.kind == "federated":
@@ -38,6 +41,30 @@ def disclosures(federation: Federation, survey: Mapping[str, Any] | None = None,
     if isinstance(task := TASKS.build(federation.task), GenerationTask):
         found.append(task.disclosure)
     return found
+
+
+def survey_disclosures(federation: Federation) -> Iterator[str]:
+    """What leaves the silos in a survey: each release with its mechanism and its price."""
+    settings, task = federation.surveyed, TASKS.build(federation.task)
+    price = "no noise, so that no ε bounds what several surveys tell about a row"
+    yield (
+        f"Once: how many rows each silo has, by split, by length in words and characters (in powers of two) and by "
+        f"language, and how many different words at least {settings.floor} rows have. Mechanism: a count of fewer than "
+        f"{settings.floor} rows is withheld, and others are rounded down to a multiple of it. Price: {price}."
+    )
+    if settings.labels and task.needs_labels:
+        yield (
+            f"Once: how many rows have each label, for labels that at least {settings.floor} rows have. Mechanism and "
+            "price: the same."
+        )
+    if settings.sketches:
+        yield (
+            f"Once: MinHash sketches of the words that at least {settings.floor} rows have, and of at most "
+            f"{settings.max_documents:,} documents. Mechanism: every word and every three words in a row are hashed "
+            "under a key that the silos agree on and the coordinator does not know. Price: the coordinator learns "
+            "which sketches are equal or similar, and how many there are; a silo that gives it the key lets it test "
+            "texts that it knows."
+        )
 
 
 def _before_training(federation: Federation, survey: Mapping[str, Any] | None) -> Iterator[str]:

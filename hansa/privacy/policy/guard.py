@@ -31,6 +31,7 @@ from hansa.core.messages import (
     Train,
     Update,
 )
+from hansa.core.survey_messages import TakeSurvey
 from hansa.privacy.dp.charging import RunCharging
 from hansa.privacy.policy.audit_log import AuditLog
 from hansa.privacy.policy.limits import Limits
@@ -73,6 +74,8 @@ class RunContext:
             entry["model"] = received.digest
         if isinstance(request, Evaluate):
             entry |= {"split": request.split, "parts": request.parts, "share": request.share}
+        if isinstance(request, TakeSurvey):
+            entry["floor"] = request.floor
         return entry
 
 

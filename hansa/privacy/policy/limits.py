@@ -12,6 +12,7 @@ approve:                            # runs that need no approval by hand; leave 
   methods: [fedavg]
   max_rounds: 100
   runs: 1                           # in all
+  surveys: false                    # also surveys (`hansa survey`) of these tasks, each counted as a run
 
 The limits hold whatever the rules allow, with these defaults where a policy names none. A policy that lies within
 another one has the stricter value of each.
@@ -74,11 +75,17 @@ class AutomaticApproval(Section):
     )
     runs: Count = Field(default=1, description="How many runs in all are approved without an administrator.")
 
+    surveys: bool = Field(default=False, description="Approve surveys of these tasks too, each counted as a run.")
+
     def objection(self, federation: Federation) -> str:
         """Why a run needs an approval by hand; empty if it does not."""
+        if federation.kind == "survey" and not self.surveys:
+            return "it is a survey, and the policy approves none by itself (approve.surveys)"
         model = federation.model.preset or federation.model.path or ""
         if federation.task.name not in self.tasks:
             return f"its task is '{federation.task.name}', and the policy approves {_listed(self.tasks)}"
+        if federation.kind == "survey":
+            return ""
         if federation.method.name not in self.methods:
             return f"its method is '{federation.method.name}', and the policy approves {_listed(self.methods)}"
         if federation.rounds > self.max_rounds:

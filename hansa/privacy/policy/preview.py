@@ -26,6 +26,7 @@ from hansa.core.messages import (
     no_tensors,
 )
 from hansa.core.model_parts import parts
+from hansa.core.survey_messages import OfferSurveyKey, SealSurveyKey, TakeSurvey
 from hansa.core.tensors import Layout, Tensors
 from hansa.models import build
 from hansa.models.adapt import adapt
@@ -45,6 +46,8 @@ DESCRIPTIONS: Mapping[Kind, str] = {
     "knowledge": "knowledge shared before training",
     "layers": "layers for other nodes",
     "personal": "scores of personal models",
+    "survey": "statistics of the data",
+    "sketches": "keyed sketches of texts and words",
 }
 
 
@@ -68,7 +71,8 @@ class Decision:
         """The item in words."""
         item = self.verdict.item
         named = f": {', '.join(sorted(item.parts))}" if item.parts else ""
-        return DESCRIPTIONS[item.kind] + named + (f" in at least {item.min_count} rows" if item.min_count else "")
+        rows = f" {'of' if item.kind == 'survey' else 'in'} at least {item.min_count} rows" if item.min_count else ""
+        return DESCRIPTIONS[item.kind] + named + rows
 
     def as_dict(self) -> dict[str, Any]:
         """The decision as plain values, for JSON."""
@@ -105,6 +109,8 @@ def preview_policy(policy: Policy, federation: Federation, node: str | None = No
 
 def _over_budget(policy: Policy, federation: Federation, nodes: list[str], request: Request) -> str:
     """Why the policy's budget, if it has one, is not enough for a run at any of the nodes; empty if it is."""
+    if policy.budget is not None and isinstance(request, TakeSurvey):
+        return NO_NOISE
     if policy.budget is None or not isinstance(request, Train | ShareKnowledge):
         return ""
     if not any(charges_for(federation, name, "", request) for name in nodes):
@@ -135,7 +141,9 @@ def refusals(federation: Federation) -> list[str]:
     for name, node in walk(federation.silos):
         if node.policy is None:
             continue
-        for decision in preview_policy(Policy.read(Path(node.policy)), federation, name):
+        policy = Policy.read(Path(node.policy))
+        surveys = preview_policy(policy, federation.as_survey(), name) if federation.survey is not None else []
+        for decision in [*preview_policy(policy, federation, name), *surveys]:
             if not decision.verdict.allowed:
                 found.append(f"{name} will refuse the request {decision.request}: {decision.verdict.reason}")
     return list(dict.fromkeys(found))
@@ -143,6 +151,8 @@ def refusals(federation: Federation) -> list[str]:
 
 def expected_requests(federation: Federation, shared: SharedParts) -> list[Request]:
     """The requests that a silo will get, without their contents."""
+    if federation.kind == "survey":
+        return survey_requests(federation)
     task, some = TASKS.build(federation.task), Tensors(Layout(("model",), ((0,),)), torch.zeros(0))
     min_count = federation.tokenizer.min_count if federated_vocabulary(federation) else 0
     labels = collects_labels(task)
@@ -161,6 +171,15 @@ def expected_requests(federation: Federation, shared: SharedParts) -> list[Reque
     return found
 
 
+def survey_requests(federation: Federation) -> list[Request]:
+    """The requests of a survey."""
+    settings, sealed = federation.surveyed, {"": ""}
+    labels = settings.labels and TASKS.build(federation.task).needs_labels
+    if not settings.sketches:
+        return [TakeSurvey(settings.floor, labels)]
+    return [OfferSurveyKey(), SealSurveyKey({}, ""), TakeSurvey(settings.floor, labels, sealed=sealed)]
+
+
 def collects_labels(task: Task) -> bool:
     """Whether the silos are asked for the names of their labels: the task has labels and its settings name none."""
     return task.needs_labels and not cast(LabelledTask, task).labels
@@ -168,7 +187,7 @@ def collects_labels(task: Task) -> bool:
 
 def shared_parts(federation: Federation) -> SharedParts:
     """The parts of the model whose tensors leave a silo; found on a model without values."""
-    if federation.kind == "per-silo":
+    if federation.kind in ("per-silo", "survey"):
         return SharedParts()
     task, settings, method = TASKS.build(federation.task), federation.model, build_method(federation)
     model: Any = build.outline(settings, task.auto, ("0", "1"), federation.data.max_length)

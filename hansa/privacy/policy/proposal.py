@@ -41,6 +41,10 @@ def propose_policy(federation: Federation) -> dict[str, Any]:
         "personal": federation.personal is not None,
     }
     release |= {kind: True for kind, asked in needed.items() if asked}
+    surveys: dict[str, Any] = {}
+    if federation.survey is not None:  # a rule of its own: no round and no mask protects what a survey releases
+        asked = {"labels": federation.survey.labels and task.needs_labels, "sketches": federation.survey.sketches}
+        surveys = {"survey": federation.survey.floor} | {kind: True for kind, wanted in asked.items() if wanted}
     scope = {"federations": [federation.name], "methods": [federation.method.name]}
     # Random weights move far while they learn the most; pre-trained ones do not.
     fresh = federation.model.preset is not None or federation.model.fresh
@@ -51,11 +55,13 @@ def propose_policy(federation: Federation) -> dict[str, Any]:
     if (cost := run_price(federation)) is not None:  # what one run costs, and nothing beyond it
         limits["budget"] = {"epsilon": ceil(cost[0] * 1000) / 1000, "delta": cost[1]}
     if federation.secure_aggregation is None:
-        return {"rules": {federation.name: {**scope, "release": release}}} | limits
+        rules = {federation.name: {**scope, "release": release}}
+        return {"rules": rules | ({"survey": {**scope, "release": surveys}} if surveys else {})} | limits
     # Updates leave masked or not at all, also if the coordinator removes 'secure_aggregation' from its settings later.
     personal = {kind: release.pop(kind) for kind in ("personal",) if kind in release}
     rules = {federation.name: {**scope, "release": release, "require": {"secure_aggregation": True}}}
-    return {"rules": rules | ({"personal models": {**scope, "release": personal}} if personal else {})} | limits
+    others = {name: {**scope, "release": kinds} for name, kinds in (("personal models", personal), ("survey", surveys))}
+    return {"rules": rules | {name: rule for name, rule in others.items() if rule["release"]}} | limits
 
 
 def policy_template(federation: Federation) -> str:

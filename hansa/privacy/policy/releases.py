@@ -34,6 +34,14 @@ from hansa.core.messages import (
     Update,
     VocabularyCounts,
 )
+from hansa.core.survey_messages import (
+    OfferSurveyKey,
+    SealedSurveyKey,
+    SealSurveyKey,
+    SurveyKeys,
+    SurveyReport,
+    TakeSurvey,
+)
 from hansa.core.tensors import Tensors
 from hansa.privacy.policy.rules import Kind, ReleaseItem
 
@@ -80,6 +88,23 @@ RELEASE_KINDS: Mapping[type, Mapping[str, Kind]] = {
         "curves": "personal",
         "alpha": "personal",
     },
+    # The key agreement serves the sketches and releases nothing beyond them.
+    SurveyKeys: {"keys": "sketches"},
+    SealedSurveyKey: {"sealed": "sketches"},
+    SurveyReport: {
+        "figures.rows": "survey",
+        "figures.splits": "survey",
+        "figures.words": "survey",
+        "figures.characters": "survey",
+        "figures.languages": "survey",
+        "figures.vocabulary": "survey",
+        "figures.withheld": "survey",
+        "labels": "labels",
+        "sketches.vocabulary": "sketches",
+        "sketches.documents": "sketches",
+        "sketches.count": "sketches",
+        "sketches.of": "sketches",
+    },
 }
 SHARED_STATE = "shared_state"  # the part of tensors of a method's shared state that the model does not have
 
@@ -108,6 +133,12 @@ def requested_items(request: object) -> list[ReleaseItem] | None:
             return [ReleaseItem("metrics")]
         case Personalise():
             return [ReleaseItem("personal")] + ([ReleaseItem("tensors")] if request.share else [])
+        case OfferSurveyKey() | SealSurveyKey():
+            return [ReleaseItem("sketches")]
+        case TakeSurvey():
+            figures = [ReleaseItem("survey", min_count=request.floor)]
+            sketches = [ReleaseItem("sketches")] if request.sealed else []
+            return figures + ([ReleaseItem("labels")] if request.labels else []) + sketches
         case _:
             return None
 
@@ -117,7 +148,11 @@ def released_items(reply: Reply, request: Request, part_of: PartOf) -> list[Rele
     kinds, present = RELEASE_KINDS.get(type(reply)), dict(nonempty_fields(reply))
     if kinds is None or any(name not in kinds for name in present):
         return None
-    min_count = request.min_count if isinstance(request, CollectVocabulary) else 0
+    floors: dict[Kind, int] = {}
+    if isinstance(request, CollectVocabulary):
+        floors["word_pieces"] = request.min_count
+    if isinstance(request, TakeSurvey):
+        floors["survey"] = request.floor
     scores = isinstance(request, AdvertiseKeys | ShareSecrets | RevealShares) and bool(request.scores)
     found: dict[Kind, ReleaseItem] = {}
     for name, value in present.items():
@@ -130,7 +165,7 @@ def released_items(reply: Reply, request: Request, part_of: PartOf) -> list[Rele
             except KeyError:
                 return None
         earlier = found.get(kind, ReleaseItem(kind))
-        found[kind] = ReleaseItem(kind, earlier.parts | parts, min_count if kind == "word_pieces" else 0)
+        found[kind] = ReleaseItem(kind, earlier.parts | parts, floors.get(kind, 0))
     return list(found.values())
 
 
@@ -147,11 +182,17 @@ def state_part(part_of: PartOf) -> PartOf:
 
 
 def nonempty_fields(message: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The fields of a message that are not empty, with their values; those of an optional part as ``part.field``."""
+    """The fields of a message that are not empty, with their values; those of an optional part as ``part.field``.
+
+    So are those of parts by silo, in a dict; of several such parts the last value is returned.
+    """
     for name, _ in encoded_fields(message.__class__):
         value = getattr(message, name)
         if is_dataclass(value) and not isinstance(value, Tensors | EncodedUpdate):
             yield from nonempty_fields(value, f"{prefix}{name}.")
+        elif isinstance(value, dict) and any(is_dataclass(one) for one in value.values()):
+            for one in value.values():
+                yield from nonempty_fields(one, f"{prefix}{name}.")
         elif not _empty(value):
             yield prefix + name, value
 

@@ -21,10 +21,12 @@ from hansa.core.messages import (
     ShareSecrets,
     Train,
 )
+from hansa.core.survey_messages import OfferSurveyKey, SealSurveyKey, TakeSurvey
 from hansa.privacy.secure_aggregation.client import EVALUATIONS as MASKED_EVALUATIONS
 
 EVALUATED = ("valid", "test")  # splits whose scores may leave
 PERSONAL_MODELS = ("personalised", "nearby")  # their names: hansa.client.personalisation
+NO_SKETCHES = "the settings have no sketches (survey.sketches)"
 NO_MASKED_SCORES = "the settings mask no scores (secure_aggregation.metrics)"
 
 
@@ -41,9 +43,16 @@ class RequestLimits:
 
     def objection(self, request: Request) -> str:
         """Why the settings do not imply a request; empty if they do."""
+        surveys = isinstance(request, OfferSurveyKey | SealSurveyKey | TakeSurvey)
+        if surveys != (self._federation.kind == "survey"):
+            return "the settings have no survey" if surveys else "the settings have a survey, and nothing beside it"
         match request:
             case CollectVocabulary():
                 return self._vocabulary(request)
+            case TakeSurvey():
+                return self._survey(request)
+            case OfferSurveyKey() | SealSurveyKey():
+                return "" if self._federation.surveyed.sketches else NO_SKETCHES
             case AdvertiseKeys() | ShareSecrets() | RevealShares() if request.scores:
                 return self._masked_evaluation(request.round, request.scores)
             case Train():
@@ -73,6 +82,14 @@ class RequestLimits:
             )
         return ""
 
+    def _survey(self, request: TakeSurvey) -> str:
+        settings = self._federation.surveyed
+        if request.floor < settings.floor:
+            return f"it asks for figures of {request.floor} rows, and the settings have {settings.floor} (survey.floor)"
+        if request.labels and not settings.labels:
+            return "the settings report no labels (survey.labels)"
+        return NO_SKETCHES if request.sealed and not settings.sketches else ""
+
     def _round(self, number: int) -> str:
         most = self._federation.rounds * self._repeats * self._buffer
         return "" if 1 <= number <= most else f"it is for round {number}, and the settings have {most}"
@@ -86,6 +103,7 @@ class RequestLimits:
             "subtree": request.subtree is not None and not tree,
             "knowledge": request.knowledge is not None and method.exchange is None,
             "shared_state": request.shared_state is not None and method.shared_state is None,
+            "moved": request.moved is not None or bool(request.held),  # a difference is a whole model by now
             "capacity": bool(request.capacity) and not method.upload.both_ways,
         }
         found = next((name for name, asked in unused.items() if asked), "")

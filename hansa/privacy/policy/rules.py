@@ -13,6 +13,8 @@ rules:
       knowledge: false              # what silos share before training, such as FedKC's centroids
       layers: false                 # WorldLM: layers for other nodes, and attention weights
       personal: false               # scores of the silo's personal models
+      survey: 20                    # statistics of the data; every figure stands for at least so many rows
+      sketches: false               # keyed MinHash sketches of texts and words, for near-duplicates and overlap
     require: {cohort: 3, epsilon: 8, secure_aggregation: false, secure_metrics: false}
 within: jurisdiction.yaml           # another policy, which must allow the release too
 limits: …   budget: …   approve: …  # see limits.py
@@ -40,7 +42,9 @@ from hansa.core.settings import Count, Positive, Section
 from hansa.privacy.dp.prices import exchange_price, update_prices
 from hansa.privacy.policy.limits import AutomaticApproval, Budget, Limits
 
-Kind = Literal["tensors", "samples", "metrics", "word_pieces", "labels", "knowledge", "layers", "personal"]
+Kind = Literal[
+    "tensors", "samples", "metrics", "word_pieces", "labels", "knowledge", "layers", "personal", "survey", "sketches"
+]
 RENAMED = {"pieces": "word_pieces", "offers": "knowledge", "residuals": "layers"}  # old name of a kind → its name
 MAX_DEPTH = 8  # of policies within policies
 
@@ -56,6 +60,8 @@ class Release(Section):
     knowledge: bool = False
     layers: bool = False
     personal: bool = False
+    survey: Annotated[int, Field(ge=1, strict=True)] | Literal[False] = False
+    sketches: bool = False
 
     @model_validator(mode="before")
     @classmethod
@@ -110,7 +116,7 @@ class Purpose:
         if build_method(federation).participation.synchronous:
             siblings, participation = _siblings(federation.silos, node, federation.participation)
             smallest = max(1, ceil(participation.quorum * min(siblings, cohort_size(participation, siblings))))
-        name = federation.method.name if federation.kind == "federated" else federation.kind
+        name = federation.method.name if federation.kind in ("federated", "survey") else federation.kind
         update = update_prices(federation, federation.rounds).get(node)
         exchange = exchange_price(federation, federation.rounds)
         epsilon = None if update is None else max(update.epsilon, exchange.epsilon if exchange else 0.0)
@@ -261,6 +267,8 @@ def _withheld(release: Release, item: ReleaseItem) -> str:
         return f"does not release tensors of {', '.join(missing)}" if missing else ""
     if item.kind == "word_pieces" and release.word_pieces and item.min_count < release.word_pieces:
         return f"releases word pieces seen at least {release.word_pieces} times, and {item.min_count} was asked for"
+    if item.kind == "survey" and release.survey and item.min_count < release.survey:
+        return f"releases figures that stand for at least {release.survey} rows, and {item.min_count} was asked for"
     return "" if getattr(release, item.kind) else f"does not release {item.kind}"
 
 

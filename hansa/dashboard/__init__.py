@@ -1,0 +1,1 @@
+"""Pages in the browser: the consortium's dashboard, and the page of a silo's administrator."""
