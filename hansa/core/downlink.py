@@ -1,7 +1,8 @@
 """Partial downlink: a silo is sent only the tensors that it sent last time, for uploads that choose both ways.
 
 A silo does not know the server's value of a tensor it was not sent; if it sends that tensor now, its update holds −θᵢ
-instead of θ − θᵢ, and θ is added here.
+instead of θ − θᵢ, and θ is added here. Silos that overlap training and transfer (`hansa.client.overlap`) know what they
+were sent last, and always send differences.
 """
 
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,7 @@ class DownlinkState:
 class PartialDownlink(RoundPart):
     """The part of a round that leaves tensors out of what silos are sent."""
 
+    differences: bool = False  # silos send differences, also of tensors that they were not sent in this round
     state: DownlinkState = field(default_factory=DownlinkState)
     model: Tensors | None = None
     pushed: dict[NodeId, Layout] = field(default_factory=dict)
@@ -45,7 +47,7 @@ class PartialDownlink(RoundPart):
     def accept(self, assignment: Assignment, update: Update) -> Update:
         """Add the server's value to tensors that the silo was not sent."""
         pushed = self.pushed.get(assignment.node)
-        if pushed is None or self.model is None:
+        if pushed is None or self.model is None or self.differences:
             return update
         gradient = update.gradient.copy()
         for name, value in gradient.named().items():

@@ -15,6 +15,7 @@ from time import monotonic
 from typing import Any, Protocol
 
 from hansa.core.downlink import PartialDownlink
+from hansa.core.encoded_downlink import EncodedDownlink
 from hansa.core.exchange import KnowledgeExchange
 from hansa.core.factors import FactorNames, FactorPart
 from hansa.core.hierarchy import (
@@ -154,7 +155,9 @@ class InnerNode:
             layers = LayerSharing(self.hierarchy, self.tree.keys, self.tree.own, routed)
             parts.append(layers)
         if method.upload.both_ways:
-            parts.append(PartialDownlink())
+            parts.append(PartialDownlink(differences=method.overlaps))
+        if method.download:
+            parts.append(EncodedDownlink(method.download))
         if method.exchange is not None:
             parts.append(KnowledgeExchange(method.exchange, self.sizes))
         if method.shared_state is not None:

@@ -74,8 +74,8 @@ class Work:
 
     def __post_init__(self) -> None:
         """Objectives compute where the model is."""
-        device = self.learner.device
-        if device != CPU:
+        device = self.learner.flat.device
+        if device != CPU and device.type != "meta":
             self.received = self.received.to(device)
             self.knowledge = tuple(replace(one, tensors=one.tensors.to(device)) for one in self.knowledge)
             if self.shared_state is not None:

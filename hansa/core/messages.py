@@ -2,7 +2,8 @@
 
 Requests: `CollectVocabulary`, `DescribeData`, `ShareKnowledge`, `Train`, `Evaluate`, `Personalise`. Replies:
 `VocabularyCounts`, `DataCard`, `Knowledge`, `Update`, `Scores`, `PersonalScores`, and `Failure` where a node gives
-none. Secure aggregation adds `AdvertiseKeys`, `ShareSecrets`, `RevealShares` and their replies.
+none. Secure aggregation adds `AdvertiseKeys`, `ShareSecrets`, `RevealShares` and their replies; a survey adds those of
+survey_messages.py.
 
 What most runs do not use stands in optional parts of `Train` and `Update`, one dataclass for each feature. Everything
 in a reply has left the silo: it is a release, and `hansa.privacy.policy.guard` lists what each field releases.
@@ -12,6 +13,14 @@ from dataclasses import dataclass, field
 
 from hansa.core.codec import LOCAL
 from hansa.core.encoding import EncodedUpdate
+from hansa.core.survey_messages import (
+    OfferSurveyKey,
+    SealedSurveyKey,
+    SealSurveyKey,
+    SurveyKeys,
+    SurveyReport,
+    TakeSurvey,
+)
 from hansa.core.tensors import Layout, Tensors
 
 NodeId = str
@@ -145,6 +154,8 @@ class Train:
     subtree: SubtreePart | None = None
     shared_state: Tensors | None = None  # the server's part of the method's state, such as SCAFFOLD's control variate
     capacity: int = 0  # values that the update may have, where a partial downlink makes it larger than ``model``
+    moved: EncodedUpdate | None = None  # in place of ``model``: how far it lies from the one that was sent last
+    held: int = 0  # the round in which that one was sent
     reference: bool = False  # only to compare other updates with: on other batches, and no state is kept
 
 
@@ -346,6 +357,9 @@ Request = (
     | AdvertiseKeys
     | ShareSecrets
     | RevealShares
+    | OfferSurveyKey
+    | SealSurveyKey
+    | TakeSurvey
 )
 Reply = (
     VocabularyCounts
@@ -357,5 +371,8 @@ Reply = (
     | AdvertisedKeys
     | SecretShares
     | RevealedShares
+    | SurveyKeys
+    | SealedSurveyKey
+    | SurveyReport
     | Failure
 )

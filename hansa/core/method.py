@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from hansa.core.compression import Compression
+from hansa.core.compression import Compression, Compressor
 from hansa.core.knowledge import Samples, SharedKnowledge, Sizes
 from hansa.core.learner import Work
 from hansa.core.link import Answer
@@ -78,7 +78,8 @@ class Objective(Protocol):
 
     An objective may declare ``task_loss_only: ClassVar[bool] = True``: its `loss` is the task's, and its `gradient`
     looks at no data. Privacy of single patients needs that (`privacy: {unit: patient}`), so that the gradient of each
-    can be bounded by itself.
+    can be bounded by itself. One whose `gradient` does nothing may also declare ``adds_no_gradient``: a full model in
+    parts needs that (`train.shard`), since no process has the whole gradient, and so does `train.overlap`.
     """
 
     @property
@@ -287,6 +288,8 @@ class Method:
     hierarchy: Hierarchy | None = None  # none: inner nodes average what their children send
     shared_state: SharedState | None = None
     factors: FactorRule | None = None  # none: the matrices of adapters are combined like all other tensors
+    download: tuple[Compressor, ...] = ()  # how differences between models are encoded on their way to silos
+    overlaps: bool = False  # silos train on while an update travels (`hansa.client.overlap`)
     keeps_optimizer: bool = False  # silos keep their optimizer's state between rounds, whatever `train` says
 
     @property

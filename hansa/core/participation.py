@@ -1,17 +1,19 @@
 """Client participation: which children are asked in a round, from which model each starts, and when the round ends.
 
-`Synchronous` asks a cohort and waits for all of it; FedBuff fills the slot differently. Time may be virtual:
-`simulate.delay` says how long a silo's work would take, nobody sleeps, and methods can be compared by the clock on one
-machine.
+`Synchronous` asks a cohort and waits for all of it; FedBuff fills the slot differently (arrivals.py). Time may be
+virtual: `simulate.delay` says how long a silo's work would take, no process sleeps, and methods can be compared by the
+clock on one machine.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Annotated, ClassVar, Protocol
 
 from pydantic import Field, model_validator
 
+from hansa.core.arrivals import BufferState, PendingWork, in_use
+from hansa.core.link import Link
 from hansa.core.messages import NodeId
 from hansa.core.schedules import Schedule
 from hansa.core.seeds import stream
@@ -47,7 +49,7 @@ class Participation(Section):
         Positive | None,
         Field(
             description="Between organisations: seconds without a sign of life after which a silo is no longer awaited "
-            "in a round. Default: it is awaited until the deadline; with an asynchronous method, 60 s."
+            "in a round. Default: it is awaited until the deadline; with an asynchronous method, 15 s."
         ),
     ] = None
     max_share: Annotated[
@@ -104,21 +106,28 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Plan:
-    """Who takes part in a round. Each wave is asked at once, the next one when all of it has answered."""
+    """Who takes part in a round. Each wave is asked at once, the next one when all of it has answered.
+
+    ``arrivals``: with an asynchronous method, the order in which updates arrived. ``failures``: children that were
+    asked and could not work, with the reason.
+    """
 
     cohort: list[NodeId]
     waves: list[list[Assignment]]
+    arrivals: list[NodeId] = field(default_factory=list)
+    failures: dict[NodeId, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class PlanContext:
-    """What a participation rule decides by."""
+    """What a participation rule decides by. ``link``: the way to the children; None where nothing is sent."""
 
     name: NodeId
     children: Mapping[NodeId, Child]
     settings: RoundSettings
     number: int
     durable: int
+    link: Link | None = None
 
 
 class ParticipationRule(Protocol):
@@ -172,39 +181,12 @@ class Synchronous:
 
 
 @dataclass(frozen=True)
-class PendingWork:
-    """A child at work: which version of the model it has, when it will be done, and how many such works there were."""
-
-    node: NodeId
-    version: int
-    due: float
-    number: int
-
-
-@dataclass(frozen=True)
-class BufferState:
-    """State of buffered asynchronous participation: the work under way, and every version of the model in use."""
-
-    pending: tuple[PendingWork, ...] = ()
-    versions: dict[int, Tensors] = field(default_factory=dict)
-
-    def with_arrivals(
-        self, pending: Sequence[PendingWork], arrived: Iterable[PendingWork], state: ServerState
-    ) -> "BufferState":
-        """The state with new pending work; versions that nobody works with any more are dropped."""
-        needed = {work.version for work in (*pending, *arrived)}
-        versions = {version: model for version, model in self.versions.items() if version in needed}
-        if state.round in needed:
-            versions[state.round] = state.model.copy()
-        return BufferState(tuple(pending), versions)
-
-
-@dataclass(frozen=True)
 class BufferedRegions:
     """On a tree: the root's round ends when ``buffer`` of its children are done, by the virtual clock.
 
     A child that is done waits for that moment and goes on from the model it makes; the others go on with the one they
-    have. A reply that is τ versions old counts (1 + τ)^−power.
+    have. A reply that is τ versions old counts (1 + τ)^−power. What a child is sent depends on the round that it ends
+    in (hierarchy.py), so between organisations, too, a child is asked in that round.
     """
 
     buffer: int
@@ -226,8 +208,7 @@ class BufferedRegions:
         arrived, away = ordered[: self.buffer], ordered[self.buffer :]
         state.clock = max(state.clock, arrived[-1].due)
         pending = (*away, *(start(work.node, state.round + 1, work.number + 1) for work in arrived))
-        after = before.with_arrivals(pending, arrived, state)
-        state.slots[PARTICIPATION] = after
+        state.slots[PARTICIPATION] = after = in_use(pending, arrived, before.with_version(state))
         wave = [
             Assignment(w.node, context.number, context.durable, after.versions[w.version], state.round - w.version)
             for w in arrived

@@ -9,8 +9,7 @@
 6 server step      the server optimizer moves the model
 7 finishing        what the method does after the step: key layers (hierarchy.py), shared state (shared_state.py)
 
-`hansa/core/inner_node.py` runs rounds for a node of a tree, `hansa/runs/run.py` for a whole run. Flat federated
-learning, HierFAVG and WorldLM all run this one function.
+`inner_node.py` runs rounds for a node of a tree, `hansa/runs/run.py` for a whole run; all methods run this function.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -76,10 +75,12 @@ class Record:
     seconds: dict[str, float] = field(default_factory=dict)
     clock: float = 0.0  # virtual time at its end
     tensors: dict[NodeId, Layout] = field(default_factory=dict)  # that each sent
+    norms: dict[NodeId, float] = field(default_factory=dict)  # of each update, as it arrived
     failed: str = ""  # why the round does not count; empty if it does
     attention: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)  # on a tree: see `LayersPart`
     refused: dict[NodeId, str] = field(default_factory=dict)  # what was left out of a round that counts, and why
     exchange: ExchangeOutcome = field(default_factory=ExchangeOutcome)
+    arrivals: list[NodeId] = field(default_factory=list)  # with an asynchronous method: in which order updates came
     hidden: RoundTotals | None = None  # what is known of losses and counts where updates do not state their own
 
     def count_bytes(self, answer: Answer) -> None:
@@ -138,13 +139,15 @@ class RoundPart:
 class Round:
     """A round under way, as its parts see it.
 
-    They may change ``start``, ``expected``, ``aggregated`` and ``combine``.
+    They may change ``start``, ``moved``, ``expected``, ``aggregated`` and ``combine``.
     """
 
     def __init__(self, server: Server, state: ServerState, turn: Turn, plan: Plan) -> None:
         self.server, self.state, self.turn, self.plan = server, state, turn, plan
-        self.record = Record(turn.number, plan.cohort, clock=state.clock)
+        failures, order = dict(plan.failures), plan.arrivals
+        self.record = Record(turn.number, plan.cohort, {}, failures, clock=state.clock, arrivals=order)
         self.start: Tensors = state.model  # the model that children start from
+        self.moved: Tensors | None = None  # the model that the server moves, if it is not the one children start from
         self.expected: Layout = state.model.layout  # the tensors that an update may have
         self.aggregated: Layout = state.model.layout  # those of them that are combined by the aggregator
         self.partial = server.method.upload.selects  # whether updates may leave tensors out
@@ -192,9 +195,8 @@ def federated_round(server: Server, state: ServerState, turn: Turn, parts: Seque
     method, before = server.method, (state.clock, dict(state.slots))
 
     # 1 participation
-    plan = method.participation.plan(
-        PlanContext(server.name, server.children, server.settings, turn.number, turn.durable), state
-    )
+    context = PlanContext(server.name, server.children, server.settings, turn.number, turn.durable, server.link)
+    plan = method.participation.plan(context, state)
     round = Round(server, state, turn, plan)
 
     # 2 preparation
@@ -257,13 +259,14 @@ def move(round: Round, gradient: Tensors) -> None:
     """Let the server optimizer move the aggregated tensors of the model."""
     server, state, number = round.server, round.state, round.number
     factor = schedule_factor(server.settings.server_schedule, number, server.settings.rounds)
-    moving = round.start.only(round.aggregated.names)
+    model = round.start if round.moved is None else round.moved
+    moving = model.only(round.aggregated.names)
     own = state.slots.get(SERVER)
     with unmoved(round.record, moving, [moving, *tensors_in(own)]):
         server.method.server.step(moving, gradient, own, number, factor)
-    if moving is not round.start:
-        round.start.write(moving)
-    state.model, state.round = round.start, number
+    if moving is not model:
+        model.write(moving)
+    state.model, state.round = model, number
 
 
 @contextmanager
@@ -324,6 +327,8 @@ def admit(
     )
     if layout.names and not sent.names:
         record.refused[answer.node] = "no tensor is small enough for what 'upload' lets it send: raise upload.keep"
+    if not masked:
+        record.norms[answer.node] = float(reply.gradient.flat.norm())
     _note(record, answer.node, reply)
     return reply
 

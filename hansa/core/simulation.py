@@ -33,3 +33,8 @@ class Simulation(Section):
     jitter: Share = Field(
         default=0.0, description="How far a delay may differ from round to round, as a fraction of it."
     )
+    arrivals: list[list[str]] = Field(
+        default=[],
+        description="With an asynchronous method: for every round, the silos whose updates arrived, in that order, as "
+        "`hansa run --arrivals RUN` reads them from the ledger of a run. The virtual clock decides if it is empty.",
+    )

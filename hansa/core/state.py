@@ -14,6 +14,7 @@ T = TypeVar("T")
 
 # The slots of a method that may keep state at the server.
 SERVER, PARTICIPATION, HIERARCHY, DOWNLINK, SHARED = "server", "participation", "hierarchy", "downlink", "shared_state"
+SENT = "sent_model"
 
 
 @dataclass

@@ -38,6 +38,7 @@ class PlainObjective:
 
     needs_text_vectors: ClassVar[bool] = False
     task_loss_only: ClassVar[bool] = True
+    adds_no_gradient: ClassVar[bool] = True
     state: ClassVar[None] = None
 
     def loss(self, work: Work, task_loss: TaskLoss) -> Tensor:

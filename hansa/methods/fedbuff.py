@@ -8,18 +8,21 @@ K (``buffer``): updates per step; a (``power``): exponent of the damping. Every 
 is done, its update enters the buffer and the silo starts again from the newest model. When the buffer holds K
 updates, the server takes a step, which counts as a round. ``temperature`` t weighs silos by Nᵢ^t among the K (0, the
 paper: equally).
-Deviations: time is virtual (`simulate.delay`), so that a run gives the same result on any machine.
+Deviations: in a simulation time is virtual (`simulate.delay`), so that a run gives the same result on any machine.
+Between organisations updates count as they arrive (`hansa/core/arrivals.py`). The updates of one round are summed in
+the order of names, so that a recorded order of arrivals gives the same bits.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from pydantic import Field
 
+from hansa.core.arrivals import Arrivals, BufferState, PendingWork, arrivals_of, in_use
 from hansa.core.messages import NodeId, Update
 from hansa.core.method import METHODS, Method
-from hansa.core.participation import Assignment, BufferState, PendingWork, Plan, PlanContext, silo_duration
+from hansa.core.participation import Assignment, Plan, PlanContext, deadline_of, silo_duration
 from hansa.core.settings import Count, Section
 from hansa.core.state import PARTICIPATION, ServerState
 from hansa.core.tensors import Layout, Tensors, WeightedMean
@@ -28,7 +31,7 @@ from hansa.methods.fedavg import fedavg
 
 @dataclass(frozen=True)
 class Buffered:
-    """A round ends with the next ``buffer`` updates, by the virtual clock."""
+    """A round ends with the next ``buffer`` updates, or at its deadline with those that are there."""
 
     buffer: int
     synchronous: ClassVar[bool] = False
@@ -37,16 +40,22 @@ class Buffered:
 
     def plan(self, context: PlanContext, state: ServerState) -> Plan:
         before: BufferState = state.slots.get(PARTICIPATION) or BufferState()
-        arrived, pending = self._arrivals(context, before, state)
-        after = before.with_arrivals(pending, arrived, state)
-        state.slots[PARTICIPATION] = after
-        return Plan([work.node for work in arrived], self._waves(context, arrived, after, state))
+        versions, source = before.with_version(state), self._source(context, state)
+        arrived, pending = self._arrivals(context, source, before, versions, state)
+        state.slots[PARTICIPATION] = after = in_use(pending, arrived, versions)
+        names = [work.node for work in arrived]
+        return Plan(names, self._waves(context, arrived, after, state), arrivals=names, failures=source.failures)
 
     def damping(self, staleness: int) -> float:
         return 1.0
 
     def _arrivals(
-        self, context: PlanContext, before: BufferState, state: ServerState
+        self,
+        context: PlanContext,
+        source: Arrivals,
+        before: BufferState,
+        versions: Mapping[int, Tensors],
+        state: ServerState,
     ) -> tuple[list[PendingWork], list[PendingWork]]:
         """The next works to end, and those still under way. A silo that is done starts again at once."""
         simulate, seed = context.settings.simulate, context.settings.seed
@@ -55,27 +64,47 @@ class Buffered:
             return PendingWork(node, version, at + silo_duration(node, number, simulate, seed), number)
 
         pending = list(before.pending) or [start(n, state.round, state.clock, 1) for n in sorted(context.children)]
+        source.begin(pending, versions)
         arrived: list[PendingWork] = []
-        while len(arrived) < self.buffer:
-            pending.sort(key=lambda work: (work.due, work.node))
-            first = pending.pop(0)
+        while len(arrived) < self.buffer and (first := source.next(pending)) is not None:
             arrived.append(first)
-            pending.append(start(first.node, state.round, first.due, first.number + 1))
+            again = start(first.node, state.round, first.due, first.number + 1)
+            pending = [*(work for work in pending if work.node != first.node), again]
+            if len(arrived) < self.buffer:
+                source.begin([again], versions)
+        if len(arrived) < self.buffer:
+            return arrived, pending
         state.clock = arrived[-1].due
         # A silo that is done at the very moment of the step starts from the model that the step makes.
         now = {(work.node, work.number + 1) for work in arrived if work.due == state.clock}
         newest = state.round + 1
         return arrived, [replace(w, version=newest) if (w.node, w.number) in now else w for w in pending]
 
+    def _source(self, context: PlanContext, state: ServerState) -> Arrivals:
+        """What decides the order of the updates."""
+        settings, forgotten = context.settings, self._done_since(context.durable, state)
+        return arrivals_of(
+            context.link,
+            settings.simulate.arrivals,
+            context.number,
+            state.clock,
+            deadline_of(settings.participation),
+            lambda number: number - forgotten,
+        )
+
+    def _done_since(self, durable: int, state: ServerState) -> int:
+        """Works that a silo has done since the durable round, at most."""
+        return self.buffer * (state.round + 1 - durable)
+
     def _waves(
         self, context: PlanContext, arrived: list[PendingWork], after: BufferState, state: ServerState
     ) -> list[list[Assignment]]:
         """The assignments of a round; a silo that arrives twice is asked again in a second wave.
 
-        Silos number their own works. In each round since the durable one, a silo has done at most ``buffer`` works.
+        Silos number their own works.
         """
         waiting, waves = list(arrived), list[list[Assignment]]()
-        forgotten = self.buffer * (state.round + 1 - context.durable)
+        forgotten = self._done_since(context.durable, state)
         while waiting:
             first = {work.node: work for work in reversed(waiting)}
             waves.append(

@@ -68,7 +68,7 @@ def test_evaluation_below_a_region_has_a_deadline_too() -> None:
     asked = []
 
     class Noted:
-        size, remote = 1, False
+        size, remote, posting = 1, False, None
 
         def ask(self, asks: Any, until: Any) -> Any:
             asked.append(until)

@@ -44,7 +44,7 @@ def dense(given: Sequence[Silo]) -> Tensor:
 class Silos:
     """A link to silos that answer with factors that are known."""
 
-    remote, size = False, 1
+    remote, size, posting = False, 1, None
 
     def __init__(self, given: Sequence[Silo]) -> None:
         self.given = dict(zip("abcdefgh", given, strict=False))

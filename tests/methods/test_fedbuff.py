@@ -114,7 +114,7 @@ def test_a_failed_round_leaves_everything_as_it_was(federation: Build) -> None:
     from hansa.runs.topology import round_settings
 
     class Dead:
-        size, remote = 1, False
+        size, remote, posting = 1, False, None
 
         def ask(self, asks: Any, until: Any) -> Any:
             return iter([Answer(node, Failure("gone")) for node in asks])

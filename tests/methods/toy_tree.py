@@ -57,7 +57,7 @@ class ToySilo(Silo):
 class Fleeting:
     """A link whose answers lose their tensors when the next one is asked for, as in the shared memory of a pool."""
 
-    size, remote = 1, False
+    size, remote, posting = 1, False, None
 
     def __init__(self, link: Link) -> None:
         self.link = link
