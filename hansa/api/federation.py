@@ -10,6 +10,7 @@ from hansa.api import tables
 from hansa.api.check import Check
 from hansa.config import federation as settings_model
 from hansa.config.chat import with_template
+from hansa.config.defaults import with_explicit_defaults, without_model_defaults
 from hansa.config.file import dump, parse, read, relocated
 from hansa.config.in_memory import lives_in_memory, register_method
 from hansa.config.nodes import walk
@@ -116,7 +117,9 @@ class Federation:
         ``silos`` and ``model`` in memory stay unless they are given. Raises `ConfigError` for a wrong setting.
         """
         inputs = replace(self._inputs, tables=dict(self._inputs.tables))
-        raw = self._settings.model_dump(mode="json", exclude_defaults=True)
+        plain = self._settings.model_dump(mode="json", exclude_defaults=True)
+        another = "model" in changes or "task" in changes
+        raw = (without_model_defaults if another else with_explicit_defaults)(self._settings, plain)
         for key, value in changes.items():
             if key == "method":
                 raw[key] = _method(value)

@@ -20,6 +20,7 @@ from hansa.core.update_copies import UpdateCopies
 from hansa.methods import built_from
 from hansa.report import html
 from hansa.report.progress import Progress
+from hansa.runs.baselines import with_same_budget
 from hansa.runs.callbacks import CurrentRun, RoundRecord
 from hansa.runs.compare import run_variants, variant
 from hansa.runs.directory import INPUTS, RunDirectory
@@ -140,7 +141,7 @@ def compare(
             else:
                 name = _unused_name(method.name, variants)
                 named = built_from(method) or register_method(replace(method, name=name))
-                one = settings.model_copy(update={"method": named})
+                one = with_same_budget(settings, settings.model_copy(update={"method": named}))
             variants[name] = one
         display = _display(progress)
         results, failures = run_variants(
@@ -163,15 +164,15 @@ class Comparison:
 
     @cached_property
     def table(self) -> Any:
-        """A data frame: one line per method, with the task's main metric by language, its mean, and megabytes sent."""
+        """A data frame: one line per method, with the main metric by language, its mean, samples and megabytes."""
         metric = next((one.headline for one in self.results.values()), "")
         groups = list(dict.fromkeys(group for one in self.results.values() for group in one.metrics))
         rows = []
         for one in self.results.values():
             scores = [one.metrics.get(group, {}).get(metric) for group in groups]
             up, down = one.traffic["up"].sum() / 1e6, one.traffic["down"].sum() / 1e6
-            rows.append([*scores, average(one.metrics, metric), up, down])
-        columns = [*(f"{metric} {group}" for group in groups), f"mean {metric}", "MB up", "MB down"]
+            rows.append([*scores, average(one.metrics, metric), int(one.rounds["seen"].sum()), up, down])
+        columns = [*(f"{metric} {group}" for group in groups), f"mean {metric}", "samples", "MB up", "MB down"]
         return frame(rows, columns, list(self.results))
 
     @property

@@ -12,6 +12,7 @@ from pathlib import Path
 from hansa.config.federation import Federation
 from hansa.config.method import build_method
 from hansa.core.messages import Personalise, Request, ShareKnowledge, Train
+from hansa.core.survey_messages import TakeSurvey
 from hansa.privacy.dp.budget import BUDGET_FILE, BudgetDamaged, BudgetExceeded, Charge, PrivacyBudget
 from hansa.privacy.dp.prices import silo_price, update_mechanisms
 
@@ -33,6 +34,8 @@ class RunCharging:
 
     def refusal(self, limit: tuple[float, float] | None, run: str, request: Request) -> str:
         """Charge a request and return why it is refused, empty if it is not; ``limit``: ε and δ of the policy."""
+        if isinstance(request, TakeSurvey):
+            return NO_NOISE if limit is not None else ""
         if not isinstance(request, Train | ShareKnowledge) and not (isinstance(request, Personalise) and request.share):
             return ""
         charges = charges_for(self.federation, self.node, run, request)

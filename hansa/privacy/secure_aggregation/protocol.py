@@ -120,7 +120,7 @@ class Secrets:
     @property
     def keys(self) -> Keys:
         """The public keys that belong to the private ones."""
-        return Keys(_public(self.seal), _public(self.mask))
+        return Keys(public_key(self.seal), public_key(self.mask))
 
     as_dict = asdict
 
@@ -129,7 +129,8 @@ def _private(secret: str) -> X25519PrivateKey:
     return X25519PrivateKey.from_private_bytes(bytes.fromhex(secret))
 
 
-def _public(secret: str) -> str:
+def public_key(secret: str) -> str:
+    """The public key of a private one, both in hexadecimal."""
     return _private(secret).public_key().public_bytes_raw().hex()
 
 
@@ -261,7 +262,7 @@ def unmask(
         if silo in answered:
             _add(plain, bytes.fromhex(secret), False)
             continue
-        if _public(secret) != roster[silo].mask:
+        if public_key(secret) != roster[silo].mask:
             raise Refused(f"the revealed shares of the key of '{silo}' do not reconstruct it")
         for other in answered:
             _add(plain, agree_key(secret, roster[other].mask, label), silo < other)

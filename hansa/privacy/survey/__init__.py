@@ -1,0 +1,1 @@
+"""Agreement of the silos of a survey on a key that the coordinator does not know."""
