@@ -55,6 +55,10 @@ class Source(Files):
     limit: int | None = Field(
         default=None, ge=0, description="Number of training rows to use, from the first; 0: the silo is only evaluated."
     )
+    held_out_limit: Count | None = Field(
+        default=None,
+        description="Number of validation rows and of test rows to use, from the first; `limit` is for training alone.",
+    )
     part: Part | None = Field(default=None, description="Written by `clients: N`; do not set it yourself.")
 
     @field_validator("aligned", mode="before")

@@ -17,7 +17,7 @@ from hansa.data.source import Source
 def rows(source: Source, split: str, data: Data, problems: Problems) -> Iterator[Row]:
     """The usable rows of a split; ``problems`` counts the others."""
     cut_from_train = split not in source.files()
-    taken = 0
+    taken, most = 0, source.limit if split == "train" else source.held_out_limit
     if split == "train" and source.limit == 0:
         return
     readable = read_rows(source, split, problems)
@@ -33,7 +33,7 @@ def rows(source: Source, split: str, data: Data, problems: Problems) -> Iterator
             continue
         taken += 1
         yield row
-        if split == "train" and source.limit is not None and taken >= source.limit:
+        if most is not None and taken >= most:
             return
 
 

@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,11 +89,12 @@ def chapter(code: str) -> str | None:
     return next((chapter for last, chapter in CHAPTERS.items() if code[:3] <= last), None)
 
 
-def diseases() -> dict[str, list[dict[str, str]]]:
-    """Language → rows {"text", "label" (chapter), "code", "lang"}, ordered by code."""
+def diseases(languages: Collection[str] = tuple(LANGUAGES)) -> dict[str, list[dict[str, str]]]:
+    """Language → rows {"text", "label" (chapter), "code", "lang"}, ordered by code; of all languages, or of some."""
     archive = fetch(ICD10)
-    rows: dict[str, dict[str, str]] = {language: {} for language in LANGUAGES}
-    for language, file in LANGUAGES.items():
+    rows: dict[str, dict[str, str]] = {language: {} for language in languages}
+    for language in rows:
+        file = LANGUAGES[language]
         for context, english, translated in _catalogue(archive, ICD10, file or "de"):
             found = re.fullmatch(r"model:gnuhealth\.pathology,name:([A-Z]\d[\dA-Z]*)", context)
             text = translated if file else english

@@ -19,6 +19,7 @@ from hansa.core.seeds import stream
 from hansa.data.corpora import clinical_notes
 from hansa.data.deidentification.lexicon import same_length, vocabulary
 from hansa.data.deidentification.name_lists import people_of, towns_of
+from hansa.data.deidentification.ordinary import COMMON, frequencies, medical_terms
 
 FOLDER = Path(__file__).parent / "identities"
 LANGUAGES = clinical_notes.LANGUAGES
@@ -58,6 +59,19 @@ def _sentences(code: str) -> dict[str, Any]:
     return loaded
 
 
+@cache
+def _dictionary(code: str) -> tuple[str, ...]:
+    """Ordinary words of a language with at least four letters; empty if there is no dictionary."""
+    return tuple(sorted(w for w, n in frequencies(code).items() if n >= COMMON and len(w) > 3 and w.isalpha()))
+
+
+@cache
+def _words(code: str) -> tuple[str, ...]:
+    """Words of the clinical phrases of a language."""
+    notes = (clinical_notes.note(code, number, 0, (1, 4), with_people=False) for number in range(40))
+    return tuple(sorted({w.lower() for note in notes for w in WORDS.findall(note["text"]) if len(w) > 3}))
+
+
 class _Writer:
     """Writes one note."""
 
@@ -91,8 +105,8 @@ class _Writer:
         parts.insert(int(self.rng.integers(len(parts) + 1)), self._disguised(clinical["text"]))
         if not self.held_back:
             parts.insert(0, self._measurements())
-            if self.rng.random() < 0.15:
-                parts.append(self._eponym())
+            if self.rng.random() < 0.5:
+                parts.insert(int(self.rng.integers(len(parts) + 1)), self._eponym())
         for part in parts:
             piece, found = self._sentence() if part is None else (part, [])
             offset = len(text)
@@ -102,7 +116,10 @@ class _Writer:
         return (text if self.held_back else self._rewritten(text)), spans
 
     def _disguised(self, text: str) -> str:
-        """Clinical text in which half of the words are invented: an unknown word is not a name for that reason."""
+        """Clinical text in which half of the words are others of the dictionary, or invented where there is none.
+
+        So a word is not a name because the finder does not know it.
+        """
         if self.held_back:
             return text
         kind = self.rng.random()
@@ -114,6 +131,10 @@ class _Writer:
         """An invented word with the ending and the case of a word."""
         if len(word) < 4 or not word.isalpha():
             return word
+        others = _dictionary(self.code)
+        if others and self.rng.random() < 0.8:
+            made = str(self.one(others))
+            return made.upper() if word.isupper() else made.capitalize() if word[0].isupper() else made
         stems = vocabulary(self.code).raw["surrogate"]["stems"]
         made = "".join(str(self.one(stems)) for _ in range(int(self.rng.integers(1, 4)))) + word[-3:].lower()
         return made.upper() if word.isupper() else made.capitalize() if word[0].isupper() else made
@@ -132,8 +153,17 @@ class _Writer:
         return str(self.one(("; ", ", ", ". "))).join(parts) + "."
 
     def _eponym(self) -> str:
+        """Medical terms that look like names: an eponym after its word, or terms between ordinary words."""
         before = vocabulary(self.code).words("eponyms", "before") or [""]
-        return f"{self.one(before)} {self.one(self.people[1])}.".strip()
+        if self.rng.random() < 0.3:
+            return f"{self.one(before)} {self.one(self.people[1])}.".strip()
+        others = _dictionary(self.code) or _words(self.code)
+        parts = []
+        for _ in range(int(self.rng.integers(2, 6))):
+            parts += [str(self.one(others)) for _ in range(int(self.rng.integers(1, 4)))]
+            term = str(self.one(medical_terms()))
+            parts.append(term.capitalize() if self.rng.random() < 0.9 else term)
+        return f"{parts[0].capitalize()} {' '.join(parts[1:])}."
 
     def _sentence(self) -> tuple[str, list[tuple[int, int, str]]]:
         template = self.one(self.raw["held_back" if self.held_back else "train"])

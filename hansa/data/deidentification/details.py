@@ -3,6 +3,7 @@
 The words come from `languages/LANG.yaml`: ``fields`` (label → type), ``hospitals`` (words before or after the name of
 an institution), ``year_cues``, ``ages`` and ``professions``.
 """
+# ruff: noqa: RUF001 (letters of several scripts are intended)
 
 import re
 from collections.abc import Callable, Iterator
@@ -23,6 +24,9 @@ YEAR_WORDS = re.compile(r"(?<!\w)(?:año|anno|année|ano|year|Jahr|Jahre|anul|έ
 ABBREVIATED = r"(?:Drs?|Dra|Univ|Sta|Sto|Ntra|Sra|St|Ste|Prof)\."
 YEAR = re.compile(r"(?<![\w.,/-])(?:1[89]\d\d|20\d\d)(?!\w|[.,/:-]\d| ?(?:mg|ml|g|kg|cc|mm|cm|kcal|UI|U|%))")
 YEAR_PAIR = re.compile(r"(?P<first>(?:19|20)\d\d)(?: ?[-–/] ?| )$")
+NAMED_BY = frozenset(["№", "имени", "им.", "імені", "ім."])  # before the name or number of an institution
+NAMING = r"(?:имени|им\.|імені|ім\.|г\.|гр\.|м\.|города|міста)"
+WORDS = re.compile(r"\S+")
 AGE = re.compile(r"(?<![\w.,/-])(?P<age>\d{2,3})[ -]?")
 LONGEST_PROFESSION = 3  # words
 
@@ -60,21 +64,32 @@ class Details:
             "before",
             lambda some: (
                 rf"{words.prefixes}(?P<head>{some})"
-                rf"(?: (?:\"|“|«|[Nn][º°]? ?|№ ?)?(?:{named}|\d{{1,3}}(?!\d))){{1,{7 if words.cased else 2}}}"
+                rf"(?: (?:\"|“|«|[Nn][º°]? ?|№ ?|{NAMING} )?"
+                rf"(?:{named}|\d{{1,3}}(?!\d))){{1,{7 if words.cased else 2}}}"
             ),
         )
         self.after = self._pattern("after", lambda some: some)
-        self.leading = re.compile(rf"(?:(?:St\.|{CAPITAL})(?: (?:of|and|the|for|&))*[ -])+$")
+        small = rf"(?<!\w)(?:{UNCASED} ){{1,2}}$"
+        self.leading = re.compile(rf"(?:(?:St\.|{CAPITAL})(?: (?:of|and|the|for|&))*[ -])+$" if words.cased else small)
+        cyrillic = words.cased and words.code in ("ru", "uk", "bg")
+        self.adjectives = re.compile(rf"(?:{CAPITAL}(?:[аоуияе]|й|ю|м) ){{1,2}}$" if cyrillic else "(?!)")
         self.cue = re.compile(rf"(?<!\w){words.prefixes}{one_of(words.words('year_cues'))} \(?$")
         later = words.words("year_after")
         self.year_after = re.compile(rf" ?{one_of(later)}") if later else None
         months = [form for month in words.full_months for form in month if len(form) > 3]
-        self.holes = frozenset(hole for form in months for hole in holes(form.casefold()))
+        self.months = frozenset(form.casefold() for form in months)
+        self.holes = frozenset(hole for form in self.months for hole in holes(form))
+        self.shorter = frozenset(one.replace("*", "") for one in self.holes)
         self.age_after = re.compile(one_of(words.words("ages")))
+        before = words.words("age_labels")
+        self.age_before = re.compile(rf"(?<!\w){one_of(before)} ?:? ?$" if before else "(?!)")
         jobs = words.words("professions")
         ends = rf"(?=[.,;:()\n]|$| {one_of(words.words('town_cues'))} )"
         job = rf"(?P<value>{LETTER}{{3,}}(?: {LETTER}{{2,}}){{0,{LONGEST_PROFESSION - 1}}}?){ends}"
         self.profession = re.compile(rf"{words.prefixes}{one_of(jobs)} {job}") if jobs else None
+        self.job = self._job_pattern()
+        former = words.words("jobs", "before")
+        self.former = re.compile(rf"(?<!\w){one_of(former)} $" if former else "(?!)")
         code = words.raw["address"]["postcode"]
         city = rf"{word}(?:[ -]{particle}{word}){{0,2}}"
         tail = rf"(?:(?:, ?|\. ?| - | )\(?{city}\)?(?=[).,;\n]|$| [\w-]+[:@])){{0,2}}" if words.cased else ""
@@ -93,11 +108,21 @@ class Details:
         some = self.words.words("hospitals", key)
         return re.compile(make(one_of(some))) if some else None
 
+    def _job_pattern(self) -> re.Pattern[str] | None:
+        """Listed professions in apposition: after a comma or a word such as "former", at the end of a phrase."""
+        names, after = self.words.words("jobs", "names"), self.words.words("jobs", "after")
+        retired = rf"(?P<retired> {one_of(after)})" if after else "(?P<retired>(?!))"
+        return re.compile(rf"{one_of(names)}(?:{retired}|(?=[.,،;:)\n]|$))") if names else None
+
+    def _in_apposition(self, text: str, start: int) -> bool:
+        before = text[max(0, start - 24) : start]
+        return before.endswith((", ", "، ", "(")) or self.former.search(before) is not None
+
     def anchors(self) -> list[str]:
         """Words at which `labelled`, `institutions` and `professions` may begin."""
         fields = [w for labels in self.words.raw.get("fields", {}).values() for w in labels]
         hospitals = [*self.words.words("hospitals", "before"), *self.words.words("hospitals", "after")]
-        return [*fields, *hospitals, *self.words.words("professions")]
+        return [*fields, *hospitals, *self.words.words("professions"), *self.words.words("jobs", "names")]
 
     def labelled(self, text: str, anchors: list[int]) -> Iterator[Claim]:
         """The values of labelled fields."""
@@ -114,27 +139,42 @@ class Details:
         for m in matches(self.before, text, anchors) if self.before else ():
             rest = m[0].split()[1:]
             named = (
-                any(w[:1].isupper() for w in rest)
+                any(w[:1].isupper() or w[:1].isdigit() for w in rest)
                 if m[0][:1].isupper()
-                else any(w.istitle() and len(w) > 3 for w in rest)
+                else any((w.istitle() and len(w) > 3) or w in NAMED_BY for w in rest)
             )
             if self.words.cased:
                 end = m.end() if named else 0
             else:
-                words = [w for w in re.finditer(r"\S+", m[0]) if w[0].strip(".,،").casefold() in self.words.stop]
-                end = m.start() + words[0].start() if words else m.end()
-                end = end if len(text[m.start() : end].split()) > len(m["head"].split()) else 0
+                after = list(WORDS.finditer(text, m.end("head"), m.end()))
+                stops = [w.start() for w in after if w[0].strip(".,،").casefold() in self.words.stop]
+                end = len(text[: stops[0]].rstrip()) if stops else m.end()
+                end = end if end > m.end("head") else 0
             if end:
-                yield m.start(), end, "HOSPITAL"
+                yield self._with_adjectives(text, m.start()), end, "HOSPITAL"
         for m in matches(self.after, text, anchors) if self.after else ():
             lead = self.leading.search(text, max(0, m.start() - 60), m.start())
-            if lead and m[0][:1].isupper():
+            if lead and self.words.cased and m[0][:1].isupper():
                 yield lead.start(), m.end(), "HOSPITAL"
+            elif lead and not self.words.cased:
+                names = list(WORDS.finditer(text, lead.start(), lead.end()))
+                while names and names[0][0].casefold() in self.words.stop:
+                    names = names[1:]
+                if names:
+                    yield names[0].start(), m.end(), "HOSPITAL"
+
+    def _with_adjectives(self, text: str, start: int) -> int:
+        """Where the name of an institution begins: at the adjectives with a capital letter before its first word."""
+        before = self.adjectives.search(text, max(0, start - 40), start)
+        return before.start() if before else start
 
     def professions(self, text: str, anchors: list[int]) -> Iterator[Claim]:
         """Professions after words such as "works as a"."""
         for m in matches(self.profession, text, anchors) if self.profession else ():
             yield (*m.span("value"), "PROFESSION")
+        for m in matches(self.job, text, anchors) if self.job else ():
+            if m["retired"] or self._in_apposition(text, m.start()):
+                yield m.start(), m.start("retired") if m["retired"] else m.end(), "PROFESSION"
 
     def towns(self, text: str, numbers: list[int]) -> Iterator[Claim]:
         """Postcodes with their towns."""
@@ -157,11 +197,23 @@ class Details:
     def misread_dates(self, text: str, numbers: list[int]) -> Iterator[Claim]:
         """Written dates whose month has one wrong character, as optical character recognition makes it."""
         for m in matches(DAY_WORD_YEAR, text, numbers):
-            if not self.holes.isdisjoint(holes(m["month"].casefold())):
+            if self._misread_month(m["month"].casefold()):
                 yield m.start(), m.end(), "DATE"
 
+    def _misread_month(self, word: str) -> bool:
+        """Whether a word is a month with one character wrong, missing or added, or with "rn" for "m"."""
+        around = holes(word)
+        return (
+            not self.holes.isdisjoint(around)
+            or word in self.shorter
+            or any(one.replace("*", "") in self.months for one in around)
+            or word.replace("rn", "m") in self.months
+        )
+
     def ages(self, text: str, numbers: list[int]) -> Iterator[Claim]:
-        """Ages above the limit."""
+        """Ages above the limit, with their unit."""
         for m in matches(AGE, text, numbers):
-            if AGE_LIMIT < int(m["age"]) < 130 and self.age_after.match(text, m.end()):
-                yield m.start("age"), m.end("age"), "AGE"
+            if AGE_LIMIT < int(m["age"]) < 130:
+                unit = self.age_after.match(text, m.end())
+                if unit or self.age_before.search(text, max(0, m.start() - 20), m.start()):
+                    yield m.start("age"), unit.end() if unit else m.end("age"), "AGE"

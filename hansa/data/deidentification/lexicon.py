@@ -123,7 +123,19 @@ class Vocabulary:
 
 
 # Keys of a language file whose values are patterns, or words that are never searched.
-PATTERNS = ("phones", "id_shapes", "postcode", "patterns", "patronymic", "initials", "prefixes", "surrogate")
+PATTERNS = (
+    "name_shape",
+    "day_words",
+    "year_in_words",
+    "phones",
+    "id_shapes",
+    "postcode",
+    "patterns",
+    "patronymic",
+    "initials",
+    "prefixes",
+    "surrogate",
+)
 
 
 def caseless(words: Vocabulary) -> Vocabulary:

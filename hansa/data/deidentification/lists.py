@@ -22,102 +22,25 @@ from hansa.data.deidentification.lexicon import (
     vocabulary,
     without_case,
 )
-from hansa.data.deidentification.name_lists import LATIN, LOCALES, people_of, towns_of
+from hansa.data.deidentification.name_lists import LOCALES, locales_of, people_of, towns_of
 from hansa.data.deidentification.names import is_eponym
 from hansa.data.deidentification.repeats import plain
 from hansa.data.deidentification.rules import Finding
+from hansa.data.deidentification.uncased import Uncased, uncased
+from hansa.data.deidentification.unlisted import Unlisted, unlisted
 
 LONGEST = 5  # words of a name
 WORD = re.compile(rf"{LETTER}(?:{LETTER}|['’׳״-](?={LETTER}))*")
 SENTENCE_END = re.compile(r"(?:^|[.!?:;•\n\"“«(–-])\s*$")
 # Given names that are also words with which a sentence may begin.
 ORDINARY = frozenset(
-    [
-        "will",
-        "mark",
-        "may",
-        "grace",
-        "rose",
-        "hope",
-        "faith",
-        "joy",
-        "dawn",
-        "april",
-        "june",
-        "august",
-        "summer",
-        "bill",
-        "frank",
-        "art",
-        "chase",
-        "drew",
-        "pat",
-        "sue",
-        "dale",
-        "clay",
-        "skip",
-        "page",
-        "price",
-        "rich",
-        "sterling",
-        "iris",
-        "alba",
-        "rosa",
-        "pilar",
-        "clara",
-        "vera",
-        "bruno",
-        "pero",
-        "luz",
-        "paz",
-        "mar",
-        "dolores",
-        "remedios",
-        "mercedes",
-        "angeles",
-        "consuelo",
-        "socorro",
-        "salud",
-        "milagros",
-        "blanca",
-        "leon",
-        "celeste",
-        "prudence",
-        "constance",
-        "pascal",
-        "noel",
-        "felicite",
-        "aurore",
-        "marine",
-        "fleur",
-        "fiore",
-        "gioia",
-        "salvo",
-        "bianca",
-        "serena",
-        "chiara",
-        "stella",
-        "viola",
-        "perla",
-        "alma",
-        "victoria",
-        "gloria",
-        "мир",
-        "вера",
-        "надежда",
-        "любовь",
-        "слава",
-        "роза",
-        "лилия",
-        "майя",
-        "роман",
-        "марк",
-        "надія",
-        "віра",
-        "любов",
-        "мир",
-        "здрава",
-    ]
+    (  # noqa: SIM905 (a hundred words, several per line)
+        "will mark may grace rose hope faith joy dawn april june august summer bill frank art chase drew pat sue "
+        "dale clay skip page price rich sterling iris alba rosa pilar clara vera bruno pero luz paz mar dolores "
+        "remedios mercedes angeles consuelo socorro salud milagros blanca leon celeste prudence constance pascal "
+        "noel felicite aurore marine fleur fiore gioia salvo bianca serena chiara stella viola perla alma "
+        "victoria gloria мир вера надежда любовь слава роза лилия майя роман марк надія віра любов здрава "
+    ).split()
 )
 CAPITALISED_NOUNS = ("de",)  # where a capital letter says little
 
@@ -129,8 +52,8 @@ class Lists:
         """The names and towns in a text; raises `UserError` if the packages with the lists are not installed."""
         known = _known(vocabulary(language).code)
         if known.words.cased and not without_case(text):
-            return list(known.cased(text))
-        return list(known.uncased(same_length(text, str.lower)))
+            return [*known.cased(text), *known.unlisted.find(text)]
+        return list(known.caseless.find(same_length(text, str.lower)))
 
 
 @dataclass(frozen=True)
@@ -144,6 +67,8 @@ class _Known:
     towns: frozenset[str]
     sequence: re.Pattern[str]
     place: re.Pattern[str]  # words before a town
+    unlisted: Unlisted
+    caseless: Uncased
 
     def cased(self, text: str) -> Iterator[Finding]:
         for m in self.sequence.finditer(text):
@@ -210,48 +135,30 @@ class _Known:
         begins = SENTENCE_END.search(text, max(0, start - 4), start) is not None
         return Finding(start, end, "TOWN") if introduced or not (ambiguous or begins) else None
 
-    def uncased(self, text: str) -> Iterator[Finding]:
-        words = [(w.start(), w.end(), plain(w[0])) for w in WORD.finditer(text)]
-        at = 0
-        while at < len(words):
-            count = self._uncased_name(text, words, at)
-            if count > 1:
-                yield Finding(words[at][0], words[at + count - 1][1], "NAME")
-                at += count
-                continue
-            at += 1
-
-    def _uncased_name(self, text: str, words: list[tuple[int, int, str]], at: int) -> int:
-        """The number of words of the name that begins at a word: a given name, then listed names beside it."""
-        if (words[at][2] not in self.given and words[at][2] not in self.family) or words[at][2] in self.words.stop:
-            return 0
-        count = 1
-        while at + count < len(words) and count < LONGEST:
-            beside = text[words[at + count - 1][1] : words[at + count][0]]
-            nxt = words[at + count][2]
-            listed = nxt in self.family or nxt in self.given or (nxt.startswith("ال") and len(nxt) > 4)
-            if beside not in (" ", "-", ", ") or not listed or words[at + count][2] in self.words.stop:
-                break
-            count += 1
-        return count
-
 
 @cache
 def _known(code: str) -> _Known:
     words = vocabulary(code)
     own = [people_of(locale) for locale in LOCALES.get(code, ())]
-    languages = LATIN if code in LATIN else ("ru", "uk", "bg") if code in ("ru", "uk", "bg") else (code,)
-    everyone = [people_of(locale) for language in languages for locale in LOCALES[language]]
+    everyone = [people_of(locale) for locale in locales_of(code)]
     particles = one_of(words.particles) if words.particles else "(?!)"
     word = rf"(?:{INITIAL}|{CAPITAL})"
     sequence = rf"(?<![\w'’]){word}(?:(?:,? |-)(?:{particles} ){{0,3}}{word}){{0,5}}"
-    place = one_of(words.words("town_cues")) if words.words("town_cues") else "(?!)"
+    cues = one_of(words.words("town_cues")) if words.words("town_cues") else "(?!)"
+    place = re.compile(rf"(?:(?<!\w){cues} |\d{{4,6}},? |[{UPPER}]{LETTER}+[,.] ?\(?|\()$")
+    given = frozenset(plain(n) for given, _ in everyone for n in given if len(n) > (1 if code == "he" else 2))
+    family = frozenset(plain(n) for _, family in everyone for n in family if len(n) > (1 if code == "he" else 2))
+    own_family = frozenset(plain(n) for _, family in own for n in family if len(n) > (1 if code == "he" else 2))
+    own_given = frozenset(plain(n) for given, _ in own for n in given)
+    towns = frozenset(plain(n) for n in towns_of(code))
     return _Known(
         words,
-        frozenset(plain(n) for given, _ in own for n in given),
-        frozenset(plain(n) for given, _ in everyone for n in given if len(n) > 2),
-        frozenset(plain(n) for _, family in everyone for n in family if len(n) > 2),
-        frozenset(plain(n) for n in towns_of(code)),
+        own_given,
+        given,
+        family,
+        towns,
         re.compile(sequence),
-        re.compile(rf"(?:(?<!\w){place} |\d{{4,6}},? |[{UPPER}]{LETTER}+[,.] ?\(?|\()$"),
+        place,
+        unlisted(words, given, family, own_family, re.compile(rf"(?<!\w){cues} $")),
+        uncased(words, own_given | own_family, given, family, towns),
     )

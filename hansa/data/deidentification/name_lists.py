@@ -25,7 +25,18 @@ COUNTRIES = {
     "he": ("IL",), "ru": ("RU", "BY", "KZ"), "bg": ("BG",), "uk": ("UA",), "el": ("GR", "CY"), "eu": ("ES", "FR"),
 }  # fmt: skip
 SCRIPTS = {"ar": "ARABIC", "he": "HEBREW", "ru": "CYRILLIC", "bg": "CYRILLIC", "uk": "CYRILLIC", "el": "GREEK"}
-LATIN = ("it", "fr", "es", "pt", "en", "de", "eu")
+# Further locales whose names occur in every hospital that writes in the same script.
+FURTHER = {
+    "LATIN": (
+        "az_AZ", "cs_CZ", "da_DK", "de_CH", "de_LU", "en_IE", "en_KE", "en_NG", "en_NZ", "en_PK", "es_AR", "es_CL",
+        "et_EE",
+        "fi_FI", "fr_BE", "fr_CA", "fr_DZ", "ha_NG", "hr_HR", "hu_HU", "ig_NG", "lt_LT", "lv_LV", "nl_BE", "nl_NL",
+        "no_NO",
+        "pl_PL", "ro_RO", "sk_SK", "sl_SI", "sv_SE", "sw", "tr_TR", "uz_UZ", "yo_NG", "zu_ZA",
+    ),
+    "CYRILLIC": ("mk_MK",),
+    "ARABIC": ("ar_DZ", "ar_PS", "fa_IR"),
+}  # fmt: skip
 TOWN = re.compile(r"[^\W\d_][^\W\d_]+(?:[ '’-][^\W\d_]+){0,3}")
 
 
@@ -51,6 +62,13 @@ def people_of(locale: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def _listed(person: Any, fields: tuple[str, ...]) -> tuple[str, ...]:
     found = {str(name).strip() for field in fields for name in (getattr(person, field, ()) or ())}
     return tuple(sorted(unicodedata.normalize("NFC", name) for name in found if len(name) > 1))
+
+
+def locales_of(language: str) -> tuple[str, ...]:
+    """The locales whose names are looked for in a language: those of all languages in its script."""
+    script = SCRIPTS.get(language, "LATIN")
+    own = [locale for other in LOCALES if SCRIPTS.get(other, "LATIN") == script for locale in LOCALES[other]]
+    return tuple(dict.fromkeys([*LOCALES.get(language, ()), *own, *FURTHER.get(script, ())]))
 
 
 @cache

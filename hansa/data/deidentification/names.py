@@ -67,7 +67,8 @@ class Names:
         for m in matches(self.title, text, anchors):
             start = m.start("title")
             first = self.one_title.match(text, start)
-            if first and self.not_after.search(text, max(0, m.start() - 20), m.start()):
+            single = first is not None and sum(c.isalpha() for c in first[0]) < 2
+            if first and single and self.not_after.search(text, max(0, m.start() - 20), m.start()):
                 start = first.end()  # "vitamin D. Dr. Reed"
             end, count = self._sequence(text, m.end())
             if count and start < m.end():

@@ -100,6 +100,7 @@ class Patterns:
         self.names = Names(words)
         self.details = Details(words)
         self.month, self.before_month, self.after_month = _month_patterns(words)
+        self.spelled_day, self.spelled_year, self.weekday = _spelled_patterns(words)
         self.date_cue = re.compile(rf"(?<!\w){words.prefixes}{one_of(words.words('date', 'cues'))}[ :-]{{1,2}}$")
         self.month_cue = re.compile(rf"(?:(?<!\w){one_of(words.words('year_cues'))} |\()$")
         self.ordinal_stop = "." in words.words("date", "ordinals")  # am 5.3. wieder
@@ -123,7 +124,7 @@ class Patterns:
         def claim(claims: Iterable[tuple[int, int, str]]) -> None:
             for start, end, kind in claims:
                 free = taken.find(1, start, end)
-                cut = free if free > start and kind in ("HOSPITAL", "TOWN") else end  # up to what is already found
+                cut = free if free > start and kind in ("HOSPITAL", "TOWN", "NAME") else end  # up to what is found
                 add(iter([(start, start + len(text[start:cut].rstrip()))]), kind)
 
         add(_emails(text), "EMAIL")
@@ -140,7 +141,7 @@ class Patterns:
         claim(more.towns(text, numbers))
         claim(self._numbers(text, anchors, numbers))
         claim(more.institutions(text, anchors))
-        add(self.names.find(text, anchors), "NAME")
+        claim((start, end, "NAME") for start, end in self.names.find(text, anchors))
         for rest in (more.professions(text, anchors), more.years(text, numbers), more.ages(text, numbers)):
             claim(rest)
         return sorted(found, key=lambda f: f.start)
@@ -152,7 +153,7 @@ class Patterns:
             else:
                 # 1-1-1 and 10-10-10 are daily doses, unless the year has four digits
                 dose = m[6] == "-" and len(m[9]) == 2 and len(m[5]) + len(m[8]) < 4
-                dose = dose and not self.date_cue.search(text, max(0, m.start() - 14), m.start())
+                dose = dose and int(m[9]) <= 31 and not self.date_cue.search(text, max(0, m.start() - 14), m.start())
                 four = len(m[9]) == 2 or 1900 <= int(m[9]) <= 2099
                 good = four and not dose and _day_and_month(m[5], m[8], month_first=True)
             if good:
@@ -168,6 +169,12 @@ class Patterns:
             start, end = m.start(), m.end()
             before = self.before_month.search(text, max(0, start - 32), start)
             after = self.after_month.match(text, end)
+            spelled = self.spelled_year.match(text, after.end() if after else end)
+            if spelled:
+                end, after = spelled.end(), None
+            if not before and (before := self.spelled_day.search(text, max(0, start - 48), start)):
+                yield self._from_weekday(text, before.start()), (after.end() if after else end)
+                continue
             year = after and (after["year"] or after["year2"])
             named = self.words.month(m["month"])
             short = named is not None and named.short
@@ -180,7 +187,13 @@ class Patterns:
                 and (short or not self.month_cue.search(text, max(0, start - 9), start))
             ):
                 continue
-            yield (before.start() if before else m.start("month")), (after.end() if after else end)
+            first = before.start() if before else m.start("month")
+            yield self._from_weekday(text, first), (after.end() if after else end)
+
+    def _from_weekday(self, text: str, start: int) -> int:
+        """Where a date begins: at the day of the week, if it stands before the date."""
+        day = self.weekday.search(text, max(0, start - 20), start)
+        return day.start() if day else start
 
     def _numbers(self, text: str, anchors: list[int], numbers: list[int]) -> list[tuple[int, int, str]]:
         claims = []
@@ -297,6 +310,18 @@ def _month_patterns(words: Vocabulary) -> tuple[re.Pattern[str], re.Pattern[str]
     else:
         year += "|(?P<day>(?!))(?P<year2>(?!))"
     return month, before, re.compile(year)
+
+
+def _spelled_patterns(words: Vocabulary) -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
+    """Patterns of a day in words before a month, a year in words after it, and the day of the week before both."""
+    never = "(?!)"
+    joiner = f"(?:{one_of(words.words('date', 'joiners'))} )?"
+    day = rf"(?<!\w)(?:{words.raw.get('day_words', never)}) {joiner}{words.prefixes}$"
+    later = one_of([*words.words("date", "joiners"), *words.words("date", "year_joiners")])
+    year = rf" (?:{later} )?(?:{words.raw.get('year_in_words', never)})(?!\w)"
+    days = words.words("weekdays")
+    weekday = rf"(?<!\w){one_of(days)},? (?:{LETTER}{{1,3}} )?$" if days else never
+    return re.compile(day, re.I), re.compile(year, re.I), re.compile(weekday)
 
 
 Good = Callable[[str], bool]

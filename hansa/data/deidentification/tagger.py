@@ -6,6 +6,7 @@ favours recall.
 """
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,14 +15,17 @@ from typing import Any
 
 from hansa.core.errors import UserError
 from hansa.data.deidentification.kinds import kind_of
+from hansa.data.deidentification.lexicon import vocabulary
+from hansa.data.deidentification.ordinary import is_ordinary
 from hansa.data.deidentification.rules import Finding
 from hansa.data.formats.annotated import WORD
 
 THRESHOLD = 0.5
 SETTINGS = "finder.json"
-WINDOW, CONTEXT = 126, 24  # tokens of a window, and how many of them are repeated as context on each side
+WINDOW, CONTEXT = 126, 12  # tokens of a window, and how many of them are repeated as context on each side
 BATCH = 64  # windows computed at once
 OUTSIDE = "O"
+LETTERS = re.compile(r"[^\W\d_]+")
 # What may stand between two words of one detail.
 JOINED = frozenset(" ,.-'’/:@_+()\t")
 
@@ -44,7 +48,7 @@ class Tagger:
     threshold: float | None = None  # default: the folder's own, else 0.5
 
     def find(self, text: str, language: str) -> list[Finding]:
-        """The personal details in a text; the language is not used, because the model reads all of its languages."""
+        """The personal details in a text; the language is used for its dictionary, the model reads all of its own."""
         return self.find_all([text], language)[0]
 
     def find_all(self, texts: list[str], language: str) -> list[list[Finding]]:
@@ -74,7 +78,10 @@ class Tagger:
             for (number, word), hit, kind in zip(decided, found, best, strict=True):
                 if hit:
                     guesses[number][word] = kinds[kind]
-        return [_joined(text, places[n], guesses[n]) for n, text in enumerate(texts)]
+        found = [_joined(text, places[n], guesses[n]) for n, text in enumerate(texts)]
+        if not self._settings.get("dictionary"):
+            return found
+        return [[f for f in one if not _plain_words(text, f, language)] for text, one in zip(texts, found, strict=True)]
 
     def _windows(self, texts: list[str], places: list[list[tuple[int, int]]]) -> Iterator[_Window]:
         _, tokenizer, _, _ = self._loaded
@@ -118,10 +125,21 @@ class Tagger:
         return model, tokenizer, [OUTSIDE if n == OUTSIDE else kind_of(n) for n in names], self._threshold()
 
     def _threshold(self) -> float:
+        return self.threshold if self.threshold is not None else float(self._settings.get("threshold", THRESHOLD))
+
+    @cached_property
+    def _settings(self) -> dict[str, Any]:
+        """What `hansa data train-finder` wrote beside the model; empty for other models."""
         file = Path(self.path) / SETTINGS
-        if self.threshold is not None:
-            return self.threshold
-        return float(json.loads(file.read_text(encoding="utf-8"))["threshold"]) if file.is_file() else THRESHOLD
+        loaded: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        return loaded
+
+
+def _plain_words(text: str, finding: Finding, language: str) -> bool:
+    """Whether a name consists of ordinary words only, so that a small tagger is probably wrong."""
+    code = vocabulary(language).code
+    words = LETTERS.findall(text[finding.start : finding.end])
+    return finding.type == "NAME" and all(is_ordinary(code, word, begins=True) for word in words)
 
 
 def _around(tokenizer: Any) -> tuple[list[int], list[int]]:

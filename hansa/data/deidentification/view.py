@@ -138,6 +138,7 @@ MISREAD_WORD = re.compile(
 MISREAD_NUMBER = re.compile(
     r"(?<![^\W_])\d+[lIOoSB]\d+(?![^\W_])|(?<=[\d)] )[lIOSB]\d{2,}(?![^\W_])|(?<![^\W_])\d{3,}[lIOoSB](?![^\W_])"
     r"|(?<=\d )\d[lIOoSB](?![^\W_])"
+    r"|(?<![^\W_])(?:[lIOoS]\d|\d[lIOoS])(?=[./-][\dlIOoS]{1,2}[./-])|(?<=[./-])(?:[lIOoS]\d|\d[lIOoS])(?=[./-]\d)"
 )
 AS_LETTER = str.maketrans("01358", "olesb")
 AS_CAPITAL = str.maketrans("01358", "OIESB")

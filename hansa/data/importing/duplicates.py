@@ -83,16 +83,28 @@ class Signatures(NamedTuple):
 
 def signatures(documents: list[bytes], language: str) -> Signatures:
     """The MinHash signatures of documents, computed from their shingles."""
-    shingles = [_shingles(document, language) for document in documents]
-    rows = needed("rensa").RMinHash.digest_matrix_from_token_byte_sets(shingles, PERMUTATIONS, SEED).to_rows()
-    hashes = np.array(rows, np.uint64).reshape(len(documents), PERMUTATIONS)
+    found = [shingles(document, language) for document in documents]
+    hashes = minhashes(found, PERMUTATIONS)
+    return Signatures(hashes.astype(np.uint8), band_keys(hashes), [len(s) >= FEWEST for s in found])
+
+
+def minhashes(sets: list[list[bytes]], permutations: int) -> NDArray[np.uint64]:
+    """The MinHash values of sets of byte strings, one row each."""
+    rows = needed("rensa").RMinHash.digest_matrix_from_token_byte_sets(sets, permutations, SEED).to_rows()
+    return np.array(rows, np.uint64).reshape(len(sets), permutations)
+
+
+def band_keys(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The keys of the bands of MinHash values: sets that share one are compared."""
     grouped = hashes[:, : BANDS * ROWS].reshape(-1, BANDS, ROWS)
     bands = (grouped * MIXERS).sum(-1, dtype=np.uint64) + np.arange(1, BANDS + 1, dtype=np.uint64) * MIXERS[0]
     bands = (bands ^ (bands >> np.uint64(29))) * MIXERS[1]
-    return Signatures(hashes.astype(np.uint8), bands ^ (bands >> np.uint64(32)), [len(s) >= FEWEST for s in shingles])
+    keys: NDArray[np.uint64] = bands ^ (bands >> np.uint64(32))
+    return keys
 
 
-def _shingles(document: bytes, language: str) -> list[bytes]:
+def shingles(document: bytes, language: str) -> list[bytes]:
+    """The shingles of a document: three words in a row, or letters where words have no spaces between them."""
     if primary_language(language) in UNSPACED:
         text = document.decode()
         return [text[i : i + LETTERS_OF_SHINGLE].encode() for i in range(max(0, len(text) - LETTERS_OF_SHINGLE + 1))]

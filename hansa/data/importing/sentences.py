@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hansa.core.errors import UserError
 from hansa.data.importing.clean import clean
 from hansa.data.importing.duplicates import Signatures, signatures
 from hansa.data.importing.markup import needed
@@ -204,6 +205,17 @@ def other_language(text: str, language: str) -> str:
     best = likely[0]
     foreign = best["lang"] not in expected and best["score"] >= CONFIDENT and share < UNLIKELY
     return f"{best['lang']}, {best['score']:.0%}" if foreign else ""
+
+
+def detected_language(text: str) -> str:
+    """The language of a text; empty if the text is short, the language uncertain, or no detector is installed."""
+    if len(text) < TELLING:
+        return ""
+    try:
+        best = _likely(text, LOOK, 1)[0]
+    except UserError:
+        return ""
+    return str(best["lang"]) if best["score"] >= CONFIDENT else ""
 
 
 def _likely(text: str, length: int, number: int) -> list[dict[str, Any]]:

@@ -1,0 +1,207 @@
+"""Find names and towns where capital letters say nothing: in Hebrew and Arabic, and in texts of one case.
+
+Listed names count where a second name stands beside them, after a word that introduces a person, or if no dictionary
+has them. Beside a listed name, and after such a word, an unknown word is a name too.
+"""
+# ruff: noqa: RUF001 (letters of several scripts are intended)
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hansa.data.deidentification.lexicon import LETTER, Vocabulary, one_of
+from hansa.data.deidentification.names import is_eponym
+from hansa.data.deidentification.ordinary import EVERYDAY, frequencies, is_ordinary, is_verb
+from hansa.data.deidentification.repeats import plain
+from hansa.data.deidentification.rules import Finding
+
+LONGEST = 5  # words of a name
+RARE = 2000  # occurrences in the dictionary below which a word that the context introduces may be a name
+BEGINS = re.compile(r"(?:^|[.!?:;\n])\s*$")
+WORD = re.compile(rf"{LETTER}(?:{LETTER}|[\u0300-\u036f\u064b-\u0652]|['’׳״\"-](?={LETTER}))*")
+BESIDE = (" ", "-", ", ", ",")
+ENDS = re.compile(r"\s*(?:[.,،;:()\n]|$)")
+PREFIXES = {"he": "ובלכשמה", "ar": "وبلفك"}
+COMPOUND = ("عبد", "أبو", "ابو", "بو", "ابن", "بن", "آل")  # the first part of Arabic names
+Place = tuple[int, int, str]  # start, end, plain form
+
+
+@dataclass(frozen=True)
+class Uncased:
+    """The lists of one language, in plain form, for texts whose letters have no case."""
+
+    words: Vocabulary
+    own: frozenset[str]  # names of the language itself
+    given: frozenset[str]
+    family: frozenset[str]
+    towns: frozenset[str]
+    role: re.Pattern[str]  # introduces a person
+    near: re.Pattern[str]  # often introduces a person: "with", "by"
+    place: re.Pattern[str]  # introduces a town
+    home: re.Pattern[str]  # introduces the town where somebody lives
+    verb: re.Pattern[str]  # what people do
+    shape: re.Pattern[str]  # family names of a typical form
+
+    def find(self, text: str) -> Iterator[Finding]:
+        """The names and towns in a text in small letters."""
+        words = [(w.start(), w.end(), plain(w[0])) for w in WORD.finditer(text)]
+        at = 0
+        while at < len(words):
+            town = self._town(text, words, at)
+            if town:
+                yield Finding(words[at][0], words[at + town - 1][1], "TOWN")
+                at += town
+                continue
+            count = self._count(text, words, at)
+            if count and not is_eponym(self.words, text, words[at][0], words[at + count - 1][1]):
+                yield Finding(words[at][0], words[at + count - 1][1], "NAME")
+            at += max(count, 1)
+
+    def _count(self, text: str, words: list[Place], at: int) -> int:
+        """The number of words of the name that begins at a word; 0 if none does."""
+        start, _, word = words[at]
+        opens = word in COMPOUND or (word in self.words.particles and self._comma_given(text, words, at))
+        if self._stops(word) and not opens:
+            return 0
+        before = text[max(0, start - 32) : start]
+        role = self.role.search(before) is not None
+        near = role or self.near.search(before) is not None
+        listed, unknown = self._listed(word) or opens, self._unknown(word)
+        begins = BEGINS.search(text, max(0, start - 3), start) is not None
+        acts = begins and self.verb.match(text, words[at][1]) is not None
+        if acts and not listed and not frequencies(self.words.code) and len(word) > 2:
+            return 1  # the first word of a sentence, before a verb that people govern
+        if near and not listed and at + 1 < len(words) and self.shape.fullmatch(words[at + 1][2]):
+            return 2 if text[words[at][1] : words[at + 1][0]] == " " else 0
+        if not (
+            listed or (unknown and (role or acts or self.shape.fullmatch(word) or self._given_next(text, words, at)))
+        ):
+            return self._introduced(text, words, at) if role else 0
+        count, names = 1, int(listed)
+        while at + count < len(words) and count < LONGEST:
+            beside = text[words[at + count - 1][1] : words[at + count][0]]
+            nxt = words[at + count][2]
+            particle = nxt in self.words.particles
+            if beside not in BESIDE or (nxt in self.words.stop and not particle):
+                break
+            known = nxt in self.given or nxt in self.family
+            last = words[at + count]
+            fits = particle or known or self._listed(nxt) or self._unknown(nxt)
+            if not (fits or self._family_like(text, last, names) or (role and count == 1 and self._rare(nxt))):
+                break
+            names += known or self._listed(nxt)
+            count += 1
+        while count > 1 and words[at + count - 1][2] in self.words.particles:
+            count -= 1
+        if count > 1:
+            return count if names > 1 or (names and self._given_in(words[at : at + count])) or near else 0
+        alone = near or acts or self.shape.fullmatch(word) is not None
+        return 1 if alone or self._surely(word) else 0
+
+    def _introduced(self, text: str, words: list[Place], at: int) -> int:
+        """Two or three words between a role and the end of a phrase, where no dictionary can say more."""
+        count = 0
+        while at + count < len(words) and count < 3 and not self._stops(words[at + count][2]):
+            count += 1
+            if ENDS.match(text, words[at + count - 1][1]):
+                break
+        ends = count and ENDS.match(text, words[at + count - 1][1])
+        rare = all(self._rare(word) for _, _, word in words[at : at + count])
+        return count if ends and (rare or not frequencies(self.words.code)) else 0
+
+    def _rare(self, word: str) -> bool:
+        """Whether a word is rare enough for a name that the context introduces."""
+        bare = word.removeprefix("ال") if self.words.code == "ar" else word
+        counts = frequencies(self.words.code)
+        return max(counts.get(word, 0), counts.get(bare, 0)) < RARE and not is_verb(self.words.code, word)
+
+    def _family_like(self, text: str, place: Place, names: int) -> bool:
+        """Whether the word after a listed name is a family name: by its form, or at the end of a phrase."""
+        if not names:
+            return False
+        if self.words.code == "ar":
+            return place[2].startswith("ال") and len(place[2]) > 4 and not self._everyday(place[2])
+        shaped = self.shape.fullmatch(place[2]) is not None
+        return shaped or (not frequencies(self.words.code) and ENDS.match(text, place[1]) is not None)
+
+    def _comma_given(self, text: str, words: list[Place], at: int) -> bool:
+        """Whether a particle begins a name such as DE SANTIS, GIOVANNA."""
+        return any(self._given_next(text, words, n) for n in range(at + 1, min(at + 3, len(words))))
+
+    def _given_next(self, text: str, words: list[Place], at: int) -> bool:
+        """Whether a listed given name follows after a comma, as in SMITH, JOHN."""
+        here, nxt = words[at], words[at + 1] if at + 1 < len(words) else None
+        return nxt is not None and text[here[1] : nxt[0]] in (", ", ",") and nxt[2] in self.given
+
+    def _given_in(self, some: list[Place]) -> bool:
+        return any(self._is_given(word) for _, _, word in some)
+
+    def _is_given(self, word: str) -> bool:
+        return word in self.given and not self._everyday(word)
+
+    def _stripped(self, word: str) -> list[str]:
+        letters = PREFIXES.get(self.words.code, "")
+        return [word, word[1:]] if letters and word[:1] in letters and len(word) > 4 else [word]
+
+    def _listed(self, word: str) -> bool:
+        return any((w in self.given or w in self.family) and not self._everyday(w) for w in self._stripped(word))
+
+    def _surely(self, word: str) -> bool:
+        """Whether a listed name is enough by itself: it is a name of the language, and no word of the dictionary."""
+        known = frequencies(self.words.code)
+        return bool(known) and len(word) > 4 and word in self.own and word not in known and not self._ordinary(word)
+
+    def _unknown(self, word: str) -> bool:
+        return len(word) > 2 and bool(frequencies(self.words.code)) and not self._ordinary(word)
+
+    def _ordinary(self, word: str) -> bool:
+        bare = word.removeprefix("ال") if self.words.code == "ar" else word
+        forms = {*self._stripped(word), *self._stripped(bare)}
+        return any(is_ordinary(self.words.code, form) for form in forms)
+
+    def _everyday(self, word: str) -> bool:
+        return frequencies(self.words.code).get(word, 0) >= EVERYDAY
+
+    def _stops(self, word: str) -> bool:
+        return len(word) < 2 or word in self.words.stop or word in self.words.title_words
+
+    def _town(self, text: str, words: list[Place], at: int) -> int:
+        """The number of words of the town that begins at a word, after a word that introduces one."""
+        before = max(0, words[at][0] - 24)
+        home = self.home.search(text, before, words[at][0]) is not None
+        if not home and not self.place.search(text, before, words[at][0]):
+            return 0
+        for count in (3, 2, 1):
+            some = words[at : at + count]
+            if len(some) == count and text[some[0][0] : some[-1][1]].count(" ") == count - 1:
+                name = " ".join(w for _, _, w in some)
+                if name in self.towns and not (count == 1 and self._everyday(name)):
+                    return count
+        known = bool(frequencies(self.words.code))
+        return int(home and not self._stops(words[at][2]) and (self._unknown(words[at][2]) or not known))
+
+
+def uncased(
+    words: Vocabulary, own: frozenset[str], given: frozenset[str], family: frozenset[str], towns: frozenset[str]
+) -> Uncased:
+    """The finder of a language."""
+    roles = [w.lower() for key in ("roles", "kin", "person_roles", "person_labels") for w in words.words(key)]
+    near = [w.lower() for w in words.words("person_cues")]
+    place = [w.lower() for w in words.words("town_cues")]
+    home = [w.lower() for w in words.words("home_cues")]
+    verbs = words.words("person_verbs")
+    start = rf"(?<!\w){words.prefixes}"
+    none = "(?!)"
+    return Uncased(
+        words,
+        own,
+        given,
+        family,
+        towns,
+        re.compile(rf"{start}{one_of(roles)}[:,]? $" if roles else none),
+        re.compile(rf"{start}{one_of(near)} $" if near else none),
+        re.compile(rf"{start}{one_of(place)} $" if place else none),
+        re.compile(rf"{start}{one_of(home)} $" if home else none),
+        re.compile(rf",? {one_of(verbs, cases=False)}" if verbs else none),
+        re.compile(words.raw.get("name_shape", none)),
+    )

@@ -1,0 +1,146 @@
+"""Find names that no list has: capitalised words that the dictionary of the language does not know either.
+
+Inside a sentence an ordinary word has no capital letter, so an unknown one is a name, or a town after words such as
+"lives in". At the beginning of a sentence, and in German, the word must also look unlike the words of medicine.
+Eponyms, departments and labels are left alone.
+"""
+# ruff: noqa: RUF001 (letters of several scripts are intended)
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hansa.data.deidentification.lexicon import CAPITAL, INITIAL, LETTER, LOWER, UPPER, Vocabulary, one_of
+from hansa.data.deidentification.names import is_eponym
+from hansa.data.deidentification.ordinary import COMMON, EVERYDAY, bare, frequencies, is_ordinary, is_term
+from hansa.data.deidentification.rules import Finding
+
+Word = tuple[int, int]
+WORD = re.compile(rf"{LETTER}(?:{LETTER}|['’](?={LETTER}))*\.?")
+BEGINS = re.compile(r"(?:^|[.!?:;•…\n\"“«*|–]|\s-|\d\))\s*$")
+# Family names of Cyrillic scripts have endings of their own.
+FAMILY = re.compile(
+    r"(?:ов|ев|ёв|єв|ын|ых|их|ский|цкий|зький|ський|енко|чук|юк|ик|ян|дзе|швили|ко|ич|ць)(?:а|ой|у|ым|ом|ою|ем|я|ая|ского|скому)?$|"
+    r"(?:ова|ева|ёва|ская|цкая|ська|зька|ски|ска)$"
+)
+SHORTEST = 3
+MIXED = re.compile(
+    rf"(?!(?:Mc|Mac|De|Di|Da|Do|Du|La|Le|Lo|O['’]|D['’]|L['’]|Fitz|Van|Von)[{UPPER}])[{UPPER}]+{LOWER}+[{UPPER}].*"
+)  # IgG, FiO
+LABEL = re.compile(r"\s*:")
+NOUNS_CAPITALISED = ("de",)
+
+
+@dataclass(frozen=True)
+class Unlisted:
+    """Finds capitalised unknown words in a language whose script has capital letters."""
+
+    words: Vocabulary
+    given: frozenset[str]
+    family: frozenset[str]
+    own_family: frozenset[str]  # of the language itself
+    sequence: re.Pattern[str]
+    place: re.Pattern[str]  # words before a town
+    department: re.Pattern[str]  # words before a name that is no person's
+    verb: re.Pattern[str]  # what people do
+
+    def find(self, text: str) -> Iterator[Finding]:
+        """Names and towns in a text that has both capital and small letters."""
+        for m in self.sequence.finditer(text):
+            run: list[Word] = []
+            certain = False
+            for w in WORD.finditer(text, m.start(), m.end()):
+                kind = self._kind(text, w, bool(run))
+                if kind == "-" and self._follows_name(text, run, w):
+                    kind = "U"
+                if kind == "-" or (
+                    run and text[run[-1][1] : w.start()].strip(" ,") not in ("", "-", *self.words.particles)
+                ):
+                    yield from self._named(text, run, certain)
+                    run, certain = [], False
+                    if kind == "-":
+                        continue
+                run.append(w.span())
+                certain = certain or kind == "L"
+            yield from self._named(text, run, certain)
+
+    def _kind(self, text: str, w: re.Match[str], inside: bool) -> str:
+        """L: a listed name; U: unknown; I: an initial; p: a particle; -: an ordinary word."""
+        word = w[0].rstrip(".")
+        small, plain = word.casefold(), bare(word)
+        if len(word) == 1:
+            return "I" if w[0].endswith(".") else "-"
+        if small in self.words.particles:
+            return "p" if inside else "-"
+        joined = text[w.end() : w.end() + 1]
+        if joined.isdigit() or joined in ("®", "™") or MIXED.fullmatch(word):
+            return "-"
+        if word[0].islower() or small in self.words.stop or small in self.words.title_words:
+            return "-"
+        listed = plain in self.given or plain in self.family
+        if word.isupper() and len(word) < (4 if listed else 6):
+            return "-"
+        code = self.words.code
+        if self._own(plain) or (listed and (inside or not is_ordinary(code, word, least=EVERYDAY))):
+            return "L"
+        return "-" if is_ordinary(code, word) else "U"
+
+    def _own(self, plain: str) -> bool:
+        """Whether a word is a family name of the language and hardly occurs as an ordinary word."""
+        return plain in self.own_family and frequencies(self.words.code).get(plain, 0) <= COMMON
+
+    def _follows_name(self, text: str, run: list[Word], w: re.Match[str]) -> bool:
+        """Whether an ordinary word with a capital letter is the family name after a given name or an initial."""
+        word = w[0].rstrip(".")
+        if not run or self.words.code in NOUNS_CAPITALISED or not word[0].isupper() or not word[1:].islower():
+            return False
+        stops = word.casefold() in self.words.stop or is_term(word)
+        if run[-1][1] - run[-1][0] < 3 and not stops:  # after an initial
+            return text[run[-1][1] : w.start()] in ("", " ")
+        return text[run[-1][1] : w.start()] == " " and not stops and len(run) < 3 and self._no_medicine(word)
+
+    def _no_medicine(self, word: str) -> bool:
+        return not is_ordinary(self.words.code, word, least=1 << 60)
+
+    def _named(self, text: str, run: list[Word], certain: bool) -> Iterator[Finding]:
+        while run and text[run[-1][0] : run[-1][1]].casefold() in self.words.particles:
+            run = run[:-1]
+        words = [text[s:e].rstrip(".") for s, e in run]
+        long = [w for w in words if len(w) >= SHORTEST]
+        if not long or len(run) > 6:
+            return
+        start, end = run[0][0], run[-1][0] + len(words[-1])
+        begins = BEGINS.search(text, max(0, start - 4), start) is not None
+        if is_eponym(self.words, text, start, end) or self.department.search(text, max(0, start - 40), start):
+            return
+        initial = len(words[0]) == 1
+        acts = self.verb.match(text, end) is not None
+        if LABEL.match(text, end) or (begins and not (initial or acts) and not self._may_begin(words, certain)):
+            return
+        listed = any(bare(w) in self.given or bare(w) in self.family for w in words)
+        town = not listed and self.place.search(text, max(0, start - 24), start) is not None
+        yield Finding(start, end, "TOWN" if town else "NAME")
+
+    def _may_begin(self, words: list[str], certain: bool) -> bool:
+        """Whether words at the beginning of a sentence are a name."""
+        code = self.words.code
+        names = [w for w in words if len(w) >= SHORTEST]
+        if code in ("ru", "bg", "uk"):
+            return any(FAMILY.search(w.casefold()) for w in names) or (certain and len(names) > 1)
+        if certain:
+            return len(names) > 1 or self._own(bare(names[0])) or not is_ordinary(code, names[0], least=COMMON)
+        return not all(is_ordinary(code, w, begins=True) for w in names)
+
+
+def unlisted(
+    words: Vocabulary, given: frozenset[str], family: frozenset[str], own_family: frozenset[str], place: re.Pattern[str]
+) -> Unlisted:
+    """The finder of a language: ``given`` and ``family`` are listed names in plain form, ``place`` precedes a town."""
+    particles = one_of(words.particles) if words.particles else "(?!)"
+    word = rf"(?:{INITIAL}|{CAPITAL})"
+    sequence = rf"(?<![\w'’-]){word}(?:(?:,? |-| ?(?={INITIAL}))(?:{particles} ){{0,3}}{word}){{0,7}}"
+    cues = [*words.words("hospitals", "before"), *words.words("departments")]
+    department = re.compile(rf"(?<!\w){one_of(cues)} (?:{LETTER}{{1,5}} ){{0,2}}$") if cues else re.compile("(?!)")
+    verbs = words.words("person_verbs")
+    verb = re.compile(rf" {one_of(verbs, cases=False)}" if verbs else "(?!)")
+    return Unlisted(words, given, family, own_family, re.compile(sequence), place, department, verb)

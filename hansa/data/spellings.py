@@ -1,0 +1,65 @@
+"""Labels that are probably one label in two spellings: `Disease` in one silo, `DISEASE` in another."""
+
+import re
+import unicodedata
+from collections.abc import Mapping
+
+PREFIX = re.compile(
+    r"^(?:__label__|label[_:\- ]+|[biloesu]-)", re.IGNORECASE
+)  # fastText's, and those of tagging schemes
+MOST = 5  # warnings
+
+
+def plain(label: str) -> str:
+    """A label without what spellings differ in: case, accents, spaces and hyphens, a prefix."""
+    text = unicodedata.normalize("NFKD", PREFIX.sub("", label.strip()))
+    bare = "".join(c for c in text if not unicodedata.combining(c)).casefold()
+    return re.sub(r"[\W_]+", "", bare) or label
+
+
+def spelling_warnings(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """A sentence for every group of labels that differ in their spelling alone.
+
+    ``counts``: silo → label → rows that have it; 0: the number of rows is not known (between organisations it does not
+    leave the silo).
+    """
+    groups: dict[str, dict[str, dict[str, int]]] = {}
+    for silo, labels in counts.items():
+        for label, rows in labels.items():
+            groups.setdefault(plain(label), {}).setdefault(label, {})[silo] = rows
+    found = [_sentence(spellings) for spellings in groups.values() if len(spellings) > 1]
+    return [*found[:MOST], *([f"{len(found) - MOST} more labels have several spellings"] if len(found) > MOST else [])]
+
+
+def _sentence(spellings: Mapping[str, Mapping[str, int]]) -> str:
+    said = [f"{label!r} ({_where(silos)})" for label, silos in sorted(spellings.items())]
+    return (
+        f"the labels {', '.join(said[:-1])} and {said[-1]} differ only in {_difference(list(spellings))} and count as "
+        f"{len(said)} different labels: rename them in the data if they mean the same"
+    )
+
+
+def _where(silos: Mapping[str, int]) -> str:
+    shown = [f"{silo}: {rows:,} row{'s' * (rows != 1)}" if rows else silo for silo, rows in silos.items()]
+    return ", ".join(shown[:6]) + (f" and {len(shown) - 6} other silos" if len(shown) > 6 else "")
+
+
+def _difference(labels: list[str]) -> str:
+    """What the spellings differ in, in words."""
+
+    def same(change: object) -> bool:
+        return len({change(label) for label in labels}) == 1  # type: ignore[operator]
+
+    def unaccented(label: str) -> str:
+        return "".join(c for c in unicodedata.normalize("NFKD", label) if not unicodedata.combining(c))
+
+    kinds = {
+        "upper and lower case": str.casefold,
+        "accents": unaccented,
+        "spaces and punctuation": lambda label: re.sub(r"[\W_]+", "", label),
+        "a prefix": lambda label: PREFIX.sub("", label),
+    }
+    for name, change in kinds.items():
+        if same(change):
+            return name
+    return "case, accents, spaces or a prefix"
