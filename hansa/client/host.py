@@ -5,6 +5,7 @@ from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
+from hansa.client.received import Receiving
 from hansa.client.resident import ResidentSilo
 from hansa.client.runtime import Runtime
 from hansa.client.silo import Silo
@@ -43,6 +44,7 @@ class SiloHost:
     def silo(self, name: str) -> Silo:
         """A silo, or the own data of a region, by name."""
         if name not in self._silos:
+            self.runtime.for_silos = True
             store = StateFolder(self.runtime.folder / "silos" / name / "memory")
             self._silos[name] = Silo(ResidentSilo(name, self._holders[name], self.runtime, store))
         return self._silos[name]
@@ -54,14 +56,22 @@ class SiloHost:
         """
         if name not in self._answers:
             answer = self.silo(name).answer
-            self._answers[name] = self.guarded(name, answer) if name in self._leaves else answer
+            guarded = self.guarded(name, answer) if name in self._leaves else answer
+            self._answers[name] = self.receiving(name, guarded)
         return self._answers[name]
+
+    def receiving(self, name: str, answer: Answering) -> Answering:
+        """An answer to requests that may have a difference in place of a model (`hansa.client.received`)."""
+        if not self.runtime.method.download:
+            return answer
+        return Receiving(answer, StateFolder(self.runtime.folder / "silos" / name / "received"))
 
     def prefetch(self, name: str, request: Request) -> None:
         """Make the batches that a silo will train on, where they depend on nothing but the request."""
         runtime = self.runtime
         training, mechanism = runtime.federation.train, runtime.private.get(name)
-        if isinstance(request, Train) and training.samples.adapt is None and not isinstance(mechanism, UnitMechanism):
+        known = training.samples.adapt is None and not isinstance(mechanism, UnitMechanism)
+        if isinstance(request, Train) and known and not runtime.in_parts:
             with suppress(Exception):  # what fails here fails again when the silo is asked, and is reported there
                 self.silo(name).resident.prefetch(request.round, training)
 
@@ -84,6 +94,7 @@ class SiloHost:
         """
         runtime, silo, method = self.runtime, self.silo(name), self.runtime.method
         one_model = method.hierarchy is None and method.participation.synchronous and not method.upload.both_ways
+        one_model = one_model and not method.download  # silos train from what they hold, and score the exact model
         charging = RunCharging(runtime.federation, name, home or folder, runtime.deployed)
         partial = method.hierarchy is not None or method.upload.both_ways
         whole = tuple if partial else lambda: runtime.shared.names

@@ -7,6 +7,8 @@
 The other processes are started once, read the silo's data themselves and draw the same batches, from the same seed.
 They take commands as lines of JSON; when process 0 ends, they end. If one of them ends, the round fails with
 `ProcessLost`, all are started anew, and the link asks the silo once more, as after any failure.
+
+With `train.shard` no process holds the whole model (`hansa.client.sharding`).
 """
 
 import atexit
@@ -19,10 +21,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import FileStore, ProcessGroupGloo, ReduceOp  # type: ignore[attr-defined]
 
@@ -30,6 +34,7 @@ from hansa.config.federation import Federation
 from hansa.config.file import dump
 from hansa.config.sections import Training
 from hansa.core import device as devices
+from hansa.core.batch import Batch
 from hansa.core.device import CPU
 from hansa.core.errors import ConfigError, HansaError
 
@@ -48,16 +53,46 @@ class Group:
 
     rank: int
     size: int
-    gloo: Any  # a ProcessGroupGloo; torch does not declare its methods
+    gloo: Any  # a ProcessGroupGloo, or torch's default group; torch does not declare their methods
+    lockstep: bool = False  # the model is in parts: every process must call it equally often
 
     @staticmethod
-    def join(store: Path, rank: int, size: int) -> "Group":
-        """Meet the other processes by a file; raises `RuntimeError` if they do not come."""
-        return Group(rank, size, ProcessGroupGloo(FileStore(str(store), size), rank, size, STARTING))
+    def join(store: Path, rank: int, size: int, device: torch.device | None = None) -> "Group":
+        """Meet the other processes by a file; raises `RuntimeError` if they do not come.
 
-    def mine(self, parts: Sequence[Any]) -> Sequence[Any]:
-        """The micro-batches of this process."""
-        return parts[self.rank :: self.size]
+        ``device``: the model will be in parts there, for which torch wants a default group of the whole process.
+        """
+        meeting = FileStore(str(store), size)
+        if device is None:
+            return Group(rank, size, ProcessGroupGloo(meeting, rank, size, STARTING))
+        if dist.is_initialized():
+            raise ConfigError(
+                "train.shard: this Python process already has a group of torch.distributed: start the run in a process "
+                "of its own"
+            )
+        backend = "gloo"
+        if device != CPU:
+            backend = f"cpu:gloo,{device.type}:{dist.get_default_backend_for_device(device)}"
+        dist.init_process_group(backend, store=meeting, rank=rank, world_size=size, timeout=STARTING)
+        return Group(rank, size, dist.group.WORLD, lockstep=True)
+
+    def leave(self) -> None:
+        """Let go of torch's default group, where there is one."""
+        if self.lockstep and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def mine(self, parts: Sequence[Batch], targets: int) -> Iterator[tuple[Batch, float]]:
+        """The micro-batches of this process, each with the number of targets that its own are a share of.
+
+        In lockstep, a process that has fewer micro-batches than others computes one more, of which it takes no share.
+        """
+        useful = [part for part in parts if len(part.targets)]
+        if not self.lockstep:
+            yield from ((part, targets) for part in useful[self.rank :: self.size])
+            return
+        for first in range(0, len(useful), self.size):
+            mine = first + self.rank
+            yield (useful[mine], targets) if mine < len(useful) else (useful[0], inf)
 
     def broadcast(self, values: Tensor) -> None:
         """Give all processes the values of process 0, in place."""
@@ -73,6 +108,16 @@ class Group:
         if here is not values:
             values.copy_(here)
 
+    def barrier(self) -> None:
+        """Wait until all processes are here."""
+        self.everywhere(0.0)
+
+    def everywhere(self, value: float) -> float:
+        """The sum of a number over all processes, at every process."""
+        one = torch.tensor([value], dtype=torch.float64)
+        self.gloo.allreduce(one, ReduceOp.SUM).wait()
+        return float(one)
+
     def total(self, value: float) -> float:
         """The sum of a number over all processes, at process 0."""
         one = torch.tensor([value], dtype=torch.float64)
@@ -83,7 +128,9 @@ class Group:
 class Crew:
     """The other processes of a silo, as process 0 starts and commands them."""
 
-    def __init__(self, federation: Federation, folder: Path, device: torch.device, size: int) -> None:
+    def __init__(
+        self, federation: Federation, folder: Path, device: torch.device, size: int, shard: bool = False
+    ) -> None:
         _check_devices(device, size)
         self._folder = tempfile.TemporaryDirectory(prefix="hansa-processes-")
         here = Path(self._folder.name)
@@ -99,14 +146,18 @@ class Crew:
         ]
         atexit.register(self.stop)
         try:
-            self.group = Group.join(here / "store", 0, size)
+            self.group = Group.join(here / "store", 0, size, device if shard else None)
         except RuntimeError:
             raise ProcessLost(f"{self.stop() or 'the processes of the silo do not find one another'}") from None
 
-    def command(self, silo: str, round: int, number: int, training: Training) -> None:
-        """Have the others compute the batches of a round with process 0; raises `OSError` if one has ended."""
-        settings = training.model_dump(mode="json", exclude_defaults=True)
-        line = json.dumps({"silo": silo, "round": round, "number": number, "training": settings})
+    @property
+    def complete(self) -> bool:
+        """Whether all other processes are running."""
+        return all(member.poll() is None for member in self.members)
+
+    def command(self, kind: str, silo: str, **given: Any) -> None:
+        """Have the others take part in what process 0 does (`hansa.client.process`); `OSError` if one has ended."""
+        line = json.dumps({"kind": kind, "silo": silo, **given})
         for member in self.members:
             assert member.stdin is not None
             member.stdin.write(line + "\n")
@@ -127,6 +178,8 @@ class Crew:
                     member.stdin.close()
             member.kill()
             member.wait()
+        if hasattr(self, "group"):
+            self.group.leave()
         self._folder.cleanup()
         return ", ".join(ended)
 
@@ -164,8 +217,20 @@ def processes_of(training: Training) -> int:
     return int(os.environ.get(CHOICE) or training.processes)
 
 
-def commands(stream: Iterator[str]) -> Iterator[tuple[str, int, int, Training]]:
+def sharded(training: Training) -> bool:
+    """Whether the processes of a silo hold the model in parts."""
+    return training.shard and processes_of(training) > 1
+
+
+def plain_settings(training: Training) -> dict[str, Any]:
+    """Settings of training as a command has them."""
+    return training.model_dump(mode="json", exclude_defaults=True)
+
+
+def commands(stream: Iterator[str]) -> Iterator[dict[str, Any]]:
     """The commands that process 0 writes, one per line."""
     for line in stream:
         given = json.loads(line)
-        yield given["silo"], given["round"], given["number"], Training.model_validate(given["training"])
+        if "training" in given:
+            given["training"] = Training.model_validate(given["training"])
+        yield given

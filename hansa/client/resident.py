@@ -1,6 +1,7 @@
 """One silo's data and model in this process: its samples, and the resident model with the silo's own values in it."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,14 +13,16 @@ from hansa.client.packing import pack
 from hansa.client.runtime import Runtime
 from hansa.client.sampling import draw
 from hansa.client.state import StateFolder, StoredStates
+from hansa.client.survey import SurveyedSilo
 from hansa.client.training import MicroBatches
 from hansa.config.nodes import Holder
 from hansa.config.sections import Training
 from hansa.core.batch import Batch
 from hansa.core.knowledge import Indices
-from hansa.core.messages import NodeId, Scores
+from hansa.core.messages import Failure, NodeId, Scores
 from hansa.core.method import Method
 from hansa.core.seeds import stream
+from hansa.core.survey_messages import SurveyReply, SurveyRequest
 from hansa.core.tensors import Tensors
 from hansa.data import examples
 from hansa.data.arrays import counted
@@ -28,6 +31,7 @@ from hansa.files import atomically
 from hansa.models.peft_folder import save_model
 
 MOST_PREFETCHED = 10_000  # samples of a round whose batches are made ahead
+REFERENCE_ROUNDS = 1_000_000  # reference updates use batches of rounds that never come
 PERSONAL = "scope"  # slot of the tensors that are not shared
 
 
@@ -53,6 +57,10 @@ class ResidentSilo:
     def home(self) -> Path:
         """The folder of what is the silo's own."""
         return self.store.folder.parent
+
+    def survey(self, request: SurveyRequest) -> SurveyReply | Failure:
+        """The reply to a request of a survey."""
+        return SurveyedSilo(self.name, self.holder, self.runtime, self.home).answer(request)
 
     @cached_property
     def method(self) -> Method:
@@ -93,7 +101,7 @@ class ResidentSilo:
         runtime, held = self.runtime, self.examples("train")
         rng = stream(runtime.federation.seed, round, self.name, "batches")
         chosen = self.drawn(round, training, rng)
-        for indices in batches(chosen, held.lengths, training.batch, rng):
+        for indices in batches(chosen, held.lengths, training.batch, rng, training.by_length):
             cuts = range(0, len(indices), training.micro_batch or len(indices))
             parts = [runtime.task.batch(held, indices[i : i + cuts.step], rng, runtime.vocabulary) for i in cuts]
             yield [pack(part, runtime.packed_length) for part in parts] if training.packing else parts
@@ -139,7 +147,9 @@ class ResidentSilo:
         runtime, held = self.runtime, self.examples(split)
         batch, seed = runtime.federation.evaluate.batch, runtime.federation.seed
         model, task, vocabulary = runtime.learner.model, runtime.task, runtime.vocabulary
-        return evaluate(model, task, held, vocabulary, seed, share, batch, parts, decode, draws)
+        asked = {"split": split, "share": share, "parts": parts, "decode": decode, "draws": draws}
+        with runtime.together("score", self.name, **asked) if runtime.in_parts else nullcontext():
+            return evaluate(model, task, held, vocabulary, seed, share, batch, parts, decode, draws)
 
     def export(self) -> None:
         """Write the resident model as a Hugging Face or PEFT folder of the silo's own."""

@@ -5,6 +5,8 @@ run folder, and loads each thing when it is first needed.
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +16,8 @@ from torch import Tensor
 
 from hansa.client.low_rank import RankLimit
 from hansa.client.packing import check_packing
-from hansa.client.processes import Crew
+from hansa.client.processes import Crew, Group, ProcessLost, processes_of, sharded
+from hansa.client.sharding import PartsLearner, divide
 from hansa.config.federation import Federation
 from hansa.config.method import build_method
 from hansa.config.nodes import Node, repeats, walk
@@ -33,6 +36,7 @@ from hansa.core.tensors import Layout, Tensors
 from hansa.models import build, tokenizer
 from hansa.models.adapt import adapt, carried, factor_names
 from hansa.models.base import ADAPTER, BASE, load_start
+from hansa.models.outputs import keep_outputs
 from hansa.privacy.dp.distributed import DistributedMechanism, distributed_mechanism
 from hansa.privacy.dp.prices import UpdateNoise, update_mechanisms
 from hansa.privacy.dp.units import UnitMechanism
@@ -69,6 +73,9 @@ class Runtime:
         self.limits, self.deployed = limits, deployed or signer is not None
         self._first: Tensors | None = None  # on a frozen base: the values that the resident model started with
         self.crew: Crew | None = None  # further processes that compute gradients, once they are started
+        self.group: Group | None = None  # of such a further process, where the model is in parts
+        self.for_silos = False  # whether silos are trained here, so that `train.shard` applies
+        self._resident: Learner | None = None
         self.outbox: Tensor | None = None  # memory that the link lends for the next update
         load_plugins(federation.plugins)
 
@@ -130,7 +137,7 @@ class Runtime:
         The counts of a silo's samples would tell which of them its rows have.
         """
         listed = cast(LabelledTask, self.task).labels if self.task.needs_labels else ()
-        if self.deployed and listed and labels != cast(LabelledTask, self.task).classes(listed):
+        if self.deployed and listed and sorted(labels) != sorted(cast(LabelledTask, self.task).classes(listed)):
             raise ConfigError("the labels of the initial model are not those that task.labels lists")
 
     @cached_property
@@ -141,13 +148,90 @@ class Runtime:
         settings = json.dumps([named.name, named.settings, data.max_length])
         return str(derive(0, *(f.read_bytes().hex() for f in files), settings))
 
-    @cached_property
+    @property
     def learner(self) -> Learner:
         """The resident model. Its shared values are overwritten by every request."""
-        learner = self.fresh(self.device)
-        if self._on_base:
-            self._first = learner.state.to(CPU).copy()
+        if self.in_parts and self.crew is not None and not self.crew.complete:
+            self.crew.stop()
+            self._forget_parts()
+        if self._resident is None:
+            self._resident = self._in_parts() if self.in_parts else self.fresh(self.device)
+            if self._on_base or self.in_parts:
+                self._first = self._resident.state.to(CPU).copy() if self.group is None else None
+        return self._resident
+
+    # ── several processes ─────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether the processes of a silo hold the resident model in parts."""
+        return self.group is not None or (self.for_silos and sharded(self.federation.train))
+
+    def _in_parts(self) -> Learner:
+        """The part of the model that this process holds. One process after another loads it whole."""
+        group = self.group or self._crew_of(processes_of(self.federation.train)).group
+        learner: Learner | None = None
+        for turn in range(group.size):
+            if turn == group.rank:
+                learner = self._part(group)
+            group.barrier()
+        assert learner is not None
         return learner
+
+    def _part(self, group: Group) -> Learner:
+        start = self.folder / "start"
+        model = self.base() if self._on_base else build.load(str(start), self.task.auto)
+        adapted = adapt(model, self.federation.model, self.federation.seed)
+        if self._on_base:
+            load_start(adapted, start)
+        if self.federation.model.trains_most:
+            return PartsLearner(adapted, self.device, group)
+        travels = carried(adapted)
+        divide(
+            adapted, group, self.device, [p for n, p in adapted.named_parameters() if p.requires_grad or n in travels]
+        )
+        return Learner(adapted, self.device, travels)
+
+    def _crew_of(self, size: int) -> Crew:
+        """The running processes, started if they are not there."""
+        crew = self.crew
+        if crew is None or len(crew.members) + 1 != size or not crew.complete:
+            if crew is not None:
+                crew.stop()
+            crew = self.crew = Crew(self.federation, self.folder, self.device, size, self.in_parts)
+        return crew
+
+    @contextmanager
+    def together(self, kind: str, silo: str, **given: Any) -> Iterator[Group]:
+        """Have the silo's other processes do the same, from the values of the resident model; see `Crew.command`.
+
+        Raises `ProcessLost` if one of them ends; all are stopped then, so that another attempt starts anew.
+        """
+        if self.group is not None:  # this is one of the others
+            yield self.group
+            return
+        learner = self.learner
+        crew = self._crew_of(processes_of(self.federation.train))
+        try:
+            crew.command(kind, silo, **given)
+            if isinstance(learner, PartsLearner):
+                learner.hand_out()
+            else:
+                crew.group.broadcast(learner.state.flat)
+            yield crew.group
+        except Exception as error:
+            ended = crew.stop()  # also where this process failed: the others wait in the middle of a step
+            if self.in_parts:
+                self._forget_parts()
+            if ended and isinstance(error, RuntimeError | OSError):  # what gloo and pipes raise
+                raise ProcessLost(f"{ended}; all of them are started anew") from None
+            raise
+
+    def _forget_parts(self) -> None:
+        """Forget this process's part of a model whose other parts are gone."""
+        self.crew = self._resident = None
+        for name in ("packed_length", "rank_limit"):  # what was found out with that model
+            self.__dict__.pop(name, None)
 
     @property
     def _on_base(self) -> bool:
@@ -169,7 +253,7 @@ class Runtime:
     @cached_property
     def start(self) -> Tensors:
         """The values every silo starts from: what personal tensors are before a silo has its own."""
-        if not self._on_base:
+        if not self._on_base and not self.in_parts:
             return self.fresh().state
         if self._first is None:  # the base is loaded once: it may fill most of the memory
             _ = self.learner
@@ -241,6 +325,8 @@ class Runtime:
         adapted = adapt(model, self.federation.model, self.federation.seed)
         if start is not None:
             load_start(adapted, start)
+            if self.federation.model.keep_outputs:
+                keep_outputs(adapted, self.federation.model)
         return Learner(adapted, device, carried(adapted))
 
     def outgoing(self, size: int) -> Tensor:

@@ -11,12 +11,13 @@ import numpy as np
 import torch
 
 from hansa.client.adaptive_sampling import SampleFactor, next_factor
-from hansa.client.evaluation import least_shown, scored, writer
+from hansa.client.behind import samples_behind
 from hansa.client.masking import mask_scores, mask_update, masking_client, noise_share
-from hansa.client.personalisation import overall, personal_training, personalise
+from hansa.client.overlap import OVERLAP, OverlapState, StepsAhead, kept_state, merge
+from hansa.client.personalisation import overall, personalise
 from hansa.client.private_training import train_private
 from hansa.client.release_log import log_knowledge, log_update
-from hansa.client.resident import PERSONAL, PersonalTensors, ResidentSilo
+from hansa.client.resident import PERSONAL, REFERENCE_ROUNDS, PersonalTensors, ResidentSilo
 from hansa.client.silo_training import train_silo
 from hansa.client.state import StoredStates
 from hansa.client.training import OptimizerState, Trained
@@ -59,7 +60,6 @@ from hansa.privacy.secure_aggregation.protocol import Refused
 from hansa.tasks.base import NamedSums
 
 log = logging.getLogger("hansa.silo")
-REFERENCE_ROUNDS = 1_000_000  # reference updates use batches of rounds that never come
 OPTIMIZER, OBJECTIVE, UPLOAD, PRIVACY, SAMPLING = "optimizer", "objective", "upload", "privacy", "sampling"  # slots
 
 
@@ -69,6 +69,7 @@ class Silo:
 
     resident: ResidentSilo
     _held: ShareKnowledge | None = None  # the request whose model this round's training starts from
+    _ahead: StepsAhead | None = None  # steps of the next round that are under way
 
     @property
     def name(self) -> NodeId:
@@ -77,6 +78,8 @@ class Silo:
 
     def answer(self, request: Request) -> Reply:
         """The reply to a request; a `Failure` where the silo cannot or must not give one."""
+        if self._ahead is not None and isinstance(request, ShareKnowledge | Train | Evaluate | Personalise):
+            self._ahead.wait()  # the resident model is in use
         match request:
             case CollectVocabulary():
                 return collect_vocabulary(self.name, self.resident.holder, self.resident.runtime, request)
@@ -103,6 +106,8 @@ class Silo:
                 if settings is None:
                     return Failure("its federation file has no 'personal' section")
                 return personalise(self.resident, request, settings)
+            case _:
+                return self.resident.survey(request)
 
     # ── before the first round ────────────────────────────────────────────────────────────────────────────────────
 
@@ -187,18 +192,30 @@ class Silo:
             training = training.model_copy(update={"keep_optimizer": True})
         kept = states.get(OPTIMIZER, OptimizerState) if training.keep_optimizer else None
         mechanism = runtime.private.get(self.name)
-        if isinstance(mechanism, UnitMechanism):
+        before = states.get(OVERLAP, OverlapState) if method.overlaps else None
+        if before is not None:
+            learner.state.write(before.model)
+        taken = self._ahead.take(request.round) if self._ahead is not None and not request.reference else None
+        if taken is not None:
+            done, model = taken
+            learner.state.write(model)
+        elif isinstance(mechanism, UnitMechanism):
             held, vocabulary = resident.examples("train"), runtime.vocabulary
             units = UnitGradients(work, runtime.task, vocabulary, method.objective, training, held)
             done = train_private(units, mechanism, rate, (federation.seed, number, self.name), kept)
         else:
             done = train_silo(resident, work, training, number, rate, kept)
+        if method.overlaps:
+            received = merge(learner.state, before, received)
         outgoing, norm, sent = self._outgoing(request, received, upload, states)
         if not request.reference:
             slots = self._slots(done, factor, outgoing.kept, norm, own)
+            if method.overlaps:
+                names = sent.names if isinstance(sent, EncodedUpdate) else sent.layout.names
+                slots[OVERLAP] = kept_state(learner.state, received, names)
             resident.store.keep(request.round, slots, request.durable)
             if federation.release_log.updates:
-                left = sent.open(request.model.layout) if isinstance(sent, EncodedUpdate) else sent
+                left = sent.open(received.layout) if isinstance(sent, EncodedUpdate) else sent
                 several = isinstance(mechanism, UnitMechanism)  # any of its samples may have been drawn
                 drawn = np.arange(samples) if several else resident.drawn(request.round, training)
                 log_update(resident.home, request.round, left, drawn, request.model)
@@ -206,10 +223,23 @@ class Silo:
         if work.contribution is not None:
             update = replace(update, shared_state=work.contribution.to(CPU))
         if self._masks:
-            return self._masked(request, update, sent)
-        if isinstance(sent, EncodedUpdate):
-            return replace(update, encoded=sent)
-        return replace(update, gradient=runtime.rank_limit.cut(sent))
+            reply: Reply = self._masked(request, update, sent)
+        elif isinstance(sent, EncodedUpdate):
+            reply = replace(update, encoded=sent)
+        else:
+            reply = replace(update, gradient=runtime.rank_limit.cut(sent))
+        return self._go_on(request, training, done, reply) if method.overlaps and runtime.deployed else reply
+
+    def _go_on(self, request: Train, training: Training, done: Trained, reply: Reply) -> Reply:
+        """Take the steps of the next round while the reply travels; return the reply, in memory of its own."""
+        runtime, following = self.resident.runtime, replace(request, round=request.round + 1)
+        if request.reference or following.round > runtime.federation.rounds or not isinstance(reply, Update):
+            return reply
+        reply = replace(reply, gradient=reply.gradient.copy())  # it lies where the steps have their gradient
+        work = Work(runtime.learner, NOTHING, following.round)
+        given = (self.resident, work, training, following.round, self._rate(following), done.optimizer)
+        self._ahead = StepsAhead(following.round, lambda: train_silo(*given), lambda: runtime.learner.state)
+        return reply
 
     def _work(self, request: Train, states: StoredStates) -> Work:
         """What the objective sees of the round."""
@@ -245,7 +275,8 @@ class Silo:
     ) -> tuple[OutgoingUpdate, UpdateNorm | None, Tensors | EncodedUpdate]:
         """What of the silo's work leaves it: the pseudo-gradient, with noise where it is private, compressed."""
         runtime, seed = self.resident.runtime, self.resident.runtime.federation.seed
-        if runtime.method.upload.both_ways:  # a tensor that was not sent counts as zero: see core/downlink.py
+        # A tensor that was not sent counts as zero: see core/downlink.py.
+        if runtime.method.upload.both_ways and not runtime.method.overlaps:
             received = Tensors.zeros(runtime.shared)
             received.write(request.model)
         received = received.only(runtime.learner.trained.names)
@@ -356,35 +387,7 @@ class Silo:
 
     def behind(self, request: Request) -> Behind:
         """How many samples the reply to a request would stand for; the silo's policy has a least number."""
-        resident, federation = self.resident, self.resident.runtime.federation
-        match request:
-            case Train():
-                held = resident.examples("train")
-                if isinstance(resident.runtime.private.get(self.name), UnitMechanism):
-                    # Every patient takes part with some probability; who does is secret, also from the count.
-                    return Behind(held.rows_behind(), len(np.unique(held.units)))
-                training = federation.train
-                if training.samples.adapt is not None:  # at least so many
-                    fewest = training.samples.scaled(training.samples.adapt.least)
-                    training = training.model_copy(update={"samples": fewest})
-                drawn = resident.drawn(request.round + REFERENCE_ROUNDS * request.reference, training)
-                return Behind(held.rows_behind(drawn))
-            case Personalise() if request.share and federation.personal is not None:
-                training = personal_training(federation, federation.personal)
-                return Behind(resident.examples("train").rows_behind(resident.drawn(request.round + 1, training)))
-            case Evaluate():
-                held, parts = resident.examples(request.split), 1 if request.by_node else request.parts
-                asked = (held, federation.seed, request.share, parts, writer(resident.runtime.task, request.decode))
-                counts = scored(*asked)
-                if request.by_node or request.masking is not None:
-                    return Behind(groups={self.name: sum(counts.values())} if request.by_node else counts)
-                last = request.round == federation.rounds * resident.runtime.repeats.get(self.name, 1)
-                return Behind(groups=least_shown(*asked, both=last))
-            case Personalise():
-                splits = {split: scored(resident.examples(split), federation.seed) for split in ("valid", "test")}
-                return Behind(groups={f"{g} ({split})": n for split, found in splits.items() for g, n in found.items()})
-            case _:
-                return Behind()
+        return samples_behind(self.resident, request)
 
     def reach(self) -> float:
         """How far a constant gradient of norm one moves the silo's model in a round: learning rate times steps."""

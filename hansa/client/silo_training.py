@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from hansa.client.processes import Crew, ProcessLost, in_shares, processes_of
+from hansa.client.processes import in_shares, plain_settings, processes_of
 from hansa.client.resident import ResidentSilo
-from hansa.client.runtime import Runtime
+from hansa.client.sharding import PartsLearner, PartsOptimizer, shapes_of
 from hansa.client.training import OptimizerState, Trained, train
 from hansa.config.sections import Training
 from hansa.core.learner import Work
@@ -30,23 +30,11 @@ def train_silo(
             batches = resident.batches(number, training)
             return train(work, runtime.task, objective, training, batches, rate, kept=kept)
         training = in_shares(training, size)
-        crew = crew_of(runtime, size)
-        try:
-            crew.command(resident.name, work.round, number, training)
-            batches = resident.batches(number, training)
-            return train(work, runtime.task, objective, training, batches, rate, kept=kept, group=crew.group)
-        except Exception as error:
-            ended = crew.stop()  # also where this process failed: the others wait in the middle of a step
-            if ended and isinstance(error, RuntimeError | OSError):  # what gloo and pipes raise
-                raise ProcessLost(f"{ended}; all of them are started anew") from None
-            raise
-
-
-def crew_of(runtime: Runtime, size: int) -> Crew:
-    """The running processes of a runtime, started if they are not there."""
-    crew = runtime.crew
-    if crew is None or len(crew.members) + 1 != size or any(member.poll() is not None for member in crew.members):
-        if crew is not None:
-            crew.stop()
-        crew = runtime.crew = Crew(runtime.federation, runtime.folder, runtime.device, size)
-    return crew
+        given = {"training": plain_settings(training), "round": work.round, "number": number, "kept": shapes_of(kept)}
+        with runtime.together("train", resident.name, **given) as group:
+            batches, learner = resident.batches(number, training), work.learner
+            parts = PartsOptimizer(learner, training) if isinstance(learner, PartsLearner) else None
+            done = train(work, runtime.task, objective, training, batches, rate, kept=kept, group=group, parts=parts)
+            if isinstance(learner, PartsLearner):
+                learner.collect()
+            return done

@@ -58,6 +58,22 @@ class Stepping(Protocol):
         """Take a step."""
 
 
+class SteppingParts(Stepping, Protocol):
+    """Also clears and clips the gradient, and has a state; where the model is in parts, each process its own."""
+
+    def begin(self) -> None:
+        """Set the gradient to zero, before a step."""
+
+    def clip(self, bound: float) -> None:
+        """Scale the gradient down to a norm."""
+
+    def state(self) -> OptimizerState | None:
+        """The optimizer's state, to continue with in the silo's next round."""
+
+    def restore(self, state: OptimizerState) -> None:
+        """Continue with a state that was kept."""
+
+
 def train(
     work: Work,
     task: Task,
@@ -68,38 +84,37 @@ def train(
     stepping: Stepping | None = None,
     kept: OptimizerState | None = None,
     group: Group | None = None,
+    parts: "SteppingParts | None" = None,
 ) -> Trained:
     """Take one step per batch; return what a silo reports about it.
 
     A batch that does not fit into memory comes in micro-batches, whose gradients add up to its own. ``scale`` of the
     learning rate may depend on the step, counted from 0. ``kept``: the optimizer's state of the last round.
-    ``group``: other processes that compute a part of every gradient.
+    ``group``: other processes that compute a part of every gradient; ``parts``: what steps where the model is in parts.
     """
     learner, done, losses = work.learner, Trained(), list[Tensor]()
-    optimizer = Optimizer(learner, settings)
+    optimizer = parts or Optimizer(learner, settings)
     if kept is not None:
         optimizer.restore(kept)
     stepping = stepping or optimizer
     if not learner.model.training:  # walking over all modules costs as much as a small step
         learner.model.train()
     with training_mode(learner.model, settings):
-        for parts in batches:
+        for batch in batches:
             began = perf_counter()
-            learner.grad.zero_()
-            if group is not None:
+            optimizer.begin()
+            if group is not None and parts is None:
                 group.broadcast(learner.flat)
-            done.seen += sum(part.samples for part in parts)
-            targets = targets_of(parts)
-            for part in parts if group is None else group.mine(parts):
+            done.seen += sum(part.samples for part in batch)
+            targets = targets_of(batch)
+            for part, of in mine(batch, targets, group):
                 work.batch = part.to(learner.device)
-                if targets and not len(part.targets):
-                    continue  # nothing to learn from, such as texts of one token that nothing follows
-                losses.append(backward(work, task, objective, settings, targets))
-            if group is not None:
+                losses.append(backward(work, task, objective, settings, of))
+            if group is not None and parts is None:
                 group.add(learner.grad)
             objective.gradient(work)
             if settings.clip is not None:
-                clip_gradient(learner.grad, settings.clip)
+                optimizer.clip(settings.clip)
             work.lr = settings.lr * (scale if isinstance(scale, float) else scale(done.steps))
             stepping.rate(work.lr)
             stepping.step()
@@ -117,7 +132,17 @@ def targets_of(parts: MicroBatches) -> int:
     return sum(len(part.targets) for part in parts)
 
 
-def backward(work: Work, task: Task, objective: Objective, settings: Training, targets: int) -> Tensor:
+def mine(batch: MicroBatches, targets: int, group: Group | None) -> Iterator[tuple[Batch, float]]:
+    """The micro-batches that this process computes, each with the number of targets that its own are a share of."""
+    if group is not None:
+        yield from group.mine(batch, targets)
+        return
+    for part in batch:
+        if len(part.targets) or not targets:  # without targets, such as texts of one token, there is nothing to learn
+            yield part, targets
+
+
+def backward(work: Work, task: Task, objective: Objective, settings: Training, targets: float) -> Tensor:
     """Add a micro-batch's share of the step's gradient; ``targets``: those of the whole batch.
 
     Return its share of the loss: the task's, or the objective's where that has something in its place.
@@ -141,6 +166,19 @@ def clip_gradient(gradient: Tensor, bound: float) -> None:
     gradient.mul_(torch.clamp(bound / (gradient.norm() + 1e-6), max=1.0))
 
 
+def torch_optimizer(
+    matrices: Sequence[nn.Parameter], vectors: Sequence[nn.Parameter], settings: Training
+) -> torch.optim.Optimizer:
+    """The optimizer of the settings; weight decay applies to matrices only."""
+    decays = ((matrices, settings.weight_decay), (vectors, 0.0))
+    groups = [{"params": list(some), "weight_decay": decay} for some, decay in decays]
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum)
+    kind: Any = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam
+    made: torch.optim.Optimizer = kind(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True)
+    return made
+
+
 class Optimizer:
     """SGD or Adam(W) over the flat buffers, from torch; plain SGD is a single addition."""
 
@@ -150,16 +188,17 @@ class Optimizer:
         if settings.optimizer == "sgd" and not settings.momentum and not settings.weight_decay:
             return
         cut = learner.matrices
-        groups = []
-        for span, decay in ((slice(0, cut), settings.weight_decay), (slice(cut, None), 0.0)):
-            part = nn.Parameter(learner.flat[span])
-            part.grad = learner.grad[span]
-            groups.append({"params": [part], "weight_decay": decay})
-        if settings.optimizer == "sgd":
-            self.inner = torch.optim.SGD(groups, lr=self.lr, momentum=settings.momentum)
-        else:
-            kind: Any = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam
-            self.inner = kind(groups, lr=self.lr, betas=settings.betas, eps=settings.eps, fused=True)
+        matrices, vectors = (nn.Parameter(learner.flat[span]) for span in (slice(0, cut), slice(cut, None)))
+        matrices.grad, vectors.grad = learner.grad[:cut], learner.grad[cut:]
+        self.inner = torch_optimizer([matrices], [vectors], settings)
+
+    def begin(self) -> None:
+        """Set the gradient to zero, before a step."""
+        self.learner.grad.zero_()
+
+    def clip(self, bound: float) -> None:
+        """Scale the gradient down to a norm."""
+        clip_gradient(self.learner.grad, bound)
 
     def rate(self, lr: float) -> None:
         """Set the learning rate of the next step."""

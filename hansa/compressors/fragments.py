@@ -9,7 +9,8 @@ P: ``count``, the number of fragments. All other tensors keep the silo's own val
 them stays as it is. So a round sends 1/P of the bytes, and each tensor is synchronised every P rounds. With ``both``,
 the server also sends a silo only what it sent last.
 Deviations: a fragment is a set of tensors, filled from the largest on so that all fragments have about the same bytes,
-instead of a set of blocks. What arrives is taken whole (α = 0 in Equation 3), and transfer does not overlap training.
+instead of a set of blocks. What arrives is taken whole (α = 0 in Equation 3); with `train.overlap` it is added to the
+local steps (`hansa/client/overlap.py`).
 """
 
 from dataclasses import dataclass

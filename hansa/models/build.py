@@ -1,5 +1,6 @@
 """Build a model from a Hugging Face folder or hub id, or from a preset with random weights."""
 
+import json
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ ONE_AT_A_TIME = RLock()
 
 SIZES = {"mini": (2, 64, 2), "tiny": (2, 128, 2), "small": (4, 256, 4), "base": (12, 768, 12)}  # layers, width, heads
 NEW = "_hansa_new_tensors"  # attribute of a base: the tensors that its files lack
+LACKED = "_hansa_lacked"  # attribute of any model from a folder or hub: the same
 ATTENTION = ("eager", "sdpa")  # implementations that are part of transformers and torch
 AUTO = {
     "AutoModelForMaskedLM": "encoder",
@@ -39,16 +41,14 @@ def preset(
     max_length: int,
     dropout: float = 0.0,
     labels: tuple[str, ...] = (),
-    entries: int = 0,
 ) -> "PreTrainedModel":
     """A BERT, Llama or Marian model in one of four sizes, with random weights.
 
-    ``auto`` (a transformers class) determines the architecture; ``entries``: size of the vocabulary, if it will be
-    larger than the tokenizer's.
+    ``auto`` (a transformers class) determines the architecture.
     """
     layers, width, heads = SIZES[size]
     family = AUTO[auto]
-    vocabulary = -(-max(len(tokenizer), entries) // 8) * 8  # matrix products are faster with a multiple of eight
+    vocabulary = -(-len(tokenizer) // 8) * 8  # matrix products are faster with a multiple of eight
     special: dict[str, Any] = {
         "pad_token_id": tokenizer.pad_token_id,
         "bos_token_id": tokenizer.bos_token_id,
@@ -209,22 +209,33 @@ def base(
 
 
 def outline(
-    settings: Model, auto: str, labels: tuple[str, ...], max_length: int, entries: int = 0
+    settings: Model,
+    auto: str,
+    labels: tuple[str, ...],
+    max_length: int,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
 ) -> "PreTrainedModel":
-    """The model of ``settings`` without values, on the device ``meta``; raises `ConfigError` if it cannot be loaded.
+    """The model of ``settings`` without values, on the device ``meta``; raises `ConfigError` as `initial` does.
 
-    ``entries``: the size of a preset's vocabulary, if it is larger than that of bytes.
+    ``tokenizer``: the run's; without it, a preset has the vocabulary of bytes, and sizes are not compared.
     """
     if settings.preset is not None:
         with torch.device("meta"):
-            return preset(settings.preset, auto, byte_tokenizer(), max_length, labels=labels, entries=entries)
+            return preset(settings.preset, auto, tokenizer or byte_tokenizer(), max_length, labels=labels)
     path, at = str(settings.path), (settings.revision, settings.gguf)
-    if settings.keeps_base and settings.gguf is None:
+    if not settings.fresh and not settings.added and settings.gguf is None:
         model, missing = _loaded(path, auto, labels, *at, {"dtype": "auto", "device_map": "meta"})
-        setattr(model, NEW, missing)
+        if settings.keeps_base:
+            setattr(model, NEW, missing)
+        if tokenizer is not None:
+            _check_sizes(model, settings, tokenizer, max_length)
         return model
     with torch.device("meta"):
         model = _loaded(path, auto, labels, *at, None)[0]
+        if settings.added:
+            model = add_layers(model, settings.added)
+    if tokenizer is not None:
+        _check_sizes(model, settings, tokenizer, max_length)
     if settings.keeps_base:  # a GGUF file has a causal model, with its head
         inside = {id(parameter) for parameter in model.base_model.parameters()}
         head = (name for name, parameter in model.named_parameters() if id(parameter) not in inside)
@@ -236,6 +247,28 @@ def new_tensors(model: Any) -> frozenset[str] | None:
     """The tensors of a base that its files lack, such as those of a new head; None if the model is no such base."""
     found: frozenset[str] | None = getattr(model, NEW, None)
     return found
+
+
+def lacked_tensors(model: Any) -> frozenset[str]:
+    """The tensors of a model from a folder or hub that its files lack, and that have random values."""
+    found: frozenset[str] = getattr(model, LACKED, frozenset())
+    return found
+
+
+def own_order(settings: Model, labels: tuple[str, ...]) -> tuple[str, ...]:
+    """The classes in the order of a pre-trained head that has the same ones; else as they are."""
+    own = head_labels(settings)
+    return own if len(own) == len(labels) and set(own) == set(labels) else labels
+
+
+def head_labels(settings: Model) -> tuple[str, ...]:
+    """The classes that the head of a pre-trained model in a folder was trained for; empty if it names none."""
+    file = Path(str(settings.path)) / "config.json"
+    if settings.path is None or settings.fresh or not file.is_file():
+        return ()
+    named = json.loads(file.read_text(encoding="utf-8")).get("id2label") or {}
+    names = tuple(str(named[key]) for key in sorted(named, key=int))
+    return () if names == tuple(f"LABEL_{i}" for i in range(len(names))) else names
 
 
 def _quantization(bits: str) -> Any:
@@ -276,15 +309,37 @@ def _loaded(
         safe = True if local and any(Path(path).glob("*.safetensors")) else None
         with ONE_AT_A_TIME:
             loaded, info = getattr(transformers(), auto).from_pretrained(
-                path, config=config, use_safetensors=safe, output_loading_info=True, **how, **origin
+                path,
+                config=config,
+                use_safetensors=safe,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                **how,
+                **origin,
             )
     except (OSError, ValueError, ImportError, RuntimeError) as error:
         first = str(error).strip().splitlines()[0]
         raise ConfigError(f"model.path: {path} cannot be loaded as {auto}: {first}") from None
     model: PreTrainedModel = loaded
+    other = _other_sizes(model, info["mismatched_keys"], path, auto)
+    missing = frozenset(info["missing_keys"]) | other
+    setattr(model, LACKED, missing)
     if gguf is not None:  # its values are plain numbers now, and the marks of a quantised model would prevent saving
         model.hf_quantizer = None
         model.is_quantized = False
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
-    return _fixed_tables(model), frozenset(info["missing_keys"])
+    return _fixed_tables(model), missing
+
+
+def _other_sizes(model: Any, mismatched: Any, path: str, auto: str) -> frozenset[str]:
+    """The tensors of a head for other classes, which was built anew; raises `ConfigError` for any other tensor."""
+    inside = {name for name, p in model.named_parameters() if any(p is q for q in model.base_model.parameters())}
+    found = {str(entry[0]) if isinstance(entry, tuple) else str(entry): entry for entry in mismatched}
+    for name, entry in found.items():
+        if name in inside or model.base_model is model:
+            raise ConfigError(
+                f"model.path: {path} cannot be loaded as {auto}: {name} has another shape than config.json says "
+                f"({', '.join(str(tuple(shape)) for shape in entry[1:]) if isinstance(entry, tuple) else 'see there'})"
+            )
+    return frozenset(found)

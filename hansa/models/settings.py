@@ -72,6 +72,11 @@ class Model(Section):
         description="What is trained: everything, all but the embeddings, the head, or LoRA adapters and a new head.",
     )
     lora: Lora = Field(default=Lora(), description="lora: the adapters.")
+    keep_outputs: bool = Field(
+        default=False,
+        description="frozen, from a folder or hub: keep the base's outputs in memory, so that each text passes through "
+        "it once; dropout inside the base is off.",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -92,6 +97,11 @@ class Model(Section):
             raise ValueError(f"added is {list(self.added)}: name each position once")
         if self.adapt != "lora" and self.lora != Lora():
             raise ValueError(f"lora is for adapt 'lora', and adapt is '{self.adapt}'")
+        if self.keep_outputs and not (self.keeps_base and self.adapt == "frozen"):
+            raise ValueError(
+                "keep_outputs is for a base whose outputs stay the same: use a 'path' with adapt 'frozen', without "
+                "'fresh' and 'added', or leave keep_outputs out"
+            )
         for setting in ("revision", "gguf"):
             if self.path is None and getattr(self, setting) is not None:
                 raise ValueError(f"{setting} is for a model from a folder or a hub: give its 'path'")
@@ -109,6 +119,11 @@ class Model(Section):
     def keeps_base(self) -> bool:
         """Whether the model is a frozen base from a folder or hub, which does not travel, and adapters or a head."""
         return self.path is not None and not self.fresh and not self.added and self.adapt in ("lora", "frozen")
+
+    @property
+    def trains_most(self) -> bool:
+        """Whether most of the model is trained, rather than adapters or a head on frozen tensors."""
+        return self.adapt in ("full", "frozen-embeddings")
 
 
 class Tokenizer(Section):

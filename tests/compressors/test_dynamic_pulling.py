@@ -144,7 +144,7 @@ def test_every_tensor_is_combined_over_those_who_sent_it(rule: Any) -> None:
 
 
 class Given:
-    size, remote = 1, False
+    size, remote, posting = 1, False, None
 
     def __init__(self, replies: Any) -> None:
         self.replies = replies

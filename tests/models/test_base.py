@@ -13,6 +13,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from hansa.core.errors import ConfigError
 from hansa.models import build
+from hansa.models.adapt import adapt
 from hansa.models.base import ADAPTER, BASE, digest
 from hansa.models.settings import Lora, Model
 from hansa.models.tokenizer import byte_tokenizer
@@ -217,6 +218,13 @@ def test_wrong_settings_are_refused_by_check_and_run(
 def test_contradictions_in_the_settings(federation: Build, model: Any, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         federation(model=model, tokenizer={})
+
+
+def test_a_rank_above_the_width_of_a_layer_is_refused(tmp_path: Path) -> None:
+    settings = Model(path=str(decoder(tmp_path / "base")), adapt="lora", lora=Lora(rank=33))
+    model = build.base(settings, "AutoModelForCausalLM", (), 0)
+    with pytest.raises(ConfigError, match=r"model.lora.rank is 33, and layer '.*' is \d+ × \d+: a rank above 32"):
+        adapt(model, settings, 0)
 
 
 def test_a_machine_without_quantisation_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
