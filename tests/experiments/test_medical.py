@@ -9,10 +9,8 @@ import pytest
 from hansa.config.federation import Federation
 from hansa.core.errors import UserError
 from hansa.experiments.reproduce import (
-    Claim,
     Options,
     Reproduction,
-    Table,
     downstream,
     encoder,
     medical,
@@ -20,7 +18,6 @@ from hansa.experiments.reproduce import (
     medical_tables,
     record_duration,
     tuning,
-    update_results,
 )
 from hansa.experiments.reproduce.jobs import Jobs
 from hansa.models.tokenizer import byte_tokenizer
@@ -39,7 +36,9 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> tuple[Reproduction, list[
 def test_every_table_of_the_paper_is_there(smoke: tuple[Reproduction, list[str]]) -> None:
     found, _ = smoke
     titles = [table.title.split(":")[0] for table in found.tables]
-    assert titles == ["Table 3", "Table 3, continued", "Table 4", "Table 5", "Table 6", "Table 7"]
+    assert titles == [
+        "Table 3", "Table 3, continued", "Weights and samples per round", "Table 4", "Table 5", "Table 6", "Table 7",
+    ]  # fmt: skip
     for table in found.tables:
         assert all(len(row) == len(table.columns) for row in table.rows), table.title
     assert [row[0] for row in found.tables[0].rows[:9]] == [
@@ -55,9 +54,27 @@ def test_the_json_output_names_every_claim(smoke: tuple[Reproduction, list[str]]
     parsed = json.loads(json.dumps(found.as_dict()))
     assert parsed["paper"] == "medical"
     assert len(parsed["claims"]) == 6
-    assert all(set(claim) == {"name", "holds", "ours", "paper"} for claim in parsed["claims"])
-    assert all(claim.line.startswith(("holds: ", "does not hold: ")) for claim in found.claims)
+    assert all({"name", "holds", "ours", "paper", "verdict"} <= set(claim) for claim in parsed["claims"])
+    assert all(claim.line.startswith(("not shown: ", "does not hold: ")) for claim in found.claims), "one seed"
     assert "federated: started" in said
+
+
+def test_the_published_weights_and_the_rejected_ones_stand_beside_ours(smoke: tuple[Reproduction, list[str]]) -> None:
+    [table] = [table for table in smoke[0].tables if table.title.startswith("Weights")]
+    assert [row[0] for row in table.rows] == ["N^0.35, our rounds", "central training", *medical_runs.RULES]
+    assert "–" not in {cell for row in table.rows for cell in row}
+
+
+def test_rules_train_on_as_many_samples_and_pooled_batches_mix_languages() -> None:
+    silos, size = {"en": {"train": "en.jsonl"}}, medical_runs.SIZES["small"]
+    for rule, floor in zip(medical_runs.RULES, (4, 500, 100), strict=True):
+        made = medical_runs.by_rule(rule, silos, size, "base")
+        assert made.aggregate is not None
+        assert made.aggregate.weights is not None
+        assert made.aggregate.weights.temperature == 1.0
+        assert made.train.samples.floor == floor
+        assert abs(made.rounds * floor - size.rounds * size.batch) < floor
+    assert medical_runs.federation("central", silos, size, "base").baseline.by_length is False
 
 
 def outcome(values: dict[str, float]) -> Result:
@@ -72,7 +89,8 @@ def test_claims_are_judged_by_the_figures() -> None:
 
     def judge(fl: dict[str, float], cl: dict[str, float], own: dict[str, float]) -> list[bool]:
         runs = {"FL": outcome(fl), "CL": outcome(cl), "own silo": outcome(own), "base": outcome(bad)}
-        return [claim.holds for claim in medical_tables.pretraining_claims(runs, languages, counts)]
+        seeds = {"federated": [fl], "central": [cl]}
+        return [claim.holds for claim in medical_tables.pretraining_claims(runs, languages, counts, seeds, {})]
 
     assert judge(good, bad, bad)[:2] == [True, True]
     assert judge(bad, good, good)[:2] == [False, False]
@@ -104,22 +122,6 @@ def test_fine_tuning_claims_need_scores_above_zero() -> None:
     assert [c.holds for c in downstream.claims(scores(0.0, 0.0, 0.0))] == [False, False]
     assert [c.holds for c in encoder.claims({"federated": 0.81, "central": 0.815})] == [True, True]
     assert [c.holds for c in encoder.claims({"federated": 0.79, "central": 0.815})] == [False, False]
-
-
-def test_the_results_page_is_rewritten_section_by_section(tmp_path: Path) -> None:
-    page = tmp_path / "results.md"
-
-    def write(scale: str, ours: str) -> None:
-        table = Table("A table", ["", "x"], [["row", ours]])
-        update_results(page, Reproduction("medical", scale, [table], [Claim("c", True, ours, "1")], tmp_path, 60.0))
-
-    write("smoke", "one")
-    write("small", "two")
-    write("smoke", "three")
-    text = page.read_text()
-    assert text.count("## Medical") == 2
-    assert "one" not in text.replace("one line", "")
-    assert text.index("three") < text.index("two"), "a section keeps its place"
 
 
 def test_the_time_of_all_sessions_is_counted(tmp_path: Path) -> None:
@@ -182,8 +184,9 @@ def test_rates_are_tuned_separately_on_validation_data(federation: Build, tmp_pa
 
     usual = replace(medical_runs.SIZES["smoke"], rounds=8, server_lr=1e-2, central_lr=1e-3)
     with Jobs(tmp_path / "tuned", lambda line: None, False) as jobs:
-        size, [table] = tuning.tune(jobs, usual, build)
+        size, [table], grids = tuning.tune(jobs, usual, build)
     assert len(table.rows) == 8
+    assert min(grids["central"], key=lambda lr: grids["central"][lr]) == pytest.approx(size.central_lr)
     for label, chosen in (("FL, server", size.server_lr), ("CL", size.central_lr)):
         rows = [row for row in table.rows if row[0] == label]
         [best] = [row for row in rows if row[3]]
@@ -213,7 +216,14 @@ def test_a_federated_encoder_takes_one_step_per_round_and_sees_as_many_samples(t
         def __init__(self) -> None:
             """Start no processes."""
 
-        def start(self, name: str, federation: Federation, workers: int | None = 0, matrix: float = 0.0) -> None:
+        def start(
+            self,
+            name: str,
+            federation: Federation,
+            workers: int | None = 0,
+            matrix: float = 0.0,
+            scores_only: bool = False,
+        ) -> None:
             noted[name] = federation
 
     encoder_folder, rows = tmp_path / "encoder", [{"tokens": [f"word{i}"], "tags": ["O"]} for i in range(320)]

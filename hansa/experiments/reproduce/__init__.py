@@ -1,18 +1,22 @@
 """`hansa reproduce`: the experiments of a paper, its tables with our figures beside the published ones, its claims."""
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from hansa.core.errors import UserError
+from hansa.experiments.reproduce import sources
+from hansa.experiments.reproduce.cells import Cell, Cells
+from hansa.experiments.reproduce.verdict import FAILS, HOLDS, Evidence, Verdict, judge
 
-Scale = Literal["smoke", "small", "full"]
+Scale = Literal["smoke", "small", "medium", "full"]
 Say = Callable[[str], None]
+S = TypeVar("S")
 
 # The module of a paper, `hansa.experiments.reproduce.NAME`, has a function reproduce(Options) -> Reproduction.
-PAPERS = ("medical", "translation", "worldlm", "fedkc", "open-problems")
+PAPERS = ("medical", "translation", "worldlm", "fedkc", "open-problems", "instruct", "gemma")
 
 
 @dataclass(frozen=True)
@@ -26,11 +30,24 @@ class Options:
     encoder: str | None = None  # medical: also fine-tune this encoder
     model: str | None = None  # start from this model instead of one that is trained here
     tune: bool = False  # select the settings of the methods on validation data first, and print them
+    cells: Path | None = None  # the folder with the results of finished runs; default: below ``out``
+    finished: bool = False  # run nothing: tables and claims of the runs that are finished
+    again: bool = False  # repeat finished runs whose source files have changed since
 
     def require_data(self) -> None:
         """Raise `UserError` unless there are real corpora, which every scale but ``smoke`` needs."""
         if self.scale != "smoke" and self.data is None:
             raise UserError(f"--scale {self.scale} needs real text; give its folder with --data, or use --scale smoke")
+
+    def cells_of(self, paper: str) -> Cells:
+        """The cells of a paper at this scale."""
+        return Cells(self.cells or self.out / "cells", paper, self.scale)
+
+    def size_of(self, sizes: Mapping[str, S], paper: str) -> S:
+        """The size of the experiments at this scale; raises `UserError` if the paper has no such scale."""
+        if self.scale not in sizes:
+            raise UserError(f"'{paper}' has no --scale {self.scale}; it has: {', '.join(sizes)}")
+        return sizes[self.scale]
 
     def reject(self, paper: str, *options: str) -> None:
         """Raise `UserError` if one of these options is given: the paper does not use them."""
@@ -58,17 +75,36 @@ class Table:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of the paper, whether it holds here, and the figures of both."""
+    """A claim of the paper, whether it holds here, and the figures of both.
+
+    ``holds``: whether our figures have the shape of the claim. The verdict also needs the evidence for the rules of
+    `verdict.judge`; a claim without evidence is never more than not shown.
+    """
 
     name: str
     holds: bool
     ours: str
     paper: str
+    evidence: Evidence | None = None
+
+    @staticmethod
+    def of(name: str, evidence: Evidence, ours: str, paper: str) -> "Claim":
+        """A claim that its evidence decides."""
+        return Claim(name, judge(evidence).state == HOLDS, ours, paper, evidence)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict on the claim, and the rule that failed."""
+        found = judge(self.evidence)
+        if not self.holds and (self.evidence is None or found.state == HOLDS):
+            return Verdict(FAILS, "our figures do not have its shape")
+        return found
 
     @property
     def line(self) -> str:
         """The claim and its figures in one line."""
-        return f"{'holds' if self.holds else 'does not hold'}: {self.name} (ours: {self.ours}; paper: {self.paper})"
+        why = f"; {self.verdict.why}" if self.verdict.why else ""
+        return f"{self.verdict.state}: {self.name} (ours: {self.ours}; paper: {self.paper}{why})"
 
 
 @dataclass(frozen=True)
@@ -84,13 +120,19 @@ class Reproduction:
     facts: dict[str, Any] = field(default_factory=dict)
     tuning: float = 0.0  # seconds of these that the selection of settings took
     sessions: int = 1  # how often the command was started: it may be stopped and resumed
+    cells: Sequence[Cell] = ()  # the finished runs that the tables rest on
+
+    @property
+    def commit(self) -> str:
+        """The commits of the runs, or of the source files where no cells are kept."""
+        return ", ".join(sorted({cell.commit for cell in self.cells})) or sources.commit()
 
     def as_dict(self) -> dict[str, Any]:
         """The reproduction as JSON values."""
         return {
             "paper": self.paper,
             "scale": self.scale,
-            "claims": [asdict(claim) for claim in self.claims],
+            "claims": [asdict(claim) | {"verdict": claim.verdict.line} for claim in self.claims],
             "tables": [asdict(table) for table in self.tables],
             "report": str(self.report),
             "seconds": round(self.seconds, 1),
@@ -106,7 +148,9 @@ class Reproduction:
         again = f", in {self.sessions} sessions" if self.sessions > 1 else ""
         lines += [f"{command}{given}, {self.seconds / 60:.1f} minutes in all{of_it}{again}.", ""]
         lines += [f"- {claim.line}" for claim in self.claims]
-        return "\n".join([*lines, "", *(table.markdown() for table in self.tables)])
+        made = f"Commit {self.commit}."
+        tables = (replace(table, note=f"{table.note} {made}".strip()) for table in self.tables)
+        return "\n".join([*lines, "", *(table.markdown() for table in tables)])
 
 
 def record_duration(folder: Path, seconds: float) -> list[float]:
@@ -116,15 +160,3 @@ def record_duration(folder: Path, seconds: float) -> list[float]:
     if folder.is_dir() and any(folder.iterdir()):  # otherwise no run was started
         file.write_text(json.dumps(took))
     return took
-
-
-def update_results(file: Path, found: Reproduction) -> None:
-    """Write this reproduction's section of the results page; other sections do not change."""
-    begin, end = (f"<!-- {edge}: {found.paper} {found.scale} -->" for edge in ("begin", "end"))
-    text = file.read_text(encoding="utf-8") if file.exists() else "# Results\n\nWritten by `hansa reproduce`.\n"
-    section = f"{begin}\n{found.markdown()}\n{end}"
-    if begin in text and end in text:
-        text = text[: text.index(begin)] + section + text[text.index(end) + len(end) :]
-    else:
-        text = f"{text.rstrip()}\n\n{section}\n"
-    file.write_text(text, encoding="utf-8")

@@ -85,7 +85,7 @@ def start(
     """Start the fine-tuning of a snapshot for every task; ``fresh``: of random weights instead."""
     for name, task in tasks.items():
         for seed, job in enumerate(_jobs(kind, name, size)):
-            jobs.start(job, federation(task, size, snapshot, fresh, seed))
+            jobs.start(job, federation(task, size, snapshot, fresh, seed), scores_only=name != "E3C relation")
 
 
 def _jobs(kind: str, name: str, size: Size) -> list[str]:

@@ -39,6 +39,7 @@ from hansa.experiments.reproduce.fedkc_runs import (
 )
 from hansa.experiments.reproduce.jobs import Jobs
 from hansa.experiments.reproduce.published_fedkc import ACTIVE_GAIN, AVERAGES, HITS_90
+from hansa.experiments.reproduce.verdict import Evidence
 from hansa.report import audit, html
 from hansa.runs.results import RunResults, save_audit
 
@@ -49,10 +50,10 @@ def reproduce(options: Options) -> Reproduction:
     """Run the experiments, or resume them; return the tables and claims."""
     options.require_data()
     options.reject("fedkc", "encoder")
-    began, size = perf_counter(), SIZES[options.scale]
+    began, size = perf_counter(), options.size_of(SIZES, "fedkc")
     options.say("writing the clients' data")
     corpora = lay_out(options, size)
-    with Jobs(options.out, options.say, options.scale != "smoke") as jobs:
+    with Jobs(options.out, options.say, options.scale != "smoke", options.cells_of("fedkc")) as jobs:
         corpora = with_vocabularies(jobs, corpora, size)
         laid_out = perf_counter()
         tuned, tuning = tune(jobs, corpora[SHAPE], size) if options.tune else (Tuned(), [])
@@ -74,7 +75,9 @@ def reproduce(options: Options) -> Reproduction:
         [*tuning, *tables],
     )
     took, facts = perf_counter() - began, {"tuned": vars(tuned)}
-    return Reproduction("fedkc", options.scale, [*tuning, *tables], claims, report, took, facts, choosing)
+    return Reproduction(
+        "fedkc", options.scale, [*tuning, *tables], claims, report, took, facts, choosing, cells=jobs.kept
+    )
 
 
 # ── the tables ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -249,7 +252,16 @@ def all_claims(runs: Runs) -> list[Claim]:
         ours = ", ".join(f"{method} {spread(runs.over_seeds(method))}" for method in shown)
         close = [other for other in others if not clearly(runs.over_seeds(better), runs.over_seeds(other))]
         ours += f"; within the spread of the seeds: {', '.join(close)}" if close else ""
-        return Claim(name, holds, ours, ", ".join(f"{method} {paper(method, 'PI')}" for method in shown) + " (PI)")
+        published = ", ".join(f"{method} {paper(method, 'PI')}" for method in shown) + " (PI)"
+        strongest = max(others, key=lambda other: mean[other])
+        evidence = Evidence(
+            better="high",
+            ours=runs.over_seeds(better),
+            rival=runs.over_seeds(strongest),
+            chance=1 / max(1, len(runs.corpora[SHAPE].labels)),
+            has_chance=True,
+        )
+        return Claim(name, holds, ours, published, evidence)
 
     found = [
         claim("FedKC on all layers is at least as good as on the last", mean[ALL] >= mean[LAST], ALL, LAST),

@@ -61,6 +61,7 @@ class Size:
 SIZES = {
     "smoke": Size(2, 1, 2, 2, 2, 2, 1, 2, ("FedAvg", ALL), batch=8, vocabulary=600, attacked=2),
     "small": Size(16, 1, 5, 3, 12, 35, 5, 3, TASK_METHODS, pairs=8),
+    "medium": Size(20, 1, 5, 3, 20, 35, 5, 3, EVERY_METHOD, vocabulary=4000, preset="tiny", pairs=8),
     "full": Size(35, 1, 5, 10, 35, 35, 1, 5, EVERY_METHOD, 32, 10_000, 2000, "base", 32_000, batch=32, lr=5e-5),
 }
 

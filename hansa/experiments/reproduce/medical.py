@@ -6,7 +6,16 @@ training and one model per silo train on as many tokens; personal models and fin
 
 from time import perf_counter
 
-from hansa.experiments.reproduce import Options, Reproduction, Table, corpora, downstream, encoder, tuning
+from hansa.experiments.reproduce import (
+    Options,
+    Reproduction,
+    Table,
+    corpora,
+    downstream,
+    encoder,
+    medical_rivals,
+    tuning,
+)
 from hansa.experiments.reproduce.jobs import Jobs
 from hansa.experiments.reproduce.medical_runs import SIZES, federation, snapshot
 from hansa.experiments.reproduce.medical_tables import (
@@ -29,11 +38,12 @@ def reproduce(options: Options) -> Reproduction:
     """Run the experiments, or resume them; return the tables and claims."""
     options.require_data()
     scale, data, out, model, say = options.scale, options.data, options.out, options.model, options.say
-    began, size, tuned, choosing = perf_counter(), SIZES[scale], list[Table](), 0.0
+    began, size, tuned, choosing = perf_counter(), options.size_of(SIZES, "medical"), list[Table](), 0.0
+    grids: tuning.Grids = {}
     say("writing the silos' data")
     silos = corpora.lay_out(data, out / "data", everything=size.published) if data else corpora.generate(out / "data")
     tasks = downstream.tasks(data, out / "data", size.limit)
-    with Jobs(out, say, scale != "smoke") as jobs:
+    with Jobs(out, say, scale != "smoke", options.cells_of("medical")) as jobs:
         if model is None:
             jobs.start("snapshot", snapshot(out / "data", list(silos), size))
         shape = model or str(jobs.start_folder("snapshot").resolve())
@@ -43,19 +53,25 @@ def reproduce(options: Options) -> Reproduction:
         share = tuning.equal_tokens(silos, base, size.length)
         if options.tune:
             ready = perf_counter()
-            size, tuned = tuning.tune(jobs, size, lambda kind, s: federation(kind, silos, s, base, share, False))
+            size, tuned, grids = tuning.tune(jobs, size, lambda kind, s: federation(kind, silos, s, base, share, False))
             choosing = perf_counter() - ready
         for kind in RUNS.values():
             # The federation takes longest, and its personal models follow: it may use every core.
             jobs.start(kind, federation(kind, silos, size, base, share), None if kind == "federated" else 0)
+        medical_rivals.start(jobs, silos, size, base, share)
+        table_5_tasks = {name: task for name, task in tasks.items() if name.startswith("E3C")}
+        downstream.start(jobs, medical_rivals.PUBLIC, table_5_tasks, size, _model_of(jobs, medical_rivals.PUBLIC))
         for kind in ("central", "federated"):  # the federation takes longest
             downstream.start(jobs, kind, tasks, size, _model_of(jobs, kind))
         if options.encoder is not None:
             encoder.start(jobs, options.encoder, tasks["NCBI-disease"], out / "data")
         outcomes = {column: jobs.result(kind) for column, kind in RUNS.items()}
         own_models = table_3_silos(outcomes["own silo"], silos, out / "data")
+        rivals = medical_rivals.found(jobs, size)
         kinds = ("federated", "central", "none")
         scores = {name: {kind: downstream.score(jobs, kind, name, size) for kind in kinds} for name in tasks}
+        for name in table_5_tasks:
+            scores[name][medical_rivals.PUBLIC] = downstream.score(jobs, medical_rivals.PUBLIC, name, size)
         related = jobs.result("federated E3C relation")
         fine_tuned = encoder.results(jobs) if options.encoder is not None else None
     languages = list(silos)
@@ -66,12 +82,16 @@ def reproduce(options: Options) -> Reproduction:
         *tuned,
         table_3(outcomes, languages, counts),
         own_models,
+        medical_rivals.rules_table(rivals),
         table_4(scores, fine_tuned, size.tries),
         table_5(scores, related, 2 * size.length),
         table_6(personal, languages),
         table_7(results, languages),
     ]
-    claims = [*pretraining_claims(outcomes, languages, counts), personal_claim(personal, languages, counts)]
+    claims = [
+        *pretraining_claims(outcomes, languages, counts, rivals, grids),
+        personal_claim(personal, languages, counts),
+    ]
     claims += [*downstream.claims(scores), *(encoder.claims(fine_tuned) if fine_tuned else [])]
     report = html.write(
         [(column, outcome.folder) for column, outcome in outcomes.items()],
@@ -81,7 +101,9 @@ def reproduce(options: Options) -> Reproduction:
         tables,
     )
     took = perf_counter() - began
-    return Reproduction("medical", scale, tables, claims, report, took, {"snapshot": model or "ours"}, choosing)
+    return Reproduction(
+        "medical", scale, tables, claims, report, took, {"snapshot": model or "ours"}, choosing, cells=jobs.kept
+    )
 
 
 def _model_of(jobs: Jobs, name: str) -> str:

@@ -49,18 +49,23 @@ class Size:
     preset: str = "tiny"
 
 
-SIZES = {"smoke": Size(4, 2, 16, 600, "mini"), "small": Size(400, 8, 32, 2500), "full": Size(4000, 32, 128, 32_000)}
+SIZES = {
+    "smoke": Size(4, 2, 16, 600, "mini"),
+    "small": Size(400, 8, 32, 2500),
+    "medium": Size(1600, 8, 48, 4000),
+    "full": Size(4000, 32, 128, 32_000),
+}
 
 
 def reproduce(options: Options) -> Reproduction:
     """Run the experiments, or resume them; return the tables and claims."""
     options.require_data()
     options.reject("open-problems", "encoder", "tune")
-    began, size, folder = perf_counter(), SIZES[options.scale], options.out / "data"
+    began, size, folder = perf_counter(), options.size_of(SIZES, "open-problems"), options.out / "data"
     options.say("writing the silos' data")
     silos = corpora.lay_out(options.data, folder) if options.data else corpora.generate(folder)
     runs = variants(size)
-    with Jobs(options.out, options.say, options.scale != "smoke") as jobs:
+    with Jobs(options.out, options.say, options.scale != "smoke", options.cells_of("open-problems")) as jobs:
         for number, changes in enumerate(runs.values()):
             jobs.start(f"run {number}", federation(silos, size, options.model, changes))
         outcomes = {label: jobs.result(f"run {number}") for number, label in enumerate(runs)}
@@ -77,7 +82,7 @@ def reproduce(options: Options) -> Reproduction:
         [claim.line for claim in found],
         tables,
     )
-    return Reproduction("open-problems", options.scale, tables, found, report, perf_counter() - began)
+    return Reproduction("open-problems", options.scale, tables, found, report, perf_counter() - began, cells=jobs.kept)
 
 
 # ── the runs ──────────────────────────────────────────────────────────────────────────────────────────────────────

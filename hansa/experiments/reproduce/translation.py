@@ -65,6 +65,10 @@ SIZES = {
         2000, 2e-3, 50, {"federated": 2e-3, "central": 5e-4, "chained": 2.5e-4}, 16, 40, 4000, 3, 6,
         single_steps=300, turns=20,
     ),
+    "medium": Size(
+        20_000, 2e-3, 250, {"federated": 1e-3, "central": 5e-4, "chained": 2.5e-4}, 32, 48, 8000, 3, 6,
+        single_steps=1500, turns=40, preset="small",
+    ),
     "full": Size(
         100_000, 7e-4, 50_000, {"federated": 1e-4}, 256, 256, 30_000, 3, 3, single_steps=100_000, turns=100, warmup=8,
         preset="base", beams=4, everything=True,
@@ -110,11 +114,11 @@ def reproduce(options: Options) -> Reproduction:
     """Run the experiments, or resume them; return the tables and claims."""
     options.require_data()
     options.reject("translation", "encoder")
-    began, size, out = perf_counter(), SIZES[options.scale], options.out
+    began, size, out = perf_counter(), options.size_of(SIZES, "translation"), options.out
     options.say("writing the silos' data")
     folder = out / "data"
     sources = domains.lay_out(options.data, folder, size.everything) if options.data else domains.generate(folder)
-    with Jobs(out, options.say, options.scale != "smoke") as jobs:
+    with Jobs(out, options.say, options.scale != "smoke", options.cells_of("translation")) as jobs:
         study = Study(jobs, sources, size, options.say)
         study.begin(options.model)
         ready = perf_counter()
@@ -130,7 +134,7 @@ def reproduce(options: Options) -> Reproduction:
     )
     facts = {"rates": study.size.lr, "signatures": list(found.signatures)}
     took = perf_counter() - began
-    return Reproduction("translation", options.scale, tables, claims, report, took, facts, choosing)
+    return Reproduction("translation", options.scale, tables, claims, report, took, facts, choosing, cells=jobs.kept)
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import Any
 
 import transformers
 
-from hansa.core.seeds import stream
+from hansa.core.seeds import derive, stream
 from hansa.data.corpora import clinical_notes as generator
 from hansa.data.corpora import icd10
 from hansa.experiments.reproduce.corpora import Row, lines
@@ -79,7 +79,8 @@ class Layout:
     def _whole(self, leaf: str) -> list[dict[str, str]]:
         """All training texts of a source; the test texts of its leaf."""
         shards = self.sources[leaf]
-        others = ({k: v for k, v in shards[level].items() if k != "test"} for level in SHARDS if level != "leaf")
+        scored = ("valid", "test")
+        others = ({k: v for k, v in shards[level].items() if k not in scored} for level in SHARDS if level != "leaf")
         return [shards["leaf"], *others]
 
 
@@ -92,6 +93,24 @@ def lay_out(data: Path | None, folder: Path) -> dict[str, Layout]:
         names = list(sources)
         layouts[name] = Layout({"west": names[:2], "east": names[2:]}, sources)
     return layouts
+
+
+def halves(data: Path | None, folder: Path, texts: int, tested: int) -> Layout:
+    """The languages alone, with dev cut in two by a hash of the row: `valid` selects settings, `test` is reported.
+
+    ``texts``: training texts of each source at most; ``tested``: texts of each source in each half at most.
+    """
+    found = {}
+    for leaf, splits in (_real(data) if data is not None else _generated())["languages"].items():
+        parts: Splits = {"train": splits["train"][:texts], "valid": [], "test": []}
+        if data is None:  # too few rows to be cut: every node needs some of each half
+            parts |= {"train": splits["train"][7:], "valid": splits["train"][:7], "test": splits["test"]}
+        for row in splits["test"] if data is not None else []:
+            parts["valid" if derive(0, row["text"], "half") % 2 else "test"].append(row)
+        cut = {part: rows if part == "train" else rows[:tested] for part, rows in parts.items()}
+        found[leaf] = _write(folder, leaf, cut)
+    names = list(found)
+    return Layout({"west": names[:2], "east": names[2:]}, found)
 
 
 def _write(folder: Path, leaf: str, splits: Splits) -> dict[str, dict[str, str]]:

@@ -46,8 +46,11 @@ def _samples(source: Source, vocabulary: Vocabulary) -> tuple[float, float]:
     return len(lengths) * len(texts) / len(some), fmean(lengths)
 
 
-def tune(jobs: Jobs, size: Size, build: Callable[[str, Size], Federation]) -> tuple[Size, list[Table]]:
-    """Run every rate for a part of the rounds; return the size with the best rates, and a table of all of them."""
+Grids = dict[str, dict[float, float]]  # kind of run → learning rate → figure on validation data
+
+
+def tune(jobs: Jobs, size: Size, build: Callable[[str, Size], Federation]) -> tuple[Size, list[Table], Grids]:
+    """Run every rate for a part of the rounds; return the size with the best rates, a table, and all figures."""
     brief = replace(size, rounds=max(1, size.rounds // PART))
     usual = {"federated": size.server_lr, "central": size.central_lr}
     tried = {(kind, usual[kind] * times) for kind in RATES for times in RATES[kind]}
@@ -64,7 +67,8 @@ def tune(jobs: Jobs, size: Size, build: Callable[[str, Size], Federation]) -> tu
         for (kind, lr), mean in means.items()
     ]
     title = f"Learning rates: mean perplexity over languages on validation data, after {brief.rounds:,} rounds"
-    return size, [Table(title, ["", "rate", "perplexity", "chosen"], lines)]
+    grids = {kind: {lr: mean for (k, lr), mean in means.items() if k == kind} for kind in RATES}
+    return size, [Table(title, ["", "rate", "perplexity", "chosen"], lines)], grids
 
 
 def _with(size: Size, kind: str, lr: float) -> Size:

@@ -48,6 +48,7 @@ class Size:
 SIZES = {
     "smoke": Size(1, 2, 4, 24, 400, 3, 16, 2e-3, (0,)),
     "small": Size(3, 45, 16, 48, 2500, 3, 64, 2e-3, (0, 1, 2)),
+    "medium": Size(4, 150, 16, 96, 4000, 4, 128, 2e-3, (0, 1, 2)),
     "full": Size(21, 500, 256, 2048, 250_000, 3, 896, 8e-4, (0, 1, 2)),
 }
 
@@ -194,14 +195,14 @@ def reproduce(options: Options) -> Reproduction:
     """Run the experiments, or resume them; return the tables and claims."""
     options.require_data()
     options.reject("worldlm", "encoder", "model", "tune")
-    began, size = perf_counter(), SIZES[options.scale]
+    began, size = perf_counter(), options.size_of(SIZES, "worldlm")
     options.say("writing the data of the trees")
     layouts = lay_out(options.data, options.out / "data")
     paths = {name: start(layouts, name, options.out / "start", size) for name in ("everything", "genres", "iid")}
     paths["languages"] = paths["everything"]
     planned = jobs_of()
     seeds = {name: size.seeds[:1] if job.once else size.seeds for name, job in planned.items()}
-    with Jobs(options.out, options.say, options.scale != "smoke") as jobs:
+    with Jobs(options.out, options.say, options.scale != "smoke", options.cells_of("worldlm")) as jobs:
         for seed in size.seeds:
             for name, job in planned.items():
                 if seed in seeds[name]:
@@ -221,7 +222,7 @@ def reproduce(options: Options) -> Reproduction:
         [claim.line for claim in claims],
         tables,
     )
-    return Reproduction("worldlm", options.scale, tables, claims, report, perf_counter() - began)
+    return Reproduction("worldlm", options.scale, tables, claims, report, perf_counter() - began, cells=jobs.kept)
 
 
 def _result(jobs: Jobs, name: str) -> Result | None:

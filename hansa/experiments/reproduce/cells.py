@@ -1,0 +1,186 @@
+"""Cells: the small result of every finished run of an experiment, kept as a file that can be committed.
+
+A cell is one run: an experiment at a scale, an arm (method and settings), a seed. Its file has the scores, the samples
+seen, the bytes sent, the time, a digest of the settings and of the data, the source files that the run imported, the
+commit and the date. A run whose cell is there with the same digest of settings is not repeated.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from functools import cache
+from hashlib import sha256
+from os import getloadavg
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from hansa.config.federation import Federation
+from hansa.experiments.reproduce import sources
+from hansa.runs.result import Result
+from hansa.runs.results import MetricsByGroup, RunResults, Score
+
+DIGITS = 6  # significant digits of a score
+WEIGHTS = ("*.safetensors", "*.json", "*.jinja")  # the files of a model's folder that decide what it computes
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The result of one run."""
+
+    experiment: str
+    scale: str
+    arm: str
+    seed: int
+    settings: str  # digest of the federation file, with the content of the files that it names
+    scores: dict[str, dict[str, float]]  # group → metric → value, on the test split
+    own: dict[str, dict[str, float]]  # node → metric → value of its own model, on trees
+    valid: dict[str, float]  # metric → mean over groups on the validation split, at the end
+    start: dict[str, float]  # the same before training
+    samples: int
+    bytes_up: int
+    bytes_down: int
+    seconds: float
+    load: float  # the machine's load average over five minutes, at the end
+    sources: str  # the name of the set of source files: see `sources.keep`
+    commit: str
+    date: str
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def mean(self, metric: str, groups: list[str] | None = None) -> float:
+        """The mean of a metric over groups of the test split."""
+        return fmean(self.scores[group][metric] for group in groups or list(self.scores))
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The cells of one experiment at one scale, as files of a folder."""
+
+    folder: Path  # of all cells of all experiments
+    experiment: str
+    scale: str
+
+    @staticmethod
+    def key(cell: Cell) -> str:
+        """The name of a cell within its experiment and scale."""
+        return f"{cell.arm}.{cell.seed}"
+
+    def file(self, arm: str, seed: int) -> Path:
+        """The file of a cell."""
+        plain = re.sub(r"[^\w.+-]+", "-", arm).strip("-")
+        return self.folder / f"{self.experiment}-{self.scale}" / f"{plain}.{seed}.json"
+
+    def find(self, arm: str, seed: int, settings: str = "") -> Cell | None:
+        """A finished cell; with ``settings``, only if it was made with settings of this digest."""
+        file = self.file(arm, seed)
+        if not file.is_file():
+            return None
+        cell = Cell(**json.loads(file.read_text(encoding="utf-8")))
+        return cell if settings in ("", cell.settings) else None
+
+    def keep(self, cell: Cell) -> None:
+        """Write a cell."""
+        file = self.file(cell.arm, cell.seed)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        begun = file.with_suffix(".part")
+        begun.write_text(json.dumps(asdict(cell), ensure_ascii=False) + "\n", encoding="utf-8")
+        begun.rename(file)
+
+    def all(self) -> list[Cell]:
+        """Every finished cell, by name and seed."""
+        files = sorted((self.folder / f"{self.experiment}-{self.scale}").glob("*.json"))
+        return [Cell(**json.loads(file.read_text(encoding="utf-8"))) for file in files]
+
+    def changed(self, cell: Cell) -> list[str]:
+        """The source files that have changed since a cell's run imported them."""
+        return sources.changed(cell.sources, self.folder)
+
+    def from_run(
+        self, arm: str, seed: int, settings: str, run: Path, imported: Mapping[str, str], **facts: Any
+    ) -> Cell:
+        """Make and keep the cell of a finished run directory; ``imported``: the source files that the run imported."""
+        results = RunResults.read(run)
+        cell = Cell(
+            experiment=self.experiment,
+            scale=self.scale,
+            arm=arm,
+            seed=seed,
+            settings=settings,
+            scores=rounded(results.final),
+            own=rounded(results.own),
+            valid=_means(results.scores(split="valid"), last=True),
+            start=_means(results.scores(split="valid"), last=False),
+            samples=int(Result.read(run).rounds["seen"].sum()),
+            bytes_up=results.bytes_up,
+            bytes_down=results.bytes_down,
+            seconds=round(results.phases.total + results.phases.evaluation, 1),
+            load=round(getloadavg()[1], 1),
+            sources=sources.keep(imported, self.folder),
+            commit=sources.commit(),
+            date=datetime.now(UTC).strftime("%Y-%m-%d"),
+            facts=facts,
+        )
+        self.keep(cell)
+        return cell
+
+
+def experiments(folder: Path) -> Iterator[Cells]:
+    """The experiments that have cells below a folder."""
+    for below in sorted(folder.iterdir()) if folder.is_dir() else []:
+        experiment, _, scale = below.name.rpartition("-")
+        if below.is_dir() and experiment:
+            yield Cells(folder, experiment, scale)
+
+
+def rounded(scores: MetricsByGroup) -> dict[str, dict[str, float]]:
+    """Scores with `DIGITS` significant digits."""
+    return {group: {metric: _short(value) for metric, value in some.items()} for group, some in scores.items()}
+
+
+def settings_digest(federation: Federation) -> str:
+    """A digest of the settings of a run; files and folders that they name count by content, not by path.
+
+    Settings at their defaults do not count, so that a new setting does not make finished runs look different.
+    """
+    settings = federation.model_dump(mode="json", exclude_defaults=True)
+    plain = json.dumps(_by_content(settings), sort_keys=True, ensure_ascii=False)
+    return sha256(plain.encode()).hexdigest()[: sources.SHORT]
+
+
+def _by_content(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _by_content(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_by_content(one) for one in value]
+    return content_of(value) if isinstance(value, str) and value.startswith("/") else value
+
+
+@cache
+def content_of(path: str) -> str:
+    """The digest of a file, or of the files of a model's folder; the path itself if there is neither."""
+    place = Path(path)
+    if place.is_file():
+        return sources.digest_of(place)
+    if place.is_dir():
+        files = sorted(file for kind in WEIGHTS for file in place.glob(kind))
+        listed = "\n".join(f"{file.name} {sources.digest_of(file)}" for file in files)
+        return sha256(listed.encode()).hexdigest()[: sources.SHORT]
+    return path
+
+
+def _means(scores: list[Score], last: bool) -> dict[str, float]:
+    """Metric → mean over groups, of the last evaluation or of the one before training."""
+    if not scores:
+        return {}
+    at = max(score.round for score in scores) if last else 0
+    values: dict[str, list[float]] = {}
+    for score in scores:
+        if score.round == at:
+            values.setdefault(score.metric, []).append(score.value)
+    return {metric: _short(fmean(some)) for metric, some in values.items()}
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")

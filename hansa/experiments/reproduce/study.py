@@ -1,0 +1,110 @@
+"""A study of arms over a grid of learning rates and several seeds, made of cells.
+
+The whole grid of a tuned arm is run with the first seed. The rate with the best validation figure is then run with all
+seeds; the run of the first seed is the one of the grid. Arms that are not tuned take the rate of an arm that is.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from hansa.config.federation import Federation
+from hansa.experiments.reproduce import Claim, Options, Table
+from hansa.experiments.reproduce.cell_run import finished, run_cell
+from hansa.experiments.reproduce.cells import Cell, Cells
+from hansa.experiments.reproduce.verdict import spread
+
+Build = Callable[[str, float, int], Federation]  # arm, learning rate, seed → the settings of a run
+BASE = "base"  # the arm that is not trained: one run
+NO_RATE = 1e-3  # in the settings of an arm that is not trained
+
+
+@dataclass(frozen=True)
+class Study:
+    """The arms of an experiment: which of their cells are finished, and in which order the others are run."""
+
+    options: Options
+    cells: Cells
+    build: Build
+    rates: Mapping[str, Sequence[float]]  # tuned arm → its grid
+    follows: Mapping[str, str]  # arm → the tuned arm whose rate it takes
+    seeds: int
+    metric: str = "loss"  # on validation data, less is better
+
+    @property
+    def arms(self) -> list[str]:
+        """All arms, the most telling first."""
+        return [BASE, *self.rates, *self.follows]
+
+    def run(self) -> None:
+        """Run what is not finished: the middle of each grid, the rest of the grids, then all seeds."""
+        self.cell(BASE, 0)
+        for arm, rates in self.rates.items():
+            self.cell(arm, 0, rates[len(rates) // 2])
+        for arm, rates in self.rates.items():
+            for rate in rates:
+                self.cell(arm, 0, rate)
+        for seed in range(self.seeds):
+            for arm in (*self.rates, *self.follows):
+                self.cell(arm, seed, self.rate(arm))
+
+    def cell(self, arm: str, seed: int, rate: float = NO_RATE) -> Cell | None:
+        """A cell: finished, or run now; with ``options.finished``, None if it is not finished."""
+        settings, name = self.build(arm, rate, seed), arm if arm == BASE else f"{arm} lr {rate:g}"
+        if self.options.finished:
+            return finished(self.cells, name, seed, settings, self.options.again)
+        options, here = self.options, self.options.scale == "smoke"  # seconds, less than a process takes to start
+        return run_cell(self.cells, name, seed, settings, options.out / "runs", options.say, options.again, here)
+
+    def grid(self, arm: str) -> dict[float, float]:
+        """Rate → figure on validation data, of the first seed, of an arm or of the arm that it follows."""
+        found = {rate: self.cell(self._tuned(arm), 0, rate) for rate in self.rates[self._tuned(arm)]}
+        return {rate: cell.valid[self.metric] for rate, cell in found.items() if cell is not None}
+
+    def rate(self, arm: str) -> float:
+        """The learning rate of an arm; the middle of the grid while the grid is not finished."""
+        rates, grid = self.rates[self._tuned(arm)], self.grid(arm)
+        return min(grid, key=lambda rate: grid[rate]) if len(grid) == len(rates) else rates[len(rates) // 2]
+
+    def of(self, arm: str) -> list[Cell]:
+        """The finished cells of an arm with its rate."""
+        if arm == BASE:
+            found = [self.cell(BASE, 0)]
+        else:
+            found = [self.cell(arm, seed, self.rate(arm)) for seed in range(self.seeds)]
+        return [cell for cell in found if cell is not None]
+
+    def rate_table(self) -> Table:
+        """The grids, and what was selected from them."""
+        rows = []
+        for arm, rates in self.rates.items():
+            grid = self.grid(arm)
+            tried = ", ".join(f"{rate:g}: {value:.4f}" for rate, value in grid.items()) or "–"
+            rows.append([arm, tried, f"{self.rate(arm):g}" if len(grid) == len(rates) else "not finished"])
+        title = f"Learning rates: {self.metric.replace('_', ' ')} on the half of dev that selects settings, first seed"
+        return Table(title, ["", "tried", "chosen"], rows)
+
+    def _tuned(self, arm: str) -> str:
+        return self.follows.get(arm, arm)
+
+
+def written(options: Options, tables: Sequence[Table], claims: Sequence[Claim]) -> Path:
+    """Write tables and claims as a report in Markdown; return its file. No run directories are left to compare."""
+    file = options.out / "report.md"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lines = [*(f"- {claim.line}" for claim in claims), "", *(table.markdown() for table in tables)]
+    file.write_text("\n".join(lines), encoding="utf-8")
+    return file
+
+
+def figure(values: Sequence[float], digits: int = 4) -> str:
+    """Mean ± spread over seeds; a mark where there are fewer than three."""
+    if not values:
+        return "–"
+    if len(values) == 1:
+        return f"{values[0]:.{digits}f}¹"
+    return f"{fmean(values):.{digits}f} ± {spread(values):.{digits}f}" + ("²" if len(values) == 2 else "")
+
+
+SEEDS = "¹: one seed, ²: two seeds, others three."
