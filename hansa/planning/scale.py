@@ -1,0 +1,238 @@
+"""The time, bytes, memory, disk and broker load of a round with many silos, from measured constants.
+
+A round of a parent with n children, each on a machine of its own:
+
+    prepare    n·r                            r: processor seconds of the parent for a child's request and reply
+    down       max(n·D/L, D/l, n·D·d/c)       D: bytes to a child; L, l: links of the parent and of a child
+    work       D·d′ + s·t/v + U·u′            s samples of t seconds on this machine, v times as fast at a silo
+    up         max(n·U/L, U/l, n·U·u/c + n·M·a)   U: bytes of an update; M: of the model; a: to add one byte up
+    step       3·M·a + f                      f: what a round takes with one child and no bytes
+
+d, u and d′, u′ are the processor seconds for a byte at the parent and at the child; c is the parent's processors. Links
+are full duplex. A child that is a region has its own round in place of ``work``. ``shared``: all nodes share this
+machine, as in a rehearsal: the processor seconds of all nodes are added up and divided by its processors.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import ceil, sqrt
+
+WAITING_BYTES = 2 << 30  # of updates that wait for their turn at most; beyond that silos pause
+HEARTBEAT_SECONDS = 5.0
+PAYS = 0.9  # a measure pays where a round takes at most this part of the time without it
+MOST_SILOS = 1_000_000
+DILOCO_STEPS = 10  # local steps for one of the plan's, where DiLoCo is compared
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Processor seconds, measured on one machine; see the module."""
+
+    request: float  # of a parent, for each child
+    send: float  # of a parent, for each byte down
+    receive: float  # of a parent, for each byte up
+    child_request: float
+    child_receive: float  # of a child, for each byte down
+    child_send: float  # for each byte up
+    broker_request: float  # of the broker, for each child
+    add: float  # of a parent, to add a byte of an update to the sum
+    decode: float  # to turn an int8 update into a byte of plain numbers
+    envelope: float  # bytes of a request or a reply in the broker
+    fixed: float  # seconds of a round with one child and next to no bytes
+    cores: int = 1
+    stretch: float = 1.0  # seconds that a processor second took while the constants were measured
+
+
+@dataclass(frozen=True)
+class Work:
+    """What silos do in a round: ``model`` bytes, ``update`` bytes, training seconds of a silo on this machine."""
+
+    model: int
+    update: int
+    training: float
+    encoded: bool = False  # the update is compressed, and has to be decoded before it is added
+
+
+@dataclass(frozen=True)
+class Links:
+    """Bytes per second: of the coordinator and regions, and of a silo; and how fast silos are against this machine."""
+
+    parent: float
+    silo: float
+    speed: float = 1.0
+    cores: int = 1  # of the coordinator and of each region
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """A round: its parts in seconds, and what it needs."""
+
+    silos: int
+    regions: int
+    parts: dict[str, float]
+    down: int  # bytes that leave the coordinator
+    up: int  # bytes that reach it
+    memory: int  # of the coordinator
+    disk: int
+    messages: float  # through the coordinator's broker, per second
+    compute: float  # seconds of training, over all silos
+
+    @property
+    def seconds(self) -> float:
+        """The length of the round."""
+        return sum(self.parts.values())
+
+    @property
+    def limit(self) -> str:
+        """The longest part."""
+        return max(self.parts, key=lambda part: self.parts[part])
+
+
+def plan_round(constants: Constants, work: Work, links: Links, silos: int, regions: int = 0) -> RoundPlan:
+    """The plan of a round with each node on a machine of its own; ``regions``: 0 for a flat federation."""
+    children = regions or silos
+    below = ceil(silos / regions) if regions else 0
+    training = work.training / links.speed
+    parts = {"training at the slowest silo": training}
+    _add(parts, _exchange(constants, work, links, below or silos, links.silo, "a region's" if regions else ""))
+    if regions:  # a region's mean goes up as it is
+        plain = replace(work, update=work.model, encoded=False)
+        _add(parts, _exchange(constants, plain, links, regions, links.parent, ""))
+    up = work.model if regions else work.update
+    seconds = sum(parts.values())
+    return RoundPlan(
+        silos,
+        regions,
+        parts,
+        down=children * work.model,
+        up=children * up,
+        memory=3 * work.model + min(WAITING_BYTES, children * up),
+        disk=2 * children * up + 4 * work.model,
+        messages=children * (2 / seconds + 1 / HEARTBEAT_SECONDS),
+        compute=silos * work.training,
+    )
+
+
+def _exchange(
+    constants: Constants, work: Work, links: Links, children: int, child_link: float, of: str
+) -> dict[str, float]:
+    """The parts of a round beside training, of a parent with so many children."""
+    parent = of or "the coordinator's"
+    cores = max(1, links.cores)
+    decoding = constants.decode * work.model if work.encoded else 0.0
+    handling = children * (work.update * constants.receive / cores + work.model * constants.add + decoding)
+    parts: dict[str, float] = {}
+    down = {
+        f"{parent} link": children * work.model / links.parent,
+        "the silos' links" if child_link == links.silo else "the regions' links": work.model / child_link,
+        f"{parent} processors": children * work.model * constants.send / cores,
+    }
+    up = {
+        f"{parent} link": children * work.update / links.parent,
+        "the silos' links" if child_link == links.silo else "the regions' links": work.update / child_link,
+        f"{parent} aggregation": handling,
+    }
+    for ways in (down, up):
+        longest = max(ways, key=lambda way: ways[way])
+        _add(parts, {longest: ways[longest]})
+    child = work.model * constants.child_receive + work.update * constants.child_send + constants.child_request
+    _add(parts, {"the silos' processors, for transfers": child / links.speed})
+    _add(parts, {f"{parent} requests and replies": constants.fixed + children * constants.request})
+    _add(parts, {"the server step": 3 * work.model * constants.add})
+    return parts
+
+
+def _add(parts: dict[str, float], more: dict[str, float]) -> None:
+    for name, seconds in more.items():
+        parts[name] = parts.get(name, 0.0) + seconds
+
+
+def processor_seconds(constants: Constants, work: Work, silos: int, regions: int = 0) -> float:
+    """The processor seconds of all nodes of a round together."""
+    one = silos, work
+    exchanges = [one] if not regions else [one, (regions, replace(work, update=work.model, encoded=False))]
+    total = silos * work.training
+    for children, moved in exchanges:
+        requests = constants.request + constants.child_request + constants.broker_request
+        down = moved.model * (constants.send + constants.child_receive)
+        up = moved.update * (constants.receive + constants.child_send) + moved.model * constants.add
+        total += children * (requests + down + up)
+    parents = 1 + regions
+    return total + parents * 3 * work.model * constants.add
+
+
+def shared_seconds(constants: Constants, work: Work, silos: int, regions: int = 0) -> float:
+    """The length of a round whose nodes all share this machine, as in a rehearsal."""
+    total = processor_seconds(constants, work, silos, regions)
+    return constants.stretch * total / constants.cores + (2 if regions else 1) * constants.fixed
+
+
+def first_silos(pays: Callable[[int], bool]) -> int | None:
+    """The smallest number of silos from which a measure pays; None if it does not up to a million."""
+    high = 2
+    while not pays(high):
+        high *= 2
+        if high > MOST_SILOS:
+            return None
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if pays(middle) else (middle, high)
+    return high
+
+
+def last_silos(pays: Callable[[int], bool], first: int) -> int | None:
+    """The largest number of silos up to which a measure pays from ``first`` on; None if it does up to a million."""
+    low, high = first, 2 * first
+    while pays(high):
+        low, high = high, 2 * high
+        if high > MOST_SILOS:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if pays(middle) else (low, middle)
+    return low
+
+
+@dataclass(frozen=True)
+class Paying:
+    """From how many silos on, and up to how many, a measure pays; ``last`` None: without an end."""
+
+    first: int
+    last: int | None
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """For how many silos each measure shortens a round by a tenth; None: for none."""
+
+    regions: Paying | None
+    upload: Paying | None
+    diloco: Paying | None
+
+
+def thresholds(constants: Constants, work: Work, links: Links, ratio: float) -> Thresholds:
+    """When regions, an upload rule with ``ratio`` of the bytes, and DiLoCo pay; each against the flat federation."""
+    smaller = replace(work, update=round(work.update * ratio), encoded=True)
+    longer = replace(work, training=DILOCO_STEPS * work.training)
+
+    def flat(silos: int) -> float:
+        return plan_round(constants, work, links, silos).seconds
+
+    def tree(silos: int) -> float:
+        return plan_round(constants, work, links, silos, max(2, round(sqrt(silos)))).seconds
+
+    def compressed(silos: int) -> float:
+        return plan_round(constants, smaller, links, silos).seconds
+
+    def diloco(silos: int) -> float:
+        return plan_round(constants, longer, links, silos).seconds / DILOCO_STEPS
+
+    def threshold(other: Callable[[int], float]) -> Paying | None:
+        def pays(silos: int) -> bool:
+            return other(silos) <= PAYS * flat(silos)
+
+        first = first_silos(pays)
+        return None if first is None else Paying(first, last_silos(pays, first))
+
+    return Thresholds(threshold(tree), threshold(compressed), threshold(diloco))
