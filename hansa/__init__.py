@@ -24,11 +24,13 @@ _HOMES = {
     "RoundRecord": "hansa.runs.callbacks",
     "Rounds": "hansa.api.run",
     "RunFailed": "hansa.core.errors",
+    "Survey": "hansa.runs.survey",
     "UserError": "hansa.core.errors",
     "compare": "hansa.api.run",
     "load": "hansa.api.run",
     "rounds": "hansa.api.run",
     "run": "hansa.api.run",
+    "survey": "hansa.api.survey",
 }
 _MODULES = ("callbacks", "methods")
 
@@ -44,6 +46,7 @@ __all__ = [
     "RoundRecord",
     "Rounds",
     "RunFailed",
+    "Survey",
     "UserError",
     "__version__",
     "callbacks",
@@ -52,6 +55,7 @@ __all__ = [
     "methods",
     "rounds",
     "run",
+    "survey",
 ]
 
 

@@ -8,6 +8,7 @@ from hansa.api.run import compare as compare
 from hansa.api.run import load as load
 from hansa.api.run import rounds as rounds
 from hansa.api.run import run as run
+from hansa.api.survey import survey as survey
 from hansa.core.errors import ConfigError as ConfigError
 from hansa.core.errors import DataError as DataError
 from hansa.core.errors import HansaError as HansaError
@@ -16,6 +17,7 @@ from hansa.core.errors import UserError as UserError
 from hansa.core.method import Method as Method
 from hansa.runs.callbacks import RoundRecord as RoundRecord
 from hansa.runs.result import Result as Result
+from hansa.runs.survey import Survey as Survey
 
 __version__: str
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "RoundRecord",
     "Rounds",
     "RunFailed",
+    "Survey",
     "UserError",
     "__version__",
     "callbacks",
@@ -38,4 +41,5 @@ __all__ = [
     "methods",
     "rounds",
     "run",
+    "survey",
 ]

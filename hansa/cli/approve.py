@@ -23,6 +23,7 @@ def approve(
     policy: Annotated[Path | None, typer.Option(help="the silo's policy; default KIT/policy.yaml")] = None,
     model: Annotated[Path | None, typer.Option(help="this silo's copy of the model folder that the file names")] = None,
     plugins: Annotated[list[Path] | None, typer.Option("--plugins", help="a plug-in that the silo runs")] = None,
+    survey: Annotated[bool, typer.Option("--survey", help="approve a survey ('hansa survey'), not training")] = False,
     runs: Annotated[int, typer.Option(min=1, help="how many runs of these settings are approved")] = 1,
     pending: Annotated[bool, typer.Option("--pending", help="the newest run that was refused")] = False,
     accept_start: Annotated[
@@ -47,7 +48,7 @@ def approve(
             raise UserError(f"no approval has a digest that begins with '{withdraw}'")
         finish(format, {"withdrawn": count}, lambda: output.print(f"{count} withdrawn", highlight=False))
         return
-    wanted, settings = _wanted(federation, pending, approvals, plugins or [], model, runs)
+    wanted, settings = _wanted(federation, pending, approvals, plugins or [], model, runs, survey)
     if not accept_start:
         wanted = replace(wanted, start={})
     elif not wanted.start:
@@ -85,7 +86,13 @@ def _indented(line: str) -> str:
 
 
 def _wanted(
-    file: Path | None, pending: bool, approvals: Any, plugins: list[Path], model: Path | None, runs: int
+    file: Path | None,
+    pending: bool,
+    approvals: Any,
+    plugins: list[Path],
+    model: Path | None,
+    runs: int,
+    survey: bool,
 ) -> tuple[Any, Any]:
     """The approval to give and the settings it is for, from the file or from the newest refused run."""
     from hansa.config.federation import Federation
@@ -97,7 +104,7 @@ def _wanted(
         raise UserError("give the federation file, or --pending for the newest run that was refused")
     load_plugins(tuple(str(plugin.resolve()) for plugin in plugins))
     if file is not None:
-        settings = read(file)
+        settings = read(file).as_survey() if survey else read(file)
         if settings.plugins and not plugins:
             names = ", ".join(Path(name).name for name in settings.plugins)
             raise UserError(f"{file} names plug-ins ({names}): give this silo's own copies with --plugins")

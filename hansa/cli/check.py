@@ -40,6 +40,7 @@ def check(
     set: SetOption = None,
     policy: Annotated[Path | None, typer.Option(metavar="FILE", help="a silo's policy: what would it say?")] = None,
     run_plugins: RunPlugins = False,
+    resources: Annotated[bool, typer.Option(help="estimate memory and time, also of a small model")] = False,
     format: FormatOption = Format.text,
 ) -> None:
     """Validate; preview shares, traffic and what would leave the silos. Trains nothing, executes no plug-in."""
@@ -60,7 +61,7 @@ def check(
     from hansa.preview.preview import preview
     from hansa.report.preview_text import print_preview
 
-    seen = preview(read_file)
+    seen = preview(read_file, resources)
     finish(format, seen.as_dict(), lambda: print_preview(output, seen))
 
 

@@ -30,7 +30,7 @@ class Format(StrEnum):
 FormatOption = Annotated[Format, typer.Option("--format", help="text for people, json for machines")]
 
 
-def finish(format: Format, result: dict[str, Any], show: Callable[[], None]) -> None:
+def finish(format: Format, result: dict[str, Any] | list[Any], show: Callable[[], None]) -> None:
     """Print a result: as JSON, or for people by calling ``show``."""
     if format is Format.json:
         sys.stdout.write(json.dumps(result, ensure_ascii=False) + "\n")

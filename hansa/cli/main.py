@@ -16,12 +16,18 @@ from hansa.cli.console import (
     errors,
     output,
 )
+from hansa.cli.dashboard import dashboard, silo_page
 from hansa.cli.data import data
 from hansa.cli.deploy import TERMINATED, join, serve, status
+from hansa.cli.doctor import doctor
 from hansa.cli.experiments import demo, reproduce
 from hansa.cli.kit import kit
 from hansa.cli.models import evaluate, export, predict
+from hansa.cli.plan import plan
+from hansa.cli.queue import prune, runs, stop, submit
+from hansa.cli.results import push, results
 from hansa.cli.run import compare, report, run
+from hansa.cli.survey import survey
 from hansa.cli.withdrawal import leave, retrain
 from hansa.core.errors import HansaError, RunFailed, UserError
 from hansa.files import disk_problem
@@ -52,11 +58,28 @@ def options(
 
 
 for _command in (
-    *(demo, new, schema, check, run, compare, reproduce, evaluate, predict, export, report, retrain),
-    *(serve, join, approve, status, leave),
+    *(
+        demo,
+        new,
+        schema,
+        check,
+        survey,
+        plan,
+        run,
+        compare,
+        reproduce,
+        evaluate,
+        predict,
+        results,
+        report,
+        export,
+        push,
+        retrain,
+    ),
+    *(serve, join, submit, runs, stop, prune, approve, status, leave, silo_page, doctor),
 ):
     app.command()(_command)
-for _name, _group in {"data": data, "audit": audit, "kit": kit}.items():
+for _name, _group in {"data": data, "audit": audit, "kit": kit, "dashboard": dashboard}.items():
     app.add_typer(_group, name=_name)
 
 # Errors of the operating system that mean an unusable path or disk.

@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from time import monotonic
 from typing import Annotated, Any
 
 import typer
@@ -16,19 +17,27 @@ from hansa.cli.console import (
     show_metrics,
     show_models,
 )
-from hansa.cli.options import RunFolder
+from hansa.cli.options import RunFolder, WorkersOption
 from hansa.core.errors import UserError
 
 
 def evaluate(
-    run: RunFolder,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="a run directory; or FED.yaml, with --model")],
     data: Annotated[
         Path | None, typer.Option(help="a file or folder of samples; default: all silos' test data")
     ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="any model folder or hub id, on every silo's test data; then RUN is a FED.yaml")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="--model: the run directory; default runs/NAME")] = None,
+    workers: WorkersOption = None,
     silo: Annotated[str | None, typer.Option(help="the model of this silo; all: every model of the run")] = None,
     checkpoint: Annotated[int | None, typer.Option(help="the checkpoint of this round")] = None,
     few_shot: Annotated[
         Path | None, typer.Option(help="a YAML file of multiple-choice tasks for causal models: docs/instruct.md")
+    ] = None,
+    harness: Annotated[
+        Path | None, typer.Option(help="a folder of local task files for lm-evaluation-harness: docs/instruct.md")
     ] = None,
     share: Annotated[float, typer.Option(min=0.0, max=1.0, help="of the silos' test data")] = 1.0,
     text: str = "text",
@@ -39,7 +48,12 @@ def evaluate(
     target_language: Annotated[str, typer.Option(help="… and the one to translate into")] = "",
     format: FormatOption = Format.text,
 ) -> None:
-    """Score any model of a run, or all of them, on any file or on every silo's test data."""
+    """Score any model of a run, or any model folder, on any file or on every silo's test data."""
+    if model is not None:
+        evaluate_model(run, model, out, workers, format)
+        return
+    if run.suffix in (".yaml", ".yml"):
+        raise UserError(f"{run} is a federation file: add --model with a folder or hub id, or give a run directory")
     from hansa.runs.inference import every_model, load, on_silos, score
 
     fields = {
@@ -51,23 +65,40 @@ def evaluate(
         "target_language": target_language,
     }
 
-    if few_shot is not None and data is not None:
-        raise UserError("--few-shot names its own files, and --data another one: leave one of them out")
+    named = {"--few-shot": few_shot, "--harness": harness, "--data": data}
+    given = [option for option, file in named.items() if file is not None]
+    if len(given) > 1:
+        raise UserError(f"{given[0]} names its own files, and {given[1]} another one: leave one of them out")
+    asked = few_shot or harness or data or "the silos"
+
+    began = monotonic()
+
+    def say(text: str) -> None:
+        if format is Format.text:
+            errors.print(f"{text} ({monotonic() - began:.0f} s)", style="dim", highlight=False, markup=False)
+
+    def say_silo(name: str, number: int, of: int) -> None:
+        say(f"  silo {number} of {of}: {name}")
 
     def scores(runtime: Any, model: Any) -> dict[str, dict[str, float]]:
         if few_shot is not None:
             return few_shot_scores(runtime, model, few_shot)
+        if harness is not None:
+            from hansa.runs.harness import evaluate_harness
+
+            seed = runtime.federation.seed
+            return evaluate_harness(model, runtime.task.auto, runtime.vocabulary, harness, seed)
         if data is None:
-            return on_silos(runtime, model, share)
+            return on_silos(runtime, model, share, say_silo)
         return score(runtime, model, data, fields, lambda problem: errors.print(f"note: {problem}", markup=False))
 
     if silo == "all":
         if checkpoint is not None:
             raise UserError("--checkpoint is one model, and --silo all asks for all final ones: leave one of them out")
-        found = every_model(run, scores)
+        found = every_model(run, scores, lambda name, number, of: say(f"model {number} of {of}: {name}"))
         if not any(found.values()):
             raise UserError(f"{data or run}: there is nothing in it that could be scored")
-        finish(format, found, lambda: show_models(found, f"{run} on {few_shot or data or 'the silos'}"))
+        finish(format, found, lambda: show_models(found, f"{run} on {asked}"))
     else:
         runtime, model = load(run, silo, checkpoint)
         metrics = scores(runtime, model)
@@ -75,11 +106,36 @@ def evaluate(
             raise UserError(f"{data or run}: there is nothing in it that could be scored")
 
         def show() -> None:
-            show_metrics(metrics, f"{run} on {few_shot or data or 'the silos'}")
-            if few_shot is None:
+            show_metrics(metrics, f"{run} on {asked}")
+            if few_shot is None and harness is None:
                 show_signatures(runtime.federation)
 
         finish(format, metrics, show)
+
+
+def evaluate_model(file: Path, model: str, out: Path | None, workers: int | None, format: Format) -> None:
+    """Score a given model on the test data of every silo of a federation file: a run without rounds."""
+    from hansa.config.checks import check
+    from hansa.config.file import read
+    from hansa.report import html
+    from hansa.report.progress import Progress
+    from hansa.runs.baselines import evaluation_only
+    from hansa.runs.run import run as run_federation
+
+    settings = evaluation_only(read(file), model)
+    check(settings)
+    found = run_federation(settings, out, workers=workers, callbacks=[Progress(errors, settings.name)])
+    report = html.write([(settings.name, found.folder)], found.folder / "report.html")
+
+    def show() -> None:
+        show_metrics(found.metrics, f"{model} on the test set")
+        if len(found.by_silo) > 1:
+            show_metrics(found.by_silo, f"{model} on the test set of each silo")
+        show_signatures(settings)
+        output.print(f"Run: {found.folder}\nReport: {report}", highlight=False)
+
+    result = {"run": str(found.folder), "metrics": found.metrics, "silos": found.by_silo, "report": str(report)}
+    finish(format, result, show)
 
 
 def few_shot_scores(runtime: Any, model: Any, file: Path) -> dict[str, dict[str, float]]:
@@ -107,10 +163,14 @@ def predict(
         bool, typer.Option("--chat", help="one conversation: every TEXT, or line of the input, is its next question")
     ] = False,
     format: FormatOption = Format.text,
+    as_json: Annotated[bool, typer.Option("--json", help="the same as --format json")] = False,
 ) -> None:
-    """Fill masks, classify, continue, translate or answer a text."""
+    """Fill masks, classify, find entities, continue, translate or answer texts: arguments, or lines of the input."""
     from hansa.runs.inference import load
 
+    format = Format.json if as_json else format
+    if not texts and not chat and not sys.stdin.isatty():
+        texts = [line.strip() for line in sys.stdin if line.strip()]
     if not texts and not chat:
         raise UserError("no text was given: write it after the run directory, or use --chat for a conversation")
     runtime, model = load(run, silo)
@@ -129,8 +189,8 @@ def predict(
     def show() -> None:
         for one in found:
             output.print(one["text"], markup=False, highlight=False)
-            for answer in one["answers"]:
-                output.print("  " + said(answer), markup=False, highlight=False)
+            for answer in one["answers"] or ["nothing was found"]:
+                output.print(f"  {answer if isinstance(answer, str) else said(answer)}", markup=False, highlight=False)
 
     finish(format, {"predictions": found}, show)
 
@@ -180,7 +240,7 @@ def said(answer: dict[str, Any]) -> str:
         return f"{answer['type']}: {answer['text']} (characters {answer['span'][0]} to {answer['span'][1]})"
     if "label" in answer:
         return f"{answer['label']} {answer['probability']:.1%}"
-    for written in ("translation", "answer"):
+    for written in ("translation", "answer", "continuation"):
         if written in answer:
-            return str(answer[written])
+            return str(answer[written]).strip() or "(nothing)"
     return json.dumps(answer, ensure_ascii=False)

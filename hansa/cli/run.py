@@ -2,7 +2,7 @@
 
 import webbrowser
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -20,16 +20,38 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="continue from the last checkpoint")] = False,
     workers: WorkersOption = None,
     link: Annotated[str, typer.Option(help="pool: this machine's cores; ray: a Ray cluster")] = "pool",
+    patience: Annotated[
+        int | None, typer.Option(min=1, help="stop after so many evaluations without improvement (evaluate.patience)")
+    ] = None,
+    keep_best: Annotated[
+        bool, typer.Option("--keep-best", help="the final model is the best evaluated one (evaluate.keep_best)")
+    ] = False,
+    metric: Annotated[
+        str | None, typer.Option(help="what --patience and --keep-best go by (evaluate.metric); default: the main one")
+    ] = None,
     track: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="send scores to a tracker: tensorboard, mlflow or wandb; repeatable"),
+    ] = None,
+    arrivals: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN", help="with an asynchronous method: repeat the order in which updates arrived in this run"
+        ),
     ] = None,
     format: FormatOption = Format.text,
 ) -> None:
     """Run a federation file to its end."""
     from hansa.config.file import read
 
-    settings = read(federation, set)
+    chosen = {"patience": patience, "keep_best": "true" if keep_best else None, "metric": metric}
+    given = [f"evaluate.{name}={value}" for name, value in chosen.items() if value is not None]
+    settings = read(federation, [*(set or []), *given])
+    if arrivals is not None:
+        from hansa.runs.ledger import recorded_arrivals
+
+        order = recorded_arrivals(arrivals)
+        settings = settings.model_copy(update={"simulate": settings.simulate.model_copy(update={"arrivals": order})})
     from hansa.config.checks import check
 
     check(settings)  # before the heavy imports: a mistake is answered at once
@@ -54,7 +76,14 @@ def run(
         described, out=out, callbacks=callbacks, workers=workers, resume=resume, link=kind, progress=False
     )
     report = html.write([(settings.name, found.folder)], found.folder / "report.html")
-    result = {"run": str(found.folder), "report": str(report), "metrics": found.metrics, "own": found.own}
+    result = {
+        "run": str(found.folder),
+        "report": str(report),
+        "metrics": found.metrics,
+        "silos": found.by_silo,
+        "own": found.own,
+        "personal": found.personal,
+    }
 
     def show() -> None:
         show_metrics(found.metrics, f"{settings.name} on the test set")
@@ -64,9 +93,18 @@ def run(
         if found.own:
             show_metrics(found.own, "every node's own model on its own test set")
             output.print(own_line(found.own), highlight=False)
+        if found.personal:
+            show_personal(found)
         output.print(f"Run: {found.folder}\nReport: {report}", highlight=False)
 
     finish(format, result, show)
+
+
+def show_personal(found: Any) -> None:
+    """Print the silos' personal models beside the shared one, on each silo's own test data."""
+    kinds = list(dict.fromkeys(kind for models in found.personal.values() for kind in models))
+    rows = [[silo, *(number(models.get(kind)) for kind in kinds)] for silo, models in found.personal.items()]
+    output.print(table(["", *kinds], rows, f"{found.headline} of each silo's models on its own test set"))
 
 
 def own_line(own: dict[str, dict[str, float]]) -> str:
@@ -91,7 +129,7 @@ def compare(
     workers: WorkersOption = None,
     format: FormatOption = Format.text,
 ) -> None:
-    """Run several methods on the same data, seed and budget; write one report."""
+    """Run several methods on the same data, seed and budget of samples; write one report."""
     from hansa.config.file import read
     from hansa.report import html
     from hansa.report.progress import Progress
@@ -99,7 +137,7 @@ def compare(
     from hansa.runs.compare import compare as compare_methods
     from hansa.runs.compare import identical
     from hansa.runs.results import RunResults
-    from hansa.runs.summary import average, metric_names
+    from hansa.runs.summary import average, budget_line, metric_names
 
     settings = read(federation, set)
     names = list(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
@@ -123,7 +161,10 @@ def compare(
         groups = list(dict.fromkeys(g for o in outcomes.values() for g in o.metrics))
         rows = [[g, *(number(o.metrics.get(g, {}).get(metric)) for o in outcomes.values())] for g in groups]
         rows.append(["mean", *(number(average(o.metrics, metric)) for o in outcomes.values())])
+        rows.append(["samples trained on", *(f"{run.samples_seen:,}" for run in runs)])
         output.print(table(["", *outcomes], rows, f"{metric} on the test set"))
+        if line := budget_line(runs):
+            output.print(line, highlight=False, markup=False)
         if found := quality_against_bytes(runs, metric_names(runs)):
             columns = ["", "sent up", "fewer bytes", *(f"mean {metric}" for metric in found["metrics"])]
             bytes_of = [[row["name"], row["up"], row["fewer"], *row["cells"]] for row in found["rows"]]

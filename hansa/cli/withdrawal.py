@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from hansa.cli.console import Format, FormatOption, errors, finish, output, show_metrics
-from hansa.cli.deploy import ProxyOption
+from hansa.cli.deploy import ProxyOption, TrustOption
 from hansa.cli.kit import require_extra
 from hansa.cli.logs import LogFormat, LogFormatOption, LogLevel, LogLevelOption, configure
 from hansa.cli.options import RunFolder, WorkersOption
@@ -60,6 +60,7 @@ def leave(
     kit: Annotated[Path, typer.Argument(metavar="KIT", help="the silo's startup kit")],
     home: Annotated[Path | None, typer.Option(help="the folder for this silo's own files; default KIT/home")] = None,
     proxy: ProxyOption = None,
+    trust: TrustOption = None,
     seconds: Annotated[float, typer.Option(min=1, help="how long to try to reach the coordinator")] = 60.0,
     log_level: LogLevelOption = LogLevel.info,
     log_format: LogFormatOption = LogFormat.text,
@@ -69,10 +70,11 @@ def leave(
     configure(log_level, log_format)
     from hansa.deploy.kit import Kit
     from hansa.deploy.leave import leave as leave_federation
-    from hansa.deploy.network.address import Proxy
+    from hansa.deploy.network.address import choose_proxy
 
     own = Kit(kit)
-    leave_federation(own, home or kit / "home", Proxy.parse(proxy) if proxy else None, log.info, seconds)
+    through = choose_proxy(proxy, own.parent.host)
+    leave_federation(own, home or kit / "home", through, log.info, seconds, trust)
     output.print(
         f"'{own.name}' has left federation '{own.info.federation}': the coordinator goes on without it, and the report "
         "says what of it remains in the model",

@@ -16,11 +16,12 @@ from hansa.core.method import AGGREGATORS, METHODS, Method
 from hansa.core.registry import Registry
 from hansa.core.settings import Named
 from hansa.data.deidentification.kinds import built_in
+from hansa.methods.fedavg import fedavg
 from hansa.models import tokenizer
 from hansa.tasks.base import TASKS, LabelledTask, MultiTextTask, Task, discovery_of
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model", "source.spm")
-STEP_SETTINGS = ("packing", "precision", "gradient_checkpointing", "compile", "processes")
+STEP_SETTINGS = ("packing", "precision", "gradient_checkpointing", "compile", "processes", "shard")
 CLASSIFIER = "AutoModelForSequenceClassification"
 
 
@@ -80,6 +81,8 @@ def check_settings(federation: Federation) -> None:
     """What can be checked without the data, which may lie in other organisations. Executes the file's plug-ins."""
     load_plugins(federation.plugins)
     task = TASKS.build(federation.task)
+    if federation.kind == "survey":
+        raise ConfigError("kind is 'survey', and a survey trains nothing: leave 'kind' out, and run 'hansa survey'")
     method = build_method(federation)
     _check_texts(federation, method, task)
     _check_tree(federation, method)
@@ -100,7 +103,26 @@ def check_settings(federation: Federation) -> None:
         from hansa.data.deidentification.finders import load
 
         load(federation.data.deidentify, federation.data.keep_details)
+    _check_best(federation, method)
     _check_model(federation)
+
+
+def _check_best(federation: Federation, method: Method) -> None:
+    """Refuse to keep the best model where the last round's state belongs to the last model."""
+    if not federation.evaluate.keep_best:
+        return
+    guarded = next((name for name, node in walk(federation.silos) if node.policy is not None), None)
+    if guarded is not None:
+        raise ConfigError(
+            f"evaluate.keep_best scores an earlier model after the last round, and the policy of silos.{guarded} "
+            "allows one model per round: leave one of them out"
+        )
+    kept = method.hierarchy is not None or method.upload.keeps_local or method.upload.both_ways
+    if kept or method.scope != fedavg().scope:
+        raise ConfigError(
+            f"evaluate.keep_best: with method '{method.name}' and this 'upload', silos keep values of their own that "
+            "belong to the last round: leave it out"
+        )
 
 
 def _check_model(federation: Federation) -> None:
@@ -146,6 +168,8 @@ def _check_steps(federation: Federation, method: Method, task: Task) -> None:
             f"train.processes: the objective of method '{method.name}' looks at more than the task's loss, which "
             "several processes cannot share: leave it out, or use fedavg, fedprox or diloco"
         )
+    if federation.train.shard:
+        _check_shards(federation, method)
     plain = Training()
     changed = [n for n in STEP_SETTINGS if getattr(federation.train, n) != getattr(plain, n)]
     inside = [name for name, privacy in sorted(protected(federation).items()) if privacy.unit != "silo"]
@@ -154,6 +178,26 @@ def _check_steps(federation: Federation, method: Method, task: Task) -> None:
             f"silos.{inside[0]}.privacy: the gradient of each {protected(federation)[inside[0]].unit} is computed by "
             f"itself, without train.{changed[0]}: leave it out, or use 'unit: silo'"
         )
+
+
+def _check_shards(federation: Federation, method: Method) -> None:
+    """Refuse what would run a model in parts in one process alone, or needs all of its gradient."""
+    model, objective = federation.model, method.objective
+    if not getattr(objective, "adds_no_gradient" if model.trains_most else "task_loss_only", False):
+        raise ConfigError(
+            f"train.shard: the objective of method '{method.name}' needs the whole gradient of a full model, of which "
+            "each process has a part: use fedavg or diloco, or adapters (model.adapt: lora)"
+        )
+    alone = {
+        f"method '{method.name}' runs the model outside of training": method.exchange is not None,
+        f"with method '{method.name}' every node has a model of its own": method.hierarchy is not None,
+        "'personal' trains models of the silos' own": federation.personal is not None,
+        "model.quantize gives tensors that cannot be divided": model.quantize is not None,
+        "train.compile compiles whole blocks": federation.train.compile,
+        f"task '{federation.task.name}' runs an encoder by itself": federation.task.name == "translate",
+    }
+    for reason in [reason for reason, given in alone.items() if given]:
+        raise ConfigError(f"train.shard divides the model between processes, and {reason}: leave one of the two out")
 
 
 def check_labels(federation: Federation) -> None:

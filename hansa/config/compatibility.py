@@ -9,6 +9,7 @@ from hansa.config.factors import refuse_factors
 from hansa.config.federation import Federation
 from hansa.config.masked_sums import check_metrics, check_noise
 from hansa.config.nodes import Node, walk
+from hansa.config.transfers import refuse_transfers
 from hansa.config.tree import Family, is_tree, masked_families, mixtures, protected
 from hansa.core.errors import ConfigError
 from hansa.core.method import Method
@@ -59,12 +60,14 @@ def refuse(federation: Federation, method: Method, node: Node | None = None) -> 
     """Refuse what does not go with a method: the root's, or that of a ``node``."""
     if method.participation.buffer:
         _buffered(federation, method)
+    _recorded(federation, method)
     _uploads(federation, method)
     if method.exchange is not None:
         _exchange(federation, method)
     if method.shared_state is not None:
         _shared_state(federation, method)
     refuse_factors(federation, method)
+    refuse_transfers(federation, method)
     _units(federation, method)
     _cohort(federation, method, node)
     _mixtures(federation)
@@ -308,6 +311,21 @@ def _cohort(federation: Federation, method: Method, node: Node | None) -> None:
             f"the aggregation of '{method.name}' ({type(method.aggregator).__name__}) needs at least "
             f"{needed} silos, and {cohort} take part in a round: "
             "change its settings, or use 'median'"
+        )
+
+
+def _recorded(federation: Federation, method: Method) -> None:
+    """A recorded order of arrivals belongs to a method whose rounds end with arrivals."""
+    recorded, rule = federation.simulate.arrivals, method.participation
+    if recorded and (rule.synchronous or not rule.buffer or rule.on_trees):
+        raise ConfigError(
+            f"simulate.arrivals has an order of updates, and the rounds of method '{method.name}' do not end with "
+            "arrivals: leave it out, or use the method of the run that recorded it"
+        )
+    if recorded and len(recorded) < federation.rounds:
+        raise ConfigError(
+            f"simulate.arrivals has {len(recorded)} rounds, and the file asks for {federation.rounds}: set rounds to "
+            f"{len(recorded)}"
         )
 
 

@@ -7,10 +7,12 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from hansa.config.clients import into_clients
+from hansa.config.model_defaults import unset_defaults
 from hansa.config.nodes import ROOT, Holder, Node, leaves, walk
 from hansa.config.sections import (
     Aggregation,
     Checkpointing,
+    Download,
     Evaluation,
     Personal,
     ReleaseLog,
@@ -20,6 +22,7 @@ from hansa.config.sections import (
     Training,
     Upload,
 )
+from hansa.config.survey import Survey
 from hansa.core.errors import did_you_mean
 from hansa.core.participation import Participation
 from hansa.core.settings import Named, Section
@@ -32,9 +35,13 @@ class Federation(Section):
     """A whole federation file."""
 
     name: str = Field(default="run", description="Name of the federation; also the run directory's.")
+    licence: str | None = Field(
+        default=None, description="Licence of the trained model for its card, such as `apache-2.0`."
+    )
     seed: int = Field(default=0, description="Seed of everything random but privacy noise, unless that is `seeded`.")
-    kind: Literal["federated", "central", "dominant", "per-silo", "chained", "base"] = Field(
-        default="federated", description="federated, or a baseline: see docs/design.md."
+    kind: Literal["federated", "central", "dominant", "per-silo", "chained", "base", "survey"] = Field(
+        default="federated",
+        description="federated, or a baseline: see docs/design.md. `survey` is what `hansa survey` asks silos for.",
     )
     order: tuple[str, ...] = Field(default=(), description="chained: order of the silos; default: as under `silos`.")
     plugins: tuple[str, ...] = Field(
@@ -63,11 +70,17 @@ class Federation(Section):
         default=None, description="The server learns only the sum of the updates; `true`: with defaults."
     )
     upload: Upload = Field(default=Upload(), description="Compression of updates.")
+    download: Download = Field(
+        default=Download(), description="Compression of the model on its way to the silos, as differences."
+    )
     personal: Personal | None = Field(
         default=None, description="A model of its own for every silo, after the last round."
     )
     evaluate: Evaluation = Field(default=Evaluation(), description="Evaluation.")
     checkpoint: Checkpointing = Field(default=Checkpointing(), description="Checkpoints.")
+    survey: Survey | None = Field(
+        default=None, description="Statistics before training (`hansa survey`); `true`: with defaults."
+    )
     release_log: ReleaseLog = Field(
         default=ReleaseLog(), description="Copies of what leaves a silo, for an audit; simulation only."
     )
@@ -77,7 +90,16 @@ class Federation(Section):
         """A baseline that trains on and on, and is looked at from time to time: its schedule goes by steps."""
         return self.kind in ("central", "dominant", "per-silo")
 
-    @field_validator("secure_aggregation", mode="before")
+    @property
+    def surveyed(self) -> Survey:
+        """The settings of a survey; the defaults where the file has none."""
+        return self.survey or Survey()
+
+    def as_survey(self) -> "Federation":
+        """The settings under which silos are surveyed: an approval of a run does not cover them, nor the reverse."""
+        return self.model_copy(update={"kind": "survey", "survey": self.surveyed})
+
+    @field_validator("secure_aggregation", "survey", mode="before")
     @classmethod
     def _switch(cls, value: Any) -> Any:
         return {} if value is True else None if value is False else value
@@ -101,6 +123,14 @@ class Federation(Section):
             raise ValueError(f"train.steps is {steps}, which {rounds} rounds cannot share evenly: give a multiple")
         samples = Samples(floor=steps // rounds * built.train.batch, replace=False)
         return built.model_copy(update={"train": built.train.model_copy(update={"samples": samples, "steps": None})})
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _by_model(cls, value: Any, handler: Callable[[Any], "Federation"]) -> "Federation":
+        """What the file leaves open and a pre-trained model needs otherwise than one with random weights."""
+        built = handler(value)
+        changes = unset_defaults(built, built.model, built.task.name)
+        return built.model_copy(update=changes) if changes else built
 
     @model_validator(mode="wrap")
     @classmethod
@@ -156,6 +186,12 @@ class Federation(Section):
             raise ValueError(
                 f"simulate.poison names '{min(strangers)}', which is not a silo; "
                 f"{did_you_mean(min(strangers), leaves(self.silos))}"
+            )
+        strangers = {name for round in self.simulate.arrivals for name in round} - set(self.silos)
+        if strangers:
+            raise ValueError(
+                f"simulate.arrivals names '{min(strangers)}', which is not a silo; "
+                f"{did_you_mean(min(strangers), self.silos)}"
             )
         unknown = set(self.order) - set(leaves(self.silos))
         if unknown:

@@ -9,6 +9,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from hansa.config.chat import with_template
+from hansa.config.defaults import with_explicit_defaults
 from hansa.config.federation import Federation
 from hansa.config.nodes import Holder, Node
 from hansa.core.errors import ConfigError, did_you_mean
@@ -100,10 +101,12 @@ def parse(raw: dict[str, Any], where: str = "federation", base: Path | None = No
 
 
 def dump(federation: Federation) -> str:
-    """A federation as the text of a federation file; settings at their defaults are left out."""
-    return yaml.safe_dump(
-        federation.model_dump(mode="json", exclude_defaults=True), sort_keys=False, allow_unicode=True
-    )
+    """A federation as the text of a federation file; settings at their defaults are left out.
+
+    Defaults that depend on the model are not: the text means the same to a later version, and after a move of files.
+    """
+    plain = with_explicit_defaults(federation, federation.model_dump(mode="json", exclude_defaults=True))
+    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
 
 
 def _override(raw: dict[str, Any], override: str) -> None:

@@ -6,8 +6,8 @@ from hansa import compressors, methods  # noqa: F401  they register themselves
 from hansa.config.compatibility import check_slots, refuse, refuse_aggregation
 from hansa.config.federation import Federation
 from hansa.config.nodes import Node
-from hansa.config.sections import Server, Upload, Weights
-from hansa.core.compression import COMPRESSORS, KINDS, Compression, CompressorChain, NoCompression
+from hansa.config.sections import Download, Server, Upload, Weights
+from hansa.core.compression import COMPRESSORS, KINDS, Compression, Compressor, CompressorChain, NoCompression
 from hansa.core.errors import ConfigError
 from hansa.core.method import AGGREGATORS, METHODS, FactorRule, Method, ServerOptimizer, Weighting
 from hansa.methods.controllers import SharedLayers, added_layers
@@ -43,7 +43,11 @@ def build_method(federation: Federation, node: Node | None = None) -> Method:
         if federation.aggregate.weights is not None:
             method = replace(method, weighting=weighting(federation.aggregate.weights))
     if federation.upload.steps:
-        method = replace(method, upload=build_upload(federation.upload))
+        method = replace(method, upload=build_upload(federation.upload, federation.train.overlap))
+    if federation.download.steps:
+        method = replace(method, download=build_download(federation.download))
+    if federation.train.overlap:
+        method = replace(method, overlaps=True)
     if federation.model.adapt == "lora" and federation.model.lora.aggregate in FACTOR_RULES:
         method = replace(method, factors=FACTOR_RULES[federation.model.lora.aggregate])
     refuse(federation, method, node)
@@ -68,7 +72,22 @@ def weighting(weights: Weights) -> Weighting:
     return BySamples(weights.temperature if weights.by == "samples" else 0.0)
 
 
-def build_upload(settings: Upload) -> Compression:
+def build_download(settings: Download) -> tuple[Compressor, ...]:
+    """The compressors that a ``download`` section names; raises `ConfigError` for one that chooses tensors."""
+    chain = tuple(COMPRESSORS.build(named) for named in settings.steps)
+    kinds = [KINDS.index(one.kind) for one in chain]
+    for named, one in zip(settings.steps, chain, strict=True):
+        if one.kind == "tensors":
+            raise ConfigError(
+                f"download: '{named.name}' chooses tensors, and what did not move is not sent anyway: use int8, int4, "
+                "int2, bf16 or top-k"
+            )
+    if kinds != sorted(set(kinds)):
+        raise ConfigError("download: name at most one choice of values and then one encoding of numbers: 'top-k+int8'")
+    return chain
+
+
+def build_upload(settings: Upload, overlap: bool = False) -> Compression:
     """The compression that an ``upload`` section describes; raises `ConfigError` for an order that makes no sense."""
     chain = tuple(COMPRESSORS.build(named) for named in settings.steps)
     order = [KINDS.index(one.kind) for one in chain]
@@ -84,7 +103,7 @@ def build_upload(settings: Upload) -> Compression:
     if not chain:
         return NoCompression()
     upload = CompressorChain(chain, settings.feedback)
-    if upload.both_ways and upload.lossy:
+    if upload.both_ways and upload.lossy and not overlap:
         raise ConfigError(
             f"upload: with 'both' tensors travel that the silo does not know the server's value of, and "
             f"'{settings.steps[-1].name}' is made for differences: leave one of the two out"

@@ -15,9 +15,7 @@ MAX_LOSS_TEMPERATURE = 50.0  # of a softmax over losses: beyond it a single silo
 class DistributedNoise(Section):
     """Differential privacy of the sum: every silo adds a share of the noise before its update is masked."""
 
-    multiplier: Positive = Field(
-        default=1.0, description="Standard deviation of the noise in the sum over the clipping norm, σ."
-    )
+    multiplier: Positive = Field(default=1.0, description="Noise in the sum over the clipping norm: σ, its deviation.")
     clip: Positive = Field(default=1.0, description="Clipping norm C of an update.")
     delta: float = Field(default=1e-5, gt=0.0, lt=1.0, description="The δ at which ε is stated.")
     seeded: bool = Field(
@@ -171,8 +169,13 @@ class Samples(Section):
 class Training(Section):
     """Local training of a silo in one round."""
 
-    optimizer: Literal["sgd", "adam", "adamw"] = Field(default="sgd", description="Local optimizer.")
-    lr: Positive = Field(default=0.1, description="Learning rate.")
+    optimizer: Literal["sgd", "adam", "adamw"] = Field(
+        default="sgd", description="Local optimizer. Default with a pre-trained model: adamw."
+    )
+    lr: Positive = Field(
+        default=0.1,
+        description="Learning rate. Default with a pre-trained model: 5e-5; decoders 2e-5, adapters 2e-4, a head 1e-3.",
+    )
     momentum: Share = Field(default=0.0, description="SGD: momentum.")
     betas: tuple[Share, Share] = Field(default=(0.9, 0.999), description="Adam: decay of the first and second moment.")
     eps: Positive = Field(default=1e-8, description="Adam: added to the denominator.")
@@ -182,6 +185,11 @@ class Training(Section):
     micro_batch: Count | None = Field(
         default=None,
         description="Samples that go through the model together; smaller needs less memory. Default: the batch.",
+    )
+    by_length: bool = Field(
+        default=True,
+        description="Put samples of similar length into a batch, which needs less padding; of pooled silos this also "
+        "groups languages. false: batches in the order of the draw.",
     )
     packing: bool = Field(
         default=False,
@@ -199,6 +207,15 @@ class Training(Section):
     processes: Count = Field(
         default=1,
         description="Processes of a silo's machine that compute each gradient together; on accelerators, one for each.",
+    )
+    shard: bool = Field(
+        default=False,
+        description="Let each of several processes hold a part of the model (FSDP2), for one that does not fit a "
+        "single device.",
+    )
+    overlap: bool = Field(
+        default=False,
+        description="Go on training while an update travels: what arrives counts one round later (docs/uploads.md).",
     )
     compile: bool = Field(default=False, description="Compile the blocks of the model (torch.compile).")
     samples: Samples = Field(default=Samples(epochs=1), description="How many samples a silo trains on in a round.")
@@ -325,6 +342,19 @@ class Upload(Section):
         return [{"name": step} if isinstance(step, str) else step for step in value]
 
 
+class Download(Section):
+    """Compression of the model on its way to the silos: of how far it has moved since they were sent it last."""
+
+    steps: tuple[Named, ...] = Field(
+        default=(), description="Compressors of values or numbers, in order; none: the whole model in float32."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_forms(cls, value: Any) -> Any:
+        return value if isinstance(value, Download) else {"steps": Upload.model_validate(value).steps}
+
+
 class Evaluation(Section):
     """Evaluation while the run goes on, and at its end."""
 
@@ -333,7 +363,19 @@ class Evaluation(Section):
         default=None, description="The report states when the mean of the headline metric reached it."
     )
     share: Share = Field(
-        default=0.1, description="Fraction of the data used while running; the final figures use all of it."
+        default=1.0,
+        description="Fraction of the validation data used while running; the final figures use all test data.",
+    )
+    metric: str | None = Field(
+        default=None,
+        description="Metric that `patience` and `keep_best` go by, averaged over languages; default: the main one.",
+    )
+    patience: Count | None = Field(
+        default=None, description="Stop after this many evaluations without improvement of the metric."
+    )
+    min_change: float = Field(default=0.0, ge=0.0, description="Least improvement that counts.")
+    keep_best: bool = Field(
+        default=False, description="The final model is the best one of all evaluations, instead of the last one."
     )
     batch: Count = Field(default=64, description="Samples in a batch.")
     decode: int = Field(

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import cast
 
@@ -48,15 +49,19 @@ class ForeignTexts:
 
 @dataclass(frozen=True)
 class SourceReading:
-    """What was found in a source: training samples, problems as a run would report them, texts in other languages.
+    """What was found in a source: samples by split, and problems as a run would report them.
 
     Where rows have no annotation, a row counts as one sample: into how many it is cut depends on the vocabulary.
     """
 
-    count: int
-    texts: int  # rows that can be read
+    counts: dict[str, int]
+    texts: int  # training rows that can be read
     problems: list[str]
-    foreign: dict[str, ForeignTexts]  # by expected language
+
+    @property
+    def count(self) -> int:
+        """The number of training samples."""
+        return self.counts["train"]
 
 
 @dataclass(frozen=True)
@@ -80,23 +85,31 @@ class SourceReader:
 
         ``unit``: the field that names the patient or document of a training row, where privacy needs it.
         """
-        count, texts, found = 0, 0, list[str]()
-        sides = {source.text: source.language or ""}
-        if isinstance(self.task, GenerationTask):
-            sides[source.target] = source.target_language or ""
-        foreign = {language: ForeignTexts() for language in sides.values()}
-        for split in ("train", "valid", "test") if self._has_annotation else ("train",):
+        counts, texts, found = {"train": 0, "valid": 0, "test": 0}, 0, list[str]()
+        for split in counts:
             problems, train = Problems(), split == "train"
             for chunk in chunks(source, split, self.federation.data, unit if train else ""):
                 problems.add(chunk.problems)
                 usable = self._examine(chunk.rows, source, problems) if self._has_annotation else len(chunk.rows)
-                if train:
-                    for text, language in sides.items():
-                        foreign[language].add(chunk.rows[: max(0, DETECTED - texts)], text, language)
-                    count, texts = count + usable, texts + len(chunk.rows)
+                counts[split] += usable
+                texts += len(chunk.rows) * train
             problems.check(self.federation.data.max_bad_rows, source.files().get(split, source.train))
             found += [f"{split}: {line}" for line in problems.summary()]
-        return SourceReading(count, texts, found, foreign)
+        return SourceReading(counts, texts, found)
+
+    def foreign(self, source: Source) -> dict[str, tuple[int, ForeignTexts]]:
+        """By expected language: how many of the first training texts were looked at, and those in other languages."""
+        sides = {source.text: source.language or ""}
+        if isinstance(self.task, GenerationTask):
+            sides[source.target] = source.target_language or ""
+        sides = {text: language for text, language in sides.items() if language}
+        some = list(islice(rows(source, "train", self.federation.data, Problems()), DETECTED)) if sides else []
+        found = {}
+        for text, language in sides.items():
+            foreign = ForeignTexts()
+            foreign.add(some, text, language)
+            found[language] = (len(some), foreign)
+        return found
 
     def _examine(self, some: list[Row], source: Source, problems: Problems) -> int:
         """How many samples some rows give; ``problems`` counts the rows and samples that cannot be used."""
@@ -139,12 +152,21 @@ class SourceReader:
     def _used_labels(self, task: LabelledTask) -> Iterator[str]:
         """The labels that the silos would report."""
         discovery = discovery_of(task)
-        for node in holders(self.federation).values():
+        least = discovery.min_rows if discovery.allowed else 1
+        for counts in self.label_counts().values():
+            yield from (label for label, count in counts.items() if count >= least)
+
+    def label_counts(self) -> dict[str, dict[str, int]]:
+        """Silo → label → training rows that have it. For the eyes of the machine that has the data."""
+        task = cast(LabelledTask, self.task)
+        found: dict[str, dict[str, int]] = {}
+        for name, node in holders(self.federation).items():
             counts = UnitCounts()
             for source in node.sources:
                 for row in rows(source, "train", self.federation.data, Problems()):
                     counts.add(task.labels_in(row, source))
-            yield from counts.at_least(discovery.min_rows if discovery.allowed else 1)
+            found[name] = counts.at_least(1)
+        return found
 
 
 def other_languages(some: list[Row], text: str, language: str) -> Iterator[tuple[Row, str]]:

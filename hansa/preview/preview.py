@@ -1,35 +1,29 @@
-"""The preview of a federation: samples, shares, traffic and warnings. It reads data; it trains and writes nothing."""
+"""The preview of a federation: samples, shares, traffic and warnings. It prepares data as a run does."""
 
 from collections.abc import Callable, Iterator
-from copy import deepcopy
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from hansa.config.checks import check
+from hansa.config.defaults import chosen_defaults
 from hansa.config.federation import Federation
 from hansa.config.method import build_method
-from hansa.config.nodes import ROOT, repeats, walk
+from hansa.config.nodes import repeats, walk
 from hansa.config.outline import Branch, outline, ratios
 from hansa.config.tree import holders, is_tree
-from hansa.core.claims import UNSTATED_SHARE, largest_count
-from hansa.core.errors import DataError
-from hansa.core.messages import Update
-from hansa.core.model_parts import parts
+from hansa.core.claims import UNSTATED_SHARE
 from hansa.core.participation import cohort_size
-from hansa.core.tensors import NOTHING
-from hansa.models import build
+from hansa.data.spellings import spelling_warnings
 from hansa.models.adapt import adapt
 from hansa.preview.annotation import SourceReader, language_warning
+from hansa.preview.foresight import Foreseen, foresee
+from hansa.preview.resources import LARGE, Resources, predict_resources
 from hansa.preview.traffic import Traffic, predict_traffic
-from hansa.privacy.dp.prices import update_mechanisms
-from hansa.privacy.dp.units import UnitMechanism
 from hansa.privacy.policy.disclosures import disclosures
 from hansa.privacy.policy.preview import refusals
-from hansa.privacy.secure_aggregation.limits import capped
-from hansa.runs.topology import check_models
+from hansa.runs.shares import silo_shares, weighing
 from hansa.tasks.base import TASKS
 
 # There is a warning for a language with more than this share of a round. The Medical paper's rule, max(500, 0.8e-4·N),
@@ -64,9 +58,10 @@ class Preview:
 
     federation: Federation
     silos: list[SiloPreview]
-    parameters: int | None
+    foreseen: Foreseen
     traffic: Traffic | None  # of a round, over all silos
     warnings: list[str]
+    resources: Resources | None = None  # of a silo's round, for large models or on request
 
     def as_dict(self) -> dict[str, Any]:
         """The preview as JSON values."""
@@ -80,12 +75,22 @@ class Preview:
             "languages": {name: vars(share) for name, share in self.languages.items()},
             "sampling": self.sampling,
             "claims": self.claims,
+            "samples_are": "samples" if self.foreseen.exact else "texts",
+            "labels": list(self.foreseen.labels),
             "parameters": self.parameters,
+            "defaults": [vars(one) for one in chosen_defaults(self.federation)],
+            "notes": self.foreseen.notes,
             "traffic_per_round": self.traffic.total if self.traffic else None,
             "traffic": vars(self.traffic) if self.traffic else None,
+            "resources": vars(self.resources) if self.resources else None,
             "releases": disclosures(self.federation),
             "warnings": self.warnings,
         }
+
+    @property
+    def parameters(self) -> int | None:
+        """The number of parameters; None if the model would have to be downloaded."""
+        return self.foreseen.parameters
 
     @property
     def languages(self) -> dict[str, LanguagePreview]:
@@ -123,58 +128,40 @@ class Preview:
     @property
     def sampling(self) -> dict[str, float]:
         """On a tree, the effective sampling ratio of every source; see `hansa.config.outline`."""
-        return ratios(self.tree, _weighing(self.federation)) if self.tree is not None else {}
+        return ratios(self.tree, weighing(self.federation)) if self.tree is not None else {}
 
 
-def preview(federation: Federation) -> Preview:
-    """Check a federation and read its data.
+def preview(federation: Federation, resources: bool = False) -> Preview:
+    """Check a federation and prepare its data as a run would; what was prepared is kept in the silos' cache.
+
+    ``resources``: predict memory and time also where the model is small.
 
     Raises `ConfigError` for settings that are refused, and `DataError` for data that cannot be used.
     """
     check(federation)
-    silos, times, reader = [], repeats(federation.silos) | {ROOT: 1}, SourceReader(federation)
-    warnings: list[str] = []
-    units = {n: one for n, one in update_mechanisms(federation).items() if isinstance(one, UnitMechanism)}
-    for name, node in holders(federation).items():
-        problems, sources = list[str](), dict[str, int]()
-        for source in node.sources:
-            found, group = reader.read(source, units[name].field if name in units else ""), source.group(name)
-            sources[group] = sources.get(group, 0) + found.count
-            problems += found.problems
-            warnings += [language_warning(name, code, found.texts, other) for code, other in found.foreign.items()]
-        count = sum(sources.values())
-        if not count:
-            raise DataError(
-                f"silos.{name}: no training samples are left after reading and splitting the data; give it more rows, "
-                "or reduce data.valid and data.test"
-            )
-        amount = times[name] * (units[name].expected if name in units else federation.train.per_round)(count)
-        silos.append(SiloPreview(name, count, amount, None, tuple(problems), sources))
-    silos = [replace(s, weight=w) for s, w in zip(silos, _weights(federation, silos), strict=True)]
-    parameters, traffic = _model(federation, reader.labels)
-    seen = Preview(federation, silos, parameters, traffic, [])
-    return replace(seen, warnings=[*filter(None, warnings), *_warnings(seen)])
-
-
-def _weights(federation: Federation, silos: list[SiloPreview]) -> list[float] | list[None]:
-    """Each silo's share of the aggregate; None in trees, and where weights need more than sample counts."""
-    method = build_method(federation)
-    known = method.weighting.known_before_training and method.aggregator.linear
-    if federation.kind != "federated" or not known or is_tree(federation):
-        return [None] * len(silos)
-    counts, share = [s.samples for s in silos], federation.participation.max_share
-    most = max(counts) if share is None else largest_count(counts, share)
-    weights = {s.name: _weighing(federation)(min(s.samples, most)) for s in silos}
-    cap = federation.secure_aggregation.max_share if federation.secure_aggregation is not None else 1.0
-    return list(capped(weights, cap).values())
-
-
-def _weighing(federation: Federation) -> Callable[[int], float]:
-    """The weight of a node by its samples; 1 for all where the method's weights need more than that."""
-    weighting = build_method(federation).weighting
-    if not weighting.known_before_training:
-        return lambda samples: 1.0
-    return lambda samples: weighting.weight(Update(NOTHING, samples, 0, 0, 0.0, 0.0))
+    foreseen, reader = foresee(federation), SourceReader(federation)
+    warnings = [
+        language_warning(name, code, texts, other)
+        for name, node in holders(federation).items()
+        for source in node.sources
+        for code, (texts, other) in reader.foreign(source).items()
+    ]
+    if foreseen.labels:
+        warnings += spelling_warnings(reader.label_counts())
+    silos = [
+        SiloPreview(one.name, one.samples, one.per_round, one.weight, card.problems, dict(card.groups["train"]))
+        for one, card in zip(silo_shares(federation, foreseen.cards), foreseen.cards.values(), strict=True)
+    ]
+    traffic, needed = None, None
+    if foreseen.model is not None:
+        with torch.device("meta"):
+            adapted = adapt(foreseen.model, federation.model, federation.seed)
+        traffic = _traffic(federation, foreseen, adapted)
+        if resources or (foreseen.parameters or 0) >= LARGE:
+            most = max(silo.per_round for silo in silos)
+            needed = predict_resources(adapted, federation, TASKS.build(federation.task), most)
+    seen = Preview(federation, silos, foreseen, traffic, [], needed)
+    return replace(seen, warnings=[*filter(None, warnings), *foreseen.warnings, *_warnings(seen)])
 
 
 def shares(silos: list[SiloPreview], share: Callable[[SiloPreview], float]) -> dict[str, float]:
@@ -211,6 +198,7 @@ def _warnings(seen: Preview) -> list[str]:
             f"these silos have fewer than {floor} samples, the least behind what the method shares, and share no "
             f"knowledge: {', '.join(silent)}"
         )
+    found += _limited(seen)
     inner = [name for name, node in walk(federation.silos) if node.silos]
     if federation.kind == "central" and inner:
         found.append("a central run pools all data and ignores the regions of the tree")
@@ -227,12 +215,28 @@ def _shares(seen: Preview) -> Iterator[tuple[str, str, float, float | None]]:
     yield from ((silo.name, "silos", silo.per_round / total, silo.weight) for silo in seen.silos)
 
 
+def _limited(seen: Preview) -> list[str]:
+    """Silos whose limit on training rows leaves far more rows for evaluation."""
+    limited = {
+        name
+        for name, node in holders(seen.federation).items()
+        if any(source.limit and source.held_out_limit is None for source in node.sources)
+    }
+    cards = seen.foreseen.cards
+    slow = [name for name in limited if cards[name].samples("test") > 2 * max(1, cards[name].samples())]
+    return [
+        f"{name}: 'limit' is for training rows alone, and it is evaluated on {cards[name].samples('test'):,} test "
+        "samples: set held_out_limit, too, for a quick try"
+        for name in sorted(slow)
+    ]
+
+
 def _capped_weights(seen: Preview) -> list[str]:
     """The silos that secure aggregation gives a smaller weight than the method would."""
     settings = seen.federation.secure_aggregation
     if settings is None or any(silo.weight is None for silo in seen.silos):
         return []
-    weigh = _weighing(seen.federation)
+    weigh = weighing(seen.federation)
     total = sum(weigh(silo.samples) for silo in seen.silos)
     return [
         f"{silo.name} would have {weigh(silo.samples) / total:.0%} of the weight, and secure aggregation gives a silo "
@@ -243,26 +247,13 @@ def _capped_weights(seen: Preview) -> list[str]:
     ]
 
 
-def _model(federation: Federation, labels: tuple[str, ...]) -> tuple[int | None, Traffic | None]:
-    """The number of parameters and the traffic of a round; None if the model would have to be downloaded."""
-    method, settings = build_method(federation), federation.model
-    if settings.preset is None and not Path(str(settings.path)).is_dir():
-        return None, None
-    task = TASKS.build(federation.task)
-    size = 0 if federation.tokenizer.kind == "bytes" else federation.tokenizer.size
-    length = federation.data.max_length
-    model: Any = build.outline(settings, task.auto, labels, length, size)
-    with torch.device("meta"):
-        if method.hierarchy is not None:
-            method.hierarchy.keys(parts(model))  # raises an error for key layers that do not exist
-            if settings.preset is None:
-                check_models(federation, method.hierarchy, task.auto, deepcopy(model))
-        parameters = sum(p.numel() for p in model.parameters())
-        adapt(model, federation.model, federation.seed)
+def _traffic(federation: Federation, foreseen: Foreseen, adapted: Any) -> Traffic | None:
+    """The traffic of a round; None for baselines, which send nothing."""
     if federation.kind != "federated":
-        return parameters, None
+        return None
+    method = build_method(federation)
     often, inside = repeats(federation.silos), holders(federation)
     asked = sum(often[name] for name in inside if name in often)
     if federation.participation.count is not None or federation.participation.share < 1.0:
         asked = cohort_size(federation.participation, asked)
-    return parameters, predict_traffic(model, method, asked, len(labels), length)
+    return predict_traffic(adapted, method, asked, len(foreseen.labels), federation.data.max_length)

@@ -1,6 +1,6 @@
 """The traffic of a round, predicted for `hansa check`; the ledger has the measured traffic.
 
-    down     the model, to each of the n silos that take part
+    down     the model, to each of the n silos that take part; as a difference, encoded as ``download`` says
     up       their updates, compressed as the ``upload`` section says
     exchange at most p numbers from each silo: n·p up, and to each silo those of the other silos, n·(n − 1)·p down
 
@@ -17,7 +17,7 @@ from torch import nn
 
 from hansa.core import representations as inside
 from hansa.core import wire
-from hansa.core.compression import Compression, OutgoingUpdate, UploadState
+from hansa.core.compression import Compression, CompressorChain, OutgoingUpdate, UploadState
 from hansa.core.encoding import EncodedUpdate
 from hansa.core.knowledge import Sizes
 from hansa.core.messages import Update
@@ -71,6 +71,8 @@ def predict_traffic(model: Any, method: Method, silos: int, labels: int, length:
         sizes = Sizes(width, inside.last_linear(model).in_features, labels, length)
         shared = NUMBER * method.exchange.numbers(sizes) * silos
     down = round(size * (ratio if method.upload.both_ways else 1.0))
+    if method.download and layout.names:
+        down = round(size * compression_ratio(CompressorChain(method.download), layout, model))
     residuals = NUMBER * silos * sum(model.get_parameter(name).numel() for name in carried(model))
     return Traffic(down + residuals, round(size * ratio), shared, shared * (silos - 1), residuals)
 

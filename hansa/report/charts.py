@@ -1,8 +1,9 @@
 """Small charts as SVG text. Colours are CSS variables of the page, so that a chart follows its light or dark theme."""
 
+import json
 from collections.abc import Sequence
 from html import escape
-from math import ceil, floor, isinf, log10
+from math import ceil, floor, isfinite, isinf, log10
 
 Point = tuple[float, float]
 Series = tuple[str, Sequence[Point]]
@@ -12,12 +13,15 @@ LEFT, RIGHT, TOP, BOTTOM = 46, 10, 26, 30
 
 
 def lines(title: str, series: Sequence[Series], x_label: str, log_y: bool = False) -> str:
-    """A line chart with one line per series; empty if there are no points."""
-    points = [p for _, values in series for p in values]
-    if not points:
+    """A line chart with one line per series; empty if there are no points.
+
+    The points are in an attribute, too: the script of the page zooms into them (drag), and shows values (hover).
+    """
+    points = [p for _, values in series for p in values if isfinite(p[1])]
+    ys = [y for _, y in points if y > 0 or not log_y]
+    if not ys:
         return ""
     x_low, x_high = min(x for x, _ in points), max(x for x, _ in points)
-    ys = [y for _, y in points if y > 0 or not log_y]
     ticks = log_ticks(min(ys), max(ys)) if log_y else linear_ticks(min(ys), max(ys))
     y_low, y_high = min(ticks[0], *ys), max(ticks[-1], *ys)
 
@@ -27,18 +31,21 @@ def lines(title: str, series: Sequence[Series], x_label: str, log_y: bool = Fals
         up = (value - low) / ((high - low) or 1)
         return LEFT + across * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)
 
-    parts = [_open(title), f'<text class="title" x="{LEFT}" y="15">{escape(title)}</text>']
+    drawn = [(label, [(x, y) for x, y in values if isfinite(y) and (y > 0 or not log_y)]) for label, values in series]
+    data = json.dumps({"log": log_y, "series": [[label, values] for label, values in drawn]}, ensure_ascii=False)
+    opening = _open(title).replace("<svg ", f'<svg class="zoom" data-chart="{escape(data, quote=True)}" ', 1)
+    parts = [opening, f'<text class="title" x="{LEFT}" y="15">{escape(title)}</text>']
     for tick in ticks:
         _, y = place(x_low, tick)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="tick" x="{LEFT - 5}" y="{y + 3:.1f}" text-anchor="end">{short(tick)}</text>')
+        parts.append(f'<text class="tick y" x="{LEFT - 5}" y="{y + 3:.1f}" text-anchor="end">{short(tick)}</text>')
     for x, anchor in ((x_low, "start"), (x_high, "end")):
         at, _ = place(x, ticks[0])
-        parts.append(f'<text class="tick" x="{at:.1f}" y="{HEIGHT - 14}" text-anchor="{anchor}">{short(x)}</text>')
+        parts.append(f'<text class="tick x" x="{at:.1f}" y="{HEIGHT - 14}" text-anchor="{anchor}">{short(x)}</text>')
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(f'<text class="tick" x="{middle}" y="{HEIGHT - 3}" text-anchor="middle">{escape(x_label)}</text>')
-    for number, (label, values) in enumerate(series):
-        placed = [place(x, y) for x, y in values if y > 0 or not log_y]
+    for number, (label, values) in enumerate(drawn):
+        placed = [place(x, y) for x, y in values]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in placed)
         tip = f"<title>{escape(label)}</title>"
         if len(placed) == 1:

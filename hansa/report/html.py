@@ -1,6 +1,7 @@
 """The report: one self-contained HTML page about one run or several.
 
-The page has no scripts, loads nothing from the network, follows the light or dark theme and shows right-to-left text.
+The page loads nothing from the network, follows the light or dark theme and shows right-to-left text. Its one script is
+part of it (zoom.js): it enlarges charts; without it the page is complete.
 """
 
 import os
@@ -17,14 +18,15 @@ from hansa.report.attention import attention_section
 from hansa.report.data import sample_note, share_chart, silo_rows
 from hansa.report.own_models import own_tables
 from hansa.report.personal import personal_section
-from hansa.report.scores import curve_charts, curve_note, score_table, targets, time_chart
-from hansa.report.timing import PHASES, phase_row
+from hansa.report.scores import curve_charts, curve_note, score_tables, targets, time_chart
+from hansa.report.timing import PHASES, memory_line, phase_row
 from hansa.report.traffic import exchange_note, traffic_chart, traffic_rows
+from hansa.report.training import loss_chart, silo_section
 from hansa.report.tree import tree_section
 from hansa.report.uploads import movement_section, quality_against_bytes, saved
 from hansa.runs.remains import withdrawal_lines
 from hansa.runs.results import RunResults
-from hansa.runs.summary import compare_metric, metric_names
+from hansa.runs.summary import budget_line, metric_names
 
 
 class Tabular(Protocol):
@@ -53,17 +55,21 @@ def write(
     title: str = "",
     reading: Sequence[str] = (),
     tables: Sequence[Tabular] = (),
+    answer: str = "",
+    pictures: Sequence[str] = (),
 ) -> Path:
     """Write the report of the given (name, run directory) pairs to ``out``; return ``out``.
 
     The sections on data and disclosures describe the first run. ``reading`` (sentences) and ``tables`` stand at the
-    top: findings from several runs together. Raises `UserError` if a folder is not a run directory.
+    top: findings from several runs together; above them, ``answer`` (one sentence) and ``pictures`` (SVG). Raises
+    `UserError` if a folder is not a run directory.
     """
     runs = [RunResults.read(folder, name) for name, folder in folders]
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    page = environment.get_template("page.html").render(content(runs, title, list(reading), list(tables)))
+    shown = content(runs, title, list(reading), list(tables)) | {"answer": answer, "pictures": list(pictures)}
+    page = environment.get_template("page.html").render(shown)
     draft = out.with_suffix(".draft")
     draft.write_text(page, encoding="utf-8")
     os.replace(draft, out)
@@ -78,7 +84,12 @@ def content(runs: Sequence[RunResults], title: str, reading: list[str], tables: 
         "lead": _lead(first, len(runs)),
         "reading": [*reading, *(line for run in runs for line in withdrawal_lines(run.facts))],
         "tables": tables,
-        "scores": [score_table(runs, compare_metric(runs, metric)) for metric in metrics],
+        "scores": score_tables(runs),
+        "loss_chart": loss_chart(runs),
+        "silo_sections": [section for run in runs if (section := silo_section(run))],
+        "script": (Path(__file__).parent / "zoom.js").read_text(encoding="utf-8"),
+        "budget": budget_line(runs),
+        "memory": [f"{run.name}: {line}" for run in runs if (line := memory_line(run.facts.get("memory")))],
         "curves": curve_charts(runs),
         "curve_names": [run.name for run in runs if run.curves],
         "curve_note": curve_note(first),

@@ -2,10 +2,13 @@
 
 from rich.console import Console
 
+from hansa.config.defaults import chosen_defaults
 from hansa.config.outline import Branch, drawn
 from hansa.preview.preview import Preview
 from hansa.privacy.policy.disclosures import disclosures
 from hansa.report.text import table
+
+MOST_LABELS = 12  # shown
 
 
 def print_preview(console: Console, seen: Preview) -> None:
@@ -24,25 +27,37 @@ def print_preview(console: Console, seen: Preview) -> None:
     ]
     f = seen.federation
     title = f"{f.name}: {f.kind}, {f.task.name}, {f.method.name}, {f.rounds} rounds"
-    console.print(table(["silo", "training samples", "share", "per round", "share of a round", "weight"], rows, title))
+    held = "training samples" if seen.foreseen.exact else "training texts"
+    console.print(table(["silo", held, "share", "per round", "share of a round", "weight"], rows, title))
     if len(seen.languages) != len(seen.silos) or any(len(s.sources) > 1 for s in seen.silos):  # else it stands above
         shares = [
             [name, f"{one.samples:,}", f"{one.share:.1%}", "–" if one.weight is None else f"{one.weight:.1%}"]
             for name, one in seen.languages.items()
         ]
-        console.print(table(["language", "training samples", "share of a round", "weight"], shares, "By language"))
+        console.print(table(["language", held, "share of a round", "weight"], shares, "By language"))
     if seen.tree is not None:
         _print_tree(console, seen.tree, seen.sampling)
     if seen.parameters is not None:
-        console.print(f"Model: at most {seen.parameters:,} parameters", highlight=False)
+        console.print(f"Model: {seen.parameters:,} parameters", highlight=False)
     else:
         console.print(
-            f"Model and traffic: not known yet, because '{f.model.path}' is not a folder on this machine: the run "
-            "downloads it",
+            f"Model, traffic and samples: not known yet, because '{f.model.path or f.tokenizer.path}' is not a folder "
+            "on this machine: the run downloads it. A text counts as one sample here; long texts give several",
             highlight=False,
+            soft_wrap=True,
         )
+    for note in seen.foreseen.notes:
+        console.print(f"Model: {note}", highlight=False, markup=False, soft_wrap=True)
+    if seen.foreseen.labels:
+        shown = ", ".join(seen.foreseen.labels[:MOST_LABELS]) + (
+            " …" if len(seen.foreseen.labels) > MOST_LABELS else ""
+        )
+        console.print(f"Labels: {shown} ({len(seen.foreseen.labels)})", highlight=False, markup=False, soft_wrap=True)
     if seen.traffic is not None:
-        console.print(f"Traffic: at most {seen.traffic.line}", highlight=False)
+        console.print(f"Traffic: {seen.traffic.line}", highlight=False)
+    if seen.resources is not None:
+        console.print(f"Memory and time: about {seen.resources.line}", highlight=False)
+    _print_training(console, seen)
     if f.kind == "federated" and len(seen.silos) > 1:
         console.print(f"Claims: {seen.claims}", highlight=False)
     console.print("What leaves the silos:", highlight=False)
@@ -53,6 +68,21 @@ def print_preview(console: Console, seen: Preview) -> None:
             console.print(f"note: {silo.name}: {problem}", highlight=False, markup=False)
     for warning in seen.warnings:
         console.print(f"[yellow]warning:[/] {warning}", highlight=False)
+
+
+def _print_training(console: Console, seen: Preview) -> None:
+    """Print how a silo trains, and which of it are defaults."""
+    f, train = seen.federation, seen.federation.train
+    often = "every round" if f.evaluate.every == 1 else f"every {f.evaluate.every} rounds"
+    part = "the" if f.evaluate.share == 1.0 else f"{f.evaluate.share:.0%} of the"
+    console.print(
+        f"Training: {train.optimizer}, learning rate {train.lr:g}, batches of {train.batch}, at most "
+        f"{f.data.max_length} tokens per sample; evaluation after {often}, on {part} validation data",
+        highlight=False,
+        soft_wrap=True,
+    )
+    for one in chosen_defaults(f):
+        console.print(f"· default: {one.setting} = {one.value} ({one.reason})", highlight=False, soft_wrap=True)
 
 
 def _print_tree(console: Console, tree: Branch, sampling: dict[str, float]) -> None:

@@ -3,6 +3,7 @@
 from datetime import datetime, timedelta
 from statistics import fmean, pstdev
 from time import monotonic
+from typing import Literal
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -17,6 +18,11 @@ from hansa.report.charts import short
 from hansa.runs.callbacks import CurrentRun, Evaluation, RoundRecord
 
 LINES_EVERY = 10.0  # seconds between plain lines
+WIDE, NARROW = (
+    80,
+    50,
+)  # columns of a terminal: below WIDE lines stand below each other, below NARROW figures are left out
+SPLITS = {"valid": "validation", "test": "test"}
 MARKS = {"working": "●", "done": "✓", "lost": "✗", "waiting": "·"}
 
 
@@ -33,7 +39,9 @@ class Progress:
         self._states: dict[NodeId, str] = {}
         self._samples: dict[NodeId, int] = {}
         self._scores: dict[str, float] = {}
-        self._headline = self._own = ""
+        self._headline = self._own = self._split = ""
+        self._by_silo: dict[NodeId, float] = {}
+        self._phase, self._phase_done, self._phase_total, self._phase_began = "", 0, 0, monotonic()
         self._lost: dict[NodeId, str] = {}
 
     def say(self, text: str) -> None:
@@ -81,11 +89,27 @@ class Progress:
         """The shared model, or every node's own, has been evaluated."""
         found = {g: m[scores.headline] for g, m in scores.metrics.items() if scores.headline in m}
         if not scores.own:
-            self._headline, self._scores = scores.headline, found
+            self._headline, self._scores, self._split = scores.headline, found, scores.split
+            self._by_silo = {
+                silo: fmean(values)
+                for silo, groups in scores.silos.items()
+                if (values := [m[scores.headline] for m in groups.values() if scores.headline in m])
+            }
         elif found:
             values = list(found.values())
             spread = f" ± {short(pstdev(values))}" if len(values) > 1 else ""
             self._own = f"own models {short(fmean(values))}{spread} over {len(values)} nodes"
+
+    def on_phase(self, run: CurrentRun, phase: str, done: int, total: int) -> None:
+        """Work after the last round."""
+        if phase != self._phase:
+            self._phase, self._phase_began = phase, monotonic()
+            self._states = dict.fromkeys(self._states, "waiting")
+        self._phase_done, self._phase_total = done, total
+        now = monotonic()
+        if self._live is None and (done in (0, total) or now - self._last_line >= LINES_EVERY):
+            self._last_line = now
+            self.say(self._phase_line())
 
     def on_run_end(self, run: CurrentRun, result: object) -> None:
         """The run has ended."""
@@ -106,10 +130,20 @@ class Progress:
         if self._done > self._from:
             text += f", training loss {self._loss:.3f}"
         if self._scores:
-            text += f", mean {self._headline} {short(fmean(self._scores.values()))}"
+            mean = "mean " if len(self._scores) > 1 else ""
+            text += (
+                f", {SPLITS.get(self._split, self._split)} {mean}{self._headline} {short(fmean(self._scores.values()))}"
+            )
         if self._own:
             text += f", {self._own}"
         return f"{text}, {self._left()}"
+
+    def _phase_line(self) -> str:
+        text = f"{self._phase}: {self._phase_done}/{self._phase_total}"
+        if not self._phase_done or self._phase_done == self._phase_total:
+            return f"{text}, {monotonic() - self._phase_began:.0f} s elapsed"
+        left = (monotonic() - self._phase_began) / self._phase_done * (self._phase_total - self._phase_done)
+        return f"{text}, about {left:.0f} s left"
 
     def _left(self) -> str:
         done = self._done - self._from
@@ -119,22 +153,49 @@ class Progress:
         return f"about {left:.0f} s left"
 
     def _table(self) -> Group:
-        bar = ProgressBar(total=max(1, self._rounds), completed=self._done, width=24)
-        head = Table.grid(padding=(0, 2))
-        head.add_row(Text(self.label or "run", style="bold"), bar, Text(self._line(), style="dim"))
-        silos = Table(box=None, padding=(0, 2), show_header=True, header_style="dim")
-        for column in ("silo", "samples", "state", self._headline or "score"):
-            silos.add_column(column, justify="left" if column in ("silo", "state") else "right")
+        """The live display; in a narrow terminal the parts stand below each other, and columns are left out."""
+        wide = self.console.width
+        total, done, line = max(1, self._rounds), self._done, self._line()
+        if self._phase:
+            total, done, line = max(1, self._phase_total), self._phase_done, self._phase_line()
+        name, bar = (
+            Text(self.label or "run", style="bold"),
+            ProgressBar(total=total, completed=done, width=min(24, wide)),
+        )
+        if wide >= WIDE:
+            head = Table.grid(padding=(0, 2))
+            head.add_row(name, bar, Text(line, style="dim"))
+        else:
+            head = Table.grid()
+            head.add_row(name)
+            head.add_row(bar)
+            for text in line.split(", "):
+                head.add_row(Text(text, style="dim"))
+        silos = Table(box=None, padding=(0, 2 if wide >= WIDE else 1), show_header=True, header_style="dim")
+        score = self._headline or "score"
+        if wide >= WIDE and self._headline:
+            score = f"{SPLITS.get(self._split, self._split)} {score}"
+        columns = ["silo", "samples", "state", score] if wide >= NARROW else ["silo", "state"]
+        space = 4 if wide >= WIDE else 2  # around a column
+        widths = {column: max(9, len(column)) for column in columns[1:]}
+        # A long name of a silo is cut; figures and states are not.
+        widths["silo"] = max(4, min(64, wide - space * len(columns) - sum(widths.values())))
+        for column in columns:
+            justify: Literal["left", "right"] = "left" if column in ("silo", "state") else "right"
+            silos.add_column(column, justify=justify, overflow="ellipsis", no_wrap=True, max_width=widths[column])
         for node in list(self._states)[:24]:
             state = self._states[node]
-            score = self._scores.get(node)
-            mark = f"{MARKS.get(state, '·')} {state}"
-            silos.add_row(
-                escape(node), f"{self._samples.get(node, 0):,}", mark, short(score) if score is not None else ""
-            )
+            value = self._by_silo.get(node, self._scores.get(node))
+            cells = {
+                "silo": escape(node),
+                "samples": f"{self._samples.get(node, 0):,}",
+                "state": f"{MARKS.get(state, '·')} {state}",
+                score: short(value) if value is not None else "",
+            }
+            silos.add_row(*(cells[column] for column in columns))
         if len(self._states) > 24:
-            silos.add_row(f"… {len(self._states) - 24} more", "", "", "")
-        return Group(head, Text(self._waiting(), style="dim"), silos)
+            silos.add_row(f"… {len(self._states) - 24} more", *[""] * (len(columns) - 1))
+        return Group(head, Text(self._waiting(), style="dim", overflow="ellipsis", no_wrap=True), silos)
 
     def _waiting(self) -> str:
         """The silos that the round waits for, and the time of its deadline."""

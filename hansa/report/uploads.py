@@ -50,7 +50,7 @@ def _against(cost: Cost, most: Cost, metric: str, lower: bool) -> str:
     if cost is most or not most.quality.get(metric):
         return value
     change = cost.quality[metric] / most.quality[metric] - 1
-    return f"{value} ({-change if lower else change:+.1%})"
+    return f"{value} ({-change if lower else change:+.1%} against {most.name})"
 
 
 def saved(run: RunResults) -> str:

@@ -14,16 +14,20 @@ schedules advance by steps. One round of a chained run is one silo's turn, and i
 
 from collections.abc import Mapping
 from math import ceil
+from pathlib import Path
 
 from hansa.config.federation import Federation
+from hansa.config.method import build_method
 from hansa.config.nodes import Node, pooled
 from hansa.config.sections import Samples, Training, Upload
-from hansa.config.tree import holders
+from hansa.config.tree import holders, is_tree
 from hansa.core.messages import DataCard, NodeId
 from hansa.core.participation import cohort_size
 from hansa.core.settings import Named
 from hansa.core.simulation import Simulation
 from hansa.data.source import Source
+from hansa.models import build
+from hansa.models.settings import Model, Tokenizer
 
 POOL = "all"
 
@@ -35,7 +39,7 @@ def arrange(federation: Federation, cards: Mapping[NodeId, DataCard]) -> Federat
     """
     if federation.kind == "federated":
         return federation
-    asked = min(1.0, cohort_size(federation.participation, len(federation.silos)) / len(federation.silos))
+    asked = min(1.0, updates_per_round(federation) / len(federation.silos))
     periods = 0 if federation.kind == "base" else ceil(federation.rounds / federation.evaluate.every)
     often = asked * federation.rounds / periods if periods else 1.0  # rounds of one silo in a period, on average
     changes = {
@@ -71,6 +75,57 @@ def arrange(federation: Federation, cards: Mapping[NodeId, DataCard]) -> Federat
         changes["silos"] = holding
         changes["rounds"] = len(order)
         changes["train"] = _as_often(federation, asked * max(1, federation.rounds))
+    return federation.model_copy(update=changes)
+
+
+def updates_per_round(federation: Federation) -> int:
+    """How many updates a round of the root ends with: as many as silos take part, or the buffer's size."""
+    rule = build_method(federation).participation
+    if not rule.synchronous and rule.buffer:
+        return rule.buffer
+    return cohort_size(federation.participation, len(federation.silos))
+
+
+def with_same_budget(federation: Federation, other: Federation) -> Federation:
+    """``other`` with as many rounds as give it the updates, and so about the samples, of ``federation``.
+
+    Evaluations and checkpoints come after as many samples. Baselines and trees are left as they are.
+    """
+    if "federated" not in (federation.kind, other.kind) or other.kind != federation.kind or is_tree(other):
+        return other
+    factor = updates_per_round(federation) / updates_per_round(other)
+    if factor == 1.0:
+        return other
+    every, kept = other.evaluate.every, other.checkpoint.every
+    changes = {
+        "rounds": ceil(other.rounds * factor),
+        "evaluate": other.evaluate.model_copy(update={"every": max(1, round(every * factor))}),
+        "checkpoint": other.checkpoint.model_copy(update={"every": max(1, round(kept * factor))}),
+    }
+    return other.model_copy(update=changes)
+
+
+def evaluation_only(federation: Federation, model: str) -> Federation:
+    """A run without rounds: the given model on every silo's test data.
+
+    A classifier or tagger brings its classes: they are the labels of the task, in the model's own order.
+    """
+    here = str(Path(model).resolve()) if Path(model).is_dir() else model
+    settings = Model(path=here)
+    task = federation.task
+    own = build.head_labels(settings)
+    if own and not task.settings.get("labels"):
+        tags = tuple(dict.fromkeys(name[2:] for name in own if name[:2] in ("B-", "I-")))
+        task = Named(name=task.name, **task.settings | {"labels": tags or own})
+    changes = {
+        "name": f"{federation.name}-evaluation",
+        "kind": "base",
+        "rounds": 0,
+        "model": settings,
+        "task": task,
+        "tokenizer": Tokenizer(),
+        "personal": None,
+    }
     return federation.model_copy(update=changes)
 
 

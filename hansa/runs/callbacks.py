@@ -156,6 +156,9 @@ class CallbackMethods(Protocol):
     def on_round_end(self, run: CurrentRun, record: RoundRecord) -> None:
         """After a round."""
 
+    def on_phase(self, run: CurrentRun, phase: str, done: int, total: int) -> None:
+        """Work after the last round, such as silos' personal models: ``done`` of ``total`` answers have come."""
+
     def on_failure(self, run: CurrentRun, error: BaseException) -> None:
         """The run ends with an error, or was interrupted."""
 

@@ -13,6 +13,7 @@ from hansa.core.errors import ConfigError, RunFailed, did_you_mean
 from hansa.core.method import METHODS
 from hansa.core.settings import Named
 from hansa.methods.fedavg import fedavg
+from hansa.runs.baselines import with_same_budget
 from hansa.runs.result import Result
 from hansa.runs.run import run
 from hansa.runs.tree_baselines import TREE_BASELINES
@@ -25,7 +26,8 @@ def variant(federation: Federation, name: str) -> Federation:
     """The federation with another method, other compressors, or as a baseline.
 
     ``name``: a baseline (`BASELINES`, or `TREE_BASELINES` of a tree), a method, compressors, or a method and
-    compressors joined by ``+``, such as ``fedprox+top-k+int8``. Settings that the file has for what is named stay.
+    compressors joined by ``+``, such as ``fedprox+top-k+int8``. Settings that the file has for what is named stay. A
+    method whose rounds end with another number of updates (FedBuff) gets as many rounds as make up for it.
     Raises `ConfigError` for a name that is not known.
     """
     if name in TREE_BASELINES:
@@ -45,7 +47,7 @@ def variant(federation: Federation, name: str) -> Federation:
             raise ConfigError(f"--methods: '{part}' is not known; {did_you_mean(part, names)}")
     if steps or UNCOMPRESSED in name.split("+"):
         changes["upload"] = federation.upload.model_copy(update={"steps": tuple(steps)})
-    return federation.model_copy(update=changes)
+    return with_same_budget(federation, federation.model_copy(update=changes))
 
 
 def _step(name: str, given: Sequence[Named]) -> Named:

@@ -3,6 +3,7 @@
 runs/NAME/
   federation.yaml     resolved configuration       ledger.sqlite      rounds, metrics, traffic, events
   metrics.jsonl       one line per event           checkpoints/round-N/
+  best/               the best model so far, with evaluate.keep_best
   start/              the tokeniser, labels and weights every silo started from
   model/              plain save_pretrained folder with a model card
   silos/NAME/model/   personal models where there are any
@@ -111,14 +112,8 @@ class RunDirectory:
 
     def save(self, state: ServerState, keep: int, pinned: int | None = None) -> Path:
         """Write a checkpoint and return its folder; of older ones only the newest stay, and the ``pinned`` one."""
-        headers, vectors = encoded(state.slots)
         folder = self._checkpoint(state.round)
-        with atomically(folder) as draft:
-            save_file(state.model.named(), draft / "model.safetensors")
-            save_file(vectors, draft / "slots.safetensors")
-            (draft / "state.json").write_text(
-                json.dumps({"layout": state.model.layout.text, "clock": state.clock, "slots": headers})
-            )
+        _write(state, folder)
         for old in self.checkpoints()[:-keep]:
             if old != pinned:
                 shutil.rmtree(self._checkpoint(old))
@@ -131,13 +126,17 @@ class RunDirectory:
 
     def restore(self, round: int, kinds: Mapping[str, type]) -> ServerState:
         """The state of a checkpoint; slots that ``kinds`` does not name are left out."""
-        folder = self._checkpoint(round)
-        noted = json.loads((folder / "state.json").read_text())
-        names, _ = json.loads(noted["layout"])
-        named = load_file(folder / "model.safetensors")
-        stored = StoredStates(noted["slots"], load_file(folder / "slots.safetensors"))
-        slots = {slot: state for slot, kind in kinds.items() if (state := stored.get(slot, kind)) is not None}
-        return ServerState(Tensors.of({name: named[name] for name in names}), slots, round, noted["clock"])
+        return _read(self._checkpoint(round), kinds, round)
+
+    def save_best(self, state: ServerState) -> None:
+        """Keep the model of a state as the best so far."""
+        _write(ServerState(state.model, {}, state.round, state.clock), self.path / "best")
+
+    def restore_best(self) -> Tensors:
+        """The best model so far; raises `UserError` if none was kept."""
+        if not (self.path / "best").is_dir():
+            raise UserError(f"{self.path}: no best model was kept; evaluate.keep_best needs an evaluation")
+        return _read(self.path / "best", {}, 0).model
 
     def checkpoints(self) -> list[int]:
         """The rounds that have a checkpoint, in order."""
@@ -146,6 +145,25 @@ class RunDirectory:
 
     def _checkpoint(self, round: int) -> Path:
         return self.path / "checkpoints" / f"round-{round}"
+
+
+def _write(state: ServerState, folder: Path) -> None:
+    headers, vectors = encoded(state.slots)
+    with atomically(folder) as draft:
+        save_file(state.model.named(), draft / "model.safetensors")
+        save_file(vectors, draft / "slots.safetensors")
+        (draft / "state.json").write_text(
+            json.dumps({"layout": state.model.layout.text, "clock": state.clock, "slots": headers})
+        )
+
+
+def _read(folder: Path, kinds: Mapping[str, type], round: int) -> ServerState:
+    noted = json.loads((folder / "state.json").read_text())
+    names, _ = json.loads(noted["layout"])
+    named = load_file(folder / "model.safetensors")
+    stored = StoredStates(noted["slots"], load_file(folder / "slots.safetensors"))
+    slots = {slot: state for slot, kind in kinds.items() if (state := stored.get(slot, kind)) is not None}
+    return ServerState(Tensors.of({name: named[name] for name in names}), slots, round, noted["clock"])
 
 
 def _numbered(name: str) -> Iterator[Path]:

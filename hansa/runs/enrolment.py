@@ -164,13 +164,23 @@ def _bad_card(card: DataCard) -> str:
 def _unfit(name: NodeId, card: DataCard, watched: str) -> str:
     """Why a silo cannot take part with the data it has."""
     if not card.samples("train"):
-        return f"silos.{name}: no training samples are left after reading and splitting its data"
+        return (
+            f"silos.{name}: no training samples are left after reading and splitting its data; give it more rows, or "
+            "reduce data.valid and data.test"
+        )
     if watched and not card.samples("valid"):
         return (
             f"silos.{name}: it has no validation samples, and '{watched}' goes by them: "
             "give it a 'valid:' file, or raise data.valid"
         )
     return ""
+
+
+def check_cards(cards: Mapping[NodeId, DataCard], watched: str) -> None:
+    """Raise `DataError` for a silo that cannot take part with its data; ``watched``: see `described`."""
+    for name, card in cards.items():
+        if wrong := _unfit(name, card, watched):
+            raise DataError(wrong)
 
 
 def _note(lost: Mapping[NodeId, str], ledger: Ledger, events: RunEvents) -> None:

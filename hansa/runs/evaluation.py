@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from time import monotonic
 
 from hansa.client.evaluation import deviations, whole
 from hansa.config.federation import Federation
@@ -17,8 +18,22 @@ from hansa.tasks.base import GenerationTask, Task
 
 
 @dataclass(frozen=True)
+class PostedEvaluation:
+    """An evaluation of an asynchronous run that the silos work on; its scores are collected at the next one."""
+
+    round: int
+    split: str
+    share: float
+    asks: Mapping[NodeId, Request]
+
+
+@dataclass
 class Evaluator:
-    """Scores the model of a run at every node."""
+    """Scores the model of a run at every node.
+
+    With an asynchronous method between organisations, no silo is awaited: silos score the model between two works, and
+    the scores are collected when the next evaluation begins, or after the last round.
+    """
 
     federation: Federation
     root: InnerNode
@@ -27,6 +42,7 @@ class Evaluator:
     ledger: Ledger
     events: RunEvents
     masked: MaskedEvaluation | None = None  # where silos send their scores under masks
+    posted: PostedEvaluation | None = None
 
     def evaluate(self, state: ServerState, last: bool = False) -> list[Evaluation]:
         """Score the model everywhere; return the scores, which are in the ledger then.
@@ -34,13 +50,55 @@ class Evaluator:
         While running: on a share of the validation data (of the test data where some silo has no validation data, as in
         the Medical paper). At the end (``last``) also on the whole test set.
         """
-        found = list[Evaluation]()
+        found = self._collect()
         validated = all(card.samples("valid") for card in self.cards.values())
         looks = [("valid" if validated else "test", self.federation.evaluate.share)]
         if last:
             looks.append(("test", 1.0))
+        if not last and state.round and self._posts:
+            self._post(state, *looks[0])
+            return found
         for split, share in dict.fromkeys(looks):
             found += self._look(state, split, share, (split, share) == ("test", 1.0), last)
+        return found
+
+    def final(self, state: ServerState) -> list[Evaluation]:
+        """Score the model on the whole test set of every node, as at the end of a run."""
+        return list(self._look(state, "test", 1.0, True, True))
+
+    @property
+    def _posts(self) -> bool:
+        """Whether silos are asked for scores without waiting for them."""
+        server = self.root.server
+        return server.link.posting is not None and not server.method.participation.synchronous and not self.root.tree
+
+    def _post(self, state: ServerState, split: str, share: float) -> None:
+        """Ask for scores of a copy of the model, since the run goes on."""
+        decode = self._decodes(state.round, split, False)
+        request = Evaluate(state.round, state.model.copy(), split, share, 1, decode=decode)
+        self.posted = PostedEvaluation(
+            state.round, split, share, self.root.evaluation_asks(request, lambda: request.model)
+        )
+        posting = self.root.server.link.posting
+        assert posting is not None
+        posting.post(self.posted.asks, arrival=False)
+
+    def _collect(self) -> list[Evaluation]:
+        """The scores of a posted evaluation that have arrived; silos without are noted as not evaluated."""
+        if self.posted is None:
+            return []
+        posted, self.posted = self.posted, None
+        scores, silos = self._ask(posted.asks, posted.round, monotonic())
+        return [self._noted(posted.round, posted.split, posted.share, scores, silos)]
+
+    def _noted(
+        self, round: int, split: str, share: float, scores: Scores, silos: Mapping[NodeId, Scores]
+    ) -> Evaluation:
+        """Note scores of the shared model in the ledger, and tell the callbacks."""
+        by_silo = {silo: self._metrics(own) for silo, own in silos.items()}
+        found = Evaluation(round, split, share, self.task.headline, self._metrics(scores), by_silo)
+        self.ledger.scores(round, split, share, found.metrics, by_silo)
+        self.events.tell("on_evaluate", found)
         return found
 
     def _look(self, state: ServerState, split: str, share: float, final: bool, last: bool) -> Iterator[Evaluation]:
@@ -58,11 +116,7 @@ class Evaluator:
             if isinstance(task, GenerationTask):
                 self.ledger.fact("signatures", task.signatures)
             scores, silos = whole(scores), {silo: whole(own) for silo, own in silos.items()}
-        by_silo = {silo: self._metrics(own) for silo, own in silos.items()}
-        found = Evaluation(state.round, split, share, task.headline, self._metrics(scores), by_silo)
-        self.ledger.scores(state.round, split, share, found.metrics, by_silo)
-        self.events.tell("on_evaluate", found)
-        yield found
+        yield self._noted(state.round, split, share, scores, silos)
         if self.root.tree is not None:
             yield self._own(state, replace(request, model=no_tensors(), parts=1, decode=False, by_node=True))
         elif final and last and self.root.method.upload.keeps_local:
@@ -88,10 +142,16 @@ class Evaluator:
         settings, at_the_end = self.federation.evaluate, split == "test" and last
         return at_the_end or bool(settings.decode and round % (settings.every * settings.decode) == 0)
 
-    def _ask(self, asks: Mapping[NodeId, Request], round: int) -> tuple[Scores, dict[NodeId, Scores]]:
-        """The sum of what nodes answer, and what each answered; the ledger names those that gave no scores."""
+    def _ask(
+        self, asks: Mapping[NodeId, Request], round: int, until: float | None = None
+    ) -> tuple[Scores, dict[NodeId, Scores]]:
+        """The sum of what nodes answer, and what each answered; the ledger names those that gave no scores.
+
+        ``until``: how long they are awaited, by default until the deadline of a round.
+        """
+        until = deadline_of(self.federation.participation) if until is None else until
         total, silos, failures = Scores({}), dict[NodeId, Scores](), dict[NodeId, str]()
-        for answer in self.root.server.link.ask(asks, deadline_of(self.federation.participation)):
+        for answer in self.root.server.link.ask(asks, until):
             if isinstance(answer.reply, Scores) and self._sensible(answer.reply):
                 total = total + answer.reply
                 silos[answer.node] = answer.reply

@@ -73,5 +73,7 @@ class Exporter:
 
     def card(self, folder: Path, silo: str, metrics: Mapping[str, Mapping[str, float]]) -> None:
         """Write the model card of a folder: the shared model's, or a ``silo``'s."""
-        card = model_card(self.host.runtime.federation, self.cards, metrics, self.ledger.facts(), silo)
+        by_silo = {} if silo else self.ledger.final_by_silo()
+        facts, federation = self.ledger.facts(), self.host.runtime.federation
+        card = model_card(federation, self.host.runtime.task, self.cards, metrics, by_silo, facts, silo)
         (folder / "README.md").write_text(card, encoding="utf-8")

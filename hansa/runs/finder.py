@@ -61,7 +61,13 @@ def train_finder(
         out.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(outcome.folder / "model", out, dirs_exist_ok=True)
     scores = {code: _held_back(out, code, settings.seed) for code in settings.languages}
-    report = {"threshold": THRESHOLD, "languages": list(settings.languages), "corpora": len(corpora), "leaks": scores}
+    report = {
+        "threshold": THRESHOLD,
+        "dictionary": True,
+        "languages": list(settings.languages),
+        "corpora": len(corpora),
+        "leaks": scores,
+    }
     (out / SETTINGS).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return report
 

@@ -27,6 +27,7 @@ from hansa.runs.directory import RunDirectory
 
 SHARED = "shared"
 Scored = dict[str, dict[str, float]]  # on what → metric → value
+Tell = Callable[[str, int, int], None]  # name, its number and how many there are
 
 
 def open_run(folder: Path) -> Runtime:
@@ -102,19 +103,28 @@ def own_models(folder: Path) -> list[str]:
     return sorted(p.parent.name for p in (folder / "silos").glob("*/model"))
 
 
-def every_model(folder: Path, scores: Callable[[Runtime, Any], Scored]) -> dict[str, Scored]:
-    """Scores of all final models of a run by name: the shared one, where there is one, and the silos' own."""
-    shared = [SHARED] if has_model(folder) else []
-    found = {name: scores(*load(folder, None if name == SHARED else name)) for name in [*shared, *own_models(folder)]}
+def every_model(
+    folder: Path, scores: Callable[[Runtime, Any], Scored], tell: Tell = lambda name, number, of: None
+) -> dict[str, Scored]:
+    """Scores of all final models of a run by name: the shared one, where there is one, and the silos' own.
+
+    ``tell``: is called before each model.
+    """
+    names, found = [*([SHARED] if has_model(folder) else []), *own_models(folder)], dict[str, Scored]()
+    for number, name in enumerate(names, 1):
+        tell(name, number, len(names))
+        found[name] = scores(*load(folder, None if name == SHARED else name))
     if not found:
         load(folder)  # says that there is none yet
     return found
 
 
-def on_silos(runtime: Runtime, model: Any, share: float = 1.0) -> Scored:
-    """Metrics of a model on every silo's test data, or a share of it, by silo."""
+def on_silos(runtime: Runtime, model: Any, share: float = 1.0, tell: Tell = lambda name, number, of: None) -> Scored:
+    """Metrics of a model on every silo's test data, or a share of it, by silo; ``tell`` is called before each silo."""
     host, seed, found = SiloHost(runtime), runtime.federation.seed, {}
-    for name in holders(runtime.federation):
+    names = list(holders(runtime.federation))
+    for number, name in enumerate(names, 1):
+        tell(name, number, len(names))
         held = host.silo(name).resident.examples("test")
         # All of it is cut as in a run's final evaluation: the same questions. A share of it fits into fewer batches.
         parts = PARTS if share == 1.0 else 1

@@ -8,11 +8,12 @@ from pathlib import Path
 from time import time
 from typing import Any
 
-from hansa.core.errors import RunFailed
+from hansa.core.errors import RunFailed, UserError
 from hansa.core.round import Record
 
 MetricsByGroup = Mapping[str, Mapping[str, float]]
 OWN = "own"  # of a split: scores of every node's own model, by node; without it, of the one global model, by group
+TRAFFIC = "round, node, sent, received, seen, loss, told, offered, weight, norm"
 SCHEMA = """
 create table if not exists rounds (
   round integer primary key, at real, loss real, seen integer, steps integer, cohort integer, lost integer,
@@ -26,10 +27,12 @@ create table if not exists silo_metrics (
 );
 create table if not exists traffic (
   round integer, node text, sent integer, received integer, seen integer, loss real,
-  told integer, offered integer -- of those bytes, the tensors of the exchange: what it was told, what it offered
+  told integer, offered integer, -- of those bytes, the tensors of the exchange: what it was told, what it offered
+  weight real, norm real -- its share of the aggregate, and the norm of its update; null where they are not known
 );
 create table if not exists events (at real, round integer, node text, kind text, text text);
 create table if not exists attention (round integer, node text, stage text, layer text, member text, weight real);
+create table if not exists arrivals (round integer, position integer, node text); -- of asynchronous updates
 create table if not exists facts (name text primary key, value text);
 """
 
@@ -62,7 +65,7 @@ class Ledger:
 
     def rewind(self, round: int) -> None:
         """Forget what came after ``round``: it will happen again."""
-        for table in ("rounds", "metrics", "silo_metrics", "traffic", "events", "attention"):
+        for table in ("rounds", "metrics", "silo_metrics", "traffic", "events", "attention", "arrivals"):
             self._db.execute(f"delete from {table} where round > ?", (round,))
         self._db.commit()
         if self._jsonl.exists():
@@ -83,8 +86,10 @@ class Ledger:
                 "make room, or the disk writable, then continue with --resume"
             ) from None
 
-    def round(self, record: Record, seconds: Mapping[str, float], workers: int) -> None:
-        """Note a round; ``seconds``: by phase."""
+    def round(
+        self, record: Record, seconds: Mapping[str, float], workers: int, weights: Mapping[str, float] | None = None
+    ) -> None:
+        """Note a round; ``seconds``: by phase; ``weights``: each node's share of the aggregate, if known."""
         updates, totals = record.updates.values(), record.totals
         row = {
             "round": record.round,
@@ -117,13 +122,18 @@ class Ledger:
                     update.loss if update and record.hidden is None else None,
                     record.exchange.down.get(node, 0),
                     record.exchange.up.get(node, 0),
+                    (weights or {}).get(node),
+                    record.norms.get(node),
                 )
-                self._db.execute("insert into traffic values (?,?,?,?,?,?,?,?)", entry)
+                self._db.execute(f"insert into traffic ({TRAFFIC}) values (?,?,?,?,?,?,?,?,?,?)", entry)
             for below in (update.below for update in updates if update.below is not None):
                 for node in below.sent.keys() | below.received.keys():
                     counts = (below.sent.get(node, 0), below.received.get(node, 0))
-                    self._db.execute("insert into traffic values (?,?,?,?,0,null,0,0)", (record.round, node, *counts))
+                    entry = (record.round, node, *counts, 0, None, 0, 0, None, None)
+                    self._db.execute(f"insert into traffic ({TRAFFIC}) values (?,?,?,?,?,?,?,?,?,?)", entry)
             self._db.executemany("insert into attention values (?,?,?,?,?,?)", _heard(record))
+            order = ((record.round, position, node) for position, node in enumerate(record.arrivals))
+            self._db.executemany("insert into arrivals values (?,?,?)", order)
             self._line({"event": "round", **row})
         for kind, reasons in {
             "lost": record.failures,
@@ -171,6 +181,12 @@ class Ledger:
         with self._writing():
             self._db.execute("insert or replace into facts values (?,?)", (name, json.dumps(value, ensure_ascii=False)))
 
+    def arrivals(self) -> list[list[str]]:
+        """With an asynchronous method, for every round the silos whose updates arrived, in that order."""
+        rounds = [number for (number,) in self.select("select distinct round from arrivals order by round")]
+        query = "select node from arrivals where round=? order by position"
+        return [[node for (node,) in self.select(query, number)] for number in rounds]
+
     def facts(self) -> dict[str, Any]:
         """All facts by name; see `fact`."""
         return {name: json.loads(value) for name, value in self._db.execute("select name, value from facts")}
@@ -189,6 +205,17 @@ class Ledger:
         found: dict[str, dict[str, float]] = {}
         for group, metric, value in rows:
             found.setdefault(group, {})[metric] = value
+        return found
+
+    def final_by_silo(self) -> dict[str, dict[str, dict[str, float]]]:
+        """The last figures on the whole test set of each silo that released its own: silo → group → metric → value."""
+        rows = self.select(
+            "select silo, grp, metric, value from silo_metrics where split='test' and share=1.0 and round="
+            "(select max(round) from silo_metrics where split='test' and share=1.0)"
+        )
+        found: dict[str, dict[str, dict[str, float]]] = {}
+        for silo, group, metric, value in rows:
+            found.setdefault(silo, {}).setdefault(group, {})[metric] = value
         return found
 
     def _insert(self, table: str, row: Mapping[str, Any]) -> None:
@@ -214,3 +241,17 @@ def _round_of(line: str) -> int:
         return int(json.loads(line).get("round", 0))
     except ValueError:  # a line cut short by a crash
         return 1 << 62
+
+
+def recorded_arrivals(folder: Path) -> list[list[str]]:
+    """The order of arrivals in the ledger of a run; raises `UserError` if the run recorded none."""
+    if not (folder / "ledger.sqlite").is_file():
+        raise UserError(f"{folder} is not the folder of a run: it has no ledger.sqlite")
+    ledger = Ledger(folder)
+    try:
+        found = ledger.arrivals()
+    finally:
+        ledger.close()
+    if not found:
+        raise UserError(f"the run in {folder} recorded no order of arrivals: its method waits for its cohort")
+    return found

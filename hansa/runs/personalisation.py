@@ -1,6 +1,6 @@
 """Personalisation after the last round, at the server: asks every silo for a model of its own and notes the scores."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,30 +17,51 @@ from hansa.tasks.base import Task
 
 
 def personal_models(
-    link: Link, names: list[NodeId], settings: Settings, round: int, model: Tensors, start: Tensors, task: Task
+    link: Link,
+    names: list[NodeId],
+    settings: Settings,
+    round: int,
+    model: Tensors,
+    start: Tensors,
+    task: Task,
+    tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Ask every silo for a model of its own; return what is known of them, silo by silo, for ledger and report."""
+    """Ask every silo for a model of its own; return what is known of them, silo by silo, for ledger and report.
+
+    ``tell``: is called with the number of answers so far, and of all that will come.
+    """
     found: dict[str, Any] = {"silos": {}, "nearby": {}}
+    total = len(names) * (3 if settings.nearby else 1)
+    tell(0, total)
     if not settings.nearby:
         ask = Personalise(round, model, start, OWN)
-        _note(found, task, _answers(link, dict.fromkeys(names, ask), found))
+        _note(found, task, _told(_answers(link, dict.fromkeys(names, ask), found), tell, 0, total))
         return found
     first = Personalise(round, model, start, OWN, 0, True)
     updates = {}
-    for name, reply in _answers(link, dict.fromkeys(names, first), found):
+    for name, reply in _told(_answers(link, dict.fromkeys(names, first), found), tell, 0, total):
         if reply.gradient.layout != start.layout or not is_finite(reply.gradient.flat):
             found.setdefault("lost", {})[name] = "its update does not fit the model, or is not finite"
         else:
             updates[name] = reply.gradient.copy()
     weights = similarity(updates, settings.nearby)
     found["nearby"] = weights
-    for label, mixed in ((OWN, False), (NEARBY, True)):
+    for part, (label, mixed) in enumerate(((OWN, False), (NEARBY, True)), 1):
         asks = {}
         for name, update in updates.items():
             step = mixture(name, updates, weights) if mixed else update.flat
             asks[name] = Personalise(round, model, Tensors(start.layout, start.flat - step), label, 1)
-        _note(found, task, _answers(link, asks, found))
+        _note(found, task, _told(_answers(link, asks, found), tell, part * len(names), total))
     return found
+
+
+def _told(
+    answers: Iterator[tuple[NodeId, PersonalScores]], tell: Callable[[int, int], None], before: int, total: int
+) -> Iterator[tuple[NodeId, PersonalScores]]:
+    """The answers, each reported when it has come."""
+    for number, answer in enumerate(answers, before + 1):
+        yield answer
+        tell(number, total)
 
 
 def similarity(updates: Mapping[NodeId, Tensors], count: int) -> dict[NodeId, dict[NodeId, float]]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from hansa.core.errors import ConfigError, UserError
@@ -13,6 +14,7 @@ from hansa.runs import inference
 from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import OWN, Ledger
 from hansa.runs.results import RunResults, lower_is_better
+from hansa.runs.shares import silo_shares
 
 SCORE_COLUMNS = ["round", "silo", "language", "split", "metric", "value"]
 ALL_SILOS = "all"  # in the column `silo`: scores that no silo released by itself, such as those under masks
@@ -78,9 +80,52 @@ class Result:
 
     @cached_property
     def traffic(self) -> Any:
-        """Bytes by round and silo (``down``: to the silo), with the silo's training loss where it released one."""
-        query = "select round, node, sent, received, seen, loss from traffic order by round, rowid"
-        return frame(self._select(query), ["round", "silo", "down", "up", "samples", "loss"])
+        """Bytes by round and silo (``down``: to the silo), with the silo's training loss where it released one.
+
+        ``weight``: its share of the aggregate; ``norm``: of its update; both empty where the server cannot know them.
+        """
+        query = "select round, node, sent, received, seen, loss, weight, norm from traffic order by round, rowid"
+        return frame(self._select(query), ["round", "silo", "down", "up", "samples", "loss", "weight", "norm"])
+
+    @cached_property
+    def data(self) -> Any:
+        """One line per silo: training samples, samples per round, their shares, the expected weight, test samples."""
+        columns = ["silo", "samples", "share", "per_round", "round_share", "weight", "test"]
+        shares = silo_shares(self._results.federation, self._results.cards)
+        return frame([[one.name, *(getattr(one, column) for column in columns[1:])] for one in shares], columns)
+
+    @cached_property
+    def personal_scores(self) -> Any:
+        """Scores of the silos' personal models on their own test data: silo, model, language, metric, value, kept."""
+        found = self._results.personal
+        rows = [
+            (silo, model, group, metric, value, model == one.kept)
+            for silo, one in (found.silos if found is not None else {}).items()
+            for model, groups in one.models.items()
+            for group, metrics in groups.items()
+            for metric, value in metrics.items()
+        ]
+        return frame(rows, ["silo", "model", "language", "metric", "value", "kept"])
+
+    @property
+    def tables(self) -> dict[str, Any]:
+        """Every table of the run by name, as data frames; those without rows are left out."""
+        names = ("scores", "own_scores", "personal_scores", "data", "rounds", "traffic", "events")
+        found = {name: getattr(self, name) for name in names}
+        return {name: one for name, one in found.items() if len(one)}
+
+    @property
+    def personal(self) -> dict[str, dict[str, float]]:
+        """Silo → kind of model → the task's main metric on the silo's own test data, averaged over its languages."""
+        found = self._results.personal
+        return {
+            silo: {
+                model: fmean(values)
+                for model, groups in one.models.items()
+                if (values := [metrics[self.headline] for metrics in groups.values() if self.headline in metrics])
+            }
+            for silo, one in (found.silos if found is not None else {}).items()
+        }
 
     @cached_property
     def events(self) -> Any:
@@ -105,7 +150,11 @@ class Result:
         for row in last.itertuples(index=False):
             name = f"{row.metric} ({row.language})" if several[row.silo] > 1 else row.metric
             found.setdefault(row.silo, {})[name] = row.value
-        return found
+        order = {metric: place for place, metric in enumerate(self.summary.columns)}  # as in the table by language
+        return {
+            silo: dict(sorted(values.items(), key=lambda one: order.get(one[0].partition(" (")[0], len(order))))
+            for silo, values in found.items()
+        }
 
     # ── models ────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -61,6 +61,17 @@ class NodeTraffic:
 
 
 @dataclass(frozen=True)
+class SiloRound:
+    """What is known of one node in one round; None: it was not released, or is not known for this method."""
+
+    round: int
+    node: NodeId
+    loss: float | None  # training loss
+    weight: float | None  # share of the aggregate
+    norm: float | None  # of its update
+
+
+@dataclass(frozen=True)
 class ExchangeTraffic:
     """Bytes of the knowledge that silos shared with one another before training: a part of the traffic."""
 
@@ -137,11 +148,15 @@ class RunResults:
     task: Task
     facts: Mapping[str, Any]  # the ledger's facts about the whole run, by name
     final: dict[str, dict[str, float]]  # group → metric → value of the final model on the whole test set
+    by_silo: dict[NodeId, dict[str, dict[str, float]]]  # silo → group → metric → value of the final model
     own: dict[str, dict[str, float]]  # node → metric → value of the node's own model on its own test data
     curves: dict[str, list[Point]]  # group → (samples trained on by all silos, headline metric)
     times: list[Point]  # (virtual seconds, headline metric averaged over groups)
     phases: PhaseSeconds
+    losses: list[Point]  # (samples trained on by all silos, mean training loss)
+    silo_curves: dict[str, list[Point]]  # "silo" or "silo: group" → (samples, headline metric)
     traffic: tuple[NodeTraffic, ...]
+    silo_rounds: tuple[SiloRound, ...]
     exchange: ExchangeTraffic
     events: tuple[Event, ...]
     attention: tuple[AttentionWeight, ...]
@@ -171,10 +186,14 @@ class RunResults:
                 task=task,
                 facts=ledger.facts(),
                 final=ledger.final(),
+                by_silo=ledger.final_by_silo(),
                 own=ledger.final(f"{OWN} test"),
                 curves=curves,
                 times=times,
                 phases=_phases(ledger),
+                losses=[(float(seen), loss) for seen, loss in ledger.select(_LOSSES) if loss is not None],
+                silo_curves=_silo_curves(ledger, task.headline),
+                silo_rounds=tuple(SiloRound(*row) for row in ledger.select(_SILO_ROUNDS)),
                 traffic=tuple(NodeTraffic(*row) for row in ledger.select(_TRAFFIC)),
                 exchange=ExchangeTraffic(*ledger.select(_EXCHANGE)[0]),
                 events=tuple(Event(*row) for row in ledger.select(_EVENTS, EVENTS)),
@@ -251,6 +270,11 @@ class RunResults:
         return Personalisation(silos, noted["nearby"])
 
     @property
+    def samples_seen(self) -> int:
+        """Training samples that all silos together were trained on, counted as often as they were drawn."""
+        return int(self.losses[-1][0]) if self.losses else 0
+
+    @property
     def bytes_up(self) -> int:
         """Bytes that all nodes sent, over all rounds."""
         return sum(node.up for node in self.traffic)
@@ -306,6 +330,15 @@ _PHASES = (
 )
 _TRAFFIC = "select node, count(*), sum(sent), sum(received) from traffic group by node order by node"
 _EXCHANGE = "select count(distinct round), coalesce(sum(offered), 0), coalesce(sum(told), 0) from traffic"
+_LOSSES = "select sum(seen) over (order by round), loss from rounds order by round"
+_SILO_ROUNDS = (
+    "select round, node, loss, weight, norm from traffic where loss is not null or weight is not null "
+    "or norm is not null order by round, rowid"
+)
+_SILO_CURVES = (
+    "select round, silo, grp, value from silo_metrics where metric=?1 and (split, share) ="
+    " (select split, share from silo_metrics order by rowid limit 1) order by round"
+)
 _EVENTS = "select round, node, kind, text from events order by at limit ?"
 _ATTENTION = "select round, node, stage, layer, member, weight from attention order by rowid"
 # All evaluations during training use the same data: the split and the share of the first one.
@@ -334,6 +367,20 @@ def _curves(ledger: Ledger, headline: str) -> tuple[dict[str, list[Point]], list
         curves.setdefault(group, []).append((float(seen.get(round, 0)), value))
         means.setdefault(round, []).append(value)
     return curves, [(clock.get(round) or 0.0, fmean(values)) for round, values in sorted(means.items())]
+
+
+def _silo_curves(ledger: Ledger, headline: str) -> dict[str, list[Point]]:
+    """The headline metric over training by silo; of a silo with several groups, by group."""
+    seen = dict(ledger.select("select round, sum(seen) over (order by round) from rounds"))
+    rows = ledger.select(_SILO_CURVES, headline)
+    groups: dict[str, set[str]] = {}
+    for _, silo, group, _ in rows:
+        groups.setdefault(silo, set()).add(group)
+    found: dict[str, list[Point]] = {}
+    for round, silo, group, value in rows:
+        name = silo if len(groups[silo]) == 1 else f"{silo}: {group}"
+        found.setdefault(name, []).append((float(seen.get(round, 0)), value))
+    return found
 
 
 def _phases(ledger: Ledger) -> PhaseSeconds:

@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Literal
@@ -16,14 +17,16 @@ from hansa.config.checks import check
 from hansa.config.federation import Federation
 from hansa.config.nodes import leaves
 from hansa.core import device, wire
+from hansa.core.arrivals import BufferState
 from hansa.core.downlink import DownlinkState
+from hansa.core.encoded_downlink import SentModel
 from hansa.core.errors import RunFailed, UserError
 from hansa.core.hierarchy import LayerState
 from hansa.core.link import Link
+from hansa.core.memory import peak_memory
 from hansa.core.messages import LEFT, DataCard, NodeId, Update
-from hansa.core.participation import BufferState
 from hansa.core.round import Record
-from hansa.core.state import DOWNLINK, HIERARCHY, PARTICIPATION, ServerState
+from hansa.core.state import DOWNLINK, HIERARCHY, PARTICIPATION, SENT, ServerState
 from hansa.core.update_copies import UpdateCopies
 from hansa.links.local import LocalLink
 from hansa.links.pool import PoolLink
@@ -40,6 +43,8 @@ from hansa.runs.masked_evaluation import masked_evaluation
 from hansa.runs.personalisation import personal_models
 from hansa.runs.remains import note_withdrawal
 from hansa.runs.result import Result
+from hansa.runs.selection import BEST, Selection
+from hansa.runs.shares import round_weights
 from hansa.runs.start import begin, describe
 from hansa.runs.topology import build_topology
 
@@ -158,6 +163,7 @@ class Run:
         self.root = build_topology(self.host, self.link, cards)
         task, masked = self.host.runtime.task, masked_evaluation(self.host.runtime, self.root)
         self.evaluator = Evaluator(federation, self.root, task, cards, self.ledger, self.events, masked)
+        self.selection = Selection(federation, task, self.ledger, self.directory)
         self.exporter = Exporter(self.host, self.directory, cards, self.ledger, self.link.remote)
 
     def go(self) -> Result:
@@ -181,8 +187,10 @@ class Run:
         durable = current.round = current.resumed_after = state.round
         current.samples = {name: card.samples() for name, card in self.cards.items()}
         self.events.tell("on_run_start")
+        keeps_best = self.federation.evaluate.keep_best
         if state.round == 0:
-            self.evaluator.evaluate(state, last=rounds == 0)
+            self.evaluator.evaluate(state, last=rounds == 0 and not keeps_best)
+            self.selection.note(state, current)
         while state.round < rounds and not current.stop_reason:
             self.events.tell("on_round_start", state.round + 1)
             record = self._round(state, durable)
@@ -206,9 +214,14 @@ class Run:
                 raise
         if current.stop_reason:
             self._stop_early(state, durable)
+        if keeps_best and self.selection.take_best(state):
+            best = self.ledger.facts()[BEST]
+            self.events.say(f"the best model is that of round {best['round']} ({best['metric']} {best['value']:.4g})")
+            self.evaluator.final(state)
         self.exporter.save(state)
         self._personalise(state)
         self._note_prices(state.round)
+        self.ledger.fact("memory", {"server": peak_memory(), "workers": getattr(self.link, "peak_memory", list)()})
         self.events.tell("on_run_end", self.result)
 
     def _round(self, state: ServerState, durable: int) -> Record:
@@ -222,7 +235,7 @@ class Run:
         reason = self.current.stop_reason
         self.events.say(f"stopped after round {state.round} of {self.federation.rounds}: {reason}")
         self.ledger.fact("stopped", {"round": state.round, "reason": reason})
-        if state.round < self.federation.rounds:
+        if state.round < self.federation.rounds and not self.federation.evaluate.keep_best:
             self.evaluator.evaluate(state, last=True)
         if durable < state.round:
             self._checkpoint(state)
@@ -253,9 +266,11 @@ class Run:
         scores: list[Evaluation] = []
         if last or state.round % federation.evaluate.every == 0:
             began = perf_counter()
-            scores = self.evaluator.evaluate(state, last)
+            scores = self.evaluator.evaluate(state, last and not federation.evaluate.keep_best)
             seconds["evaluate"] = perf_counter() - began
-        self.ledger.round(record, seconds, self.link.size)
+        self.ledger.round(record, seconds, self.link.size, round_weights(self.root.server, record))
+        if scores:
+            self.selection.note(state, self.current)
         if last and federation.upload.steps:
             self._note_upload(state, record)
         if last or state.round % federation.checkpoint.every == 0 or state.round == self._personal_start:
@@ -294,7 +309,7 @@ class Run:
         start = self.root.tree.start if self.root.tree is not None else runtime.start.only(runtime.shared.names)
         fresh = self.root.begin(start.copy())
         kinds = {slot: type(state) for slot, state in fresh.slots.items()}
-        kinds |= {HIERARCHY: LayerState, DOWNLINK: DownlinkState}
+        kinds |= {HIERARCHY: LayerState, DOWNLINK: DownlinkState, SENT: SentModel}
         if (rule := runtime.method.participation.state) is not None:
             kinds[PARTICIPATION] = rule
         return self.directory.newest(kinds) or fresh
@@ -320,9 +335,12 @@ class Run:
         self.events.say(f"silos train models of their own, {settings.rounds} rounds each")
         names, task = list(leaves(self.federation.silos)), self.host.runtime.task
         start = self.host.runtime.start.only(state.model.layout.names)
-        if self._personal_start:
+        if settings.start is None:
+            start = state.model
+        elif self._personal_start:
             start = self.directory.restore(self._personal_start, {}).model
-        found = personal_models(self.link, names, settings, state.round, state.model, start, task)
+        tell = partial(self.events.tell, "on_phase", "personal models")
+        found = personal_models(self.link, names, settings, state.round, state.model, start, task, tell)
         for name, reason in found.get("lost", {}).items():
             self.ledger.event(state.round, name, "no personal model", reason)
         for name, known in () if self.link.remote else found["silos"].items():

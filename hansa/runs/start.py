@@ -4,8 +4,9 @@ import json
 import platform
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, cast
 
 from hansa.client.runtime import Runtime
@@ -17,6 +18,7 @@ from hansa.core.errors import DataError
 from hansa.core.inner_node import merge
 from hansa.core.link import Link
 from hansa.core.messages import CollectVocabulary, DataCard, NodeId, VocabularyCounts
+from hansa.data.spellings import spelling_warnings
 from hansa.files import atomically
 from hansa.models import build, folder, tokenizer
 from hansa.models.adapt import adapt
@@ -42,6 +44,44 @@ def begin(federation: Federation, directory: RunDirectory, link: Link, ledger: L
             check_base(directory.start, federation.model)
         return
     task = Runtime(federation, directory.path).task
+    agreed = agree(federation, task, link, ledger, events)
+    words, labels = agreed.tokenizer, agreed.labels
+    model = build.initial(federation.model, task.auto, words, federation.data.max_length, labels, federation.seed)
+    for line in head_lines(federation, model, labels):
+        events.say(line)
+    tree = build_method(federation).hierarchy
+    if tree is not None:
+        check_models(federation, tree, task.auto, deepcopy(model))
+    with atomically(directory.start) as draft:
+        words.save_pretrained(draft)
+        if federation.model.keeps_base:
+            save_start(adapt(model, federation.model, federation.seed), federation.model, draft)
+        else:
+            model.save_pretrained(draft)
+        folder.tidy(draft)  # what silos in other organisations accept, and nothing else
+        write_labels(draft, labels)
+    facts = {name: version(name) for name in VERSIONS} | {"python": platform.python_version()}
+    ledger.fact("versions", facts)
+    ledger.fact("vocabulary", len(words))
+    ledger.fact("parameters", sum(p.numel() for p in model.parameters()))
+    if federation.model.path is not None:
+        ledger.fact("base_model", base_model(federation))
+        ledger.fact("new_weights", sorted(build.lacked_tensors(model)))
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What all silos start with beside the weights: the tokenizer and the model's classes."""
+
+    tokenizer: Any
+    labels: tuple[str, ...]
+
+
+def agree(federation: Federation, task: Task, link: Link, ledger: Ledger, events: RunEvents) -> Agreement:
+    """Ask the silos for word pieces and labels, as far as the settings leave them open.
+
+    Raises `DataError` if the task needs labels and the silos have too few.
+    """
     named: tuple[str, ...] = getattr(task, "labels", ())
     discovery = discovery_of(task)
     label_rows = (discovery.min_rows if discovery.allowed else 1) if task.needs_labels and not named else 0
@@ -54,22 +94,40 @@ def begin(federation: Federation, directory: RunDirectory, link: Link, ledger: L
             f"task '{federation.task.name}' needs at least {'one type' if 'O' in labels else 'two labels'}, "
             f"and the silos have {list(names) or 'none'}; look at the field named by 'label:'"
         )
-    model = build.initial(federation.model, task.auto, words, federation.data.max_length, labels, federation.seed)
-    tree = build_method(federation).hierarchy
-    if tree is not None:
-        check_models(federation, tree, task.auto, deepcopy(model))
-    with atomically(directory.start) as draft:
-        words.save_pretrained(draft)
-        if federation.model.keeps_base:
-            save_start(adapt(model, federation.model, federation.seed), federation.model, draft)
-        else:
-            model.save_pretrained(draft)
-        folder.tidy(draft)  # what silos in other organisations accept, and nothing else
-        (draft / "labels.json").write_text(json.dumps(labels, ensure_ascii=False), encoding="utf-8")
-    facts = {name: version(name) for name in VERSIONS} | {"python": platform.python_version()}
-    ledger.fact("versions", facts)
-    ledger.fact("vocabulary", len(words))
-    ledger.fact("parameters", sum(p.numel() for p in model.parameters()))
+    return Agreement(words, build.own_order(federation.model, labels))
+
+
+def write_labels(start: Path, labels: tuple[str, ...]) -> None:
+    """Write the model's classes beside the tokenizer."""
+    (start / "labels.json").write_text(json.dumps(labels, ensure_ascii=False), encoding="utf-8")
+
+
+def base_model(federation: Federation) -> str:
+    """The name of the pre-trained model for people: a hub id, or the name of a folder without the folders above it."""
+    path = str(federation.model.path)
+    return Path(path).name if Path(path).is_dir() else path
+
+
+def head_lines(federation: Federation, model: Any, labels: tuple[str, ...]) -> list[str]:
+    """Sentences on the weights of a pre-trained model that the task needs and the model lacks, or has for other labels.
+
+    Empty if it has all of them, and for a model that starts from random weights anyway.
+    """
+    if federation.model.path is None or federation.model.fresh:
+        return []
+    new, own, name = build.lacked_tensors(model), build.head_labels(federation.model), base_model(federation)
+    if new:
+        shown = ", ".join(sorted(new)[:6]) + (f" and {len(new) - 6} more" if len(new) > 6 else "")
+        return [
+            f"{name} has no weights for {len(new)} tensors that task '{federation.task.name}' needs; they start from "
+            f"random values: {shown}"
+        ]
+    if own and labels and set(own) != set(labels):
+        return [
+            f"the head of {name} was trained for other labels ({', '.join(own[:8])}) than those of the task "
+            f"({', '.join(labels[:8])}); training starts from its weights"
+        ]
+    return []
 
 
 def _collected(federation: Federation, labels: int, link: Link, ledger: Ledger, events: RunEvents) -> VocabularyCounts:
@@ -86,6 +144,10 @@ def _collected(federation: Federation, labels: int, link: Link, ledger: Ledger, 
     own = [ROOT] * bool(federation.root and federation.root.sources) + list(leaves(federation.silos))
     replies = surveyed(link, own, request, federation.participation, ledger, events)
     ledger.fact("survey", _released(replies, minimum, pieces))
+    if labels:
+        for line in spelling_warnings({name: dict.fromkeys(reply.labels, 0) for name, reply in replies.items()}):
+            events.say(f"warning: {line}")
+            ledger.event(0, "", "labels", line)
     merged = merge(list(replies.values()))
     assert isinstance(merged, VocabularyCounts)
     return merged
@@ -126,7 +188,7 @@ def describe(
     Raises `DataError` if a silo's data has changed since the run began.
     """
     events.say("silos prepare their data")
-    watched = "personal" if federation.personal else "train.samples.adapt" if federation.train.samples.adapt else ""
+    watched = watched_setting(federation)
     fact = f"cards:{federation.kind}" if federation.kind != "federated" else "cards"
     noted = ledger.facts().get(fact, {})
     before = {name: DataCard(**card | {"problems": tuple(card["problems"])}) for name, card in noted.items()}
@@ -150,6 +212,11 @@ def describe(
                 ledger.event(0, name, "data", problem)
     ledger.fact(fact, {n: vars(c) for n, c in cards.items()})
     return cards
+
+
+def watched_setting(federation: Federation) -> str:
+    """The setting that needs validation data at every silo; empty if none does."""
+    return "personal" if federation.personal else "train.samples.adapt" if federation.train.samples.adapt else ""
 
 
 def _counts(card: DataCard) -> str:

@@ -2,9 +2,11 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, pstdev
+from statistics import fmean, median, pstdev
 
 from hansa.runs.results import Metrics, MetricsByGroup, RunResults, lower_is_better
+
+UNLIKE = 0.05  # relative difference of two budgets above which a comparison says so
 
 
 def average(final: MetricsByGroup, metric: str, weights: Mapping[str, float] | None = None) -> float | None:
@@ -74,6 +76,19 @@ def compare_metric(runs: Sequence[RunResults], metric: str) -> Comparison:
         rows.append(row("weighted by data", [average(run.final, metric, weights) for run in runs], True))
         rows.append(row("worst language", [worst(run.final, metric, lower) for run in runs], True))
     return Comparison(metric, lower, tuple(rows))
+
+
+def budget_line(runs: Sequence[RunResults]) -> str:
+    """A sentence on runs that trained on clearly more or fewer samples than the others; empty if all are alike."""
+    trained = {run.name: run.samples_seen for run in runs if run.samples_seen}
+    if len(trained) < 2:
+        return ""
+    usual = median(trained.values())
+    other = {name: seen for name, seen in trained.items() if abs(seen - usual) > UNLIKE * usual}
+    if not other:
+        return ""
+    said = ", ".join(f"{name} {seen / usual:.2f} times" for name, seen in other.items())
+    return f"Not the same number of samples: {said} the median of the runs ({usual:,.0f}); compare with care."
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
+# Their smoke runs start several deployments, or models of some size, one after another: `make test-bench` runs them.
+LONG = {"asynchronous", "billion", "diloco", "front_end", "overlap", "plan"}
 NAMES = sorted(file.stem for file in FOLDER.glob("[a-z]*.py"))
 
-pytestmark = pytest.mark.docs
 
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.long_bench if n in LONG else pytest.mark.docs) for n in NAMES]
+)
 def test_a_benchmark_runs_and_prints_its_figures(name: str, tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
     command = [sys.executable, str(FOLDER / f"{name}.py"), "--smoke", "--json", str(out)]
@@ -22,6 +24,7 @@ def test_a_benchmark_runs_and_prints_its_figures(name: str, tmp_path: Path) -> N
     assert out.is_file()
 
 
+@pytest.mark.docs
 def test_the_readme_has_the_figures_of_the_store() -> None:
     sys.path.insert(0, str(FOLDER))
     try:

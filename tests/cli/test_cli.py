@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 from typer.testing import CliRunner
@@ -95,6 +96,20 @@ def test_run_then_everything_one_does_with_a_run(file: Any, tmp_path: Path) -> N
     filled = json.loads(ok("predict", out, "fever [MASK] chill", "--format", "json"))
     assert len(filled["predictions"][0]["answers"][0]["fillings"]) == 5
     assert "report.html" in ok("report", out)
+    assert told["silos"].keys() == {"north", "south", "east"}
+    assert json.loads(ok("predict", out, "fever [MASK] chill", "--json")) == filled
+    for kind in ("csv", "parquet"):
+        shown = ok("results", out, f"--{kind}", str(tmp_path / kind))
+        assert f"traffic.{kind}" in shown
+        assert {file.stem for file in (tmp_path / kind).iterdir()} == {"scores", "data", "rounds", "traffic"}
+    table = pandas.read_csv(tmp_path / "csv" / "scores.csv")
+    assert table.equals(pandas.read_parquet(tmp_path / "parquet" / "scores.parquet")[table.columns])
+    pushed = str(tmp_path / "pushed")
+    assert pushed in " ".join(ok("push", out, pushed).split())
+    other = ("evaluate", str(file), "--model", pushed, "--out", str(tmp_path / "other"), "--workers", "0")
+    given = json.loads(ok(*other, "--format", "json"))
+    assert given["metrics"] == told["metrics"], "the same model on the same test data"
+    assert given["silos"] == told["silos"]
     from hansa.core.errors import UserError
 
     for arguments, reason in [
@@ -103,6 +118,8 @@ def test_run_then_everything_one_does_with_a_run(file: Any, tmp_path: Path) -> N
         (["evaluate", out, "--silo", "all", "--checkpoint", "3"], "leave one of them out"),
         (["evaluate", out, "--data", str(tmp_path / "none")], "does not exist"),
         (["report", str(tmp_path)], "not a run directory"),
+        (["evaluate", str(file)], "add --model"),
+        (["results", out, "--csv", str(file)], "is a file"),
     ]:
         with pytest.raises(UserError, match=reason):
             runner.invoke(app, arguments, catch_exceptions=False)
@@ -125,7 +142,7 @@ def test_check_says_how_far_claims_count(file: Any) -> None:
     assert "no silo counts more than 40%" in told["claims"]
     assert max(silo["weight"] for silo in told["silos"]) == pytest.approx(0.4, abs=0.01)
     free = json.loads(ok("check", str(file), "--format", "json"))
-    assert max(silo["weight"] for silo in free["silos"]) > 0.5
+    assert max(silo["weight"] for silo in free["silos"]) > 0.43, "by windows, as the run weighs them"
     for settings, wrong in {
         "participation.max_share=0.2": "do not add up",
         "participation.max_share=2": "max_share",

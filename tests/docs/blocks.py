@@ -23,7 +23,24 @@ OPENING = re.compile(r'^```(?P<language>\S*)(?: title="(?P<title>[^"]+)")?(?P<re
 # The beginning of a command → the test that executes it, where the page's own driver does not.
 ELSEWHERE = {
     "hansa evaluate runs/medical-small --silo all": "cli/test_cli.py::test_run_then_everything_one_does_with_a_run",
+    "hansa survey federation.yaml --kit": ("deploy/test_survey.py::test_the_commands_of_the_page_survey_two_agents"),
+    "hansa approve federation.yaml --kit lyon --survey": (
+        "deploy/test_survey.py::test_the_commands_of_the_page_survey_two_agents"
+    ),
+    "hansa plan hospitals.yaml --constants": "docs/test_scale_page.py::test_the_outputs_are_those_of_the_command",
     "hansa retrain": "cli/test_cli.py::test_retrain_repeats_a_run_without_a_silo",
+    "hansa dashboard user add": "faults/test_pages.py::test_pages_of_a_running_federation",
+    "hansa dashboard runs": "faults/test_pages.py::test_pages_of_a_running_federation",
+    "hansa silo-page": "faults/test_pages.py::test_pages_of_a_running_federation",
+    "hansa status lyon": "faults/test_pages.py::test_pages_of_a_running_federation",
+    "hansa serve federation.yaml --kit kit --out runs/clinics --health": (
+        "faults/test_pages.py::test_pages_of_a_running_federation"
+    ),
+    **dict.fromkeys(
+        ("hansa serve --queue", "hansa submit", "hansa runs runs", "hansa stop"),
+        "faults/test_queue.py::test_two_runs_after_another_with_a_kill_between_them",
+    ),
+    "hansa doctor": "deploy/test_doctor.py::test_the_command_line",
     "hansa leave": "faults/test_leave.py::test_a_silo_leaves_during_a_run",
     "hansa check --policy": "privacy/policy/test_preview.py::test_check_previews_the_decision",
     "hansa audit show": "privacy/policy/test_audit_log.py::test_the_command_line_verifies_and_shows",

@@ -60,7 +60,10 @@ def test_a_worse_metric_has_a_negative_sign() -> None:
     costs = [Cost("whole", 8_000_000, 1, scores), worse, Cost("nothing", 0, 0, {})]
     found = cost_table(costs, {"perplexity": True, "bleu": False})
     assert [(r["name"], r["fewer"]) for r in found["rows"]] == [("whole", "1.0×"), ("worse", "8.0×")]
-    assert [r["cells"] for r in found["rows"]] == [["100", "10"], ["110 (-10.0%)", "9 (-10.0%)"]]
+    assert [r["cells"] for r in found["rows"]] == [
+        ["100", "10"],
+        ["110 (-10.0% against whole)", "9 (-10.0% against whole)"],
+    ]
     assert ["lower is better" in chart for chart in found["charts"]] == [True, False], "one for every metric"
     assert cost_table(costs[:1], {"bleu": False}) == {}
     assert saved_bytes(100, 50, 2).endswith("4.00 times as much.")

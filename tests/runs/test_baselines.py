@@ -11,8 +11,11 @@ from hansa.config.federation import Federation
 from hansa.config.sections import Samples, Training
 from hansa.core.messages import DataCard, Train
 from hansa.core.seeds import stream
+from hansa.core.settings import Named
 from hansa.core.tensors import NOTHING
+from hansa.runs import baselines
 from hansa.runs.baselines import arrange
+from hansa.runs.compare import variant
 from hansa.runs.run import run
 from tests.conftest import Build
 
@@ -101,3 +104,16 @@ def test_the_schedule_of_a_federation_advances_by_rounds(federation: Build, tmp_
     run(settings, tmp_path / "run", workers=0)
     silo = SiloHost(Runtime(settings, tmp_path / "run")).silo("north")
     assert [silo._rate(Train(r, NOTHING)) for r in (1, 2, 3)] == pytest.approx([0.75, 0.5, 0.25])
+
+
+def test_buffered_rounds_get_the_samples_of_synchronous_ones(federation: Build) -> None:
+    settings = federation(rounds=4, evaluate={"every": 2})
+    buffered = variant(settings, "fedbuff")
+    assert baselines.updates_per_round(settings) == baselines.updates_per_round(buffered) == 3
+    small = settings.model_copy(update={"method": Named.model_validate({"name": "fedbuff", "buffer": 1})})
+    assert baselines.updates_per_round(small) == 1
+    found = baselines.with_same_budget(settings, small)
+    assert (found.rounds, found.evaluate.every) == (12, 6), "three times the rounds of a third of the updates"
+    assert baselines.with_same_budget(found, settings).rounds == 2
+    central = settings.model_copy(update={"kind": "central"})
+    assert baselines.with_same_budget(settings, central) is central

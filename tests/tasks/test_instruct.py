@@ -26,6 +26,7 @@ from hansa.data.source import Source
 from hansa.models.tokenizer import byte_tokenizer
 from hansa.preview.preview import preview
 from hansa.privacy.policy.disclosures import disclosures
+from hansa.runs.ledger import Ledger
 from hansa.runs.run import run
 from hansa.tasks import bleu, rouge
 from hansa.tasks.base import Vocabulary, better
@@ -354,8 +355,12 @@ def small(folder: Path, **changes: Any) -> Path:
 def test_a_run_learns_scores_and_chats(tmp_path: Path) -> None:
     federation = read(small(tmp_path / "new"))
     assert any("up to 2 answers that the model writes" in line for line in disclosures(federation))
-    assert [silo.problems for silo in preview(federation).silos] == [(), ()]
+    foreseen = [silo.problems for silo in preview(federation).silos]
     outcome = run(federation, tmp_path / "run", workers=0)
+    ledger = Ledger(outcome.folder)
+    cards = ledger.facts()["cards"]
+    ledger.close()
+    assert foreseen == [tuple(card["problems"]) for card in cards.values()], "check and run agree"
     assert {*outcome.metrics["fr"]} == {"perplexity", "accuracy", "loss", "rouge_l", "chrf"}
     exported = transformers.AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
     assert exported.chat_template == CHATML, "whoever loads the model has the template"
@@ -374,7 +379,10 @@ def test_conversations_and_a_tokenizer_in_memory(tmp_path: Path) -> None:
     tokenizer.chat_template = CHATML
     rows = [{"messages": said("a?", "b")}] * 3
     fed = hansa.Federation(
-        task="instruct", model=(decoder(len(tokenizer)), tokenizer), silos={"a": rows}, data={"test": 0.0, "valid": 0.0}
+        task="instruct",
+        model=(decoder(len(tokenizer)), tokenizer),
+        silos={"a": rows},
+        data={"test": 0.0, "valid": 0.0, "max_length": 64},
     )
     settings = fed.placed(tmp_path)
     assert settings.task.settings["template"] == CHATML

@@ -79,7 +79,7 @@ def test_every_field_of_every_message_has_a_kind() -> None:
             assert set(RELEASE_KINDS[reply].values()) <= set(get_args(Kind))
     model = Tensors.zeros(Layout(("w",), ((1,),)))
     values = {"round": 1, "model": model, "start": model, "label": "", "roster": {}, "threshold": 2}
-    values |= {"sealed": {}, "answered": ()}
+    values |= {"sealed": {}, "answered": (), "leader": "", "floor": 20}
     for request in get_args(messages.Request):
         made = request(**{f.name: values[f.name] for f in fields(request) if f.name in values})
         assert requested_items(made) is not None, request

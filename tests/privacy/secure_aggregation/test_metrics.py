@@ -209,7 +209,7 @@ def test_between_organisations_the_evaluation_is_the_announced_one(
 class ChangingLink:
     """A link on which the replies of silo 'north' to one kind of request are changed."""
 
-    size, remote = 1, False
+    size, remote, posting = 1, False, None
 
     def __init__(self, link: Link, kind: type, change: Callable[[Any], Any]) -> None:
         self.link, self.kind, self.change = link, kind, change

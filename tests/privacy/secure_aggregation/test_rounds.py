@@ -45,7 +45,7 @@ def test_the_model_is_the_plain_one_but_for_rounding(federation: Build, tmp_path
 class DropOutLink:
     """A link on which some silos do not answer one kind of request."""
 
-    size, remote = 1, False
+    size, remote, posting = 1, False, None
 
     def __init__(self, link: Link, silent: set[str], kind: type) -> None:
         self.link, self.silent, self.kind, self.seen = link, silent, kind, list[Any]()
@@ -117,7 +117,7 @@ def test_one_below_the_threshold_nothing_is_unmasked(federation: Build, tmp_path
 class LyingLink:
     """A link on which the replies of silo 'north' to one kind of request are changed."""
 
-    size, remote = 1, False
+    size, remote, posting = 1, False, None
 
     def __init__(self, link: Link, kind: type, change: Callable[[Any], Any]) -> None:
         self.link, self.kind, self.change = link, kind, change

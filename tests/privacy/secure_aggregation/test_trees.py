@@ -43,7 +43,7 @@ class Watching:
 
     def __init__(self, link: Link, silent: frozenset[str] = frozenset()) -> None:
         self.link, self.silent, self.updates = link, silent, dict[str, list[Update]]()
-        self.size, self.remote = link.size, link.remote
+        self.size, self.remote, self.posting = link.size, link.remote, link.posting
 
     def ask(self, asks: Mapping[str, Any], until: float | None) -> Iterator[Answer]:
         for answer in self.link.ask(asks, until):

@@ -1,0 +1,52 @@
+"""Defaults that depend on the kind of model and on the task.
+
+They depend on the settings alone, never on files: a silo's administrator, who may not have the model's folder, must
+arrive at the same settings as the coordinator.
+"""
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from hansa.models.settings import Model
+
+DECODERS = ("causal-lm", "instruct")
+LENGTHS = {"causal-lm": 256, "instruct": 512}  # tokens of a sample, by task
+LENGTH = 128
+RATES = {"lora": 2e-4, "frozen": 1e-3}  # AdamW's, by what is trained
+RATE, DECODER_RATE = 5e-5, 2e-5
+
+
+def is_pretrained(model: Model) -> bool:
+    """Whether training starts from weights that were trained before."""
+    return model.path is not None and not model.fresh
+
+
+def model_defaults(model: Model, task: str) -> dict[str, dict[str, Any]]:
+    """Section → setting → default, for a pre-trained model; empty for one with random weights."""
+    if not is_pretrained(model):
+        return {}
+    rate = RATES.get(model.adapt, DECODER_RATE if task in DECODERS else RATE)
+    return {
+        "train": {"optimizer": "adamw", "lr": rate},
+        "baseline": {"lr": rate},
+        "data": {"max_length": LENGTHS.get(task, LENGTH)},
+    }
+
+
+def unset_defaults(given: BaseModel, model: Model, task: str) -> dict[str, BaseModel]:
+    """The sections of a federation file that change by `model_defaults`, where the file says nothing.
+
+    A learning rate without an optimizer is one for SGD, as it always was: then neither changes.
+    """
+    changes: dict[str, BaseModel] = {}
+    for name, values in model_defaults(model, task).items():
+        section = getattr(given, name)
+        known = section.model_fields_set if name in given.model_fields_set else set()
+        if name == "train" and ("lr" in known or ("optimizer" in known and section.optimizer == "sgd")):
+            continue
+        if name == "baseline" and known:
+            continue
+        if unset := {key: value for key, value in values.items() if key not in known}:
+            changes[name] = section.model_copy(update=unset)
+    return changes
