@@ -73,8 +73,8 @@ def agents(kits: str, home: str, numbers: list[int], report) -> None:  # type: i
 def federation(folder: Path, silos: int, processes: int) -> Iterator[tuple[NatsLink, list]]:  # type: ignore[type-arg]
     """A link to so many echoing silos, and a pipe to each of their processes."""
     settings = parse({"name": "bench", "silos": {f"s{i}": "x" for i in range(silos)}})
-    port, bulk = free_ports(2)
-    authority.create(settings, folder / "kits", {COORDINATOR: f"localhost:{port}+{bulk}"}, 30)
+    [port] = free_ports(1)
+    authority.create(settings, folder / "kits", {COORDINATOR: f"localhost:{port}"}, 30)
     context = get_context("forkserver")
     pipes, workers = [], []
     for process in range(processes):

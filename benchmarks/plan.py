@@ -1,0 +1,170 @@
+"""The plan of a round against real rounds: 2, 20 and 200 agents, and a tree of 4 regions with 5 silos each.
+
+The agents are real (kits, broker, blob server, mutual TLS) and only echo the model: the plan of the network is what is
+validated, with the constants that `hansa plan --calibrate` measures, in the same run. All nodes share this machine, so
+that the plan adds up the processor seconds of all of them. Compared are these, which other work on the machine changes
+little, and the seconds, with what a processor second took beside the run.
+"""
+
+import os
+import tempfile
+import threading
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import psutil
+import torch
+from _far import Echo, federation, free_ports, model
+from _figures import Figures
+
+from hansa.config.file import parse
+from hansa.core.messages import Train, Update
+from hansa.core.tensors import WeightedMean
+from hansa.deploy import authority
+from hansa.deploy.agent import Agent
+from hansa.deploy.kit import COORDINATOR, Kit
+from hansa.deploy.server_session import server_session
+from hansa.planning.calibration import busy_stretch, measure_machine
+from hansa.planning.scale import Work, processor_seconds, shared_seconds
+
+MB = 1 << 20
+ROUNDS = 5
+
+
+def family_seconds() -> float:
+    """Processor seconds of this process and of all below it so far."""
+    me = psutil.Process()
+    total = 0.0
+    for process in (me, *me.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A round: seconds, processor seconds of all nodes, and seconds for one processor second beside it."""
+
+    seconds: float
+    processor: float
+    stretch: float
+
+
+def rounds(link: Any, names: list[str], size: int, count: int) -> Measured:
+    """The median of the rounds, with the sum that a coordinator computes."""
+    sent, seconds = model(size), []
+    before, used = busy_stretch(), 0.0
+    for number in range(1, count + 2):
+        began = perf_counter()
+        total = WeightedMean(sent.layout)
+        for answer in link.ask(dict.fromkeys(names, Train(number, sent, number - 1)), None):
+            assert isinstance(answer.reply, Update), answer.reply
+            total.add(answer.reply.gradient, 1.0)
+        total.mean()
+        seconds.append(perf_counter() - began)
+        used = used or family_seconds()  # after the first round, in which all nodes connect
+    processor = (family_seconds() - used) / count
+    return Measured(median(seconds[1:]), processor, (before + busy_stretch()) / 2)
+
+
+def flat(silos: int, size: int, count: int) -> Measured:
+    """A round of so many agents."""
+    with tempfile.TemporaryDirectory() as folder, federation(Path(folder), silos, 2) as (link, _):
+        return rounds(link, [f"s{i}" for i in range(silos)], size, count)
+
+
+class Region:
+    """A node with echoing agents below it: it passes the model on and returns their mean."""
+
+    anchors = None
+
+    def __init__(self, link: Any, names: list[str]) -> None:
+        self._link, self._names = link, names
+
+    def open_run(self, folder: Path, settings: bytes) -> Any:
+        self._link.share_settings(b"{}")
+        Echo(0).open_run(folder, settings)
+        return self.answer
+
+    def log_refusal(self, message: str, round: int, reason: str) -> None:
+        raise AssertionError(f"{message} of round {round}: {reason}")
+
+    def answer(self, request: Any) -> Update:
+        total = WeightedMean(request.model.layout)
+        for answer in self._link.ask(dict.fromkeys(self._names, request), None):
+            assert isinstance(answer.reply, Update), answer.reply
+            total.add(answer.reply.gradient, 1.0)
+        return Update(total.mean(), 1, 1, 1, 0.0, 0.0)
+
+
+def tree(regions: int, below: int, size: int, count: int) -> Measured:
+    """A round of a tree: the root, its regions and their silos, in threads of this process."""
+    silos = {f"r{r}": {"silos": {f"r{r}s{s}": "x" for s in range(below)}} for r in range(regions)}
+    settings = parse({"name": "bench", "silos": silos})
+    names = [COORDINATOR, *silos]
+    ports = free_ports(len(names))
+    addresses = {name: f"localhost:{ports[i]}" for i, name in enumerate(names)}
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        authority.create(settings, folder / "kits", addresses, 30)
+        with ExitStack() as stack:
+            agents = []
+            for name, node in silos.items():
+                children = list(node["silos"])
+                session = server_session(Kit(folder / "kits" / name), folder / name / "server", None, lambda text: None)
+                link = stack.enter_context(session)
+                services = {child: Echo(0) for child in children} | {name: Region(link, children)}
+                for one, service in services.items():
+                    kit = Kit(folder / "kits" / one)
+                    agents.append(Agent(kit, folder / one / "home", service, lambda text: None))
+            root = stack.enter_context(
+                server_session(Kit(folder / "kits" / COORDINATOR), folder / "server", None, lambda text: None)
+            )
+            root.share_settings(b"{}")
+            threads = [threading.Thread(target=agent.run, daemon=True) for agent in agents]
+            for thread in threads:
+                thread.start()
+            try:
+                return rounds(root, list(silos), size, count)
+            finally:
+                for agent in agents:
+                    agent.stop()
+                for thread in threads:
+                    thread.join()
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    figures = Figures.from_arguments()
+    size, count = (MB, 1) if figures.smoke else (4 * MB, ROUNDS)
+    shapes = [(2, 0), (4, 2)] if figures.smoke else [(2, 0), (20, 0), (20, 4), (200, 0)]
+    constants = measure_machine()
+    for silos, regions in shapes:
+        moved = size if silos < 100 else MB
+        measured = tree(regions, silos // regions, moved, count) if regions else flat(silos, moved, count)
+        work = Work(moved, moved, 0.0)
+        processor = processor_seconds(constants, work, silos, regions)
+        seconds = shared_seconds(replace(constants, stretch=measured.stretch), work, silos, regions)
+        shape = f"{silos} agents" + (f" in {regions} regions" if regions else "")
+        print(
+            f"{shape}, {moved / MB:g} MB: planned {processor:.2f} processor seconds, measured "
+            f"{measured.processor:.2f}; planned {seconds:.2f} s, measured {measured.seconds:.2f} s "
+            f"({measured.stretch:.1f} s per processor second)",
+            flush=True,
+        )
+        name = f"plan_{silos}_agents" + (f"_{regions}_regions" if regions else "")
+        what, ratio = f"a round of {shape}: planned against measured", processor / measured.processor
+        figures.add(f"{name}_most", f"{what} processor seconds", ratio, "ratio", "<=", 1.25)
+        figures.add(f"{name}_least", f"{what} processor seconds", ratio, "ratio", ">=", 0.75)
+        figures.add(f"{name}_seconds", f"{what} seconds", seconds / measured.seconds, "ratio", "<=", 1.25)
+    figures.end()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()
