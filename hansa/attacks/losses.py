@@ -17,8 +17,9 @@ from hansa.client.runtime import Runtime
 from hansa.core.batch import Batch
 from hansa.core.seeds import stream
 from hansa.data.examples import Examples
-from hansa.tasks.base import as_tensors, logits_at, pad
+from hansa.tasks.base import as_tensors, pad
 from hansa.tasks.mlm import MaskedLM
+from hansa.tasks.target_rows import logits_at
 
 SIZE = 64  # rows in a batch
 APART = 6  # masked tokens: about the 15% of training

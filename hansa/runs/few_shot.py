@@ -37,7 +37,8 @@ from hansa.core.settings import Count, Section
 from hansa.data.importing.sentences import splitter
 from hansa.data.readers import READERS, data_files
 from hansa.data.source import Source
-from hansa.tasks.base import Vocabulary, logits_at
+from hansa.tasks.base import Vocabulary
+from hansa.tasks.target_rows import logits_at
 
 CAUSAL = "AutoModelForCausalLM"
 BATCH = 16  # choices that go through the model together

@@ -319,29 +319,6 @@ def windows(rows: list[Row], source: Source, vocabulary: Vocabulary, covered: bo
             yield Encoded(window.ids, tags=sizes, row=number)
 
 
-def logits_at(model: Any, batch: Batch) -> Tensor:
-    """The head's output at ``batch.rows`` only.
-
-    In every architecture the head runs after `base_model` (in an encoder–decoder, after the decoder). Only the wanted
-    rows of the last hidden state are passed on, so that the head does not compute logits without a target.
-    """
-
-    def keep(_module: nn.Module, _args: Any, output: Any) -> Any:
-        hidden = output.last_hidden_state
-        output.last_hidden_state = hidden.reshape(-1, hidden.shape[-1])[batch.rows].unsqueeze(0)
-        return output
-
-    before_head = model.get_decoder() if model.config.is_encoder_decoder else model.base_model
-    handle = before_head.register_forward_hook(keep)
-    try:
-        # A cache of keys would keep transformers from seeing where packed samples begin.
-        cache = {"use_cache": False} if batch.packed else {}
-        logits: Tensor = model(**batch.inputs, **cache, return_dict=True).logits
-    finally:
-        handle.remove()
-    return logits.squeeze(0).float()  # the loss of bfloat16 logits would be rounded
-
-
 def token_scores(logits: Tensor, targets: Tensor) -> dict[str, float]:
     """Statistics of predicted tokens, for `token_metrics`."""
     nll = nn.functional.cross_entropy(logits, targets, reduction="sum")

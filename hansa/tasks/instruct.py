@@ -34,7 +34,6 @@ from hansa.tasks.base import (
     Task,
     Vocabulary,
     as_tensors,
-    logits_at,
     pad,
     token_metrics,
     token_scores,
@@ -50,6 +49,7 @@ from hansa.tasks.chat import (
     Message,
     checked,
 )
+from hansa.tasks.target_rows import logits_at
 
 CHRF = ("chrf",)
 

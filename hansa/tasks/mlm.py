@@ -27,12 +27,12 @@ from hansa.tasks.base import (
     Task,
     Vocabulary,
     as_tensors,
-    logits_at,
     pad,
     token_metrics,
     token_scores,
     windows,
 )
+from hansa.tasks.target_rows import logits_at
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,9 @@ from hansa.tasks.base import (
     Vocabulary,
     as_tensors,
     f1_averages,
-    logits_at,
     pad,
 )
+from hansa.tasks.target_rows import logits_at
 
 NO_TAG = -1  # the tag of special tokens, and of all tokens of a word after its first
 Span = tuple[int, int, str]

@@ -28,7 +28,8 @@ from hansa.data.examples import Encoded, Examples, Unusable
 from hansa.data.rows import BAD_ANNOTATION, TOO_LONG, Row
 from hansa.data.source import Source
 from hansa.tasks import bleu
-from hansa.tasks.base import TASKS, TOKEN_SUMS, Task, Vocabulary, as_tensors, logits_at, token_metrics, token_scores
+from hansa.tasks.base import TASKS, TOKEN_SUMS, Task, Vocabulary, as_tensors, token_metrics, token_scores
+from hansa.tasks.target_rows import logits_at
 
 IGNORED = -100  # transformers' label of positions without a target
 

@@ -15,8 +15,8 @@ from hansa.config.checks import check_settings
 from hansa.core.batch import Batch
 from hansa.core.errors import ConfigError
 from hansa.runs.run import run
-from hansa.tasks.base import logits_at
 from hansa.tasks.causal_lm import CausalLM
+from hansa.tasks.target_rows import logits_at
 from tests.conftest import Build, same, weights
 
 SMALL = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}

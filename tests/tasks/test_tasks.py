@@ -8,6 +8,8 @@ import pytest
 import torch
 import transformers
 
+from hansa.client.modes import training_mode
+from hansa.config.sections import Training
 from hansa.core.seeds import stream
 from hansa.core.settings import Named
 from hansa.data.examples import Examples
@@ -74,6 +76,23 @@ def test_masked_loss_equals_transformers_for_every_encoder(name: Any, vocabulary
     for n, p in model.named_parameters():
         if p.grad is not None:
             torch.testing.assert_close(ours[n], p.grad, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("recomputed", [False, True])
+@pytest.mark.parametrize("name", ["bert", "roberta", "electra", "deberta"])
+def test_the_last_block_computes_rows_with_a_target_alone(name: Any, recomputed: bool, vocabulary: Any) -> None:
+    """Unless its blocks are computed again in the backward pass, when hooks are gone."""
+    model: Any = transformers.AutoModelForMaskedLM.from_config(ENCODERS[name](vocabulary.size)).train()
+    task = MaskedLM()
+    batch = task.batch(examples(task, vocabulary, ROWS), np.arange(4), stream(0, "x"), vocabulary)
+    seen: list[int] = []
+    for block in model.base_model.encoder.layer:
+        block.intermediate.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape[:-1].numel()))
+    with training_mode(model, Training(gradient_checkpointing=recomputed)):
+        task.loss(model, batch)
+    positions = batch.inputs["input_ids"].numel()
+    assert seen == [positions, positions if recomputed else len(batch.targets)]
+    assert len(batch.targets) < positions / 2
 
 
 @pytest.mark.parametrize("name", DECODERS)
