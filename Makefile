@@ -27,7 +27,7 @@ browser: $(READY)         ## Chromium and an OpenID Connect provider, for the te
 	  echo "npm's oidc-provider cannot be installed here: the test of OpenID Connect will be skipped"
 
 test-faults: browser      ## real processes on loopback, killed and cut off; the pages in a real browser
-	$(BIN)/python -m pytest -m slow_fault tests || $(AGAIN) -m slow_fault tests
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow_fault tests || $(AGAIN) -m slow_fault tests
 
 test-attacks: $(READY)    ## the red team and the measured attacks, with each defence off and on
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m attack tests || $(AGAIN) -m attack tests

@@ -87,7 +87,7 @@ class StopAfter(Log):
 def test_a_restarted_coordinator_waits_for_a_missing_silo_only_until_the_deadline(
     federation: Build, tmp_path: Path, log: Any
 ) -> None:
-    settings = federation(rounds=3, participation={"deadline": 20, "quorum": 0.5})
+    settings = federation(rounds=3, participation={"deadline": 6, "quorum": 0.5, "enrolment": 8})
     kits = make_kits(settings, tmp_path / "kits")
     homes = tmp_path / "silos"
     with joined(settings, kits, homes, log.say), pytest.raises(KeyboardInterrupt):
@@ -96,7 +96,7 @@ def test_a_restarted_coordinator_waits_for_a_missing_silo_only_until_the_deadlin
     began = monotonic()
     with joined(rest, kits, homes, log.say):
         serve(settings, Kit(kits / COORDINATOR), tmp_path / "run", None, [log])
-    assert monotonic() - began < 200, "no wait is longer than the deadlines of the rounds"
+    assert monotonic() - began < 100, "no wait is longer than the deadlines of the rounds"
     ledger = Ledger(tmp_path / "run")
     lost = ledger.select("select round, text from events where node='south' and kind='lost'")
     ledger.close()

@@ -36,13 +36,13 @@ def tree(settings: Any) -> Any:
     silos = settings.silos
     west = Node(mixture=True, silos={name: silos[name] for name in ("north", "south")})
     update = {"silos": {"west": west, "east": silos["east"]}, "root": Holder(mixture=True)}
-    return settings.model_copy(update=update | {"method": Named(name="worldlm"), "rounds": 14})
+    return settings.model_copy(update=update | {"method": Named(name="worldlm"), "rounds": 12})
 
 
 @pytest.mark.slow_fault
 @pytest.mark.parametrize("shape", [flat, tree])
 def test_killed_and_resumed_runs_end_in_the_same_bits(federation: Build, tmp_path: Path, shape: Any) -> None:
-    settings = shape(federation(rounds=40, server={"optimizer": "adam", "lr": 0.01}, checkpoint={"every": 3}))
+    settings = shape(federation(rounds=20, server={"optimizer": "adam", "lr": 0.01}, checkpoint={"every": 3}))
     file = tmp_path / "fed.yaml"
     file.write_text(federation_file.dump(settings))
     whole = run(settings, tmp_path / "whole", workers=0).folder
