@@ -82,6 +82,7 @@ def federation(tmp_path: Path) -> Build:
             silos[name] = {"train": str(write_words(folder / f"{name}.jsonl", words, count, labels=labels))}
         raw = {
             "name": "small",
+            "model": "mini",
             "tokenizer": {"size": 330, "min_count": 2},
             "data": {"max_length": 16, "valid": 0.0, "test": 0.2},
             "silos": silos,

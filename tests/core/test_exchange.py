@@ -137,7 +137,7 @@ def test_the_extra_traffic_is_what_the_paper_says_to_the_byte(classify: Build, t
 
     q·n pairs go up and the same q·n pairs come down: each silo gets all but its own, so the pairs of n − 1 silos.
     """
-    q, n, d, k, longest = 3, 3, 128, 2, 16
+    q, n, d, k, longest = 3, 3, 64, 2, 16
     outcome = run(classify(rounds=1, method=KC | {"layer": layer}), tmp_path / "run", workers=0)
     pair = 4 * (d + k if layer == "last" else longest * d + k)
     [(up, down)] = select(outcome.folder, "select sum(offered), sum(told) from traffic")
@@ -174,7 +174,7 @@ def test_what_left_can_be_recorded_with_the_samples_behind_it(classify: Build, t
     assert [(one.silo, one.round) for one in found] == [(s, r) for s in ("east", "north", "south") for r in (1, 2)]
     for one in found:
         assert one.notes["members"] == [len(rows) for rows in one.notes["samples"]]
-        assert one.tensors["centroids"].shape == (3, 128)
+        assert one.tensors["centroids"].shape == (3, 64)
         assert one.received
     updates = list(logged_releases(outcome.folder, "update"))
     assert len(updates) == 6

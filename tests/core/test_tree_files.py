@@ -70,9 +70,7 @@ def test_what_does_not_fit_a_tree_is_refused_before_anything_is_written(
 
 
 def test_a_child_of_another_architecture_is_refused(tree: Build, tmp_path: Path) -> None:
-    other = run(
-        tree(model="tiny", rounds=0, data={"max_length": 16, "valid": 0.0, "test": 0.2}), tmp_path / "a", workers=0
-    )
+    other = run(tree(rounds=0, data={"max_length": 16, "valid": 0.0, "test": 0.2}), tmp_path / "a", workers=0)
     from transformers import LlamaConfig, LlamaForCausalLM
 
     wide = LlamaConfig(vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)

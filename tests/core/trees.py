@@ -33,6 +33,7 @@ def tree(tmp_path: Path) -> Callable[..., Federation]:
         raw = {
             "name": "tree",
             "task": "causal-lm",
+            "model": "mini",
             "tokenizer": {"kind": "bytes"},
             "data": {"max_length": 16, "valid": 0.0, "test": 0.2},
             "root": "mixture",

@@ -111,7 +111,7 @@ def test_a_policy_approves_within_its_bounds(federation: Build, tmp_path: Path) 
     bounds = {"tasks": ["mlm"], "methods": ["fedavg"], "max_rounds": 5}
     (tmp_path / "policy.yaml").write_text(yaml.safe_dump({"rules": {}, "approve": bounds}))
     policy, approvals = Policy.read(tmp_path / "policy.yaml"), Approvals(tmp_path / "kit", tmp_path / "home")
-    settings = federation()
+    settings = federation(model="tiny")
     assert approvals.check(settings, {}, "run", policy).by == "policy"
     assert approvals.check(settings, {}, "run", policy).by == "policy", "the same run goes on"
     with pytest.raises(NotApproved, match="approves 1 run in all"):

@@ -33,7 +33,7 @@ def curve(settings: Any, folder: Path) -> dict[str, list[float]]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_curves_are_the_golden_ones(federation: Build, tmp_path: Path, name: Any) -> None:
-    found = curve(federation(rounds=5, tokenizer={"kind": "bytes"}, **CASES[name]), tmp_path / "run")
+    found = curve(federation(rounds=5, model="tiny", tokenizer={"kind": "bytes"}, **CASES[name]), tmp_path / "run")
     golden = json.loads(FILE.read_text()) if FILE.exists() else {}
     if os.environ.get("HANSA_GOLDEN") == "write":
         FILE.write_text(json.dumps(golden | {name: found}, indent=1) + "\n")

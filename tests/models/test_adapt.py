@@ -97,7 +97,7 @@ def test_a_merged_model_has_the_same_outputs() -> None:
 @pytest.mark.parametrize("kind", ["frozen-embeddings", "frozen", "lora"])
 def test_a_run_sends_only_trained_tensors_and_saves_a_plain_model(kind: Any, federation: Build, tmp_path: Path) -> None:
     settings = federation(**CLASSIFY, rounds=2, model={"preset": "tiny", "adapt": kind}, train={"lr": 0.5, "batch": 8})
-    whole = federation(**CLASSIFY, rounds=2, train={"lr": 0.5, "batch": 8})
+    whole = federation(**CLASSIFY, rounds=2, model="tiny", train={"lr": 0.5, "batch": 8})
     small, large = (run(s, tmp_path / n, workers=0).folder for s, n in ((settings, "a"), (whole, "b")))
 
     def sent(folder: Any) -> Any:

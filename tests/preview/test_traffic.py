@@ -41,7 +41,7 @@ def test_an_exchange_is_counted_to_the_byte(layer: str, federation: Build, tmp_p
     settings = federation(task="classify", method=KC | {"layer": layer}, rounds=1, data={"max_length": 8})
     seen = predicted(settings)
     _, _, up, down = measured(settings, tmp_path / "run")
-    numbers = 3 * ((128 if layer == "last" else 8 * 128) + 2)  # q·(d + k), q·(T·d + k)
+    numbers = 3 * ((64 if layer == "last" else 8 * 64) + 2)  # q·(d + k), q·(T·d + k)
     assert seen.knowledge_up == 4 * 3 * numbers, "three silos"
     if layer == "last":
         assert (up, down) == (seen.knowledge_up, seen.knowledge_down)
@@ -52,7 +52,7 @@ def test_an_exchange_is_counted_to_the_byte(layer: str, federation: Build, tmp_p
 
 @pytest.mark.parametrize("upload", ["whole", "int8", "top-k+int4", "bf16"])
 def test_an_upload_is_counted(upload: str, federation: Build, tmp_path: Path) -> None:
-    settings = federation(task="classify", rounds=2, upload=upload)
+    settings = federation(task="classify", model="tiny", rounds=2, upload=upload)
     seen = predicted(settings)
     sent, received, _, _ = measured(settings, tmp_path / "run")
     assert seen.updates == pytest.approx(received, rel=0.1)
