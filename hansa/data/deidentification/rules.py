@@ -61,6 +61,13 @@ DAY_AND_MONTH = re.compile(
     rf"(?<![\w.,/+])(?<!\d-)(?!\d/10(?!\d))(?=\d\d\.\d\d|\d+/\d|\d+\.\d+\.)(\d{{1,2}})([./])(\d{{1,2}})(?P<stop>\2?)"
     rf"(?!\d|[./,:-]\d| ?{UNIT}(?!\w))"
 )
+# What precedes doses such as 12-8-14: insulin, a unit, a word for a dose, or a word with the ending of a drug.
+DOSED = re.compile(
+    r"(?:insul|инсул|інсул|אינסול|نسول|mg|мг|IE|UI|IU|ЕД|ОД|tabl|табл|compr|dos|доз|schem|схем|מינון|جرع"
+    r"|[^\W\d_]{4,}(?:in|ol|id|il|am|an|ina|ine|olo|ide|ил|ол|ин|ид)(?![^\W\d_])(?<!termin))"
+    r"[\w.]{0,8}[\s:]{1,2}(?:\d+ ?\w{1,3} )?$",
+    re.I,
+)
 DIGITS = re.compile(r"\d+")
 CODE_BEFORE = re.compile(rf"[{UPPER}]{{2,5}}[- ]$")  # MRN-1234567
 INTERNATIONAL = r"(?:\+|00)[1-9]\d{0,2}(?: ?\(0\))?[ .\-/]?\(?\d{1,5}\)?(?:[ .\-/]?\(?\d{2,5}\)?){1,5}"
@@ -153,7 +160,9 @@ class Patterns:
             else:
                 # 1-1-1 and 10-10-10 are daily doses, unless the year has four digits
                 dose = m[6] == "-" and len(m[9]) == 2 and len(m[5]) + len(m[8]) < 4
-                dose = dose and int(m[9]) <= 31 and not self.date_cue.search(text, max(0, m.start() - 14), m.start())
+                dose = dose and int(m[9]) <= 31 and "0" not in (m[5][0], m[8][0], m[9][0])
+                dose = dose and DOSED.search(text, max(0, m.start() - 40), m.start()) is not None
+                dose = dose and not self.date_cue.search(text, max(0, m.start() - 14), m.start())
                 four = len(m[9]) == 2 or 1900 <= int(m[9]) <= 2099
                 good = four and not dose and _day_and_month(m[5], m[8], month_first=True)
             if good:

@@ -19,7 +19,7 @@ LONGEST = 5  # words of a name
 RARE = 2000  # occurrences in the dictionary below which a word that the context introduces may be a name
 BEGINS = re.compile(r"(?:^|[.!?:;\n])\s*$")
 WORD = re.compile(rf"{LETTER}(?:{LETTER}|[\u0300-\u036f\u064b-\u0652]|['’׳״\"-](?={LETTER}))*")
-BESIDE = (" ", "-", ", ", ",")
+BESIDE = (" ", "-", ", ", ",", "، ")
 ENDS = re.compile(r"\s*(?:[.,،;:()\n]|$)")
 PREFIXES = {"he": "ובלכשמה", "ar": "وبلفك"}
 COMPOUND = ("عبد", "أبو", "ابو", "بو", "ابن", "بن", "آل")  # the first part of Arabic names
@@ -66,7 +66,11 @@ class Uncased:
         before = text[max(0, start - 32) : start]
         role = self.role.search(before) is not None
         near = role or self.near.search(before) is not None
-        listed, unknown = self._listed(word) or opens, self._unknown(word)
+        pair = self._own_pair(text, words, at)
+        weak = (
+            near and not self.words.raw.get("cased", True) and self._own_name(word) and ENDS.match(text, words[at][1])
+        )
+        listed, unknown = self._listed(word) or opens or pair or bool(weak), self._unknown(word)
         begins = BEGINS.search(text, max(0, start - 3), start) is not None
         acts = begins and self.verb.match(text, words[at][1]) is not None
         if acts and not listed and not frequencies(self.words.code) and len(word) > 2:
@@ -77,7 +81,7 @@ class Uncased:
             listed or (unknown and (role or acts or self.shape.fullmatch(word) or self._given_next(text, words, at)))
         ):
             return self._introduced(text, words, at) if role else 0
-        count, names = 1, int(listed)
+        count, names = (2, 2) if pair else (1, int(listed))
         while at + count < len(words) and count < LONGEST:
             beside = text[words[at + count - 1][1] : words[at + count][0]]
             nxt = words[at + count][2]
@@ -122,7 +126,8 @@ class Uncased:
         if self.words.code == "ar":
             return place[2].startswith("ال") and len(place[2]) > 4 and not self._everyday(place[2])
         shaped = self.shape.fullmatch(place[2]) is not None
-        return shaped or (not frequencies(self.words.code) and ENDS.match(text, place[1]) is not None)
+        open_end = not frequencies(self.words.code) and ENDS.match(text, place[1]) is not None
+        return shaped or (open_end and not self._ordinary(place[2]))
 
     def _comma_given(self, text: str, words: list[Place], at: int) -> bool:
         """Whether a particle begins a name such as DE SANTIS, GIOVANNA."""
@@ -140,11 +145,39 @@ class Uncased:
         return word in self.given and not self._everyday(word)
 
     def _stripped(self, word: str) -> list[str]:
+        """The word, and the word without the conjunction or preposition that may be attached to its front."""
         letters = PREFIXES.get(self.words.code, "")
-        return [word, word[1:]] if letters and word[:1] in letters and len(word) > 4 else [word]
+        if not letters or word[:1] not in letters:
+            return [word]
+        if self.words.code == "ar" and word.startswith("لل") and len(word) > 4:
+            return [word, "ال" + word[2:]]  # the article loses a letter after this preposition
+        return [word, word[1:]] if len(word) > 4 or (len(word) == 4 and word[1:] in self.own) else [word]
 
     def _listed(self, word: str) -> bool:
-        return any((w in self.given or w in self.family) and not self._everyday(w) for w in self._stripped(word))
+        """Whether a word, or a part of a double name, is listed and no everyday word."""
+        parts = [part for part in word.split("-") if part] if "-" in word else [word]
+        forms = [form for part in parts for form in self._stripped(part)]
+        return any((w in self.given or w in self.family) and not self._everyday(w) for w in forms)
+
+    def _own_pair(self, text: str, words: list[Place], at: int) -> bool:
+        """Whether two names of the language stand side by side, where the script has no capital letters.
+
+        The dictionary counts how often a name occurs, too, so it does not tell frequent names from ordinary words.
+        """
+        if self.words.raw.get("cased", True) or at + 1 >= len(words):
+            return False
+        here, after = words[at], words[at + 1]
+        if (
+            text[here[1] : after[0]] not in (" ", ", ", "، ")
+            or here[2] in self.words.stop
+            or after[2] in self.words.stop
+        ):
+            return False
+        first = any(w in self.own for w in self._stripped(here[2]))
+        return first and any(part in self.own for part in after[2].split("-"))
+
+    def _own_name(self, word: str) -> bool:
+        return any(w in self.own for w in self._stripped(word))
 
     def _surely(self, word: str) -> bool:
         """Whether a listed name is enough by itself: it is a name of the language, and no word of the dictionary."""

@@ -17,7 +17,8 @@ from hansa.data.deidentification.rules import Finding
 
 Word = tuple[int, int]
 WORD = re.compile(rf"{LETTER}(?:{LETTER}|['’](?={LETTER}))*\.?")
-BEGINS = re.compile(r"(?:^|[.!?:;•…\n\"“«*|–]|\s-|\d\))\s*$")
+BEGINS = re.compile(r"(?:^|[.!?:•…\n\"“«*|–]|\s-|\d\))\s*$")
+CLAUSE = re.compile(r"(?:^|[.!?:;•…\n(–])\s*$")
 # Family names of Cyrillic scripts have endings of their own.
 FAMILY = re.compile(
     r"(?:ов|ев|ёв|єв|ын|ых|их|ский|цкий|зький|ський|енко|чук|юк|ик|ян|дзе|швили|ко|ич|ць)(?:а|ой|у|ым|ом|ою|ем|я|ая|ского|скому)?$|"
@@ -27,6 +28,8 @@ SHORTEST = 3
 MIXED = re.compile(
     rf"(?!(?:Mc|Mac|De|Di|Da|Do|Du|La|Le|Lo|O['’]|D['’]|L['’]|Fitz|Van|Von)[{UPPER}])[{UPPER}]+{LOWER}+[{UPPER}].*"
 )  # IgG, FiO
+ELIDED = re.compile(rf"{LETTER}+['’]{LOWER}")  # L'ambulanza
+INSIDE = re.compile(rf"(?:{LOWER}|,) $")
 LABEL = re.compile(r"\s*:")
 NOUNS_CAPITALISED = ("de",)
 
@@ -43,6 +46,7 @@ class Unlisted:
     place: re.Pattern[str]  # words before a town
     department: re.Pattern[str]  # words before a name that is no person's
     verb: re.Pattern[str]  # what people do
+    particle: re.Pattern[str]  # a capitalised particle before a family name
 
     def find(self, text: str) -> Iterator[Finding]:
         """Names and towns in a text that has both capital and small letters."""
@@ -51,6 +55,8 @@ class Unlisted:
             certain = False
             for w in WORD.finditer(text, m.start(), m.end()):
                 kind = self._kind(text, w, bool(run))
+                if kind == "-" and not run and self._acts(text, w):
+                    kind = "L"
                 if kind == "-" and self._follows_name(text, run, w):
                     kind = "U"
                 if kind == "-" or (
@@ -75,7 +81,7 @@ class Unlisted:
         joined = text[w.end() : w.end() + 1]
         if joined.isdigit() or joined in ("®", "™") or MIXED.fullmatch(word):
             return "-"
-        if word[0].islower() or small in self.words.stop or small in self.words.title_words:
+        if ELIDED.match(word) or word[0].islower() or small in self.words.stop or small in self.words.title_words:
             return "-"
         listed = plain in self.given or plain in self.family
         if word.isupper() and len(word) < (4 if listed else 6):
@@ -83,7 +89,22 @@ class Unlisted:
         code = self.words.code
         if self._own(plain) or (listed and (inside or not is_ordinary(code, word, least=EVERYDAY))):
             return "L"
-        return "-" if is_ordinary(code, word) else "U"
+        least = (
+            EVERYDAY
+            if code == "ru" and word.istitle() and INSIDE.search(text, max(0, w.start() - 3), w.start())
+            else COMMON
+        )
+        return "-" if is_ordinary(code, word, least=least) else "U"
+
+    def _acts(self, text: str, w: re.Match[str]) -> bool:
+        """Whether a family name that is also an ordinary word begins a clause, before a verb that people govern."""
+        word = w[0].rstrip(".")
+        if bare(word) not in self.own_family or not word.istitle() or word.casefold() in self.words.stop:
+            return False
+        return (
+            self.verb.match(text, w.end()) is not None
+            and CLAUSE.search(text, max(0, w.start() - 4), w.start()) is not None
+        )
 
     def _own(self, plain: str) -> bool:
         """Whether a word is a family name of the language and hardly occurs as an ordinary word."""
@@ -109,7 +130,7 @@ class Unlisted:
         long = [w for w in words if len(w) >= SHORTEST]
         if not long or len(run) > 6:
             return
-        start, end = run[0][0], run[-1][0] + len(words[-1])
+        start, end = self._from_particle(text, run[0][0]), run[-1][0] + len(words[-1])
         begins = BEGINS.search(text, max(0, start - 4), start) is not None
         if is_eponym(self.words, text, start, end) or self.department.search(text, max(0, start - 40), start):
             return
@@ -120,6 +141,13 @@ class Unlisted:
         listed = any(bare(w) in self.given or bare(w) in self.family for w in words)
         town = not listed and self.place.search(text, max(0, start - 24), start) is not None
         yield Finding(start, end, "TOWN" if town else "NAME")
+
+    def _from_particle(self, text: str, start: int) -> int:
+        """Where a name begins: at a capitalised particle before it, as in "De Luca", if no sentence begins there."""
+        before = self.particle.search(text, max(0, start - 12), start)
+        if not before or BEGINS.search(text, max(0, before.start() - 4), before.start()):
+            return start
+        return before.start()
 
     def _may_begin(self, words: list[str], certain: bool) -> bool:
         """Whether words at the beginning of a sentence are a name."""
@@ -133,7 +161,11 @@ class Unlisted:
 
 
 def unlisted(
-    words: Vocabulary, given: frozenset[str], family: frozenset[str], own_family: frozenset[str], place: re.Pattern[str]
+    words: Vocabulary,
+    given: frozenset[str],
+    family: frozenset[str],
+    own_family: frozenset[str],
+    place: re.Pattern[str],
 ) -> Unlisted:
     """The finder of a language: ``given`` and ``family`` are listed names in plain form, ``place`` precedes a town."""
     particles = one_of(words.particles) if words.particles else "(?!)"
@@ -143,4 +175,6 @@ def unlisted(
     department = re.compile(rf"(?<!\w){one_of(cues)} (?:{LETTER}{{1,5}} ){{0,2}}$") if cues else re.compile("(?!)")
     verbs = words.words("person_verbs")
     verb = re.compile(rf" {one_of(verbs, cases=False)}" if verbs else "(?!)")
-    return Unlisted(words, given, family, own_family, re.compile(sequence), place, department, verb)
+    some = [p[:1].upper() + p[1:] for p in words.particles] + [p.upper() for p in words.particles]
+    particle = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, sorted(some, key=len, reverse=True))) or '(?!)'}) $")
+    return Unlisted(words, given, family, own_family, re.compile(sequence), place, department, verb, particle)
