@@ -18,6 +18,7 @@ from hansa.data.deidentification.lexicon import (
     LETTER,
     UPPER,
     Vocabulary,
+    capitalised,
     one_of,
     same_length,
     vocabulary,
@@ -76,7 +77,7 @@ class _Known:
     caseless: Uncased
 
     def cased(self, text: str) -> Iterator[Finding]:
-        for m in self.sequence.finditer(text):
+        for m in capitalised(self.sequence, text):
             yield from self._in_sequence(text, m.start(), m.end())
 
     def _in_sequence(self, text: str, start: int, end: int) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ They hold few names, so a capitalised word inside a sentence that they do not kn
 
 import re
 import unicodedata
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import yaml
@@ -34,6 +34,7 @@ CASES = ("s", "es", "n", "en", "e", "er", "em", "ern")  # endings of German noun
 WITHOUT_DICTIONARY = ("bg", "uk", "he")  # languages of `common_words.yaml`
 
 
+@lru_cache(maxsize=65536)
 def bare(word: str) -> str:
     """The word in small letters without accents."""
     return "".join(c for c in unicodedata.normalize("NFD", word.casefold()) if not unicodedata.combining(c))

@@ -76,6 +76,9 @@ NUMBER_SIGN = (
     r"(?:[\s:#(\-–.]|[Nn]\.?[°ºro]?\.?(?![^\W\d])|№|Nr\.?|No\.?|num\.|número|numero|numéro|number|Nummer|номер|"
     r"מספר|מס׳|رقم|αρ\.|zk\.)"
 )
+# Formats that are not those of the language's countries: numbers in groups, and codes of letters and digits.
+ANY_PHONE = r"\d{3}[ -]\d{3}[ -]\d{3,4}|\d{3} \d{2} \d{2} \d{2}|0\d{1,3}[ -]\d{6,8}"
+ANY_ID = r"\d{2}-\d{4}-\d{2}|\d{6}/\d{2}|[A-Za-z]{2,5}-\d{6,}|[A-Z]{2}\d{6,}|[A-Z]\d{7,}[A-Z]?|\d{7}|\d{2} \d{2} \d{5}"
 GROUPS = r"\d{2,4}(?: \d{2,4}){1,5}"
 VALUE = rf"(?:[{UPPER}]{{1,5}}[-/ .]?)?\d(?:[\w./-]*\w)?"
 
@@ -363,8 +366,15 @@ def _number_patterns(words: Vocabulary) -> tuple[list[Shape], list[Shape]]:
         shape(rf"{NOT_IN_NUMBER}(?P<value>{known})", "ID", _digits(5)),
         shape(rf"(?<![\w-])(?P<value>[{UPPER}]{{2,5}}(?:-\d{{5,}}| ?\d{{7,}}))", "ID", _digits(5)),
         shape(rf"{NOT_IN_NUMBER}(?P<value>\d{{8,}})", "ID", _digits(8)),
+        shape(rf"{NOT_IN_NUMBER}(?P<value>{ANY_PHONE})", "PHONE", _no_round_number),
+        shape(rf"(?<![\w./+-])(?P<value>{ANY_ID})", "ID", _no_round_number),
     ]
     return labelled, shapes
+
+
+def _no_round_number(value: str) -> bool:
+    """Whether no group of digits is a round number: 150 000 000 is a count."""
+    return not value.endswith("00") and " 000" not in value
 
 
 def _numbered(value: str) -> bool:

@@ -21,8 +21,10 @@ BEGINS = re.compile(r"(?:^|[.!?:;\n])\s*$")
 WORD = re.compile(rf"{LETTER}(?:{LETTER}|[\u0300-\u036f\u064b-\u0652]|['’׳״\"-](?={LETTER}))*")
 BESIDE = (" ", "-", ", ", ",", "، ")
 ENDS = re.compile(r"\s*(?:[.,،;:()\n]|$)")
+INITIALS = re.compile(rf"(?<![\w.]){LETTER}\.(?: ?{LETTER}\.)? $")  # before a family name
 PREFIXES = {"he": "ובלכשמה", "ar": "وبلفك"}
-COMPOUND = ("عبد", "أبو", "ابو", "بو", "ابن", "بن", "آل")  # the first part of Arabic names
+# The first part of Arabic names.
+COMPOUND = frozenset(map(plain, ("عبد", "أبو", "بو", "ابن", "بن", "آل", "بنو", "بني", "ذو", "ذي")))
 Place = tuple[int, int, str]  # start, end, plain form
 
 
@@ -31,6 +33,8 @@ class Uncased:
     """The lists of one language, in plain form, for texts whose letters have no case."""
 
     words: Vocabulary
+    particles: frozenset[str]  # in plain form, as the words of the text are compared
+    stop: frozenset[str]
     own: frozenset[str]  # names of the language itself
     given: frozenset[str]
     family: frozenset[str]
@@ -54,18 +58,20 @@ class Uncased:
                 continue
             count = self._count(text, words, at)
             if count and not is_eponym(self.words, text, words[at][0], words[at + count - 1][1]):
-                yield Finding(words[at][0], words[at + count - 1][1], "NAME")
+                initial = INITIALS.search(text, max(0, words[at][0] - 8), words[at][0])
+                yield Finding(initial.start() if initial else words[at][0], words[at + count - 1][1], "NAME")
             at += max(count, 1)
 
     def _count(self, text: str, words: list[Place], at: int) -> int:
         """The number of words of the name that begins at a word; 0 if none does."""
         start, _, word = words[at]
-        opens = word in COMPOUND or (word in self.words.particles and self._comma_given(text, words, at))
+        opens = word in COMPOUND or (word in self.particles and self._comma_given(text, words, at))
         if self._stops(word) and not opens:
             return 0
         before = text[max(0, start - 32) : start]
         role = self.role.search(before) is not None
-        near = role or self.near.search(before) is not None
+        initial = INITIALS.search(before) is not None and self.words.raw.get("cased", True)
+        near = role or initial or self.near.search(before) is not None
         pair = self._own_pair(text, words, at)
         weak = (
             near and not self.words.raw.get("cased", True) and self._own_name(word) and ENDS.match(text, words[at][1])
@@ -85,17 +91,18 @@ class Uncased:
         while at + count < len(words) and count < LONGEST:
             beside = text[words[at + count - 1][1] : words[at + count][0]]
             nxt = words[at + count][2]
-            particle = nxt in self.words.particles
-            if beside not in BESIDE or (nxt in self.words.stop and not particle):
+            particle = nxt in self.particles
+            if beside not in BESIDE or (nxt in self.stop and not particle):
                 break
             known = nxt in self.given or nxt in self.family
             last = words[at + count]
-            fits = particle or known or self._listed(nxt) or self._unknown(nxt)
+            after_particle = words[at + count - 1][2] in self.particles and not self.words.raw.get("cased", True)
+            fits = particle or known or after_particle or self._listed(nxt) or self._unknown(nxt)
             if not (fits or self._family_like(text, last, names) or (role and count == 1 and self._rare(nxt))):
                 break
             names += known or self._listed(nxt)
             count += 1
-        while count > 1 and words[at + count - 1][2] in self.words.particles:
+        while count > 1 and words[at + count - 1][2] in self.particles:
             count -= 1
         if count > 1:
             return count if names > 1 or (names and self._given_in(words[at : at + count])) or near else 0
@@ -167,11 +174,7 @@ class Uncased:
         if self.words.raw.get("cased", True) or at + 1 >= len(words):
             return False
         here, after = words[at], words[at + 1]
-        if (
-            text[here[1] : after[0]] not in (" ", ", ", "، ")
-            or here[2] in self.words.stop
-            or after[2] in self.words.stop
-        ):
+        if text[here[1] : after[0]] not in (" ", ", ", "، ") or here[2] in self.stop or after[2] in self.stop:
             return False
         first = any(w in self.own for w in self._stripped(here[2]))
         return first and any(part in self.own for part in after[2].split("-"))
@@ -196,7 +199,7 @@ class Uncased:
         return frequencies(self.words.code).get(word, 0) >= EVERYDAY
 
     def _stops(self, word: str) -> bool:
-        return len(word) < 2 or word in self.words.stop or word in self.words.title_words
+        return len(word) < 2 or word in self.stop or word in self.words.title_words
 
     def _town(self, text: str, words: list[Place], at: int) -> int:
         """The number of words of the town that begins at a word, after a word that introduces one."""
@@ -227,6 +230,8 @@ def uncased(
     none = "(?!)"
     return Uncased(
         words,
+        frozenset(map(plain, words.particles)),
+        frozenset(map(plain, words.stop)),
         own,
         given,
         family,

@@ -8,9 +8,9 @@ Eponyms, departments and labels are left alone.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from hansa.data.deidentification.lexicon import CAPITAL, INITIAL, LETTER, LOWER, UPPER, Vocabulary, one_of
+from hansa.data.deidentification.lexicon import CAPITAL, INITIAL, LETTER, LOWER, UPPER, Vocabulary, capitalised, one_of
 from hansa.data.deidentification.names import is_eponym
 from hansa.data.deidentification.ordinary import COMMON, EVERYDAY, bare, frequencies, is_ordinary, is_term
 from hansa.data.deidentification.rules import Finding
@@ -25,6 +25,7 @@ FAMILY = re.compile(
     r"(?:ова|ева|ёва|ская|цкая|ська|зька|ски|ска)$"
 )
 SHORTEST = 3
+CACHED = 100_000  # words whose kind is remembered
 MIXED = re.compile(
     rf"(?!(?:Mc|Mac|De|Di|Da|Do|Du|La|Le|Lo|O['’]|D['’]|L['’]|Fitz|Van|Von)[{UPPER}])[{UPPER}]+{LOWER}+[{UPPER}].*"
 )  # IgG, FiO
@@ -47,10 +48,11 @@ class Unlisted:
     department: re.Pattern[str]  # words before a name that is no person's
     verb: re.Pattern[str]  # what people do
     particle: re.Pattern[str]  # a capitalised particle before a family name
+    kinds: dict[tuple[str, bool, bool], str] = field(default_factory=dict)
 
     def find(self, text: str) -> Iterator[Finding]:
         """Names and towns in a text that has both capital and small letters."""
-        for m in self.sequence.finditer(text):
+        for m in capitalised(self.sequence, text):
             run: list[Word] = []
             certain = False
             for w in WORD.finditer(text, m.start(), m.end()):
@@ -72,28 +74,37 @@ class Unlisted:
 
     def _kind(self, text: str, w: re.Match[str], inside: bool) -> str:
         """L: a listed name; U: unknown; I: an initial; p: a particle; -: an ordinary word."""
-        word = w[0].rstrip(".")
-        small, plain = word.casefold(), bare(word)
+        joined = text[w.end() : w.end() + 1]
+        if joined.isdigit() or joined in ("®", "™"):
+            return "-"
+        # Russian has capital letters inside a sentence in proper nouns only.
+        proper = self.words.code == "ru" and INSIDE.search(text, max(0, w.start() - 3), w.start()) is not None
+        key = (w[0], inside, proper)
+        kind = self.kinds.get(key)
+        if kind is None:
+            if len(self.kinds) >= CACHED:
+                self.kinds.clear()
+            kind = self.kinds[key] = self._kind_alone(*key)
+        return kind
+
+    def _kind_alone(self, written: str, inside: bool, proper: bool) -> str:
+        """The kind of a word, whatever stands around it."""
+        word = written.rstrip(".")
+        small, plain, code = word.casefold(), bare(word), self.words.code
         if len(word) == 1:
-            return "I" if w[0].endswith(".") else "-"
+            return "I" if written.endswith(".") else "-"
         if small in self.words.particles:
             return "p" if inside else "-"
-        joined = text[w.end() : w.end() + 1]
-        if joined.isdigit() or joined in ("®", "™") or MIXED.fullmatch(word):
+        if MIXED.fullmatch(word) or ELIDED.match(word) or word[0].islower():
             return "-"
-        if ELIDED.match(word) or word[0].islower() or small in self.words.stop or small in self.words.title_words:
+        if small in self.words.stop or small in self.words.title_words:
             return "-"
         listed = plain in self.given or plain in self.family
         if word.isupper() and len(word) < (4 if listed else 6):
             return "-"
-        code = self.words.code
         if self._own(plain) or (listed and (inside or not is_ordinary(code, word, least=EVERYDAY))):
             return "L"
-        least = (
-            EVERYDAY
-            if code == "ru" and word.istitle() and INSIDE.search(text, max(0, w.start() - 3), w.start())
-            else COMMON
-        )
+        least = EVERYDAY if proper and word.istitle() else COMMON
         return "-" if is_ordinary(code, word, least=least) else "U"
 
     def _acts(self, text: str, w: re.Match[str]) -> bool:
@@ -113,12 +124,19 @@ class Unlisted:
     def _follows_name(self, text: str, run: list[Word], w: re.Match[str]) -> bool:
         """Whether an ordinary word with a capital letter is the family name after a given name or an initial."""
         word = w[0].rstrip(".")
-        if not run or self.words.code in NOUNS_CAPITALISED or not word[0].isupper() or not word[1:].islower():
+        if not run or not word[0].isupper() or not word[1:].islower():
+            return False
+        if self.words.code in NOUNS_CAPITALISED and not self._after_initial(text, run):
             return False
         stops = word.casefold() in self.words.stop or is_term(word)
         if run[-1][1] - run[-1][0] < 3 and not stops:  # after an initial
             return text[run[-1][1] : w.start()] in ("", " ")
         return text[run[-1][1] : w.start()] == " " and not stops and len(run) < 3 and self._no_medicine(word)
+
+    def _after_initial(self, text: str, run: list[Word]) -> bool:
+        """Whether the run is one initial inside a sentence, as in "mit P. Lange"."""
+        start, end = run[0]
+        return len(run) == 1 and end - start == 2 and INSIDE.search(text, max(0, start - 3), start) is not None
 
     def _no_medicine(self, word: str) -> bool:
         return not is_ordinary(self.words.code, word, least=1 << 60)
