@@ -69,7 +69,7 @@ DOSED = re.compile(
     re.I,
 )
 DIGITS = re.compile(r"\d+")
-CODE_BEFORE = re.compile(rf"[{UPPER}]{{2,5}}[- ]$")  # MRN-1234567
+CODE_BEFORE = re.compile(rf"(?:[{UPPER}]{{2,5}}[- ]|(?<!\w)[a-z]{{2,5}}-)$")  # MRN-1234567
 INTERNATIONAL = r"(?:\+|00)[1-9]\d{0,2}(?: ?\(0\))?[ .\-/]?\(?\d{1,5}\)?(?:[ .\-/]?\(?\d{2,5}\)?){1,5}"
 IBAN = r"[A-Z]{2}\d{2}(?: ?[A-Z\d]{4}){3,7}(?: ?[A-Z\d]{1,4})?"
 NUMBER_SIGN = (
@@ -162,7 +162,7 @@ class Patterns:
                 good = 1900 <= int(m[1]) <= 2099 and _day_and_month(m[4], m[3])
             else:
                 # 1-1-1 and 10-10-10 are daily doses, unless the year has four digits
-                dose = m[6] == "-" and len(m[9]) == 2 and len(m[5]) + len(m[8]) < 4
+                dose = m[6] == "-" and len(m[9]) == 2
                 dose = dose and int(m[9]) <= 31 and "0" not in (m[5][0], m[8][0], m[9][0])
                 dose = dose and DOSED.search(text, max(0, m.start() - 40), m.start()) is not None
                 dose = dose and not self.date_cue.search(text, max(0, m.start() - 14), m.start())

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hansa.data.deidentification.lexicon import LETTER, Vocabulary, one_of
 from hansa.data.deidentification.names import is_eponym
-from hansa.data.deidentification.ordinary import EVERYDAY, frequencies, is_ordinary, is_verb
+from hansa.data.deidentification.ordinary import EVERYDAY, frequencies, is_common, is_ordinary, is_verb
 from hansa.data.deidentification.repeats import plain
 from hansa.data.deidentification.rules import Finding
 
@@ -71,7 +71,7 @@ class Uncased:
         before = text[max(0, start - 32) : start]
         role = self.role.search(before) is not None
         initial = INITIALS.search(before) is not None and self.words.raw.get("cased", True)
-        near = role or initial or self.near.search(before) is not None
+        near = role or initial or self.near.search(before) is not None or self._attached(word)
         pair = self._own_pair(text, words, at)
         weak = (
             near and not self.words.raw.get("cased", True) and self._own_name(word) and ENDS.match(text, words[at][1])
@@ -165,6 +165,13 @@ class Uncased:
         parts = [part for part in word.split("-") if part] if "-" in word else [word]
         forms = [form for part in parts for form in self._stripped(part)]
         return any((w in self.given or w in self.family) and not self._everyday(w) for w in forms)
+
+    def _attached(self, word: str) -> bool:
+        """Whether a name of the language follows an attached preposition that means "to" or "for"."""
+        name = word[1:] if word[:1] in ("ل", "ל") else ""
+        if len(name) < 4 or name not in self.own or word in self.own:
+            return False
+        return not (self._everyday(word) or self._everyday(name) or is_common(self.words.code, word))
 
     def _own_pair(self, text: str, words: list[Place], at: int) -> bool:
         """Whether two names of the language stand side by side, where the script has no capital letters.

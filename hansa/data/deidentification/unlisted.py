@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from hansa.data.deidentification.lexicon import CAPITAL, INITIAL, LETTER, LOWER, UPPER, Vocabulary, capitalised, one_of
 from hansa.data.deidentification.names import is_eponym
-from hansa.data.deidentification.ordinary import COMMON, EVERYDAY, bare, frequencies, is_ordinary, is_term
+from hansa.data.deidentification.ordinary import COMMON, EVERYDAY, bare, frequencies, is_common, is_ordinary, is_term
 from hansa.data.deidentification.rules import Finding
 
 Word = tuple[int, int]
@@ -153,6 +153,8 @@ class Unlisted:
         if is_eponym(self.words, text, start, end) or self.department.search(text, max(0, start - 40), start):
             return
         initial = len(words[0]) == 1
+        if begins and not (certain or initial) and all(is_common(self.words.code, w) for w in long):
+            return
         acts = self.verb.match(text, end) is not None
         if LABEL.match(text, end) or (begins and not (initial or acts) and not self._may_begin(words, certain)):
             return

@@ -21,7 +21,7 @@ TAG = r"</?[A-Za-z][^<>\n]{0,300}>"
 INVISIBLE = (
     "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u034f\u0640\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]+"
 )
-WIDE_SPACE = "\t\x1f\xa0\u1680\u2000-\u200a\u202f\u205f\u3000"
+WIDE_SPACE = "\t\x0b\x0c\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 BROKEN = r"(?<=[^\W\d_])[-\xad\u2010]+[ \t]*\r?\n[ \t]*(?=[^\W\d_])"  # a word that goes on in the next line
 # The end of a line inside a paragraph. A line that begins with a label, a bullet or a number begins something new.
 LINE_END = r"[ \t]*\r?\n[ \t]*"
