@@ -14,6 +14,8 @@ from hansa.data.deidentification.lexicon import (
     one_of,
 )
 
+# Titles and saints in the names of streets.
+ABBREVIATION = r"(?:Drs?|Dra|Sta|Sto|Gral|Hnos|Ntra|Sra|Prof|Mons|Alm|Cap|Cnel|Pte|Ing|Lic|St|Ste|Dott|Gen|Ten|P|M)\.?"
 # Street words that begin a word; street words that end one; whole addresses, and whether they begin with the street
 # word; labels before an address.
 AddressPatterns = tuple[re.Pattern[str], re.Pattern[str] | None, list[tuple[re.Pattern[str], bool]], re.Pattern[str]]
@@ -27,7 +29,7 @@ def address_patterns(words: Vocabulary) -> AddressPatterns:
     if words.cased:
         stop = rf"(?!{one_of(words.stop)})"
         small = f"|{LOWER}{{3,}}" if address.get("small_letters") else ""
-        soft = rf"(?:\d{{1,2}} )?(?:{INITIAL_OR_ROMAN} ?)*{particle}{SOFT_CAPITAL}"
+        soft = rf"(?:\d{{1,2}} )?(?:{INITIAL_OR_ROMAN} ?)*{particle}(?:{ABBREVIATION} ?)?{SOFT_CAPITAL}"
         name = rf"(?P<street_name>{soft}(?:[ -]{particle}{stop}(?:{CAPITAL}|{INITIAL_OR_ROMAN}{small})){{0,4}})"
         article = f"(?:[{UPPER}]{LOWER}? )?"  # A Coruña, La Valletta
         city = rf"{particle}{article}{stop}{SOFT_CAPITAL}(?:[ -]{particle}{stop}{SOFT_CAPITAL}){{0,2}}"

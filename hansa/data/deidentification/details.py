@@ -12,9 +12,11 @@ from hansa.data.deidentification.lexicon import CAPITAL, LETTER, UNCASED, UPPER,
 
 Claim = tuple[int, int, str]
 AGE_LIMIT = 89  # higher ages identify (HIPAA Safe Harbor, 45 CFR 164.514(b)(2)(i)(C))
+# Abbreviations of four letters, after which an address goes on.
+NOT_SHORT = r"(?<![Aa]vda)(?<!Gral)(?<![Cc]tra)(?<!Plza)(?<!Hnos)(?<!Ntra)(?<!Dott)(?<!Prof)"
 # The value of a labelled field: to the end of the line or sentence.
 VALUE = (
-    rf"(?P<value>[^\n;]{{1,80}}?)(?=\s*(?:\.?\s*(?:\n|$|;)|(?:(?<=[^\W\d_]{{4}})|(?<=\d))\.\s+[{UPPER}]"
+    rf"(?P<value>[^\n;]{{1,80}}?)(?=\s*(?:\.?\s*(?:\n|$|;)|(?:(?<=[^\W\d_]{{4}}){NOT_SHORT}|(?<=\d))\.\s+[{UPPER}]"
     rf"|,? (?:{LETTER}|[º° ]){{2,24}}:))"
 )
 DATE = r"(?P<value>\d[\w ./:-]{2,24}\d)(?!\d)"

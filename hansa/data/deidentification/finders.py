@@ -96,7 +96,7 @@ class Union:
     def find_all(self, texts: list[str], language: str, together: bool = False) -> list[list[Finding]]:
         """The personal details in each text; ``together``: a name found in one text is looked for in all of them."""
         views = [cleaned(text) for text in texts]
-        plain = [view.text for view in views]
+        plain = [view.text.replace("\u00b4", "'") for view in views]
         found = self._found(plain, language)
         for n, mended in ((n, repaired(text)) for n, text in enumerate(plain)):
             if mended != plain[n]:

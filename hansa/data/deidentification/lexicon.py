@@ -76,6 +76,31 @@ def matches(pattern: re.Pattern[str], text: str, places: list[int]) -> Iterator[
             yield m
 
 
+FIRST_CAPITAL = re.compile(f"[{UPPER}]")
+BEFORE_CAPITAL = re.compile(r"[A-Za-z]{1,4}['’\-]$")  # d'Angelo
+
+
+def capitalised(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
+    """The matches of a pattern that begins with `CAPITAL` or `INITIAL`, without overlaps.
+
+    The same as ``pattern.finditer(text)``, but only the places before capital letters are tried.
+    """
+    match, past = pattern.match, 0
+    for capital in FIRST_CAPITAL.finditer(text):
+        start = capital.start()
+        if start < past:
+            continue
+        m = None
+        if start and text[start - 1] in "'’-":
+            before = BEFORE_CAPITAL.search(text, max(past, start - 5), start)
+            places = range(before.start(), start) if before else range(start, start)
+            m = next((found for place in places if (found := match(text, place))), None)
+        m = m or match(text, start)
+        if m:
+            past = m.end()
+            yield m
+
+
 @dataclass(frozen=True)
 class Month:
     """A month name."""

@@ -11,19 +11,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
+from hansa.data.deidentification.inverted import Inverted, inverted
 from hansa.data.deidentification.lexicon import (
     CAPITAL,
     INITIAL,
     LETTER,
     UPPER,
     Vocabulary,
+    capitalised,
     one_of,
     same_length,
     vocabulary,
     without_case,
 )
-from hansa.data.deidentification.name_lists import LOCALES, locales_of, people_of, towns_of
+from hansa.data.deidentification.name_lists import LOCALES, SCRIPTS, further_people, locales_of, people_of, towns_of
 from hansa.data.deidentification.names import is_eponym
+from hansa.data.deidentification.ordinary import is_term
 from hansa.data.deidentification.repeats import plain
 from hansa.data.deidentification.rules import Finding
 from hansa.data.deidentification.uncased import Uncased, uncased
@@ -31,7 +34,9 @@ from hansa.data.deidentification.unlisted import Unlisted, unlisted
 
 LONGEST = 5  # words of a name
 WORD = re.compile(rf"{LETTER}(?:{LETTER}|['’׳״-](?={LETTER}))*")
-SENTENCE_END = re.compile(r"(?:^|[.!?:;•\n\"“«(–-])\s*$")
+SENTENCE_END = re.compile(r"(?:^|[.!?:•\n\"“«(–-])\s*$")
+ALONE = re.compile(r":\s*$")
+ENDS = re.compile(r"\s*(?:[.,;)\n]|$)")
 # Given names that are also words with which a sentence may begin.
 ORDINARY = frozenset(
     (  # noqa: SIM905 (a hundred words, several per line)
@@ -52,7 +57,7 @@ class Lists:
         """The names and towns in a text; raises `UserError` if the packages with the lists are not installed."""
         known = _known(vocabulary(language).code)
         if known.words.cased and not without_case(text):
-            return [*known.cased(text), *known.unlisted.find(text)]
+            return [*known.cased(text), *known.unlisted.find(text), *known.inverted.find(text)]
         return list(known.caseless.find(same_length(text, str.lower)))
 
 
@@ -68,10 +73,11 @@ class _Known:
     sequence: re.Pattern[str]
     place: re.Pattern[str]  # words before a town
     unlisted: Unlisted
+    inverted: Inverted
     caseless: Uncased
 
     def cased(self, text: str) -> Iterator[Finding]:
-        for m in self.sequence.finditer(text):
+        for m in capitalised(self.sequence, text):
             yield from self._in_sequence(text, m.start(), m.end())
 
     def _in_sequence(self, text: str, start: int, end: int) -> Iterator[Finding]:
@@ -91,8 +97,13 @@ class _Known:
             yield place
             return
         names = words[:LONGEST]
-        if self._is_name(text, names) and not is_eponym(self.words, text, names[0][0], names[-1][1]):
+        if self._is_name(text, names) and not self._eponym(text, names):
             yield Finding(names[0][0], names[-1][1], "NAME")
+
+    def _eponym(self, text: str, words: list[tuple[int, int, str]]) -> bool:
+        """Whether the words belong to a medical term; a given name of the language does not, unless medicine has it."""
+        own = words[0][2] in self.given and not is_term(words[0][2])
+        return not own and is_eponym(self.words, text, words[0][0], words[-1][1])
 
     def _first_only(self, text: str, words: list[tuple[int, int, str]]) -> bool:
         """Whether the first word is capitalised because it begins a sentence, and is no listed name."""
@@ -121,6 +132,8 @@ class _Known:
         if text[start : words[0][1]].isupper():  # an acronym
             return False
         begins = SENTENCE_END.search(text, max(0, start - 4), start) is not None
+        if ALONE.search(text, max(0, start - 3), start) and ENDS.match(text, words[0][1]):
+            return True  # "ask for: Vera."
         return len(plain_words[0]) > (3 if begins else 2) and not (begins and plain_words[0] in ORDINARY)
 
     def _town(self, text: str, words: list[tuple[int, int, str]]) -> Finding | None:
@@ -139,8 +152,9 @@ class _Known:
 @cache
 def _known(code: str) -> _Known:
     words = vocabulary(code)
-    own = [people_of(locale) for locale in LOCALES.get(code, ())]
-    everyone = [people_of(locale) for locale in locales_of(code)]
+    own = [*(people_of(locale) for locale in LOCALES.get(code, ())), further_people(code)]
+    alike = [other for other in LOCALES if SCRIPTS.get(other) == SCRIPTS.get(code)]
+    everyone = [*(people_of(locale) for locale in locales_of(code)), *map(further_people, alike)]
     particles = one_of(words.particles) if words.particles else "(?!)"
     word = rf"(?:{INITIAL}|{CAPITAL})"
     sequence = rf"(?<![\w'’]){word}(?:(?:,? |-)(?:{particles} ){{0,3}}{word}){{0,5}}"
@@ -160,5 +174,6 @@ def _known(code: str) -> _Known:
         re.compile(sequence),
         place,
         unlisted(words, given, family, own_family, re.compile(rf"(?<!\w){cues} $")),
+        inverted(words, given, family),
         uncased(words, own_given | own_family, given, family, towns),
     )

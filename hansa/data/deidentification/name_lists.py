@@ -7,7 +7,10 @@ by language: those of the countries where it is spoken, in its script.
 import re
 import unicodedata
 from functools import cache
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from hansa.core.errors import UserError
 
@@ -37,6 +40,7 @@ FURTHER = {
     "CYRILLIC": ("mk_MK",),
     "ARABIC": ("ar_DZ", "ar_PS", "fa_IR"),
 }  # fmt: skip
+FURTHER_NAMES = Path(__file__).parent / "further_names.yaml"
 TOWN = re.compile(r"[^\W\d_][^\W\d_]+(?:[ '’-][^\W\d_]+){0,3}")
 
 
@@ -62,6 +66,14 @@ def people_of(locale: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def _listed(person: Any, fields: tuple[str, ...]) -> tuple[str, ...]:
     found = {str(name).strip() for field in fields for name in (getattr(person, field, ()) or ())}
     return tuple(sorted(unicodedata.normalize("NFC", name) for name in found if len(name) > 1))
+
+
+@cache
+def further_people(language: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Common given names and family names of a language that Faker lacks; both empty if there are none."""
+    raw = yaml.load(FURTHER_NAMES.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader).get(language, {})
+    given, family = (raw.get(key, "").split() for key in ("given", "family"))
+    return tuple(given), tuple(family)
 
 
 def locales_of(language: str) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ They hold few names, so a capitalised word inside a sentence that they do not kn
 
 import re
 import unicodedata
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import yaml
@@ -15,6 +15,7 @@ import yaml
 from hansa.core.errors import UserError
 
 TERMS = Path(__file__).parent / "terms.yaml"
+COMMON_WORDS = Path(__file__).parent / "common_words.yaml"
 DICTIONARIES = ("en", "de", "es", "fr", "it", "pt", "eu", "ar", "ru")
 COMMON = 100  # occurrences from which a word of the dictionary counts as ordinary; rarer ones are often names
 EVERYDAY = 20000  # occurrences from which a word stays ordinary although a list of names has it
@@ -29,8 +30,11 @@ INFINITIVES = {
 }  # fmt: skip
 PLURALS = ("en", "es", "fr", "pt")
 JOINTS = ("", "s", "es", "n", "en", "er", "e")  # between the parts of a German compound
+CASES = ("s", "es", "n", "en", "e", "er", "em", "ern")  # endings of German nouns and adjectives
+WITHOUT_DICTIONARY = ("bg", "uk", "he")  # languages of `common_words.yaml`
 
 
+@lru_cache(maxsize=65536)
 def bare(word: str) -> str:
     """The word in small letters without accents."""
     return "".join(c for c in unicodedata.normalize("NFD", word.casefold()) if not unicodedata.combining(c))
@@ -40,7 +44,27 @@ def bare(word: str) -> str:
 def _terms() -> tuple[frozenset[str], tuple[str, ...], tuple[str, ...]]:
     raw = yaml.load(TERMS.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
     words = {bare(w) for key in ("eponyms", "genera", "brands", "general") for w in raw[key].split()}
-    return frozenset(words), tuple(raw["endings"].split()), tuple(raw["loose"].split())
+    return frozenset(words), tuple(map(bare, raw["endings"].split())), tuple(map(bare, raw["loose"].split()))
+
+
+@cache
+def _common(code: str) -> tuple[frozenset[str], tuple[str, ...]]:
+    """Frequent words of a language without a dictionary, and the stems of others."""
+    if code not in WITHOUT_DICTIONARY:
+        return frozenset(), ()
+    raw = yaml.load(COMMON_WORDS.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)[code].split()
+    stems = {bare(w[:-1]) for w in raw if w.endswith("*")}
+    return frozenset(bare(w.rstrip("*")) for w in raw), tuple(sorted(stems))
+
+
+@cache
+def is_common(code: str, word: str) -> bool:
+    """Whether a word is frequent in clinical notes of a language that has no dictionary."""
+    plain, (words, stems) = bare(word), _common(code)
+    if plain in words:
+        return True
+    stem = next((s for s in stems if plain.startswith(s) and len(plain) - len(s) <= (6 if len(s) > 4 else 3)), None)
+    return stem is not None
 
 
 @cache
@@ -79,7 +103,7 @@ def _compound(code: str, word: str) -> bool:
     known = frequencies(code)
     for cut in range(len(word) - 3, 3, -1):
         head, rest = word[:cut], word[cut:]
-        starts = any(head.endswith(j) and head[: len(head) - len(j)] in known for j in JOINTS)
+        starts = head + "en" in known or any(head.endswith(j) and head[: len(head) - len(j)] in known for j in JOINTS)
         if starts and (rest in known or (len(rest) > 7 and _compound(code, rest))):
             return True
     return False
@@ -103,10 +127,15 @@ def is_ordinary(code: str, word: str, begins: bool = False, least: int = COMMON)
     known = frequencies(code)
     if plain in words or known.get(plain, 0) >= least:
         return True
-    if code in ("ru", "bg", "uk"):
-        return begins and bool(CYRILLIC.search(word.casefold()))
+    if code in ("ru", "bg", "uk", "he"):
+        return (code == "he" or begins) and (is_common(code, word) or bool(CYRILLIC.search(word.casefold())))
     if plain.endswith(endings) or (code in PLURALS and plain.endswith("s") and known.get(plain[:-1], 0) >= least):
         return True
     if begins and (plain in known or plain.endswith(loose) or is_verb(code, plain)):
         return True
-    return code == "de" and (plain in known or _compound(code, plain))
+    return code == "de" and (plain in known or _compound(code, plain) or _declined(known, plain))
+
+
+def _declined(known: dict[str, int], word: str) -> bool:
+    """Whether a German word is a declined form of a word of the dictionary."""
+    return any(word.endswith(end) and known.get(word[: -len(end)], 0) >= COMMON for end in CASES)

@@ -61,14 +61,24 @@ DAY_AND_MONTH = re.compile(
     rf"(?<![\w.,/+])(?<!\d-)(?!\d/10(?!\d))(?=\d\d\.\d\d|\d+/\d|\d+\.\d+\.)(\d{{1,2}})([./])(\d{{1,2}})(?P<stop>\2?)"
     rf"(?!\d|[./,:-]\d| ?{UNIT}(?!\w))"
 )
+# What precedes doses such as 12-8-14: insulin, a unit, a word for a dose, or a word with the ending of a drug.
+DOSED = re.compile(
+    r"(?:insul|инсул|інсул|אינסול|نسول|mg|мг|IE|UI|IU|ЕД|ОД|tabl|табл|compr|dos|доз|schem|схем|מינון|جرع"
+    r"|[^\W\d_]{4,}(?:in|ol|id|il|am|an|ina|ine|olo|ide|ил|ол|ин|ид)(?![^\W\d_])(?<!termin))"
+    r"[\w.]{0,8}[\s:]{1,2}(?:\d+ ?\w{1,3} )?$",
+    re.I,
+)
 DIGITS = re.compile(r"\d+")
-CODE_BEFORE = re.compile(rf"[{UPPER}]{{2,5}}[- ]$")  # MRN-1234567
+CODE_BEFORE = re.compile(rf"(?:[{UPPER}]{{2,5}}[- ]|(?<!\w)[a-z]{{2,5}}-)$")  # MRN-1234567
 INTERNATIONAL = r"(?:\+|00)[1-9]\d{0,2}(?: ?\(0\))?[ .\-/]?\(?\d{1,5}\)?(?:[ .\-/]?\(?\d{2,5}\)?){1,5}"
 IBAN = r"[A-Z]{2}\d{2}(?: ?[A-Z\d]{4}){3,7}(?: ?[A-Z\d]{1,4})?"
 NUMBER_SIGN = (
     r"(?:[\s:#(\-–.]|[Nn]\.?[°ºro]?\.?(?![^\W\d])|№|Nr\.?|No\.?|num\.|número|numero|numéro|number|Nummer|номер|"
     r"מספר|מס׳|رقم|αρ\.|zk\.)"
 )
+# Formats that are not those of the language's countries: numbers in groups, and codes of letters and digits.
+ANY_PHONE = r"\d{3}[ -]\d{3}[ -]\d{3,4}|\d{3} \d{2} \d{2} \d{2}|0\d{1,3}[ -]\d{6,8}"
+ANY_ID = r"\d{2}-\d{4}-\d{2}|\d{6}/\d{2}|[A-Za-z]{2,5}-\d{6,}|[A-Z]{2}\d{6,}|[A-Z]\d{7,}[A-Z]?|\d{7}|\d{2} \d{2} \d{5}"
 GROUPS = r"\d{2,4}(?: \d{2,4}){1,5}"
 VALUE = rf"(?:[{UPPER}]{{1,5}}[-/ .]?)?\d(?:[\w./-]*\w)?"
 
@@ -152,8 +162,10 @@ class Patterns:
                 good = 1900 <= int(m[1]) <= 2099 and _day_and_month(m[4], m[3])
             else:
                 # 1-1-1 and 10-10-10 are daily doses, unless the year has four digits
-                dose = m[6] == "-" and len(m[9]) == 2 and len(m[5]) + len(m[8]) < 4
-                dose = dose and int(m[9]) <= 31 and not self.date_cue.search(text, max(0, m.start() - 14), m.start())
+                dose = m[6] == "-" and len(m[9]) == 2
+                dose = dose and int(m[9]) <= 31 and "0" not in (m[5][0], m[8][0], m[9][0])
+                dose = dose and DOSED.search(text, max(0, m.start() - 40), m.start()) is not None
+                dose = dose and not self.date_cue.search(text, max(0, m.start() - 14), m.start())
                 four = len(m[9]) == 2 or 1900 <= int(m[9]) <= 2099
                 good = four and not dose and _day_and_month(m[5], m[8], month_first=True)
             if good:
@@ -354,8 +366,15 @@ def _number_patterns(words: Vocabulary) -> tuple[list[Shape], list[Shape]]:
         shape(rf"{NOT_IN_NUMBER}(?P<value>{known})", "ID", _digits(5)),
         shape(rf"(?<![\w-])(?P<value>[{UPPER}]{{2,5}}(?:-\d{{5,}}| ?\d{{7,}}))", "ID", _digits(5)),
         shape(rf"{NOT_IN_NUMBER}(?P<value>\d{{8,}})", "ID", _digits(8)),
+        shape(rf"{NOT_IN_NUMBER}(?P<value>{ANY_PHONE})", "PHONE", _no_round_number),
+        shape(rf"(?<![\w./+-])(?P<value>{ANY_ID})", "ID", _no_round_number),
     ]
     return labelled, shapes
+
+
+def _no_round_number(value: str) -> bool:
+    """Whether no group of digits is a round number: 150 000 000 is a count."""
+    return not value.endswith("00") and " 000" not in value
 
 
 def _numbered(value: str) -> bool:

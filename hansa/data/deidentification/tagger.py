@@ -23,7 +23,7 @@ from hansa.data.formats.annotated import WORD
 THRESHOLD = 0.5
 SETTINGS = "finder.json"
 WINDOW, CONTEXT = 126, 12  # tokens of a window, and how many of them are repeated as context on each side
-BATCH = 64  # windows computed at once
+BATCH = 16  # windows computed at once: more do not fit into the caches of a core
 OUTSIDE = "O"
 LETTERS = re.compile(r"[^\W\d_]+")
 # What may stand between two words of one detail.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hansa.data.deidentification.lexicon import LETTER, Vocabulary, one_of
 from hansa.data.deidentification.names import is_eponym
-from hansa.data.deidentification.ordinary import EVERYDAY, frequencies, is_ordinary, is_verb
+from hansa.data.deidentification.ordinary import EVERYDAY, frequencies, is_common, is_ordinary, is_verb
 from hansa.data.deidentification.repeats import plain
 from hansa.data.deidentification.rules import Finding
 
@@ -19,10 +19,12 @@ LONGEST = 5  # words of a name
 RARE = 2000  # occurrences in the dictionary below which a word that the context introduces may be a name
 BEGINS = re.compile(r"(?:^|[.!?:;\n])\s*$")
 WORD = re.compile(rf"{LETTER}(?:{LETTER}|[\u0300-\u036f\u064b-\u0652]|['’׳״\"-](?={LETTER}))*")
-BESIDE = (" ", "-", ", ", ",")
+BESIDE = (" ", "-", ", ", ",", "، ")
 ENDS = re.compile(r"\s*(?:[.,،;:()\n]|$)")
+INITIALS = re.compile(rf"(?<![\w.]){LETTER}\.(?: ?{LETTER}\.)? $")  # before a family name
 PREFIXES = {"he": "ובלכשמה", "ar": "وبلفك"}
-COMPOUND = ("عبد", "أبو", "ابو", "بو", "ابن", "بن", "آل")  # the first part of Arabic names
+# The first part of Arabic names.
+COMPOUND = frozenset(map(plain, ("عبد", "أبو", "بو", "ابن", "بن", "آل", "بنو", "بني", "ذو", "ذي")))
 Place = tuple[int, int, str]  # start, end, plain form
 
 
@@ -31,6 +33,8 @@ class Uncased:
     """The lists of one language, in plain form, for texts whose letters have no case."""
 
     words: Vocabulary
+    particles: frozenset[str]  # in plain form, as the words of the text are compared
+    stop: frozenset[str]
     own: frozenset[str]  # names of the language itself
     given: frozenset[str]
     family: frozenset[str]
@@ -54,19 +58,25 @@ class Uncased:
                 continue
             count = self._count(text, words, at)
             if count and not is_eponym(self.words, text, words[at][0], words[at + count - 1][1]):
-                yield Finding(words[at][0], words[at + count - 1][1], "NAME")
+                initial = INITIALS.search(text, max(0, words[at][0] - 8), words[at][0])
+                yield Finding(initial.start() if initial else words[at][0], words[at + count - 1][1], "NAME")
             at += max(count, 1)
 
     def _count(self, text: str, words: list[Place], at: int) -> int:
         """The number of words of the name that begins at a word; 0 if none does."""
         start, _, word = words[at]
-        opens = word in COMPOUND or (word in self.words.particles and self._comma_given(text, words, at))
+        opens = word in COMPOUND or (word in self.particles and self._comma_given(text, words, at))
         if self._stops(word) and not opens:
             return 0
         before = text[max(0, start - 32) : start]
         role = self.role.search(before) is not None
-        near = role or self.near.search(before) is not None
-        listed, unknown = self._listed(word) or opens, self._unknown(word)
+        initial = INITIALS.search(before) is not None and self.words.raw.get("cased", True)
+        near = role or initial or self.near.search(before) is not None or self._attached(word)
+        pair = self._own_pair(text, words, at)
+        weak = (
+            near and not self.words.raw.get("cased", True) and self._own_name(word) and ENDS.match(text, words[at][1])
+        )
+        listed, unknown = self._listed(word) or opens or pair or bool(weak), self._unknown(word)
         begins = BEGINS.search(text, max(0, start - 3), start) is not None
         acts = begins and self.verb.match(text, words[at][1]) is not None
         if acts and not listed and not frequencies(self.words.code) and len(word) > 2:
@@ -77,21 +87,22 @@ class Uncased:
             listed or (unknown and (role or acts or self.shape.fullmatch(word) or self._given_next(text, words, at)))
         ):
             return self._introduced(text, words, at) if role else 0
-        count, names = 1, int(listed)
+        count, names = (2, 2) if pair else (1, int(listed))
         while at + count < len(words) and count < LONGEST:
             beside = text[words[at + count - 1][1] : words[at + count][0]]
             nxt = words[at + count][2]
-            particle = nxt in self.words.particles
-            if beside not in BESIDE or (nxt in self.words.stop and not particle):
+            particle = nxt in self.particles
+            if beside not in BESIDE or (nxt in self.stop and not particle):
                 break
             known = nxt in self.given or nxt in self.family
             last = words[at + count]
-            fits = particle or known or self._listed(nxt) or self._unknown(nxt)
+            after_particle = words[at + count - 1][2] in self.particles and not self.words.raw.get("cased", True)
+            fits = particle or known or after_particle or self._listed(nxt) or self._unknown(nxt)
             if not (fits or self._family_like(text, last, names) or (role and count == 1 and self._rare(nxt))):
                 break
             names += known or self._listed(nxt)
             count += 1
-        while count > 1 and words[at + count - 1][2] in self.words.particles:
+        while count > 1 and words[at + count - 1][2] in self.particles:
             count -= 1
         if count > 1:
             return count if names > 1 or (names and self._given_in(words[at : at + count])) or near else 0
@@ -122,7 +133,8 @@ class Uncased:
         if self.words.code == "ar":
             return place[2].startswith("ال") and len(place[2]) > 4 and not self._everyday(place[2])
         shaped = self.shape.fullmatch(place[2]) is not None
-        return shaped or (not frequencies(self.words.code) and ENDS.match(text, place[1]) is not None)
+        open_end = not frequencies(self.words.code) and ENDS.match(text, place[1]) is not None
+        return shaped or (open_end and not self._ordinary(place[2]))
 
     def _comma_given(self, text: str, words: list[Place], at: int) -> bool:
         """Whether a particle begins a name such as DE SANTIS, GIOVANNA."""
@@ -140,11 +152,42 @@ class Uncased:
         return word in self.given and not self._everyday(word)
 
     def _stripped(self, word: str) -> list[str]:
+        """The word, and the word without the conjunction or preposition that may be attached to its front."""
         letters = PREFIXES.get(self.words.code, "")
-        return [word, word[1:]] if letters and word[:1] in letters and len(word) > 4 else [word]
+        if not letters or word[:1] not in letters:
+            return [word]
+        if self.words.code == "ar" and word.startswith("لل") and len(word) > 4:
+            return [word, "ال" + word[2:]]  # the article loses a letter after this preposition
+        return [word, word[1:]] if len(word) > 4 or (len(word) == 4 and word[1:] in self.own) else [word]
 
     def _listed(self, word: str) -> bool:
-        return any((w in self.given or w in self.family) and not self._everyday(w) for w in self._stripped(word))
+        """Whether a word, or a part of a double name, is listed and no everyday word."""
+        parts = [part for part in word.split("-") if part] if "-" in word else [word]
+        forms = [form for part in parts for form in self._stripped(part)]
+        return any((w in self.given or w in self.family) and not self._everyday(w) for w in forms)
+
+    def _attached(self, word: str) -> bool:
+        """Whether a name of the language follows an attached preposition that means "to" or "for"."""
+        name = word[1:] if word[:1] in ("ل", "ל") else ""
+        if len(name) < 4 or name not in self.own or word in self.own:
+            return False
+        return not (self._everyday(word) or self._everyday(name) or is_common(self.words.code, word))
+
+    def _own_pair(self, text: str, words: list[Place], at: int) -> bool:
+        """Whether two names of the language stand side by side, where the script has no capital letters.
+
+        The dictionary counts how often a name occurs, too, so it does not tell frequent names from ordinary words.
+        """
+        if self.words.raw.get("cased", True) or at + 1 >= len(words):
+            return False
+        here, after = words[at], words[at + 1]
+        if text[here[1] : after[0]] not in (" ", ", ", "، ") or here[2] in self.stop or after[2] in self.stop:
+            return False
+        first = any(w in self.own for w in self._stripped(here[2]))
+        return first and any(part in self.own for part in after[2].split("-"))
+
+    def _own_name(self, word: str) -> bool:
+        return any(w in self.own for w in self._stripped(word))
 
     def _surely(self, word: str) -> bool:
         """Whether a listed name is enough by itself: it is a name of the language, and no word of the dictionary."""
@@ -163,7 +206,7 @@ class Uncased:
         return frequencies(self.words.code).get(word, 0) >= EVERYDAY
 
     def _stops(self, word: str) -> bool:
-        return len(word) < 2 or word in self.words.stop or word in self.words.title_words
+        return len(word) < 2 or word in self.stop or word in self.words.title_words
 
     def _town(self, text: str, words: list[Place], at: int) -> int:
         """The number of words of the town that begins at a word, after a word that introduces one."""
@@ -194,6 +237,8 @@ def uncased(
     none = "(?!)"
     return Uncased(
         words,
+        frozenset(map(plain, words.particles)),
+        frozenset(map(plain, words.stop)),
         own,
         given,
         family,

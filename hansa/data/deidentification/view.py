@@ -9,6 +9,7 @@ import html
 import re
 import unicodedata
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -20,7 +21,7 @@ TAG = r"</?[A-Za-z][^<>\n]{0,300}>"
 INVISIBLE = (
     "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u034f\u0640\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]+"
 )
-WIDE_SPACE = "\t\x1f\xa0\u1680\u2000-\u200a\u202f\u205f\u3000"
+WIDE_SPACE = "\t\x0b\x0c\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 BROKEN = r"(?<=[^\W\d_])[-\xad\u2010]+[ \t]*\r?\n[ \t]*(?=[^\W\d_])"  # a word that goes on in the next line
 # The end of a line inside a paragraph. A line that begins with a label, a bullet or a number begins something new.
 LINE_END = r"[ \t]*\r?\n[ \t]*"
@@ -39,6 +40,11 @@ HIDDEN = re.compile(
 MAYBE = re.compile(
     f"[&<\n{WIDE_SPACE}\x00-\x08\x0e-\x1b\x7f-\x9f\xad\u0300-\u036f\u0653-\u0655\u0640\u061c]"
     "|  |[\u1680-\uffff\U0001d400-\U0001d7ff]"
+)
+# Where `HIDDEN` may match; far fewer places than characters. A combining mark belongs to the letter before it.
+CANDIDATE = re.compile(
+    f"(?P<mark>[\u0300-\u036f\u0653-\u0655])|[&<]|[-\xad\u2010]+[ \t]*\r?\n|[ \t]*\r?\n"
+    f"|[ {WIDE_SPACE}]{{2,}}|[{WIDE_SPACE}]|{INVISIBLE}|{FORMS}"
 )
 PASSES = 3  # an entity may hide a tag, and a tag a soft hyphen
 
@@ -101,7 +107,7 @@ def _once(text: str) -> tuple[str, _Pass] | None:
     pieces: list[tuple[int, int]] = []  # old start and length of the unchanged pieces
     sizes: list[int] = []  # of a piece and the replacement after it
     position = 0
-    for m in HIDDEN.finditer(text):
+    for m in _hidden(text):
         new = _plain(m)
         if new == m[0]:
             continue
@@ -115,6 +121,20 @@ def _once(text: str) -> tuple[str, _Pass] | None:
     parts.append(text[position:])
     starts = [0, *accumulate(sizes)]
     return "".join(parts), _Pass(starts, [p[0] for p in pieces], [p[1] for p in pieces])
+
+
+def _hidden(text: str) -> Iterator[re.Match[str]]:
+    """The matches of `HIDDEN`, from left to right."""
+    past, match = 0, HIDDEN.match
+    for candidate in CANDIDATE.finditer(text):
+        start, end = candidate.span()
+        start -= candidate.lastgroup is not None
+        while start < end:
+            m = match(text, start) if start >= past else None
+            if m:
+                yield m
+                past = m.end()
+            start = max(start + 1, past)
 
 
 def _plain(m: re.Match[str]) -> str:
@@ -140,6 +160,7 @@ MISREAD_NUMBER = re.compile(
     r"|(?<=\d )\d[lIOoSB](?![^\W_])"
     r"|(?<![^\W_])(?:[lIOoS]\d|\d[lIOoS])(?=[./-][\dlIOoS]{1,2}[./-])|(?<=[./-])(?:[lIOoS]\d|\d[lIOoS])(?=[./-]\d)"
 )
+MIXED = re.compile(r"\d[^\W\d_]|[^\W\d_]\d")  # a token of letters and digits
 AS_LETTER = str.maketrans("01358", "olesb")
 AS_CAPITAL = str.maketrans("01358", "OIESB")
 AS_DIGIT = str.maketrans("lIOoSB", "110058")
@@ -150,14 +171,32 @@ def repaired(text: str) -> str:
 
     Every character stays one character, so offsets do not change.
     """
-    if MISREAD_NUMBER.search(text):
-        text = MISREAD_NUMBER.sub(lambda m: m[0].translate(AS_DIGIT), text)
-    return MISREAD_WORD.sub(_as_word, text)
+    parts: list[str] = []
+    past = 0
+    for mixed in MIXED.finditer(text):
+        start, end = mixed.span()
+        if start < past:
+            continue
+        while start > past and text[start - 1].isalnum():
+            start -= 1
+        while end < len(text) and text[end].isalnum():
+            end += 1
+        number, word = MISREAD_NUMBER.match(text, start), MISREAD_WORD.match(text, start)
+        new = number[0].translate(AS_DIGIT) if number else _as_word(word) if word else ""
+        if new:
+            parts += [text[past:start], new]
+            past = start + len(new)
+        else:
+            parts.append(text[past:end])
+            past = end
+    return "".join([*parts, text[past:]]) if parts else text
 
 
 def _as_word(m: re.Match[str]) -> str:
     word = m[0]
     if not any(c.islower() for c in word) and any(c.isupper() for c in word):
         return word  # B27, CD34
+    if word[0].isdigit() and len(word) < 5:
+        return word  # 1mg, 3er
     first = word[0].translate(AS_CAPITAL) if word[0].isdigit() else word[0]
     return first + word[1:].translate(AS_LETTER)

@@ -48,6 +48,12 @@ def _wide(text: str) -> str:
     return "".join(chr(ord(c) + 0xFEE0) if "!" <= c <= "~" and c.isalnum() else c for c in text)
 
 
+def _mathematical(text: str) -> str:
+    """Letters of the ASCII alphabet in bold mathematical type."""
+    small, large = 0x1D41A - ord("a"), 0x1D400 - ord("A")
+    return "".join(chr(ord(c) + (small if c.islower() else large)) if c.isascii() and c.isalpha() else c for c in text)
+
+
 REWRITINGS: dict[str, Callable[[str], str]] = {
     "decomposed": lambda text: unicodedata.normalize("NFD", text),
     "composed": lambda text: unicodedata.normalize("NFC", text),
@@ -66,6 +72,16 @@ REWRITINGS: dict[str, Callable[[str], str]] = {
     "wrapped lines": _every_third_space("\n"),
     "wrapped lines of Windows": _every_third_space("\r\n"),
     "hyphenation": _hyphenated,
+    "hexadecimal entities": lambda text: re.sub(r"[^\W\d_]{3}", lambda m: f"&#x{ord(m[0][0]):x};{m[0][1:]}", text),
+    "byte order marks": _inside("\ufeff"),
+    "tags with attributes": _inside('<span class="x" id="y"></span>'),
+    "mathematical letters": _mathematical,
+    "ligatures": lambda text: text.replace("fi", "ﬁ").replace("fl", "ﬂ").replace("ff", "ﬀ"),
+    "line separators": _every_third_space("\u2028"),
+    "form feeds": _every_third_space("\x0c"),
+    "trailing spaces": lambda text: text.replace("\n", "   \r\n"),
+    "indented lines": _every_third_space("\n    "),
+    "acute accents as apostrophes": lambda text: text.replace("'", "\u00b4"),
 }
 
 
