@@ -72,9 +72,12 @@ def serve(
     queue: Annotated[
         Path | None,
         typer.Option(
-            "--queue", metavar="RUNS", help="work on the runs that `hansa submit` puts there, one after another"
+            "--queue", metavar="RUNS", help="work on the runs that `hansa submit` puts there; the port stays open"
         ),
     ] = None,
+    at_once: Annotated[
+        int, typer.Option("--at-once", min=1, max=16, help="with --queue: how many runs go on at the same time")
+    ] = 1,
     nats: NatsOption = None,
     listen: ListenOption = None,
     data: Annotated[list[Path] | None, typer.Option(help="the region's own data, if it has any")] = None,
@@ -115,20 +118,21 @@ def serve(
     from hansa.deploy.alerts import Alerts, Webhook
     from hansa.deploy.health import serve_probes, unreachable_reason
     from hansa.deploy.metrics import coordinator_figures, exposition
-    from hansa.deploy.server_session import default_listen, parse_listen
+    from hansa.deploy.standing import default_listen, parse_listen
 
     for which in (signal.SIGTERM, signal.SIGINT):
         signal.signal(which, end_coordinator)
     settings = read(federation) if federation is not None else None
     folder = queue or out or Path("runs") / (settings.name if settings is not None else "")
-    alerts = [Alerts(Webhook.parse(webhook), log.warning)] if webhook is not None else []
+    hook = Webhook.parse(webhook) if webhook is not None else None
     pages = pages_of(queue or folder.parent, accounts) if accounts is not None else None
+    alerts: Callable[[], list[object]] = lambda: [Alerts(hook, log.warning)] if hook is not None else []  # noqa: E731
     serving = Serving(own, nats, listen, log_format, alerts, pages)
     host, port = parse_listen(listen) if listen is not None else default_listen(own)
-    metrics = exposition(coordinator_figures(lambda: serving.folder or folder, own))
+    metrics = exposition(coordinator_figures(lambda: (serving.open or [folder])[-1], own, folder))
     with serve_probes(health, lambda: unreachable_reason((host or "127.0.0.1", port)), metrics):
         if settings is None:
-            serving.queue(folder)
+            serving.queue(folder, at_once)
             return
         outcome, report = serving.run(settings, folder)
     result = {"run": str(outcome.folder), "report": str(report), "metrics": outcome.metrics}

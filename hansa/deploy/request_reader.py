@@ -53,6 +53,10 @@ class RequestReader:
         self._open: OpenRun | None = None
         self._buffers: dict[str, torch.Tensor] = {}
 
+    def close(self) -> None:
+        """Close the run that is open: its next request opens it again, from its files."""
+        self._open, self._buffers = None, {}
+
     def folder(self, envelope: Envelope) -> Path:
         """The folder of an envelope's run."""
         return self._home / "runs" / envelope.run
