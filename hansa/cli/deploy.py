@@ -207,6 +207,10 @@ def join(
     ] = None,
     model: ModelOption = None,
     threads: Annotated[int, typer.Option(min=1, help="threads for training; 1 gives the same bits as 'hansa run'")] = 1,
+    at_once: Annotated[
+        int,
+        typer.Option("--at-once", min=1, max=16, help="runs to work on at the same time, each in a process of its own"),
+    ] = 1,
     processes: Annotated[
         int | None, typer.Option(min=1, help="processes that compute each gradient together; default: train.processes")
     ] = None,
@@ -230,12 +234,13 @@ def join(
     from hansa.client.processes import CHOICE
     from hansa.deploy.agent import Agent
     from hansa.deploy.health import serve_probes
-    from hansa.deploy.join import SiloService, sources
+    from hansa.deploy.join import SiloSetup, sources
     from hansa.deploy.leave import check_not_left
     from hansa.deploy.lock_file import lock_folder
     from hansa.deploy.metrics import exposition, silo_figures
     from hansa.deploy.network.address import choose_proxy
     from hansa.deploy.policy_enforcer import PolicyEnforcer
+    from hansa.deploy.run_process import ProcessService
 
     if processes is not None:
         os.environ[CHOICE] = str(processes)  # the machine's own affair: it is no part of the approved settings
@@ -244,9 +249,11 @@ def join(
     enforcer = PolicyEnforcer.load(own, policy, folder)
     if enforcer.problem:
         log.warning("the policy allows no release: %s", enforcer.problem)
-    service = SiloService(own, sources(own, data), paths(plugins or []), enforcer, threads, folder_of(model))
+    setup = SiloSetup(kit, folder, sources(own, data), paths(plugins or []), policy, threads, folder_of(model))
+    service = setup.service_with(own, enforcer)
     with lock_folder(folder, "hansa join"):
-        agent = Agent(own, folder, service, log.info, http_proxy, log.warning, trust)
+        services = [ProcessService(setup, service, log.warning) for _ in range(at_once)] if at_once > 1 else []
+        agent = Agent(own, folder, service, log.info, http_proxy, log.warning, trust, services)
         on_stop(agent.stop)
         metrics = exposition(silo_figures(own, folder, enforcer.policy, agent.not_ready))
         with serve_probes(health, agent.not_ready, metrics):

@@ -1,5 +1,6 @@
 """Heartbeats: who is awaited, and how a parent that was restored from a backup finds its place."""
 
+import json
 from pathlib import Path
 from time import time
 from typing import Any
@@ -125,6 +126,6 @@ def test_several_runs_have_positions_of_their_own(tmp_path: Path) -> None:
 
 
 def test_the_state_of_an_earlier_version_is_read(tmp_path: Path) -> None:
-    state = '{"run": "%s", "run_started": 1.0, "sequence": 7, "request": "%s"}' % (RUN, "a" * 32)
-    (tmp_path / "state.json").write_text(state)
+    state = {"run": RUN, "run_started": 1.0, "sequence": 7, "request": "a" * 32}
+    (tmp_path / "state.json").write_text(json.dumps(state))
     assert ReplayGuard(tmp_path / "state.json").positions == [(RUN, 7, "a" * 32)]
