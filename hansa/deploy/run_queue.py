@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hansa.config.federation import Federation
 from hansa.config.file import dump, read
-from hansa.core.errors import HansaError, RunFailed, UserError, printable
+from hansa.core.errors import HansaError, UserError, place, printable
 from hansa.deploy.lock_file import lock_folder
 from hansa.files import write_file
 from hansa.runs.callbacks import CurrentRun
@@ -159,8 +159,7 @@ def serve_queue(
     """Work on the runs of a queue, up to ``at_once`` at the same time, in threads.
 
     It goes on as long as ``idle`` is true whenever there is nothing to do. ``serve`` runs a federation file to its end
-    in a directory. A run that fails does not end the queue; an error that is not ours does. Raises `UserError` if
-    another process works on the queue.
+    in a directory. A run that fails does not end the queue. Raises `UserError` if another process works on the queue.
     """
     with lock_folder(queue.folder, "hansa serve --queue"):
         _serve_locked(queue, serve, log, idle, at_once)
@@ -201,10 +200,11 @@ def _work_on(queue: RunQueue, one: QueuedRun, serve: Serve, log: Callable[[str],
     log(f"run {one.id} of '{printable(one.name)}', submitted by {printable(one.by)}: {queue.directory(one)}")
     try:
         serve(read(queue.file(one)), queue.directory(one), StopOnRequest(queue, one))
-    except HansaError as error:
-        hint = f"; 'hansa runs {queue.runs} --retry {one.id}' continues it" if isinstance(error, RunFailed) else ""
-        queue.mark(one, FAILED, str(error))
-        log(f"run {one.id} failed: {error}{hint}")
+    except Exception as error:  # whatever ends one run must not end the others
+        reason = str(error) if isinstance(error, HansaError) else f"{type(error).__name__} ({place(error)})"
+        again = f"; 'hansa runs {queue.runs} --retry {one.id}' continues it"
+        queue.mark(one, FAILED, reason)
+        log(f"run {one.id} failed: {reason}{'' if isinstance(error, UserError) else again}")
         return
     stopped = queue.stop_requested(one)
     queue.mark(one, STOPPED if stopped else FINISHED, STOP_REASON if stopped else "")
