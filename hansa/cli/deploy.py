@@ -72,9 +72,12 @@ def serve(
     queue: Annotated[
         Path | None,
         typer.Option(
-            "--queue", metavar="RUNS", help="work on the runs that `hansa submit` puts there, one after another"
+            "--queue", metavar="RUNS", help="work on the runs that `hansa submit` puts there; the port stays open"
         ),
     ] = None,
+    at_once: Annotated[
+        int, typer.Option("--at-once", min=1, max=16, help="with --queue: how many runs go on at the same time")
+    ] = 1,
     nats: NatsOption = None,
     listen: ListenOption = None,
     data: Annotated[list[Path] | None, typer.Option(help="the region's own data, if it has any")] = None,
@@ -115,20 +118,21 @@ def serve(
     from hansa.deploy.alerts import Alerts, Webhook
     from hansa.deploy.health import serve_probes, unreachable_reason
     from hansa.deploy.metrics import coordinator_figures, exposition
-    from hansa.deploy.server_session import default_listen, parse_listen
+    from hansa.deploy.standing import default_listen, parse_listen
 
     for which in (signal.SIGTERM, signal.SIGINT):
         signal.signal(which, end_coordinator)
     settings = read(federation) if federation is not None else None
     folder = queue or out or Path("runs") / (settings.name if settings is not None else "")
-    alerts = [Alerts(Webhook.parse(webhook), log.warning)] if webhook is not None else []
+    hook = Webhook.parse(webhook) if webhook is not None else None
     pages = pages_of(queue or folder.parent, accounts) if accounts is not None else None
+    alerts: Callable[[], list[object]] = lambda: [Alerts(hook, log.warning)] if hook is not None else []  # noqa: E731
     serving = Serving(own, nats, listen, log_format, alerts, pages)
     host, port = parse_listen(listen) if listen is not None else default_listen(own)
-    metrics = exposition(coordinator_figures(lambda: serving.folder or folder, own))
+    metrics = exposition(coordinator_figures(lambda: (serving.open or [folder])[-1], own, folder))
     with serve_probes(health, lambda: unreachable_reason((host or "127.0.0.1", port)), metrics):
         if settings is None:
-            serving.queue(folder)
+            serving.queue(folder, at_once)
             return
         outcome, report = serving.run(settings, folder)
     result = {"run": str(outcome.folder), "report": str(report), "metrics": outcome.metrics}
@@ -203,6 +207,10 @@ def join(
     ] = None,
     model: ModelOption = None,
     threads: Annotated[int, typer.Option(min=1, help="threads for training; 1 gives the same bits as 'hansa run'")] = 1,
+    at_once: Annotated[
+        int,
+        typer.Option("--at-once", min=1, max=16, help="runs to work on at the same time, each in a process of its own"),
+    ] = 1,
     processes: Annotated[
         int | None, typer.Option(min=1, help="processes that compute each gradient together; default: train.processes")
     ] = None,
@@ -226,12 +234,13 @@ def join(
     from hansa.client.processes import CHOICE
     from hansa.deploy.agent import Agent
     from hansa.deploy.health import serve_probes
-    from hansa.deploy.join import SiloService, sources
+    from hansa.deploy.join import SiloSetup, sources
     from hansa.deploy.leave import check_not_left
     from hansa.deploy.lock_file import lock_folder
     from hansa.deploy.metrics import exposition, silo_figures
     from hansa.deploy.network.address import choose_proxy
     from hansa.deploy.policy_enforcer import PolicyEnforcer
+    from hansa.deploy.run_process import ProcessService
 
     if processes is not None:
         os.environ[CHOICE] = str(processes)  # the machine's own affair: it is no part of the approved settings
@@ -240,9 +249,11 @@ def join(
     enforcer = PolicyEnforcer.load(own, policy, folder)
     if enforcer.problem:
         log.warning("the policy allows no release: %s", enforcer.problem)
-    service = SiloService(own, sources(own, data), paths(plugins or []), enforcer, threads, folder_of(model))
+    setup = SiloSetup(kit, folder, sources(own, data), paths(plugins or []), policy, threads, folder_of(model))
+    service = setup.service_with(own, enforcer)
     with lock_folder(folder, "hansa join"):
-        agent = Agent(own, folder, service, log.info, http_proxy, log.warning, trust)
+        services = [ProcessService(setup, service, log.warning) for _ in range(at_once)] if at_once > 1 else []
+        agent = Agent(own, folder, service, log.info, http_proxy, log.warning, trust, services)
         on_stop(agent.stop)
         metrics = exposition(silo_figures(own, folder, enforcer.policy, agent.not_ready))
         with serve_probes(health, agent.not_ready, metrics):

@@ -321,7 +321,7 @@ def resolve(
     from hansa.deploy.network.instance import FILE
     from hansa.deploy.network.journal import Journal
     from hansa.deploy.network.presence import resolve as end_suspension
-    from hansa.deploy.status import JOURNAL, SERVER_FOLDER
+    from hansa.deploy.status import JOURNAL, SERVER_FOLDER, STANDING
 
     if node is None:
         home = folder if (folder / FILE).exists() else folder / "home"
@@ -333,6 +333,9 @@ def resolve(
         if not file.is_file():
             raise UserError(f"{folder} is not a run of 'hansa serve'; give its --out")
         journal = Journal(file)
+        if (standing := journal.fact(STANDING)) is not None:  # a standing coordinator suspends a node for all runs
+            journal.close()
+            journal = Journal(file.parent / standing)
         had = end_suspension(journal, node) is not None
         journal.close()
     text = "the alarm is over; the node is served again" if had else "there was no alarm"

@@ -1,8 +1,10 @@
 """What `hansa serve` does at the root: one run, or the runs of a queue. Imported when it is needed: it loads torch."""
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,13 @@ from hansa.cli.console import errors
 from hansa.cli.dashboard import require_dashboard
 from hansa.cli.logs import LogFormat, log_files
 from hansa.config.federation import Federation
-from hansa.deploy.coordinator import serve
+from hansa.deploy.coordinator import check_coordinator, serve, serve_run
 from hansa.deploy.kit import Kit
 from hansa.deploy.log_callbacks import LogCallbacks
 from hansa.deploy.run_log import RunLog
 from hansa.deploy.run_queue import RunQueue, StopOnRequest, serve_queue
+from hansa.deploy.standing import standing_server
+from hansa.deploy.status import SERVER_FOLDER
 from hansa.report import html
 from hansa.report.progress import Progress
 from hansa.runs.result import Result
@@ -26,35 +30,76 @@ log = logging.getLogger("hansa")
 class Serving:
     """The coordinator of a federation: its kit, where it listens, and who is told what.
 
-    ``callbacks``: for every run, beside its log; ``pages``: an ASGI application for the same port. ``folder``: the
-    directory of the run that is under way, or was last.
+    ``callbacks`` returns those of a run, beside its log; ``pages``: an ASGI application for the same port; ``open``:
+    the directories of the runs that are under way.
     """
 
     kit: Kit
     nats: str | None
     listen: str | None
     log_format: LogFormat
-    callbacks: Sequence[object] = ()
+    callbacks: Callable[[], Sequence[object]] = tuple
     pages: Any | None = None
-    folder: Path | None = None
+    open: list[Path] = field(default_factory=list)
 
-    def run(self, settings: Federation, out: Path, *callbacks: object) -> tuple[Result, Path]:
+    def run(self, settings: Federation, out: Path) -> tuple[Result, Path]:
         """Run a federation file to its end between organisations; return the result and the path of its report."""
-        self.folder = out
-        watcher = LogCallbacks() if self.log_format is LogFormat.json else Progress(errors, settings.name)
-        # In text format the progress display shows the run, and nothing of it passes through the log.
-        files = log_files() if self.log_format is LogFormat.text else []
-        told = [watcher, RunLog(out, files), *self.callbacks, *callbacks]
-        outcome = serve(settings, self.kit, out, self.nats, told, self.listen, self.pages)
-        return outcome, html.write([(settings.name, outcome.folder)], outcome.folder / "report.html")
+        self.open.append(out)
+        outcome = serve(settings, self.kit, out, self.nats, self._told(settings, out, True), self.listen, self.pages)
+        return outcome, _report(settings, outcome)
 
-    def queue(self, runs: Path) -> None:
-        """Work on submitted runs until the process is stopped."""
+    def queue(self, runs: Path, at_once: int) -> None:
+        """Work on submitted runs, up to ``at_once`` at the same time, until the process is stopped.
 
-        def one(settings: Federation, out: Path, stop: StopOnRequest) -> None:
-            self.run(settings, out, stop)
+        The port stays open between runs.
+        """
+        check_coordinator(self.kit)
+        with standing_server(self.kit, runs / SERVER_FOLDER, self.nats, log.info, self.listen, self.pages) as server:
 
-        serve_queue(RunQueue(runs), one, log.info)
+            def one(settings: Federation, out: Path, stop: StopOnRequest) -> None:
+                self.open.append(out)
+                try:
+                    told = [*self._told(settings, out, at_once == 1), stop]
+                    _report(settings, serve_run(settings, self.kit, out, server.open_run, told))
+                finally:
+                    self.open.remove(out)
+
+            try:
+                serve_queue(RunQueue(runs), one, log.info, at_once=at_once)
+            except SystemExit as ended:
+                # Runs go on in threads, and nothing may be closed below them: they resume after a restart, as after a
+                # crash.
+                logging.shutdown()
+                sys.stdout.flush()
+                os._exit(ended.code if isinstance(ended.code, int) else 1)
+
+    def _told(self, settings: Federation, out: Path, alone: bool) -> list[object]:
+        """Who is told about a run. ``alone``: no other run writes to the terminal at the same time."""
+        shows = alone and self.log_format is LogFormat.text
+        watcher: object = Progress(errors, settings.name) if shows else LogCallbacks(_named(out.name, self.log_format))
+        # What the progress display shows does not pass through the log.
+        return [watcher, RunLog(out, log_files() if shows else []), *self.callbacks()]
+
+
+def _named(run: str, format: LogFormat) -> logging.Logger:
+    """The logger of one run among several: in text format its lines begin with the run's name."""
+    found = logging.getLogger("hansa.serve")
+    if format is LogFormat.json:
+        return found
+    named = logging.Logger(f"hansa.serve.{run}", found.getEffectiveLevel())
+    named.addFilter(lambda record: _prefix(record, run))
+    named.parent = found
+    return named
+
+
+def _prefix(record: logging.LogRecord, run: str) -> bool:
+    record.msg = f"{run}: {record.getMessage()}"
+    record.args = ()
+    return True
+
+
+def _report(settings: Federation, outcome: Result) -> Path:
+    return html.write([(settings.name, outcome.folder)], outcome.folder / "report.html")
 
 
 def pages_of(runs: Path, accounts: Path) -> Any:

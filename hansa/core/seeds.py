@@ -4,11 +4,14 @@ Nothing depends on the order of execution, so one worker, eight workers and a ne
 """
 
 import hashlib
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import torch
+
+ONE_AT_A_TIME = threading.RLock()  # torch has one generator for all threads of a process
 
 
 def derive(seed: int, *purpose: str | int) -> int:
@@ -26,14 +29,16 @@ def stream(seed: int, *purpose: str | int) -> np.random.Generator:
 def torch_seeded(seed: int, *purpose: str | int) -> Iterator[None]:
     """Seed what torch draws from by itself (dropout, fresh weights), and leave its generator as it was found.
 
-    The generator is addressed directly: `torch.manual_seed` also records a stack trace for devices not yet in use,
+    Other threads that need the generator wait until the body ends, so that runs in several threads do not mix. The
+    generator is addressed directly: `torch.manual_seed` also records a stack trace for devices not yet in use,
     which takes longer than a training step of a small model.
     """
-    before = torch.get_rng_state()
-    torch.default_generator.manual_seed(derive(seed, *purpose))
-    if torch.cuda.is_available():
-        torch.cuda.manual_seed_all(derive(seed, *purpose))
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before)
+    with ONE_AT_A_TIME:
+        before = torch.get_rng_state()
+        torch.default_generator.manual_seed(derive(seed, *purpose))
+        if torch.cuda.is_available():
+            torch.cuda.manual_seed_all(derive(seed, *purpose))
+        try:
+            yield
+        finally:
+            torch.set_rng_state(before)

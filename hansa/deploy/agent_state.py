@@ -6,7 +6,7 @@ The agent writes ``agent.json`` with each heartbeat. `hansa status KIT` and the 
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import time
@@ -39,6 +39,7 @@ class AgentState:
     since: float | None = None  # when the parent sent that request
     deadline: float | None = None
     last: str = ""  # the newest request, also if it is answered
+    waiting: tuple[str, ...] = ()  # requests of other runs that are not answered either
     rejected: Mapping[str, int] = field(default_factory=dict)  # why envelopes were rejected → how often
 
     def write(self, home: Path) -> None:
@@ -64,15 +65,25 @@ class AgentState:
         return time() - self.at < STALE_SECONDS
 
 
-def state_of(sent: Heartbeat, address: Address, newest: Envelope | None, done: bool) -> AgentState:
-    """The state of an agent that sends a heartbeat; ``newest``: its newest request, ``done``: which it has answered."""
-    last = f"{newest.kind} of round {newest.round}" if newest is not None else ""
+def state_of(sent: Heartbeat, address: Address, newest: Envelope | None, open: Sequence[Envelope]) -> AgentState:
+    """The state of an agent that sends a heartbeat.
+
+    ``newest``: its newest request; ``open``: those that it has not answered, one for each run, the current one first.
+    """
+    last = _title(newest) if newest is not None else ""
     state = AgentState(
         sent.node, sent.parent, "{}:{}".format(*address), sent.phase, sent.version, sent.at, sent.serial, last=last
     )
-    if newest is None or done:
+    if not open:
         return state
-    return replace(state, asked=last, run=newest.run, since=newest.sent_at, deadline=newest.deadline)
+    now, *others = open
+    waiting = tuple(f"{_title(one)} in run {one.run}" for one in others)
+    state = replace(state, since=now.sent_at, deadline=now.deadline)
+    return replace(state, asked=_title(now), run=now.run, waiting=waiting)
+
+
+def _title(envelope: Envelope) -> str:
+    return f"{envelope.kind} of round {envelope.round}"
 
 
 def agent_runs(home: Path) -> bool:

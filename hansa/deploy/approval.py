@@ -11,6 +11,7 @@ Settings that only make sense in a rehearsal (``simulate``, ``release_log``, bas
 whatever was approved.
 """
 
+import fcntl
 import json
 import os
 import re
@@ -162,9 +163,18 @@ class Approvals:
         """Note a run under its approval; raises `NotApproved` if the approval is for fewer runs."""
         # A policy approves so many runs in all: with another seed or name each would be another settings' first one.
         key = BY_POLICY if approval.by == BY_POLICY else approval.digest
-        used = self.used(key)
-        if run in used:
+        if run in self.used(key):
             return
+        self._runs.parent.mkdir(parents=True, exist_ok=True)
+        with self._runs.open("a", encoding="utf-8") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX)  # several runs may begin at once, each in a process of its own
+            self._check_count(approval, key, run)
+            stream.write(json.dumps({"approval": key, "run": run}) + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def _check_count(self, approval: Approval, key: str, run: str) -> None:
+        used = [one for one in self.used(key) if one != run]
         if len(used) >= approval.runs and key == BY_POLICY:
             self._note_pending(replace(approval, by=""))
             raise NotApproved(
@@ -176,11 +186,6 @@ class Approvals:
                 f"the approval is for {approval.runs} run{'s' * (approval.runs > 1)}, and this would be another one "
                 f"({run}); approve it with 'hansa approve FED.yaml --kit {self._kit} --runs {len(used) + 1}'"
             )
-        self._runs.parent.mkdir(parents=True, exist_ok=True)
-        with self._runs.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps({"approval": key, "run": run}) + "\n")
-            stream.flush()
-            os.fsync(stream.fileno())
 
     def used(self, approval: str) -> list[str]:
         """The runs that began under the approval with this digest."""

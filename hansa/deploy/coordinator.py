@@ -4,7 +4,8 @@ The coordinator runs the same rounds as `hansa run`, over a network link. Its ch
 a region (region.py) answers like a silo.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from hansa.core.link import Link
 from hansa.deploy.approval import rehearsal_settings
 from hansa.deploy.bundle import pack
 from hansa.deploy.kit import COORDINATOR, Kit
+from hansa.deploy.network.link import NatsLink
 from hansa.deploy.server_session import server_session
 from hansa.deploy.signatures import KitSigner, VerifiedLink
 from hansa.deploy.status import SERVER_FOLDER
@@ -42,6 +44,10 @@ from hansa.runs.start import begin, describe
 ASYNCHRONOUS_ABSENCE = 15.0  # seconds, three heartbeats: with an asynchronous method no silo waits for one that stopped
 
 
+# Opens a run: its folder, the children that it asks, and who is told of problems.
+OpenRun = Callable[[Path, Sequence[str], Callable[[str], None]], AbstractContextManager[NatsLink]]
+
+
 def serve(
     federation: Federation,
     kit: Kit,
@@ -56,8 +62,16 @@ def serve(
     ``nats``, ``listen`` and ``pages`` are those of `server_session`. Raises `UserError` or `ConfigError` if the kit and
     the file do not fit together, or the file cannot be run between organisations.
     """
-    if kit.info.kind != COORDINATOR:
-        raise UserError(f"{kit.folder} is the kit of {kit.info.kind} '{kit.name}'; give the coordinator's kit")
+
+    def open_run(folder: Path, children: Sequence[str], log: Callable[[str], None]) -> AbstractContextManager[NatsLink]:
+        return server_session(kit, folder, nats, log, children, listen, pages)
+
+    return serve_run(federation, kit, out, open_run, callbacks)
+
+
+def serve_run(federation: Federation, kit: Kit, out: Path, open_run: OpenRun, callbacks: Iterable[object]) -> Result:
+    """Run a federation file as `serve` does, over a link that ``open_run`` opens, such as `StandingServer.open_run`."""
+    check_coordinator(kit)
     check_deployable(federation, kit)
     check_settings(federation)
     check_labels(federation)
@@ -68,7 +82,7 @@ def serve(
     host = SiloHost(Runtime(children, directory.path))
     files = directory.path / SERVER_FOLDER
     try:
-        with server_session(kit, files, nats, events.say, list(children.silos), listen, pages) as network:
+        with open_run(files, list(children.silos), events.say) as network:
             network.attendance.max_absence = max_absence(federation)
             settings = shared_settings(federation).model_dump_json().encode()
             network.share_settings(settings)
@@ -89,6 +103,12 @@ def serve(
         raise
     finally:
         ledger.close()
+
+
+def check_coordinator(kit: Kit) -> None:
+    """Raise `UserError` if a kit is not a coordinator's."""
+    if kit.info.kind != COORDINATOR:
+        raise UserError(f"{kit.folder} is the kit of {kit.info.kind} '{kit.name}'; give the coordinator's kit")
 
 
 def max_absence(federation: Federation) -> float | None:

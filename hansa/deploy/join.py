@@ -1,6 +1,7 @@
 """`hansa join`: a silo's answers to requests of its parent, from data that stays with the silo."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -23,6 +24,8 @@ from hansa.deploy.signatures import KitSigner
 from hansa.models.base import check_base
 from hansa.privacy.dp.prices import seeded_noise
 from hansa.privacy.policy.audit_heads import Anchors
+from hansa.privacy.policy.audit_log import AUDIT_LOG, AuditLog
+from hansa.privacy.policy.proposal import POLICY_FILE
 
 NO_BASE = "the node has no copy of the base model, which does not travel"
 OTHER_BASE = "the node's copy of the base model is not the one of this run"
@@ -92,6 +95,32 @@ class SiloService:
         guarded = enforcer.guard(answer, runtime, context, checks)
         approved = enforcer.while_approved(guarded, received, folder, self._plugins)
         return host.receiving(self._kit.name, approved)
+
+
+@dataclass(frozen=True)
+class SiloSetup:
+    """What a silo's service is made of, as plain values: another process can make the same one.
+
+    ``kit`` and ``home`` are folders; ``policy``: the policy file; the rest are arguments of `SiloService`.
+    """
+
+    kit: Path
+    home: Path
+    sources: tuple[Source, ...]
+    plugins: tuple[str, ...]
+    policy: Path | None = None
+    threads: int = 1
+    model: Path | None = None
+
+    def service(self) -> SiloService:
+        """The service, whose audit log is not verified: the agent did that when it started."""
+        kit = Kit(self.kit, self.home)
+        log = AuditLog(self.home / AUDIT_LOG, kit.name)
+        return self.service_with(kit, PolicyEnforcer(kit, self.policy or kit.folder / POLICY_FILE, log))
+
+    def service_with(self, kit: Kit, enforcer: PolicyEnforcer) -> SiloService:
+        """The service with an enforcer that was made before."""
+        return SiloService(kit, self.sources, self.plugins, enforcer, self.threads, self.model)
 
 
 def with_own_base(federation: Federation, folder: Path, copy: str) -> Federation:

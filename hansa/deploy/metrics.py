@@ -51,16 +51,21 @@ def exposition(families: Families) -> Callable[[], tuple[str, bytes]]:
     return lambda: (CONTENT_TYPE_LATEST, generate_latest(registry))
 
 
-def coordinator_figures(where: Callable[[], Path], kit: Kit) -> Families:
-    """The figures of a coordinator or a region; ``where`` returns the folder of the run that is under way."""
+def coordinator_figures(where: Callable[[], Path], kit: Kit, standing: Path | None = None) -> Families:
+    """The figures of a coordinator or a region.
+
+    ``where`` returns the folder of the run that is under way, of several the one that began last; ``standing``: the
+    folder whose journal has all nodes, where that is another one.
+    """
 
     def families() -> Iterator[Metric]:
         folder = where()
         yield from _common(kit, folder)
         if (folder / "ledger.sqlite").is_file():
             yield from _rounds(folder)
-        if (folder / SERVER_FOLDER / JOURNAL).is_file():
-            yield from _nodes(folder)
+        nodes = standing or folder
+        if (nodes / SERVER_FOLDER / JOURNAL).is_file():
+            yield from _nodes(nodes)
 
     return families
 

@@ -1,10 +1,11 @@
 """`hansa serve` with a region's kit: an agent towards the parent, a server towards the region's own children.
 
 The region's rounds are those of an `InnerNode`, as in `hansa run`; this module adds the network link, the audit log and
-the settings that the parent sends.
+the settings that the parent sends. Every run of the parent is a run of its own towards the region's children.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,8 +30,8 @@ from hansa.deploy.network.blob_protocol import InvalidRequest
 from hansa.deploy.network.deadline_link import DeadlineLink
 from hansa.deploy.network.link import NatsLink
 from hansa.deploy.policy_enforcer import PolicyEnforcer
-from hansa.deploy.server_session import server_session
 from hansa.deploy.signatures import KitSigner, VerifiedLink
+from hansa.deploy.standing import StandingServer, standing_server
 from hansa.deploy.status import SERVER_FOLDER
 from hansa.links.local import withheld_reason
 from hansa.links.tree import TreeLink
@@ -41,30 +42,33 @@ from hansa.privacy.policy.guard import RunContext
 from hansa.runs.survey import relayed
 from hansa.runs.topology import build_region, round_settings
 
+MAX_OPEN_RUNS = 8  # links to the children that stay open
+
 
 class RegionService:
     """Answers the parent's requests for all nodes of a region; implements `hansa.deploy.request_reader.NodeService`.
 
-    ``network`` reaches the region's children; ``out`` is the region's run directory; ``sources`` is the region's own
-    data, if it has any; ``enforcer`` its policy, if it has one; ``model`` its copy of a base that does not travel.
-    ``deadline`` returns when the parent stops waiting, on
-    the monotonic clock.
+    ``server`` is the region's port; ``out`` is the region's run directory; ``sources`` is the region's own data, if it
+    has any; ``enforcer`` its policy, if it has one; ``model`` its copy of a base that does not travel. ``deadline``
+    returns when the parent stops waiting, on the monotonic clock. ``log`` receives problems.
     """
 
     def __init__(
         self,
         kit: Kit,
-        network: NatsLink,
+        server: StandingServer,
         out: Path,
         sources: tuple[Source, ...],
         plugins: tuple[str, ...],
+        log: Log,
         enforcer: PolicyEnforcer | None = None,
         model: Path | None = None,
     ) -> None:
-        self._kit, self._network, self._files, self._model = kit, network, out / SERVER_FOLDER, str(model or "")
+        self._kit, self._server, self._files, self._model = kit, server, out / SERVER_FOLDER, str(model or "")
         self._sources, self._plugins, self._enforcer = sources, plugins, enforcer
-        self._log = AuditLog(out / AUDIT_LOG, kit.name)
-        self.anchors = network.anchors = Anchors.beside(self._log)
+        self._log, self._say = AuditLog(out / AUDIT_LOG, kit.name), log
+        self._links: dict[str, tuple[NatsLink, ExitStack]] = {}  # by the parent's run; the one used last is the last
+        self.anchors = Anchors.beside(self._log)
         self.deadline: Callable[[], float | None] = lambda: None
 
     def log_refusal(self, message: str, round: int, reason: str) -> None:
@@ -81,19 +85,37 @@ class RegionService:
         below = list(dict(walk(federation.silos))[self._kit.name].silos)
         if unknown := set(below) - set(self._kit.children):
             raise InvalidRequest(f"the settings have '{min(unknown)}', which is not a member below this region")
-        self._network.serve(below)
+        files, network = self._files / folder.name, self._link(folder.name, below)
         runtime = Runtime(federation, folder, KitSigner(self._kit, folder, settings), device.choose())
         own = dict(walk(federation.silos))[self._kit.name].participation or federation.participation
-        self._network.attendance.max_absence = own.max_absence
-        self._network.share_settings(settings)
+        network.attendance.max_absence = own.max_absence
+        network.share_settings(settings)
         if (folder / "start").exists():
-            self._network.share_start(pack(folder / "start", self._files / "start.bundle"))
-        verified = VerifiedLink(self._network, KitSigner(self._kit, folder, settings, self._network.run))
+            network.share_start(pack(folder / "start", files / "start.bundle"))
+        verified = VerifiedLink(network, KitSigner(self._kit, folder, settings, network.run))
         bounded = DeadlineLink(verified, self._kit.info.rounds, lambda: self.deadline())
         region = RegionNode(SiloHost(runtime), self._kit, AuditedLink(bounded, self._log, context), bool(self._sources))
         if self._enforcer is not None:
             return self._enforcer.guard(region.answer, runtime, context)
         return AuditedNode(region.answer, self._log, self._kit.parent.node, context)
+
+    def _link(self, run: str, children: Sequence[str]) -> NatsLink:
+        """The link to the children in one run of the parent; the links of runs that asked long ago are closed."""
+        link, stack = self._links.pop(run, (None, ExitStack()))
+        if link is None:
+            link = stack.enter_context(self._server.open_run(self._files / run, children, self._say))
+            link.anchors = self.anchors
+        self._links[run] = link, stack
+        for old in list(self._links)[:-MAX_OPEN_RUNS]:
+            self._links.pop(old)[1].close()
+        link.serve(children)
+        return link
+
+    def close(self) -> None:
+        """Close all links."""
+        for _, stack in self._links.values():
+            stack.close()
+        self._links = {}
 
 
 class RegionNode:
@@ -160,9 +182,11 @@ def serve_region(
     listen: str | None = None,
 ) -> None:
     """Run a region until its agent is stopped; ``ready`` is called with the agent, by which it can be stopped."""
-    with server_session(kit, out / SERVER_FOLDER, nats, log, listen=listen) as network:
-        service = RegionService(kit, network, out, sources, plugins, enforcer, model)
+    with standing_server(kit, out / SERVER_FOLDER, nats, log, listen) as server:
+        service = RegionService(kit, server, out, sources, plugins, log, enforcer, model)
         agent = Agent(kit, out / "home", service, log, proxy, warn, trust)
         service.deadline = lambda: agent.deadline
         ready(agent)
         agent.run()
+        if not agent.busy:  # else the process ends, and the worker's links with it
+            service.close()

@@ -53,6 +53,13 @@ class RequestReader:
         self._open: OpenRun | None = None
         self._buffers: dict[str, torch.Tensor] = {}
 
+    def close(self) -> None:
+        """Close the run that is open: its next request opens it again, from its files."""
+        opened, self._open, self._buffers = self._open, None, {}
+        close = getattr(opened.answer, "close", None) if opened is not None else None  # of a run_process.RunProcess
+        if close is not None:
+            close()
+
     def folder(self, envelope: Envelope) -> Path:
         """The folder of an envelope's run."""
         return self._home / "runs" / envelope.run
@@ -78,6 +85,7 @@ class RequestReader:
         """How the node answers in the envelope's run; the model and the data are loaded once."""
         if self._open is not None and (self._open.run, self._open.start) == (envelope.run, envelope.start):
             return self._open.answer
+        self.close()
         folder = self.folder(envelope)
         if envelope.settings is None:
             raise InvalidRequest("the request names no settings")

@@ -1,22 +1,22 @@
 """The queue of a standing coordinator: federation files that wait for their turn, and what became of each.
 
 ``RUNS/.queue/0007.yaml`` is a federation file as it was submitted, ``0007.json`` its state, and ``RUNS/NAME-0007`` the
-run directory. All of it survives a restart: a run that was under way is continued first. Silos approve every run as if
+run directory. All of it survives a restart: runs that were under way are continued first. Silos approve every run as if
 it were the only one.
 """
 
 import json
 import os
 import re
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from time import sleep
 
 from hansa.config.federation import Federation
 from hansa.config.file import dump, read
-from hansa.core.errors import HansaError, RunFailed, UserError, printable
+from hansa.core.errors import HansaError, UserError, place, printable
 from hansa.deploy.lock_file import lock_folder
 from hansa.files import write_file
 from hansa.runs.callbacks import CurrentRun
@@ -77,9 +77,12 @@ class RunQueue:
             raise UserError(f"{self.runs} has no submitted run {id!r}; 'hansa runs {self.runs}' lists them")
         return found
 
-    def next(self) -> QueuedRun | None:
-        """The run to work on: the one that was under way when the coordinator stopped, else the first in the queue."""
-        waiting = [one for one in self.all() if one.state in (RUNNING, QUEUED)]
+    def next(self, besides: Collection[str] = ()) -> QueuedRun | None:
+        """The run to work on: one that was under way when the coordinator stopped, else the first in the queue.
+
+        ``besides``: the ids of runs that are worked on already.
+        """
+        waiting = [one for one in self.all() if one.state in (RUNNING, QUEUED) and one.id not in besides]
         return min(waiting, key=lambda one: (one.state != RUNNING, int(one.id)), default=None)
 
     def file(self, one: QueuedRun) -> Path:
@@ -143,43 +146,65 @@ class StopOnRequest:
             run.stop(STOP_REASON)
 
 
+Serve = Callable[[Federation, Path, StopOnRequest], object]
+
+
 def serve_queue(
     queue: RunQueue,
-    serve: Callable[[Federation, Path, StopOnRequest], object],
+    serve: Serve,
     log: Callable[[str], None],
     idle: Callable[[], bool] = lambda: True,
+    at_once: int = 1,
 ) -> None:
-    """Work on the runs of a queue, one after another, as long as ``idle`` is true whenever there is nothing to do.
+    """Work on the runs of a queue, up to ``at_once`` at the same time, in threads.
 
-    ``serve`` runs a federation file to its end in a directory. A run that fails does not end the queue. Raises
-    `UserError` if another process works on the queue.
+    It goes on as long as ``idle`` is true whenever there is nothing to do. ``serve`` runs a federation file to its end
+    in a directory. A run that fails does not end the queue. Raises `UserError` if another process works on the queue.
     """
     with lock_folder(queue.folder, "hansa serve --queue"):
-        log(f"waiting for runs in {queue.runs}: 'hansa submit FED.yaml --queue {queue.runs}'")
-        while True:
-            one = queue.next()
-            if one is None:
-                if not idle():
-                    return
-                sleep(POLL_SECONDS)
-                continue
-            _work_on(queue, one, serve, log)
+        _serve_locked(queue, serve, log, idle, at_once)
 
 
-def _work_on(
-    queue: RunQueue,
-    one: QueuedRun,
-    serve: Callable[[Federation, Path, StopOnRequest], object],
-    log: Callable[[str], None],
+def _serve_locked(
+    queue: RunQueue, serve: Serve, log: Callable[[str], None], idle: Callable[[], bool], at_once: int
 ) -> None:
-    queue.mark(one, RUNNING)
+    log(f"waiting for runs in {queue.runs}: 'hansa submit FED.yaml --queue {queue.runs}'")
+    working: dict[str, threading.Thread] = {}
+    changed, errors = threading.Event(), list[BaseException]()
+
+    def work(one: QueuedRun) -> None:
+        try:
+            _work_on(queue, one, serve, log)
+        except BaseException as error:  # the main thread raises it
+            errors.append(error)
+        finally:
+            changed.set()
+
+    while True:
+        changed.clear()
+        working = {id: thread for id, thread in working.items() if thread.is_alive()}
+        if errors:
+            raise errors[0]
+        one = queue.next(working) if len(working) < at_once else None
+        if one is not None:
+            queue.mark(one, RUNNING)
+            working[one.id] = threading.Thread(target=work, args=(one,), name=f"hansa-run-{one.id}", daemon=True)
+            working[one.id].start()
+        elif working or idle():
+            changed.wait(POLL_SECONDS)
+        else:
+            return
+
+
+def _work_on(queue: RunQueue, one: QueuedRun, serve: Serve, log: Callable[[str], None]) -> None:
     log(f"run {one.id} of '{printable(one.name)}', submitted by {printable(one.by)}: {queue.directory(one)}")
     try:
         serve(read(queue.file(one)), queue.directory(one), StopOnRequest(queue, one))
-    except HansaError as error:
-        hint = f"; 'hansa runs {queue.runs} --retry {one.id}' continues it" if isinstance(error, RunFailed) else ""
-        queue.mark(one, FAILED, str(error))
-        log(f"run {one.id} failed: {error}{hint}")
+    except Exception as error:  # whatever ends one run must not end the others
+        reason = str(error) if isinstance(error, HansaError) else f"{type(error).__name__} ({place(error)})"
+        again = f"; 'hansa runs {queue.runs} --retry {one.id}' continues it"
+        queue.mark(one, FAILED, reason)
+        log(f"run {one.id} failed: {reason}{'' if isinstance(error, UserError) else again}")
         return
     stopped = queue.stop_requested(one)
     queue.mark(one, STOPPED if stopped else FINISHED, STOP_REASON if stopped else "")

@@ -25,6 +25,7 @@ def silo_status(kit: Kit, home: Path) -> dict[str, Any]:
         "phase": state.phase if state and runs else "",
         "asked": state.asked if state and runs else "",
         "run": state.run if state and runs else "",
+        "waiting": list(state.waiting) if state and runs else [],
         "deadline": state.deadline if state and runs else None,
         "alarm": state.alarm if state else "",
         "rejected": dict(state.rejected) if state else {},
@@ -41,6 +42,7 @@ def status_lines(found: dict[str, Any]) -> list[str]:
     if found["asked"]:
         until = f", until {format_time(found['deadline'])}" if found["deadline"] else ", without a deadline"
         lines.append(f"asked for: {found['asked']} in run {found['run']}{until}")
+        lines += [f"also asked for: {one}" for one in found["waiting"]]
     elif found["running"]:
         lines.append("asked for: nothing now")
     if found["alarm"]:

@@ -1,7 +1,8 @@
 """The status of the nodes below a coordinator or a region: who is connected, what is awaited, what was refused.
 
 The parent's listener (listener.py) writes heartbeats to the journal, from which `hansa status` reads, also while the
-coordinator is down.
+coordinator is down. The folder of a standing coordinator has a journal for all runs, and each run has its own: the
+status of a run takes the heartbeats from the former, the status of the coordinator the open requests from the latter.
 """
 
 import json
@@ -22,9 +23,11 @@ from hansa.deploy.network.presence import SUSPENDED
 
 SERVER_FOLDER = "server"  # the files of a server session, in the run directory
 JOURNAL = "journal.sqlite"
+CHILDREN, OPEN_RUNS, STANDING = "children", "runs", "standing"  # facts: nodes; run → folder; the standing journal
 AWAY_SECONDS = 20.0  # without a heartbeat, after which a node counts as away
 MAX_SKEW = 30.0  # seconds between two clocks before the status marks it
 WAITING_SECONDS = 15.0  # for which a request is open before the log mentions it
+Awaited = tuple[str, float | None]  # a request that is not answered, in words, and its deadline
 COLUMNS = ["node", "", "phase", "awaited", "version", "clock", "refused"]
 
 
@@ -116,11 +119,13 @@ def format_time(at: float) -> str:
 
 def read_status(folder: Path, now: float) -> list[NodeStatus]:
     """The status of the nodes below, from the journal of the run in ``folder``."""
-    with _journal(folder) as journal:
-        facts = dict(journal.execute("select name, value from facts"))
-        rows = journal.execute(f"select node, kind, round, deadline from requests where {OPEN}")
-        awaited = {node: (f"{kind} of round {round}", deadline) for node, kind, round, deadline in rows}
-        refused = dict(journal.execute("select node, sum(times) from refusals group by node"))
+    facts, awaited, refused = _read(_journal_file(folder))
+    own = facts.get("run", "") if STANDING in facts else ""
+    if STANDING in facts:
+        file = folder / SERVER_FOLDER / json.loads(facts[STANDING])
+        facts = (_read(file)[0] if file.is_file() else {}) | facts
+    else:
+        awaited = _awaited_in_runs(json.loads(facts.get(OPEN_RUNS, "{}"))) | awaited
     heartbeats = {
         name.removeprefix(HEARTBEAT): json.loads(value) for name, value in facts.items() if name.startswith(HEARTBEAT)
     }
@@ -129,14 +134,41 @@ def read_status(folder: Path, now: float) -> list[NodeStatus]:
         for name, value in facts.items()
         if name.startswith(SUSPENDED)
     }
-    children = json.loads(facts.get("children", "[]"))
-    found = [_status(name, heartbeats.get(name, {}), awaited.get(name, ("", None)), refused, now) for name in children]
+    children = json.loads(facts.get(CHILDREN, "[]"))
+    found = [
+        _status(name, heartbeats.get(name, {}), awaited.get(name, ("", None)), refused, now, own) for name in children
+    ]
     return [replace(node, suspended=suspended.get(node.node, "")) for node in found]
+
+
+def _read(file: Path) -> tuple[dict[str, str], dict[str, Awaited], dict[str, int]]:
+    """The facts of a journal, what is awaited of each node, and how often each was refused."""
+    with _open(file) as journal:
+        facts = dict(journal.execute("select name, value from facts"))
+        rows = journal.execute(f"select node, kind, round, deadline from requests where {OPEN}")
+        awaited: dict[str, Awaited] = {
+            node: (f"{kind} of round {round}", deadline) for node, kind, round, deadline in rows
+        }
+        return facts, awaited, dict(journal.execute("select node, sum(times) from refusals group by node"))
+
+
+def _awaited_in_runs(runs: dict[str, str]) -> dict[str, Awaited]:
+    """What the open runs of a standing coordinator wait for, of each node; the earliest deadline of several."""
+    found: dict[str, list[Awaited]] = {}
+    for server in map(Path, runs.values()):
+        if (server / JOURNAL).is_file() and is_locked(server):
+            for node, (text, deadline) in _read(server / JOURNAL)[1].items():
+                name = server.parent.name if server.name == SERVER_FOLDER else server.name
+                found.setdefault(node, []).append((f"{text} ({name})", deadline))
+    return {
+        node: ("; ".join(text for text, _ in some), min((at for _, at in some if at), default=None))
+        for node, some in found.items()
+    }
 
 
 def read_refusals(folder: Path) -> list[RefusalCount]:
     """What was refused in the run in ``folder``, the latest first."""
-    with _journal(folder) as journal:
+    with _open(_journal_file(folder)) as journal:
         rows = journal.execute("select node, reason, times, at from refusals order by at desc")
         return [RefusalCount(*row) for row in rows]
 
@@ -163,13 +195,17 @@ def footnotes(nodes: list[NodeStatus]) -> list[str]:
     return notes
 
 
-def _journal(folder: Path) -> "closing[sqlite3.Connection]":
+def _journal_file(folder: Path) -> Path:
     file = folder / SERVER_FOLDER / JOURNAL
     if not file.is_file():
         raise UserError(
             f"{folder} is not a run of 'hansa serve': it has no {SERVER_FOLDER}/{JOURNAL}; give the --out of 'hansa "
-            "serve'"
+            "serve', or its --queue"
         )
+    return file
+
+
+def _open(file: Path) -> "closing[sqlite3.Connection]":
     return closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True))
 
 
@@ -184,11 +220,14 @@ def is_running(folder: Path) -> bool:
 
 
 def _status(
-    name: str, heartbeat: dict[str, Any], awaited: tuple[str, float | None], refused: dict[str, int], now: float
+    name: str, heartbeat: dict[str, Any], awaited: Awaited, refused: dict[str, int], now: float, run: str
 ) -> NodeStatus:
+    """The status of a node; ``run``: the id of the run whose status it is, empty: that of all runs."""
     last = heartbeat.get("last_seen")
     connected = last is not None and now - last < AWAY_SECONDS
     phase = heartbeat.get("phase", "") if connected else ""
+    if run and awaited[0] and heartbeat.get("runs") and run not in heartbeat["runs"] and phase:
+        phase = f"{phase} (another run)"
     release, skew = heartbeat.get("version", ""), heartbeat.get("skew")
     return NodeStatus(
         name, connected, last, phase, release, skew, *awaited, refused.get(name, 0), heartbeat.get("serial")

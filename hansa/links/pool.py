@@ -6,11 +6,10 @@ silo asked once more. Several threads may ask at once (regions of a tree share t
 """
 
 import os
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
 from multiprocessing import get_context
@@ -27,7 +26,7 @@ from hansa.core.errors import DataError
 from hansa.core.link import Answer
 from hansa.core.memory import peak_memory
 from hansa.core.messages import NO_ANSWER, Evaluate, Failure, NodeId, Request, ShareKnowledge, Train
-from hansa.links.preload import preload
+from hansa.links.preload import preload, without_main
 from hansa.links.shared_memory import Block, Blocks, Place, Views, look
 from hansa.links.worker import pack, unpack, work
 
@@ -40,20 +39,6 @@ NUMBERS = 1 << 14  # values beside an update, or in place of scores, that are ma
 WAITING_BYTES = 2 << 30  # shared memory for updates that came early; beyond it, workers pause
 
 Watch = Callable[[NodeId, str], None]
-
-
-@contextmanager
-def _without_main() -> Iterator[None]:
-    """A worker needs nothing from the script that started us: do not let it run that script again."""
-    main = sys.modules["__main__"]
-    hidden: dict[str, Any] = {
-        name: main.__dict__.pop(name) for name in ("__file__", "__spec__") if name in main.__dict__
-    }
-    main.__dict__["__spec__"] = None
-    try:
-        yield
-    finally:
-        main.__dict__.update(hidden)
 
 
 @dataclass(eq=False)
@@ -241,7 +226,7 @@ class PoolLink:
     def _start(self, number: int) -> Worker:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=work, args=(theirs, number, *self._arguments), daemon=True)
-        with _without_main():
+        with without_main():
             process.start()
         theirs.close()
         worker = Worker(process, ours)

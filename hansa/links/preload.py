@@ -5,8 +5,12 @@ beside our own.
 """
 
 import signal
+import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.forkserver import ensure_running, set_forkserver_preload
+from typing import Any
 
 MODULES = ("hansa.links.worker", "hansa.models.preloaded")
 
@@ -23,3 +27,17 @@ def preload() -> None:
         ensure_running()
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def without_main() -> Iterator[None]:
+    """A worker needs nothing from the script that started us: do not let it run that script again."""
+    main = sys.modules["__main__"]
+    hidden: dict[str, Any] = {
+        name: main.__dict__.pop(name) for name in ("__file__", "__spec__") if name in main.__dict__
+    }
+    main.__dict__["__spec__"] = None
+    try:
+        yield
+    finally:
+        main.__dict__.update(hidden)

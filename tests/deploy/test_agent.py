@@ -190,11 +190,11 @@ def test_a_full_disk_rejects_an_envelope_until_there_is_space(
         full.setattr("hansa.deploy.replay_guard.os.replace", _disk_full)
         agent._receive(data)
         agent._receive(data)
-        assert agent._newest is None
+        assert agent.requests.newest() is None
     assert sum("No space left" in line for line in lines) == 1, "logged once, counted twice"
     assert sum(agent._rejections.values()) == 2
     agent._receive(data)
-    assert agent._newest == envelope
+    assert agent.requests.newest() == envelope
 
 
 def _disk_full(*_: Any) -> None:

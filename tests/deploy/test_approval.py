@@ -2,7 +2,9 @@
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -78,6 +80,22 @@ def test_an_approval_is_for_so_many_runs_also_after_a_restart(federation: Build,
     (tmp_path / "home" / "runs.jsonl").write_text("{")
     with pytest.raises(NotApproved, match="damaged"):
         approvals.check(settings, {}, "one", NO_POLICY)
+
+
+def test_runs_that_begin_at_the_same_time_do_not_share_an_approval(federation: Build, tmp_path: Path) -> None:
+    settings, together = federation(), Barrier(8)
+    Approvals(tmp_path / "kit", tmp_path / "home").add(approval_of(settings, runs=1))
+
+    def begin(number: int) -> bool:
+        together.wait(60)
+        try:
+            Approvals(tmp_path / "kit", tmp_path / "home").check(settings, {}, f"run{number}", NO_POLICY)
+        except NotApproved:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as threads:
+        assert sum(threads.map(begin, range(8))) == 1
 
 
 @pytest.mark.parametrize(

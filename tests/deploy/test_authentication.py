@@ -137,7 +137,7 @@ def test_a_revoked_member_is_disconnected_at_once(link: Any, kits: Any) -> None:
 
 def test_a_silo_publishes_and_subscribes_only_to_its_own_subjects(link: Any, kits: Any) -> None:
     kit = Kit(kits / "north")
-    subjects, north = kit.parent_subjects, connect(kit)
+    subjects, north = kit.parent_subjects.of_run(link.run), connect(kit)
     south = connect(Kit(kits / "south"))
     south.subscribe(subjects.request("south"))
     for subject in (
@@ -167,7 +167,7 @@ def test_a_silo_publishes_and_subscribes_only_to_its_own_subjects(link: Any, kit
     route = Route(kit.parent.all, coordinator.client_tls())
     owner = Connection(route, coordinator.key, coordinator.child_subjects.inbox(COORDINATOR))
     for kind in ("req", "rep"):
-        found = owner.ask(f"STREAM.INFO.{subjects.stream}", {"subjects_filter": f"{subjects.root}.{kind}.*"})
+        found = owner.ask(f"STREAM.INFO.{subjects.stream}", {"subjects_filter": f"{subjects.root}.{kind}.>"})
         assert not found["state"].get("subjects"), "nothing was stored"
     for connection in (north, south, owner):
         connection.close()
@@ -237,7 +237,7 @@ def test_a_silo_with_invalid_updates_is_left_out_of_the_round(federation: Build,
 def test_forged_duplicate_and_late_replies_are_rejected(link: Any, kits: Any, tmp_path: Path) -> None:
     """South sends a reply in the name of north, random bytes, a reply to another request; then its reply, twice."""
     kit = Kit(kits / "south")
-    subjects, south = kit.parent_subjects, connect(kit)
+    subjects, south = kit.parent_subjects.of_run(link.run), connect(kit)
     south.subscribe(subjects.request("south"))
     south.request(subjects.latest(subjects.request("south")))  # the subscription exists when this is answered
     taken: list[Any] = []

@@ -36,14 +36,15 @@ def opened(data: bytes) -> Heartbeat:
 def test_forged_and_malformed_heartbeats_are_refused() -> None:
     whole = sign_heartbeat(GOOD, KEY)
     assert opened(whole) == GOOD
-    seen = {"phase": "working", "version": "0.2.0", "last_seen": 98.0, "skew": 2.0, "serial": 3, "position": None}
-    assert heard(98.0) == seen
-    assert opened(sign_heartbeat(replace(GOOD, position=("run", 3, "ask")), KEY)).position == ("run", 3, "ask")
+    seen = {"phase": "working", "version": "0.2.0", "last_seen": 98.0, "skew": 2.0, "serial": 3}
+    assert heard(98.0) == {**seen, "positions": (), "runs": ()}
+    accepted = (("run", 3, "ask"), ("other", 1, "two"))
+    assert opened(sign_heartbeat(replace(GOOD, positions=accepted, runs=("run",)), KEY)).positions == accepted
     bodies = [b"", b"\xff", b"[]", b"{}", json.dumps({**asdict(GOOD), "more": 1}).encode()]
     changes: list[dict[str, Any]] = [
         {"phase": "king"}, {"version": 7}, {"at": "x"}, {"at": None}, {"at": float("nan")}, {"instance": "x.1"},
         {"node": "south"}, {"parent": "south"}, {"serial": True}, {"alarm": 1},
-        {"position": ["run", True, "ask"]}, {"position": "x"},
+        {"positions": [["run", True, "ask"]]}, {"positions": "x"}, {"positions": ["x"]}, {"runs": [1]}, {"runs": "x"},
     ]  # fmt: skip
     malformed = [KEY.sign(PURPOSE + body) + body for body in bodies]
     malformed += [sign_heartbeat(replace(GOOD, **change), KEY) for change in changes]

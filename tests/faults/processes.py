@@ -163,6 +163,7 @@ class Deployment:
         behaviour: str = "",
         max_file_bytes: int | None = None,
         queue: Path | None = None,
+        at_once: int = 1,
     ) -> None:
         """Start the process of a member; ``queue``: of a coordinator that works on submitted runs."""
         arguments = {
@@ -170,7 +171,7 @@ class Deployment:
             "region": ["serve", "--kit", str(self.kits / name), "--out", str(self.folder / name)],
         }
         if name == COORDINATOR and queue is not None:
-            command = ["serve", "--kit", str(self.kits / name), "--queue", str(queue)]
+            command = ["serve", "--kit", str(self.kits / name), "--queue", str(queue), "--at-once", str(at_once)]
         elif name == COORDINATOR:
             command = [*arguments["coordinator"], "--format", "json"]
         elif name in self.federation.silos and self.federation.silos[name].silos:
@@ -179,6 +180,7 @@ class Deployment:
             [source] = leaves(self.federation.silos)[name].sources
             home = str(self.folder / "homes" / name)
             command = ["join", str(self.kits / name), "--data", source.train, "--home", home]
+            command += ["--at-once", str(at_once)]
         if name != COORDINATOR:
             command += [part for file in self.federation.plugins for part in ("--plugins", file)]
         log = str(self.folder / f"{name}.log")

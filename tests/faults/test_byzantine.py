@@ -85,7 +85,8 @@ def replay(deployment: Deployment) -> set[str]:
     Returns the reasons with which they must be rejected. The last message is the original one.
     """
     kit, key = Kit(deployment.kits / "north"), Kit(deployment.kits / COORDINATOR).key
-    subject, broker = kit.parent_subjects.request("north"), as_coordinator(deployment)
+    [accepted] = (deployment.folder / "homes" / "north" / "runs").iterdir()
+    subject, broker = kit.parent_subjects.of_run(accepted.name).request("north"), as_coordinator(deployment)
     original = broker.request(kit.parent_subjects.latest(subject)).payload
     envelope = open_envelope(original, COORDINATOR, "north", kit.public_key(COORDINATOR))
     unnumbered = json.dumps({k: v for k, v in asdict(envelope).items() if k != "sequence"}).encode()
@@ -95,16 +96,18 @@ def replay(deployment: Deployment) -> set[str]:
         "the envelope is older than one that was accepted before": sign_envelope(
             replace(envelope, sequence=envelope.sequence - 1), key
         ),
-        "the envelope belongs to an older run": sign_envelope(replace(envelope, run="0" * 16, run_started=5.0), key),
+        "another run than the subject": sign_envelope(replace(envelope, run="0" * 16, run_started=5.0), key),
         "does not have the fields": key.sign(unnumbered) + unnumbered,
         "to 'south'": sign_envelope(replace(envelope, receiver="south"), key),
         "the field 'run' is not a valid name": sign_envelope(replace(envelope, run="../../../tmp"), key),
         "the envelope has 3 bytes": b"abc",
     }
+    older = sign_envelope(replace(envelope, run="0" * 16, run_started=5.0), key)
+    broker.checked(broker.request(kit.parent_subjects.of_run("0" * 16).request("north"), older))
     for forged in (*forgeries.values(), original, original):
         broker.checked(broker.request(subject, forged))
     broker.close()
-    return set(forgeries)
+    return {*forgeries, "the envelope belongs to an older run"}
 
 
 def flood(deployment: Deployment) -> None:

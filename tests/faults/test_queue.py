@@ -1,8 +1,10 @@
 """A standing coordinator: runs that are submitted while it serves, killed in the middle, with the same agents."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+from time import time
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from hansa.config.file import dump
 from hansa.deploy.kit import COORDINATOR
 from hansa.deploy.run_queue import RunQueue
+from hansa.deploy.status import SERVER_FOLDER, read_status
 from hansa.runs.run import run
 from tests.conftest import same, weights
 from tests.faults.processes import Deployment
@@ -53,3 +56,50 @@ def test_two_runs_after_another_with_a_kill_between_them(gated: Any, tmp_path: P
         for settings, id in ((first, "0001"), (second, "0002")):
             whole = run(settings, tmp_path / f"whole-{id}", workers=0).folder
             assert same(weights(whole / "model"), weights(runs / f"{settings.name}-{id}" / "model")), id
+
+
+def test_two_studies_at_once_with_a_kill_in_the_middle(gated: Any, tmp_path: Path) -> None:
+    """North works on both at the same time, the others on one each; both models are those of runs alone.
+
+    tests/deploy/test_standing.py has the controls: runs that share the broker's messages or a spool.
+    """
+    sizes = {"north": 120, "south": 60, "east": 30}
+    studies = {
+        "0001": gated(rounds=2, sizes={name: sizes[name] for name in ("north", "south")}),
+        "0002": gated(rounds=2, sizes={name: sizes[name] for name in ("north", "east")}, seed=5),
+    }
+    gate = Gate(tmp_path / "marks", "north")
+    with Deployment(gated(sizes=sizes), tmp_path / "deployment") as deployment:
+        runs = deployment.folder / "runs"
+        for study in studies.values():
+            admit_everywhere(study, deployment.kits)
+            RunQueue(runs).add(study, "ada")
+        gate.shut()
+        deployment.start(COORDINATOR, queue=runs, at_once=2)
+        for name in sizes:
+            deployment.start(name, at_once=2 if name == "north" else 1)
+        directories = {id: runs / f"{study.name}-{id}" for id, study in studies.items()}
+        deployment.wait("north at work on both", lambda: all(map(north_trains, directories.values())))
+        deployment.kill(COORDINATOR)
+        assert [one.state for one in RunQueue(runs).all()] == ["running", "running"]
+        deployment.start(COORDINATOR, queue=runs, at_once=2)
+        deployment.wait("the port again", lambda: all(map(north_trains, directories.values())))
+        broker = (runs / SERVER_FOLDER / "broker" / "nats.pid").read_text()
+        gate.open()
+        deployment.wait("both runs", lambda: [one.state for one in RunQueue(runs).all()] == ["finished"] * 2)
+        for id, study in studies.items():
+            whole = run(study, tmp_path / f"whole-{id}", workers=0).folder
+            assert same(weights(whole / "model"), weights(directories[id] / "model")), id
+        idle = json.loads(hansa("status", str(runs), "--format", "json"))
+        assert idle["running"]
+        assert {node["node"] for node in idle["nodes"] if node["connected"]} == set(sizes)
+        assert (runs / SERVER_FOLDER / "broker" / "nats.pid").read_text() == broker, "it lasts between the runs"
+        assert "ran out" not in deployment.log("north")
+
+
+def north_trains(run: Path) -> bool:
+    """Whether north works on a run's request to train."""
+    if not (run / SERVER_FOLDER / "journal.sqlite").is_file():
+        return False
+    north = next((node for node in read_status(run, time()) if node.node == "north"), None)
+    return north is not None and north.awaited.startswith("Train") and north.phase == "working"

@@ -154,7 +154,7 @@ def broker(kit: Kit) -> Iterator[Connection]:
 def test_a_thief_who_imitates_the_agents_process_is_noticed(scene: Scene, link: Any, trick: str) -> None:
     """The thief reads the agent's heartbeats, which its stolen certificate allows, and sends the same names."""
     kit = Kit(scene.kits / "north")
-    subjects = kit.parent_subjects
+    subjects = kit.parent_subjects.of_run(link.run)
     with scene.agent(scene.kits / "north", scene.folder / "home", "owner") as owner:
         assert scene.ask(link) == "answer of owner"
         own = heartbeat_of(owner)

@@ -18,7 +18,10 @@ MAX_JUMP = 1 << 20  # sequence numbers that a parent skips at once: a child that
 
 
 class Attendance:
-    """The children of a parent. ``max_absence``: seconds without a heartbeat; None: a child may be away."""
+    """The children of a parent, in one run. ``max_absence``: seconds without a heartbeat; None: a child may be away.
+
+    ``journal`` has the heartbeats, which are those of all runs.
+    """
 
     def __init__(self, journal: Journal, identity: Identity, presence: Presence) -> None:
         self._journal, self._identity, self._presence = journal, identity, presence
@@ -31,7 +34,7 @@ class Attendance:
             return "it was revoked"
         if suspended := self._presence.suspended(node):
             return f"it is suspended: {suspended}"
-        if self._journal.has_left(node):
+        if self._has_left(node):
             return LEFT
         heartbeat = self._journal.heartbeat(node)
         if not heartbeat:
@@ -48,14 +51,21 @@ class Attendance:
             return f"it has given no sign of life for {self.max_absence:g} s"
         return ""
 
+    def is_gone(self, node: str) -> bool:
+        """Whether a child has left for good or was revoked, so that its reply is never awaited again."""
+        return not self._identity.trusts(node) or self._has_left(node)
+
+    def _has_left(self, node: str) -> bool:
+        return self._journal.has_left(node, self._identity.public_key(node).public_bytes_raw().hex())
+
     def overtaken(self, node: str, envelope: Envelope) -> int:
         """The sequence number that a child accepted instead of this envelope's; 0 if it can accept this envelope.
 
         A child is ahead of its parent only if the parent was restored from a backup.
         """
-        match self._journal.heartbeat(node).get("position"):
-            case [str(run), int(sequence), str(request)] if run == envelope.run:
+        for run, sequence, request in self._journal.heartbeat(node).get("positions", ()):
+            if run == envelope.run:
                 ahead = sequence - envelope.sequence
                 same = (sequence, request) == (envelope.sequence, envelope.request)
-                return sequence if not same and 0 <= ahead <= MAX_JUMP else 0
+                return int(sequence) if not same and 0 <= ahead <= MAX_JUMP else 0
         return 0

@@ -77,6 +77,16 @@ class BlobServer:
         """What answers requests, by the first part of their path."""
         return {BLOBS: self.answer, REPLIES: self.answer}
 
+    def concerns(self, node: str, target: str) -> bool:
+        """Whether a member's request for a path is about a blob or an upload that is open here."""
+        kind, *parts = target.strip("/").split("/")
+        with self._lock:
+            if f"/{kind}" == BLOBS:
+                offer = self._offers.get(parts[-1]) if parts else None
+                return offer is not None and node in offer.readers
+            quota = self._quotas.get(node)
+            return quota is not None and parts[:1] == [quota.request]
+
     # ── for the parent's own process ──────────────────────────────────────────────────────────────────────────────
 
     def offer(self, view: memoryview, readers: Iterable[str], name: str | None = None) -> Ref:

@@ -18,7 +18,7 @@ from hansa.core.errors import parse_json, printable
 from hansa.deploy.network.instance import FORMAT
 from hansa.privacy.policy.audit_heads import HEAD_FORMAT
 
-PROTOCOL = 4
+PROTOCOL = 5
 MAX_BYTES = 48 << 10
 MAX_SKEW = 600.0  # seconds: an envelope from further in the future comes from a wrong clock
 SIGNATURE_BYTES = 64

@@ -18,6 +18,7 @@ from hansa.deploy.network.instance import Instance
 
 PURPOSE = b"hansa heartbeat 1\n"
 MAX_HEARTBEAT_BYTES = 4096
+MAX_RUNS = 16  # of which a heartbeat states the position
 PHASES = ("idle", "fetching", "working", "sending", "paused")
 
 
@@ -34,7 +35,8 @@ class Heartbeat:
     serial: int
     digest: str
     alarm: bool
-    position: tuple[str, int, str] | None = None  # run, number and request of the newest envelope that it accepted
+    positions: tuple[tuple[str, int, str], ...] = ()  # of each run: its id, number and request of the newest envelope
+    runs: tuple[str, ...] = ()  # the ids of the runs that it works on now
 
     @property
     def process(self) -> Instance:
@@ -52,7 +54,8 @@ KINDS: dict[str, tuple[type, ...]] = {
     "serial": (int,),
     "digest": (str,),
     "alarm": (bool,),
-    "position": (list, type(None)),
+    "positions": (list,),
+    "runs": (list,),
 }
 assert set(KINDS) == {field.name for field in fields(Heartbeat)}
 
@@ -80,15 +83,15 @@ def open_heartbeat(data: bytes, node: str, parent: str, key: Ed25519PublicKey) -
     if (found.node, found.parent) != (node, parent) or found.phase not in PHASES or not isfinite(found.at):
         raise ValueError("a heartbeat has invalid values")
     Instance.parse(found.instance)
-    return replace(found, position=_position(raw["position"]))
+    if len(found.runs) > MAX_RUNS or not all(isinstance(run, str) for run in found.runs):
+        raise ValueError("a heartbeat has an invalid list of runs")
+    return replace(found, positions=tuple(map(_position, raw["positions"][:MAX_RUNS])), runs=tuple(found.runs))
 
 
-def _position(value: Any) -> tuple[str, int, str] | None:
+def _position(value: Any) -> tuple[str, int, str]:
     match value:
         case [str(run), int(sequence), str(request)] if type(sequence) is int:
             return run, sequence, request
-        case None:
-            return None
     raise ValueError("a heartbeat has an invalid position")
 
 
@@ -100,5 +103,6 @@ def describe(heartbeat: Heartbeat, now: float) -> dict[str, Any]:
         "last_seen": now,
         "skew": heartbeat.at - now,
         "serial": heartbeat.serial,
-        "position": heartbeat.position,
+        "positions": heartbeat.positions,
+        "runs": heartbeat.runs,
     }

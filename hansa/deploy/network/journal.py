@@ -156,13 +156,14 @@ class Journal:
         rows = self._rows("select value from facts where name=?", HEARTBEAT + node)
         return dict(json.loads(rows[0][0])) if rows else {}
 
-    def record_leave(self, node: str) -> None:
-        """Note that a node has left for good."""
-        self.set_fact(LEFT + node, time())
+    def record_leave(self, node: str, key: str = "") -> None:
+        """Note that a node has left for good; ``key``: its public key, in hexadecimal."""
+        self.set_fact(LEFT + node, {"at": time(), "key": key})
 
-    def has_left(self, node: str) -> bool:
-        """Whether a node has left for good."""
-        return bool(self._rows("select 1 from facts where name=?", LEFT + node))
+    def has_left(self, node: str, key: str = "") -> bool:
+        """Whether a node has left for good; one that was let in again has another ``key``."""
+        found = self.fact(LEFT + node)
+        return found is not None and (not key or not found["key"] or found["key"] == key)
 
     def _rows(self, query: str, *arguments: object) -> list[tuple]:  # type: ignore[type-arg]
         with self._lock:

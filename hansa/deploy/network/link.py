@@ -1,9 +1,9 @@
 """The link to nodes in other organisations: envelopes through NATS JetStream, weights through the parent's blob server.
 
-The broker stores the newest request to each child and the newest reply of each child on its disk (subjects.py). The id
-of a request depends only on the run, the node and the request itself. After a restart of the broker, the parent or a
-child, the stored messages are read again: a repeated request finds the reply that already exists. Correctness does not
-depend on notifications; they only make replies arrive sooner.
+The link is that of one run. The broker stores the run's newest request to each child and the newest reply of each
+child on its disk (subjects.py). The id of a request depends only on the run, the node and the request itself. After a
+restart of the broker, the parent or a child, the stored messages are read again: a repeated request finds the reply
+that already exists. Correctness does not depend on notifications; they only make replies arrive sooner.
 """
 
 import threading
@@ -20,22 +20,13 @@ from hansa.deploy.network.attendance import Attendance
 from hansa.deploy.network.blob_protocol import digest
 from hansa.deploy.network.blob_server import BlobServer
 from hansa.deploy.network.connection import Connection
-from hansa.deploy.network.envelope import (
-    LEAVE,
-    Envelope,
-    EnvelopeError,
-    Identity,
-    Ref,
-    open_envelope,
-    sign_envelope,
-)
+from hansa.deploy.network.envelope import Envelope, EnvelopeError, Identity, Ref, open_envelope, sign_envelope
 from hansa.deploy.network.journal import Journal
 from hansa.deploy.network.open_requests import OpenRequests, PendingRequest, request_id
 from hansa.deploy.network.presence import EARLIER_PROCESS, Presence
 from hansa.deploy.network.reply_files import read_reply
 from hansa.deploy.network.retry import GaveUp
 from hansa.deploy.network.session import Session
-from hansa.deploy.network.stream import create_stream
 from hansa.deploy.network.subjects import Subjects
 from hansa.privacy.policy.audit_heads import Anchors
 
@@ -52,10 +43,11 @@ class MissingParts(RunFailed):
 
 
 class NatsLink:
-    """The link to the children of a coordinator or a region; see the module.
+    """The link to the children of a coordinator or a region in one run; see the module.
 
-    ``presence`` says which children are suspended; ``refused`` is called with the name of a node whose envelope was
-    rejected, and the reason; ``replicas``: how many servers of a NATS cluster store every envelope.
+    ``subjects`` are those of the run, and ``journal`` is the run's own; ``attendance`` and ``presence`` say which
+    children are awaited, and which are suspended; ``refused`` is called with the name of a node whose envelope was
+    rejected, and the reason.
     """
 
     remote = True
@@ -68,15 +60,15 @@ class NatsLink:
         session: Session,
         blobs: BlobServer,
         journal: Journal,
+        attendance: Attendance,
         presence: Presence,
         refused: Callable[[str, str], None],
-        replicas: int = 1,
     ) -> None:
         self._identity, self._subjects, self._presence = identity, subjects, presence
         self._session, self._blobs, self._journal, self._refused = session, blobs, journal, refused
         self._names: tuple[NodeId, ...] = ()
         self._children: dict[str, NodeId] = {}
-        self.attendance = Attendance(journal, identity, presence)
+        self.attendance = attendance
         self.anchors: Anchors | None = None  # heads of audit logs, exchanged with every message
         self._one_at_a_time = threading.Lock()
         self._settings: Ref | None = None
@@ -84,13 +76,12 @@ class NatsLink:
         self._open = OpenRequests()
         self._sent_on = 0  # the connection on which requests were sent; a reply cannot be missed while it lasts
         self.serve(children)
-        session.do(lambda connection: create_stream(connection, subjects, replicas))
 
     def serve(self, children: Sequence[NodeId]) -> None:
         """Set the nodes that this link reaches."""
         self._names = tuple(children)
         self._children = {self._subjects.reply(name): name for name in children}
-        self._journal.set_fact("children", list(children))
+        self._journal.set_fact("children", list(children))  # for `hansa status`
 
     @property
     def size(self) -> int:
@@ -149,7 +140,7 @@ class NatsLink:
             while True:
                 open = self._open.unreported(nodes)
                 for id in open:
-                    if id in self._open.replies or self._is_gone(self._open.pending[id].node):
+                    if id in self._open.replies or self.attendance.is_gone(self._open.pending[id].node):
                         return self._open.report(id)
                 if monotonic() >= until:
                     return None
@@ -171,10 +162,6 @@ class NatsLink:
             answer = self._await_answer(id, monotonic())
             self._close_request(id)
             return answer.reply.reason if isinstance(answer.reply, Failure) else ""
-
-    def _is_gone(self, node: NodeId) -> bool:
-        """Whether a node has left for good or was revoked, so that its reply is never awaited again."""
-        return self._journal.has_left(node) or not self._identity.trusts(node)
 
     def _prepare(self, asks: Mapping[NodeId, Request], until: float) -> dict[NodeId, str]:
         """Make an envelope for every node and offer its parts; a part that several nodes get is digested once.
@@ -360,9 +347,6 @@ class NatsLink:
             if not self._identity.trusts(node):
                 raise EnvelopeError("its membership was revoked")
             envelope = open_envelope(data, node, self._identity.name, self._identity.public_key(node))
-            if envelope.kind == LEAVE:  # from `hansa leave`, which is no agent and has no process of its own
-                self._journal.record_leave(node)
-                return
             if reason := self._presence.refusal(envelope, stored=not notified):
                 if reason == EARLIER_PROCESS:
                     return  # its newer process sends the reply again

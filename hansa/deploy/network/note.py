@@ -1,23 +1,26 @@
-"""Notes from a parent to a child: the newest list of members, and whether the child's identity is suspended.
+"""Notes from a parent to a child: the list of members, open runs, and whether the child's identity is suspended.
 
 The broker stores the newest note to each child. The list of members carries the authority's signature, so a child can
 use it before it knows its parent; the rest of the note carries the parent's.
 """
 
 import json
+import re
 import zlib
 from base64 import b64decode, b64encode
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from hansa.core.errors import parse_json, printable
-from hansa.deploy.network.envelope import SIGNATURE_BYTES
+from hansa.deploy.network.envelope import FORMATS, SIGNATURE_BYTES
 
 PURPOSE = b"hansa note 1\n"
 MAX_NOTE_BYTES = 60 << 10
 MAX_LIST_BYTES = 1 << 20  # of a list of members, unpacked
+MAX_RUNS = 64
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Note:
     at: float
     suspended: str  # why the child's identity is suspended; empty if it is not
     members: str
+    runs: tuple[str, ...] = ()  # the ids of the runs that are open at the parent
 
 
 def pack_list(text: str) -> str:
@@ -80,7 +84,15 @@ def _body(data: bytes) -> Note:
             "at": float(at),
             "suspended": str(suspended),
             "members": str(members),
+            "runs": list(runs),
             **rest,
         } if not rest:
-            return Note(sender, receiver, at, printable(suspended), members)
+            return Note(sender, receiver, at, printable(suspended), members, _run_ids(runs))
     raise ValueError("a note does not have the fields of this version of Hansa")
+
+
+def _run_ids(found: list[Any]) -> tuple[str, ...]:
+    """Run ids, which become parts of subjects; raises `ValueError` if one is malformed."""
+    if len(found) > MAX_RUNS or not all(isinstance(one, str) and re.fullmatch(FORMATS["run"], one) for one in found):
+        raise ValueError("a note has an invalid list of runs")
+    return tuple(found)

@@ -1,4 +1,4 @@
-"""The stream that stores the newest request to, and the newest reply of, every child on the broker's disk."""
+"""The stream that stores the newest request to, and the newest reply of, every child in every run, on a disk."""
 
 from hansa.deploy.network.connection import Connection, JetStreamError
 from hansa.deploy.network.subjects import Subjects
@@ -13,7 +13,7 @@ def create_stream(connection: Connection, subjects: Subjects, replicas: int = 1)
     """
     wanted = {
         "name": subjects.stream,
-        "subjects": [f"{subjects.root}.{kind}.*" for kind in ("req", "rep", "note")],
+        "subjects": [f"{subjects.root}.{kind}" for kind in ("req.*.*", "rep.*.*", "note.*")],
         "storage": "file",
         "num_replicas": replicas,
         "max_msgs_per_subject": 1,
@@ -27,3 +27,8 @@ def create_stream(connection: Connection, subjects: Subjects, replicas: int = 1)
         if error.code != STREAM_NAME_IN_USE:
             raise
         connection.ask(f"STREAM.UPDATE.{subjects.stream}", wanted)
+
+
+def purge_run(connection: Connection, subjects: Subjects) -> None:
+    """Delete the stored requests and replies of the subjects' run."""
+    connection.ask(f"STREAM.PURGE.{subjects.stream}", {"filter": f"{subjects.root}.*.*.{subjects.run}"})

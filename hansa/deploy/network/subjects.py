@@ -1,13 +1,18 @@
 """Names of NATS subjects and streams, and the permissions of every node on them.
 
-Every child of a parent has a request subject (``req``, the parent writes), a reply subject (``rep``, the child writes)
-a heartbeat subject and a subject of notes (``note``, the parent writes). The stream stores the newest message of
-``req``, ``rep`` and ``note``. A child may use its own subjects only.
+Every child of a parent has, for each run, a request subject (``req``, the parent writes) and a reply subject (``rep``,
+the child writes); for all runs together it has a heartbeat subject and a subject of notes (``note``, the parent
+writes). The stream stores the newest message of each subject of ``req``, ``rep`` and ``note``, so that runs that go on
+at the same time do not replace each other's messages. A child may use its own subjects only.
 """
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from hansa.deploy.network.envelope import NO_RUN
+
+ANY_RUN = "*"
 
 
 def token(name: str) -> str:
@@ -20,10 +25,18 @@ def token(name: str) -> str:
 
 @dataclass(frozen=True)
 class Subjects:
-    """The subjects between one parent and its children in one federation."""
+    """The subjects between one parent and its children in one federation.
+
+    ``run``: the id of the run whose requests and replies are meant; by default those that belong to no run.
+    """
 
     federation: str
     parent: str
+    run: str = NO_RUN
+
+    def of_run(self, run: str) -> "Subjects":
+        """The subjects of one run; `ANY_RUN`: patterns for those of all runs."""
+        return replace(self, run=run)
 
     @property
     def root(self) -> str:
@@ -37,11 +50,16 @@ class Subjects:
 
     def request(self, node: str) -> str:
         """The subject of requests to a child."""
-        return f"{self.root}.req.{token(node)}"
+        return f"{self.root}.req.{token(node)}.{self.run}"
 
     def reply(self, node: str) -> str:
         """The subject of a child's replies."""
-        return f"{self.root}.rep.{token(node)}"
+        return f"{self.root}.rep.{token(node)}.{self.run}"
+
+    @property
+    def replies(self) -> str:
+        """The pattern of all children's replies."""
+        return f"{self.root}.rep.*.{self.run}"
 
     def heartbeat(self, node: str) -> str:
         """The subject of a child's heartbeats."""
@@ -61,15 +79,17 @@ class Subjects:
 
     def heard_by(self, node: str) -> list[str]:
         """The subjects that a child hears: what its parent sends it, and what anyone sends under its own name."""
-        return [self.request(node), self.note(node), self.heartbeat(node), self.reply(node)]
+        every = self.of_run(ANY_RUN)
+        return [every.request(node), self.note(node), self.heartbeat(node), every.reply(node)]
 
     def child_permissions(self, node: str) -> dict[str, list[str]]:
         """The subjects on which a child may publish and subscribe."""
+        every = self.of_run(ANY_RUN)
         return {
             "publish": [
-                self.reply(node),
+                every.reply(node),
                 self.heartbeat(node),
-                *map(self.latest, (self.request(node), self.note(node))),
+                *map(self.latest, (every.request(node), self.note(node))),
             ],
             "subscribe": [*self.heard_by(node), f"{self.inbox(node)}.>"],
         }
@@ -78,6 +98,6 @@ class Subjects:
         """The subjects on which the parent may publish and subscribe."""
         api = [f"$JS.API.STREAM.{verb}.{self.stream}" for verb in ("CREATE", "UPDATE", "INFO", "PURGE")]
         return {
-            "publish": [f"{self.root}.req.*", f"{self.root}.note.*", *api, f"$JS.API.DIRECT.GET.{self.stream}.>"],
+            "publish": [f"{self.root}.req.*.*", f"{self.root}.note.*", *api, f"$JS.API.DIRECT.GET.{self.stream}.>"],
             "subscribe": [f"{self.root}.>", f"{self.inbox(self.parent)}.>"],
         }

@@ -1,5 +1,6 @@
 """Heartbeats: who is awaited, and how a parent that was restored from a backup finds its place."""
 
+import json
 from pathlib import Path
 from time import time
 from typing import Any
@@ -68,7 +69,7 @@ def test_who_is_not_awaited(stage: Any) -> None:
 def test_a_child_that_is_ahead_moves_the_numbers_of_its_run(stage: Any) -> None:
     """Heartbeats are signed as a whole; malformed positions do not get past `open_heartbeat`."""
     assert stage.attendance.overtaken("north", envelope(5)) == 0
-    stage.beat(position=[RUN, 9, "b" * 32])
+    stage.beat(positions=[["2" * 16, 30, "c" * 32], [RUN, 9, "b" * 32]])
     assert stage.attendance.overtaken("north", envelope(5)) == 9
     assert stage.attendance.overtaken("north", envelope(5, run="1" * 16)) == 0, "another run"
 
@@ -80,7 +81,7 @@ def test_only_a_child_that_is_ahead_moves_the_numbers_and_never_far(mine: int, t
 
     class OneBeat:
         def heartbeat(self, node: str) -> dict[str, Any]:
-            return {"position": [RUN, theirs, asked.request if same else "b" * 32]}
+            return {"positions": [[RUN, theirs, asked.request if same else "b" * 32]]}
 
     found = Attendance(OneBeat(), None, None).overtaken("north", asked)  # type: ignore[arg-type]
     rejected = theirs > mine or (theirs == mine and not same)
@@ -97,12 +98,34 @@ def test_numbers_only_rise(stage: Any) -> None:
 
 def test_the_child_accepts_nothing_older_and_no_second_envelope_with_a_number(tmp_path: Path) -> None:
     guard = ReplayGuard(tmp_path / "state.json")
-    before = guard.position
-    assert before is None
+    before = list(guard.positions)
+    assert before == []
     guard.check(envelope(5))
     guard.check(envelope(5))
-    assert guard.position == (RUN, 5, "a" * 32)
+    assert guard.positions == [(RUN, 5, "a" * 32)]
     for replay in (envelope(4), envelope(5, "b" * 32), envelope(9, run="1" * 16, started=0.5)):
         with pytest.raises(EnvelopeError):
             ReplayGuard(tmp_path / "state.json").check(replay)
     guard.check(envelope(6, "b" * 32))
+
+
+def test_several_runs_have_positions_of_their_own(tmp_path: Path) -> None:
+    """An older run that the parent lists as open is accepted; without the list, an older run is a replay."""
+    guard, older = ReplayGuard(tmp_path / "state.json"), "1" * 16
+    guard.check(envelope(5, started=2.0))
+    with pytest.raises(EnvelopeError, match="older run"):
+        guard.check(envelope(9, run=older, started=1.0), open=(RUN,))
+    guard.check(envelope(9, run=older, started=1.0), open=(RUN, older))
+    guard.check(envelope(6, "b" * 32, started=2.0))
+    again = ReplayGuard(tmp_path / "state.json")
+    assert again.positions == [(RUN, 6, "b" * 32), (older, 9, "a" * 32)]
+    again.check(envelope(10, run=older, started=1.0))  # it was accepted before, so it need not be listed
+    for replay in (envelope(8, run=older, started=1.0), envelope(5, started=2.0)):
+        with pytest.raises(EnvelopeError, match="older than one"):
+            again.check(replay)
+
+
+def test_the_state_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    state = {"run": RUN, "run_started": 1.0, "sequence": 7, "request": "a" * 32}
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    assert ReplayGuard(tmp_path / "state.json").positions == [(RUN, 7, "a" * 32)]

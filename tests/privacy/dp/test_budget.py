@@ -6,8 +6,11 @@ import signal
 import stat
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from math import inf, sqrt
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import dp_accounting
@@ -74,6 +77,25 @@ def test_an_exhausted_budget_is_refused_and_nothing_is_written(tmp_path: Path) -
     assert str(tmp_path) not in refused.value.public
     assert not any(character.isdigit() for character in refused.value.public), "how much is left stays at the silo"
     budget(tmp_path, epsilon=20.0).charge(charge())  # the administrator's decision, not the coordinator's
+
+
+def test_runs_that_charge_at_the_same_time_do_not_exceed_the_budget(tmp_path: Path) -> None:
+    """Each charge is checked and written under one lock."""
+    together = Barrier(8)
+
+    def spend(run: int) -> int:
+        together.wait(60)
+        done = 0
+        for round in range(4):
+            with suppress(BudgetExceeded):
+                budget(tmp_path, epsilon=6.0).charge(charge(round=round, run=str(run)))
+                done += 1
+        return done
+
+    with ThreadPoolExecutor(8) as threads:
+        paid = sum(threads.map(spend, range(8)))
+    assert paid == len(charges(tmp_path / BUDGET_FILE))
+    assert budget(tmp_path).spent() <= 6.0 < total([GaussianEvent(2.0, paid + 1)], 1e-5)
 
 
 @pytest.mark.parametrize("event", [GaussianEvent(0.0, 1), ZCdpEvent(inf, 1)])
