@@ -1,5 +1,6 @@
 """What is refused before anything is loaded or written. It needs no model, so that a mistake is answered at once."""
 
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
@@ -41,6 +42,8 @@ def check_data_files(federation: Federation) -> None:
                     raise DataError(
                         f"silos.{name}: {file} does not exist; give the path of a file or folder with its data"
                     )
+                if Path(file).is_file() and not Path(file).stat().st_size:
+                    raise DataError(f"silos.{name}: {file} is empty; give a file with data, or leave the silo out")
 
 
 def named_code(federation: Federation) -> tuple[str, ...]:
@@ -134,6 +137,8 @@ def _check_model(federation: Federation) -> None:
             f"model: {path} is not a Hugging Face model folder (no {needed} there); give such a folder, a hub id, "
             "or a preset: mini, tiny, small, base"
         )
+    if path is not None and (meant := _similar_folder(path)) is not None:
+        raise ConfigError(f"model: {path} is not a folder; did you mean {meant}?")
     if path is None or model.fresh or (words.kind in (None, "model") and words.path is None):
         return
     named = f"tokenizer.kind '{words.kind}'" if words.path is None else f"the tokenizer of {words.path}"
@@ -142,6 +147,16 @@ def _check_model(federation: Federation) -> None:
             f"{named} does not belong to the pre-trained model {path}, whose embeddings are of its own tokens: use the "
             "model's own tokenizer (leave 'tokenizer' out), or start from random weights (model.fresh: true)"
         )
+
+
+def _similar_folder(path: str) -> str | None:
+    """A model folder with a name like that of ``path``, which is not there; None if none is, or if it is a hub id."""
+    here = Path(path)
+    if here.exists() or not here.parent.is_dir():
+        return None
+    folders = [file.parent.name for file in here.parent.glob("*/config.json")]
+    close = get_close_matches(here.name, folders, n=1, cutoff=0.75)
+    return str(here.parent / close[0]) if close else None
 
 
 def same_tokens(federation: Federation) -> bool:

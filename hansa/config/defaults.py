@@ -39,7 +39,11 @@ def chosen_defaults(federation: Federation) -> list[ChosenDefault]:
     train, plain = federation.train, type(federation.train)()
     chosen = model_defaults(federation.model, federation.task.name)
     start = "a pre-trained model" if chosen else "a model with random weights"
-    trained = {"lora": "adapters", "frozen": "a head"}.get(federation.model.adapt, "all weights")
+    trained = {
+        "lora": "adapters",
+        "frozen": "a head",
+        "frozen-embeddings": "all weights but the embeddings",
+    }.get(federation.model.adapt, "all weights")
     rate = chosen.get("train", {"optimizer": plain.optimizer, "lr": plain.lr})
     length = chosen.get("data", {}).get("max_length", type(federation.data)().max_length)
     found = [
@@ -53,8 +57,10 @@ def chosen_defaults(federation: Federation) -> list[ChosenDefault]:
         if federation.data.max_length == length
         else None,
         ChosenDefault("train.samples", "one pass over the silo's samples", "every silo trains on all it has")
-        if train.samples == plain.samples
+        if train.samples == plain.samples and "samples" not in train.model_fields_set and train.max_batches is None
         else None,
-        ChosenDefault("train.batch", train.batch, "fits most machines") if train.batch == plain.batch else None,
+        ChosenDefault("train.batch", train.batch, "fits most machines")
+        if train.batch == plain.batch and "batch" not in train.model_fields_set
+        else None,
     ]
     return [one for one in found if one is not None]

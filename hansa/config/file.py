@@ -201,7 +201,7 @@ def sentence(error: ValidationError, where: str, text: str, root: type[BaseModel
     first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
     path = [p for p in first["loc"] if not (isinstance(p, str) and p.startswith("function-"))]
     place = where + (f", line {line}" if (line := _line(text, path)) else "")
-    name = ".".join(map(str, path))
+    name = ".".join(str(p) for i, p in enumerate(path) if not (p == "sources" or (i and path[i - 1] == "sources")))
     match first["type"]:
         case "extra_forbidden":
             if (renamed := _renamed(path)) is not None:

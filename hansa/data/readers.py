@@ -195,7 +195,8 @@ def read_rows(source: Source, split: str, problems: Problems) -> Iterator[Row]:
             row[source.text] = conversation_text(row[MESSAGES])
         text = row.get(source.text)
         if text is None:
-            problems.note(where, f"no field '{source.text}' (fields: {_names(row)})", NO_TEXT)
+            words = ", and no 'tokens' with a list of words" if any(isinstance(v, list) for v in row.values()) else ""
+            problems.note(where, f"no field '{source.text}'{words} (fields: {_names(row)})", NO_TEXT)
         elif wrong := _wrong_language(row, source):
             problems.note(where, wrong, OTHER_LANGUAGE)
         elif not isinstance(text, str) or not text.strip():

@@ -19,6 +19,7 @@ BAD_ANNOTATION = "have annotation that cannot be used"
 OTHER_LABEL = "have a label that is not listed"
 TOO_LONG = "do not fit into a sample"
 UNUSABLE = "cannot be used"
+MOSTLY = 0.5  # if more of the rows are bad, the file is probably read in a wrong way
 MAX_REASONS = 4  # reasons named in a message; the others are counted
 
 
@@ -102,7 +103,7 @@ class Problems:
         if self.bad > allowed * max(1, self.lines):
             share = self.bad / max(1, self.lines)
             remedy = f"correct them, or raise data.max_bad_rows above {share:.3g} to continue without them"
-            if self.bad >= self.lines:
+            if share > MOSTLY:
                 remedy = "check the file, and name its fields with 'text:', 'label:' … (or --text, --label …)"
             raise DataError(f"{what}: {self.bad} of {self.lines} lines cannot be used, {self._reasons}; {remedy}")
 

@@ -40,6 +40,7 @@ class Progress:
         self._samples: dict[NodeId, int] = {}
         self._scores: dict[str, float] = {}
         self._headline = self._own = self._split = ""
+        self._scored = 0  # the round that the scores are of
         self._by_silo: dict[NodeId, float] = {}
         self._phase, self._phase_done, self._phase_total, self._phase_began = "", 0, 0, monotonic()
         self._lost: dict[NodeId, str] = {}
@@ -90,6 +91,7 @@ class Progress:
         found = {g: m[scores.headline] for g, m in scores.metrics.items() if scores.headline in m}
         if not scores.own:
             self._headline, self._scores, self._split = scores.headline, found, scores.split
+            self._scored = scores.round
             self._by_silo = {
                 silo: fmean(values)
                 for silo, groups in scores.silos.items()
@@ -131,9 +133,10 @@ class Progress:
             text += f", training loss {self._loss:.3f}"
         if self._scores:
             mean = "mean " if len(self._scores) > 1 else ""
-            text += (
-                f", {SPLITS.get(self._split, self._split)} {mean}{self._headline} {short(fmean(self._scores.values()))}"
-            )
+            value = short(fmean(self._scores.values()))
+            text += f", {SPLITS.get(self._split, self._split)} {mean}{self._headline} {value}"
+            if self._scored != self._done:
+                text += f" (of round {self._scored})"
         if self._own:
             text += f", {self._own}"
         return f"{text}, {self._left()}"

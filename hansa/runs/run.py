@@ -87,7 +87,9 @@ def opened(
     check(federation)
     directory = RunDirectory.create(federation, out, resume)
     events.begin(CurrentRun(federation, directory.path))
-    events.say(f"writing to {directory.path}")
+    usual = Path("runs") / federation.name
+    taken = out is None and not resume and directory.path != usual
+    events.say(f"{usual} exists: writing to {directory.path}" if taken else f"writing to {directory.path}")
     ledger = Ledger(directory.path)
     try:
         with ExitStack() as stack:

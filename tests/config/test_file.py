@@ -47,7 +47,7 @@ def refused(tmp_path: Path, text: str, *overrides: str) -> str:
         ("silos:\n  fr: {trian: x.jsonl}\n", "did you mean 'train'?"),
         ("silos:\n  fr: a.jsonl\n  fr: b.jsonl\n", "line 3: 'fr' is given twice"),
         ("silos:\n  ../up: a.jsonl\n", "not usable as a folder name"),
-        ("silos:\n  fr: {tain: a.jsonl}\n", "'silos.fr.sources.0.tain' is not a setting; did you mean 'train'?"),
+        ("silos:\n  fr: {tain: a.jsonl}\n", "'silos.fr.tain' is not a setting; did you mean 'train'?"),
         ("silos:\n  west: {silos: {fr: a}}\n  fr: b\n", "silo name 'fr' is used twice"),
         ("silos:\n  west: {silos: {fr: a}, mixture: true, train: b}\n", "not both"),
         ("silos: [\n", "not valid YAML"),

@@ -192,7 +192,7 @@ def _relations(given: Any, entities: int) -> dict[tuple[int, int], str]:
 def label_of(row: Mapping[str, Any], field: str) -> str:
     """The label in a field; raises `BadRow` if it is missing or longer than a label may be."""
     if row.get(field) is None:
-        raise BadRow(f"no field '{field}'")
+        raise BadRow(f"no field '{field}' (fields: {', '.join(list(row)[:8])})")
     if not isinstance(row[field], str | int):
         raise BadRow(f"field '{field}' contains a {type(row[field]).__name__} instead of a label")
     label = str(row[field])
