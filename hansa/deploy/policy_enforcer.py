@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hansa.client.runtime import Runtime
 from hansa.config.federation import Federation
+from hansa.config.plugins import load_plugins
 from hansa.config.shared import digest, settings_digest
 from hansa.core.errors import UserError
 from hansa.core.messages import Failure, Reply, Request
@@ -69,6 +70,7 @@ class PolicyEnforcer:
         try:
             approval = self._approval(federation, folder, plugins)
             approval = replace(approval, model=model or approval.model)
+            load_plugins(plugins)  # approved now; the start may need their tasks, and this process may be a new one
             how = self._verify_start(folder, federation, approval)
         except NotApproved as error:
             raise InvalidRequest(NOT_APPROVED, str(error)) from None
