@@ -17,7 +17,7 @@ from hansa.core.errors import RunFailed
 from hansa.core.grid import Grid
 from hansa.core.messages import CollectVocabulary, Failure, Reply, Request, Train, Update, VocabularyCounts
 from hansa.core.noise import SeededSource
-from hansa.deploy import agent as agents
+from hansa.deploy import request_worker
 from hansa.deploy.agent import Agent
 from hansa.deploy.join import SiloService
 from hansa.deploy.kit import COORDINATOR, Kit
@@ -183,7 +183,7 @@ def test_a_crash_before_the_reply_is_stored_releases_one_version(
         return kept(*arguments, **named)
 
     monkeypatch.setattr(ReplyStore, "keep", crash)
-    monkeypatch.setattr(agents, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(request_worker, "RETRY_SECONDS", 0.05)
     kits = make_kits(settings, tmp_path / "kits")
     kit, home = Kit(kits / "north"), tmp_path / "north"
     received: list[torch.Tensor] = []
