@@ -12,7 +12,9 @@ from hansa.report.text import table
 
 
 def new(
-    template: Annotated[str, typer.Argument(help="medical · ner · classify · pairs · translation · worldlm · lora · instruct")],
+    template: Annotated[
+        str, typer.Argument(help="medical · ner · classify · pairs · translation · worldlm · lora · instruct")
+    ],
     folder: Annotated[Path, typer.Argument(metavar="DIR")],
     seed: int = 0,
     format: FormatOption = Format.text,
