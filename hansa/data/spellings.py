@@ -3,11 +3,13 @@
 import re
 import unicodedata
 from collections.abc import Mapping
+from difflib import SequenceMatcher
 
 PREFIX = re.compile(
     r"^(?:__label__|label[_:\- ]+|[biloesu]-)", re.IGNORECASE
 )  # fastText's, and those of tagging schemes
 MOST = 5  # warnings
+ALIKE = 0.8  # similarity of two words, at least, that may mean the same
 
 
 def plain(label: str) -> str:
@@ -27,8 +29,31 @@ def spelling_warnings(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
     for silo, labels in counts.items():
         for label, rows in labels.items():
             groups.setdefault(plain(label), {}).setdefault(label, {})[silo] = rows
-    found = [_sentence(spellings) for spellings in groups.values() if len(spellings) > 1]
+    found = [_sentence(spellings) for spellings in groups.values() if len(spellings) > 1] + _alike(counts)
     return [*found[:MOST], *([f"{len(found) - MOST} more labels have several spellings"] if len(found) > MOST else [])]
+
+
+def _alike(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """A sentence for every label of one silo alone that is like a label which all other silos have, and it has not."""
+    found = []
+    for silo, labels in counts.items():
+        others = [set(other) for name, other in counts.items() if name != silo]
+        common = set.intersection(*others) - set(labels) if len(others) > 1 else set()  # of two silos, which is odd?
+        for label in sorted(set(labels).difference(*others)):
+            near = [one for one in sorted(common) if _similar(plain(label), plain(one))]
+            if near:
+                found.append(
+                    f"the label {label!r} occurs in {_where({silo: labels[label]})} alone, and {silo} has no "
+                    f"{near[0]!r} as the others have: rename it in the data if they mean the same"
+                )
+    return found
+
+
+def _similar(a: str, b: str) -> bool:
+    """Whether two words are alike but not the same; words that differ in their numbers are different codes."""
+    if a == b or re.sub(r"\d+", "", a) == re.sub(r"\d+", "", b):
+        return False
+    return SequenceMatcher(None, a, b).ratio() >= ALIKE
 
 
 def _sentence(spellings: Mapping[str, Mapping[str, int]]) -> str:
