@@ -214,6 +214,15 @@ class Agent:
                     self._ended = (self._ended | set(before)) - set(note.runs)
         except (ValueError, OSError) as error:
             self._reject(f"a note: {printable(str(error))}")
+        if reason := self._distrusted():
+            self._reject(reason)
+
+    def _distrusted(self) -> str:
+        """Why nothing that the parent signs counts; empty if it does."""
+        sender = self._parent.node
+        if sender not in self._kit.members():
+            return f"its sender '{sender}' is not in list of members {self._kit.serial}"
+        return "" if self._kit.trusts(sender) else f"the membership of its sender '{sender}' was revoked"
 
     def _raise_alarm(self, reason: str) -> None:
         self._warn(f"ALARM: {reason}")
@@ -225,10 +234,8 @@ class Agent:
         ``run``: the run on whose subject it arrived.
         """
         try:
-            if self._parent.node not in self._kit.members():
-                raise EnvelopeError(f"its sender '{self._parent.node}' is not in list of members {self._kit.serial}")
-            if not self._kit.trusts(self._parent.node):
-                raise EnvelopeError(f"the membership of its sender '{self._parent.node}' was revoked")
+            if reason := self._distrusted():
+                raise EnvelopeError(reason)
             public = self._kit.public_key(self._parent.node)
             envelope = open_envelope(data, self._parent.node, self._kit.name, public)
             if run is not None and envelope.run != run:
