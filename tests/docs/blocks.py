@@ -22,7 +22,9 @@ OPENING = re.compile(r'^```(?P<language>\S*)(?: title="(?P<title>[^"]+)")?(?P<re
 
 # The beginning of a command → the test that executes it, where the page's own driver does not.
 ELSEWHERE = {
-    "hansa join lyon --data data/fr.jsonl --at-once": "faults/test_queue.py::test_two_studies_at_once_with_a_kill_in_the_middle",
+    "hansa join lyon --data data/fr.jsonl --at-once": (
+        "faults/test_queue.py::test_two_studies_at_once_with_a_kill_in_the_middle"
+    ),
     "hansa evaluate runs/medical-small --silo all": "cli/test_cli.py::test_run_then_everything_one_does_with_a_run",
     "hansa survey federation.yaml --kit": ("deploy/test_survey.py::test_the_commands_of_the_page_survey_two_agents"),
     "hansa approve federation.yaml --kit lyon --survey": (
