@@ -144,6 +144,8 @@ def read_status(folder: Path, now: float) -> list[NodeStatus]:
 def _read(file: Path) -> tuple[dict[str, str], dict[str, Awaited], dict[str, int]]:
     """The facts of a journal, what is awaited of each node, and how often each was refused."""
     with _open(file) as journal:
+        if not _is_made(journal):
+            return {}, {}, {}
         facts = dict(journal.execute("select name, value from facts"))
         rows = journal.execute(f"select node, kind, round, deadline from requests where {OPEN}")
         awaited: dict[str, Awaited] = {
@@ -169,6 +171,8 @@ def _awaited_in_runs(runs: dict[str, str]) -> dict[str, Awaited]:
 def read_refusals(folder: Path) -> list[RefusalCount]:
     """What was refused in the run in ``folder``, the latest first."""
     with _open(_journal_file(folder)) as journal:
+        if not _is_made(journal):
+            return []
         rows = journal.execute("select node, reason, times, at from refusals order by at desc")
         return [RefusalCount(*row) for row in rows]
 
@@ -207,6 +211,11 @@ def _journal_file(folder: Path) -> Path:
 
 def _open(file: Path) -> "closing[sqlite3.Connection]":
     return closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True))
+
+
+def _is_made(journal: sqlite3.Connection) -> bool:
+    """Whether a journal has its tables, or its process is just making it."""
+    return journal.execute("select 1 from sqlite_master where name = 'facts'").fetchone() is not None
 
 
 def is_away(node: NodeStatus) -> bool:

@@ -15,7 +15,7 @@ from hansa.deploy.lock_file import lock_folder
 from hansa.deploy.network.heartbeat import PURPOSE, Heartbeat, describe, open_heartbeat, sign_heartbeat
 from hansa.deploy.network.journal import HEARTBEAT, Journal
 from hansa.deploy.network.presence import SUSPENDED
-from hansa.deploy.status import read_status
+from hansa.deploy.status import JOURNAL, SERVER_FOLDER, read_refusals, read_status
 from tests.cli.test_cli import ok
 from tests.conftest import Build
 from tests.deploy.conftest import over_the_network
@@ -31,6 +31,16 @@ def heard(now: float, **more: Any) -> Any:
 
 def opened(data: bytes) -> Heartbeat:
     return open_heartbeat(data, "north", "coordinator", KEY.public_key())
+
+
+def test_a_journal_that_is_being_made_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / SERVER_FOLDER / JOURNAL
+    file.parent.mkdir()
+    file.touch()
+    assert read_status(tmp_path, 1.0) == []
+    assert read_refusals(tmp_path) == []
+    Journal(file).close()
+    assert read_status(tmp_path, 1.0) == []
 
 
 def test_forged_and_malformed_heartbeats_are_refused() -> None:

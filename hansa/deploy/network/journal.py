@@ -45,7 +45,7 @@ class Journal:
         file.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()  # the blob server's threads count refusals
         self._db = sqlite3.connect(file, check_same_thread=False)
-        self._db.executescript("pragma journal_mode=wal; pragma synchronous=normal;" + SCHEMA)
+        self._db.executescript(f"pragma journal_mode=wal; pragma synchronous=normal; begin; {SCHEMA} commit;")
         self.run = self._constant("run", token_hex(8))
         self.run_started = float(self._constant("run_started", repr(time())))
 
