@@ -71,6 +71,7 @@ class BlobServer:
         self._quotas: dict[str, UploadQuota] = {}
         self._verified: set[Path] = set()  # files whose digest was checked
         self._lock = threading.Lock()
+        self.offered_elsewhere: Callable[[str, str], memoryview | None] = lambda node, name: None  # by other runs
 
     @property
     def handlers(self) -> dict[str, Handler]:
@@ -80,10 +81,9 @@ class BlobServer:
     def concerns(self, node: str, target: str) -> bool:
         """Whether a member's request for a path is about a blob or an upload that is open here."""
         kind, *parts = target.strip("/").split("/")
+        if f"/{kind}" == BLOBS:
+            return bool(parts) and self.offered(node, parts[-1]) is not None
         with self._lock:
-            if f"/{kind}" == BLOBS:
-                offer = self._offers.get(parts[-1]) if parts else None
-                return offer is not None and node in offer.readers
             quota = self._quotas.get(node)
             return quota is not None and parts[:1] == [quota.request]
 
@@ -96,6 +96,12 @@ class BlobServer:
             known = self._offers.setdefault(name, OfferedBlob(view, set()))
             known.readers.update(readers)
         return name, len(view)
+
+    def offered(self, node: str, name: str) -> memoryview | None:
+        """The bytes of a blob that a member may fetch here; None if there is no such blob."""
+        with self._lock:
+            offer = self._offers.get(name)
+            return offer.view if offer is not None and node in offer.readers else None
 
     def withdraw(self, names: Iterable[str]) -> None:
         """Stop offering blobs."""
@@ -170,11 +176,11 @@ class BlobServer:
         wanted = re.fullmatch(r"bytes=([0-9]{1,16})-", exchange.head.headers.get("range", "bytes=0-"))
         if wanted is None:
             raise RequestRefused("malformed range")
-        with self._lock:
-            offer = self._offers.get(name)
-            if offer is None or exchange.member not in offer.readers:
-                raise RequestRefused("no blob of that name is offered")
-            view = offer.view
+        view = self.offered(exchange.member, name)
+        if view is None:
+            view = self.offered_elsewhere(exchange.member, name)
+        if view is None:
+            raise RequestRefused("no blob of that name is offered")
         start, size = int(wanted[1]), len(view)
         if start > size:
             raise RequestRefused("the range begins after the end of the blob")

@@ -1,7 +1,8 @@
 """The blob servers of the runs that are open at the same time, behind one port.
 
 Every run has a `BlobServer` of its own, with its own offers, quotas and folder. A blob is named by its digest and a
-reply by the id of its request, which depends on the run; so each request of a member is about one run at most.
+reply by the id of its request, which depends on the run; so an upload is about one run at most. Two runs may offer the
+same blob, and one of them may withdraw it while the other still offers it: then the other one's is sent.
 """
 
 import threading
@@ -29,6 +30,7 @@ class BlobServers:
     @contextmanager
     def serving(self, server: BlobServer) -> Iterator[None]:
         """Pass requests on to a run's server while the body runs."""
+        server.offered_elsewhere = self._offered
         with self._lock:
             self._open.append(server)
         try:
@@ -36,6 +38,11 @@ class BlobServers:
         finally:
             with self._lock:
                 self._open.remove(server)
+
+    def _offered(self, node: str, name: str) -> memoryview | None:
+        with self._lock:
+            open = list(self._open)
+        return next((view for one in open if (view := one.offered(node, name)) is not None), None)
 
     def answer(self, exchange: Exchange) -> None:
         """Answer a member's request; raises `BadHttp` if it is malformed."""

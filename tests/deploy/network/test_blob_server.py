@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from hansa.deploy.network.blob_protocol import CHUNK_BYTES, RequestRefused, digest
+from hansa.deploy.network.blob_server import BlobServer
+from hansa.deploy.network.blob_servers import BlobServers
 from hansa.deploy.network.http_stream import HttpStream
 from tests.conftest import Build
 from tests.deploy.conftest import make_kits
@@ -45,6 +47,26 @@ def test_offered_blobs_are_fetched_and_uploads_are_stored(stage: Any) -> None:
     assert stage.blobs.find("south", uploaded) is None, "uploads of one node are not another's"
     assert north.upload(memoryview(data), REQUEST) == uploaded, "a repeated upload is stored once"
     assert north.upload(memoryview(b""), REQUEST)[1] == 0
+    north.close()
+
+
+def ignore(node: str, reason: str) -> None:
+    """A refusal that nobody counts."""
+
+
+def test_a_blob_of_two_runs_is_sent_as_long_as_one_of_them_offers_it(stage: Any, tmp_path: Path) -> None:
+    data = b"the same request of two runs"
+    other, target, north = BlobServer(tmp_path / "other", ignore), bytearray(len(data)), stage.client("north")
+    runs = BlobServers(BlobServer(tmp_path / "none", ignore))
+    with runs.serving(stage.blobs), runs.serving(other):
+        ref = stage.blobs.offer(memoryview(data), ["north"])
+        other.offer(memoryview(data), ["north"])
+        stage.blobs.withdraw([ref[0]])  # after the port has chosen this run for the request
+        north.fetch(ref, memoryview(target))
+        assert target == data
+        other.withdraw([ref[0]])
+        with pytest.raises(RequestRefused, match="no blob of that name"):
+            north.fetch(ref, memoryview(target))
     north.close()
 
 
