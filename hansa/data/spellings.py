@@ -43,7 +43,7 @@ def _alike(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
             near = [one for one in sorted(common) if _similar(plain(label), plain(one))]
             if near:
                 found.append(
-                    f"the label {label!r} occurs in {_where({silo: labels[label]})} alone, and {silo} has no "
+                    f"the label {label!r} occurs in one silo alone ({_where({silo: labels[label]})}), which has no "
                     f"{near[0]!r} as the others have: rename it in the data if they mean the same"
                 )
     return found

@@ -43,7 +43,9 @@ def test_the_same_label_everywhere_is_no_warning_and_unknown_counts_are_left_out
 def test_a_label_of_one_silo_alone_is_compared_with_those_of_the_others() -> None:
     counts = {"a": {"Disease": 3, "Drug": 1}, "b": {"Disease": 4, "Drug": 2}, "c": {"Diseases": 5, "Drug": 2}}
     [said] = spelling_warnings(counts)
-    assert said.startswith("the label 'Diseases' occurs in c: 5 rows alone, and c has no 'Disease' as the others have")
+    assert said.startswith(
+        "the label 'Diseases' occurs in one silo alone (c: 5 rows), which has no 'Disease' as the others have"
+    )
     assert not spelling_warnings({"a": {"Disease": 3}, "b": {"Disease": 4, "Diseases": 5}}), "b has both"
     assert not spelling_warnings({"a": {"A00": 3}, "b": {"A01": 4}}), "codes"
     assert not spelling_warnings({"a": {"Disease": 3}})

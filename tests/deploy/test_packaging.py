@@ -156,3 +156,9 @@ def test_the_image_copies_existing_files_and_installs_existing_extras() -> None:
     assert set(extras.split(",")) <= set(project["optional-dependencies"])
     version = yaml.safe_load((PACKAGING / "helm" / "Chart.yaml").read_text())["appVersion"]
     assert version == project["version"]
+
+
+def test_the_base_install_has_what_transformers_asks_for_when_check_loads_no_values() -> None:
+    """`device_map` needs accelerate, which other extras bring along: a base install must have it by itself."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert any(one.startswith("accelerate") for one in project["dependencies"])
