@@ -30,7 +30,7 @@ class LogLevel(StrEnum):
 
 
 LogFormatOption = Annotated[LogFormat, typer.Option("--log-format", help="text for people, json for machines")]
-LogLevelOption = Annotated[LogLevel, typer.Option("--log-level", help="how much is told on standard error")]
+LogLevelOption = Annotated[LogLevel, typer.Option("--log-level", help="how much is logged to standard error")]
 
 
 LogFileOption = Annotated[
