@@ -287,7 +287,7 @@ def _check_columns(settings: Settings, inputs: _Inputs) -> None:
             for path in source.files().values():
                 table = inputs.tables.get(path.removeprefix(MEMORY))
                 known = tables.columns(table.rows) if table is not None else None
-                if known is None or source.text in known or {"tokens", MESSAGES} & {*known}:
+                if known is None or source.text in known or {source.tokens, MESSAGES} & {*known}:
                     continue
                 example = f'{{"{name}": {{"train": …, "text": "{next(iter(known), "text")}"}}}}'
                 raise DataError(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hansa.core.errors import DataError
+from hansa.data.formats.tables import by_name
 
 CHUNK = 1000  # rows that are held as Python objects at a time
 LIBRARIES = ("datasets", "pandas", "polars", "pyarrow")
@@ -72,19 +73,13 @@ def _dataset_rows(dataset: Any) -> Iterator[Row]:
     """The rows of a Hugging Face dataset, with the names of its class labels instead of their numbers."""
     names = {column: found for column, kind in (dataset.features or {}).items() if (found := _label_names(kind))}
     for row in dataset:
-        yield {key: _named(value, names[key]) if key in names else value for key, value in row.items()}
+        yield {key: by_name(value, names[key]) if key in names else value for key, value in row.items()}
 
 
 def _label_names(kind: Any) -> Sequence[str]:
     """The names of a column of class labels, or of lists of them."""
     names = getattr(getattr(kind, "feature", kind), "names", None)
     return names if isinstance(names, list) else []
-
-
-def _named(value: Any, names: Sequence[str]) -> Any:
-    if isinstance(value, list):
-        return [_named(one, names) for one in value]
-    return names[value] if isinstance(value, int) and 0 <= value < len(names) else value
 
 
 def write(table: Any, file: Path, what: str) -> None:

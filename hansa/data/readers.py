@@ -187,7 +187,7 @@ def read_rows(source: Source, split: str, problems: Problems) -> Iterator[Row]:
             continue
         if any(fields.get(key) != value and str(fields.get(key)) != str(value) for key, value in source.where.items()):
             continue
-        row = Row(fields)
+        row = Row(_with_standard_names(fields, source))
         row.place = where
         if source.text not in row and isinstance(row.get("tokens"), list):
             row[source.text] = " ".join(map(str, row["tokens"]))
@@ -195,7 +195,7 @@ def read_rows(source: Source, split: str, problems: Problems) -> Iterator[Row]:
             row[source.text] = conversation_text(row[MESSAGES])
         text = row.get(source.text)
         if text is None:
-            words = ", and no 'tokens' with a list of words" if any(isinstance(v, list) for v in row.values()) else ""
+            words = f", and no '{source.tokens}' with a list of words" if _has_list(row) else ""
             problems.note(where, f"no field '{source.text}'{words} (fields: {_names(row)})", NO_TEXT)
         elif wrong := _wrong_language(row, source):
             problems.note(where, wrong, OTHER_LANGUAGE)
@@ -203,6 +203,18 @@ def read_rows(source: Source, split: str, problems: Problems) -> Iterator[Row]:
             problems.note(where, f"field '{source.text}' is empty or not text", NO_TEXT)
         else:
             yield row
+
+
+def _with_standard_names(fields: dict[str, Any], source: Source) -> dict[str, Any]:
+    """The fields of a row with words and tags named ``tokens`` and ``tags``, whatever the file calls them."""
+    named = {source.tokens: "tokens", source.tags: "tags"}
+    if all(given == standard or given not in fields for given, standard in named.items()):
+        return fields
+    return {named.get(name, name): value for name, value in fields.items()}
+
+
+def _has_list(row: Row) -> bool:
+    return any(isinstance(value, list) for value in row.values())
 
 
 def conversation_text(messages: list[Any]) -> str:

@@ -104,7 +104,7 @@ class Problems:
             share = self.bad / max(1, self.lines)
             remedy = f"correct them, or raise data.max_bad_rows above {share:.3g} to continue without them"
             if share > MOSTLY:
-                remedy = "check the file, and name its fields with 'text:', 'label:' … (or --text, --label …)"
+                remedy = "check the file, and name its fields with 'text:', 'label:', 'tokens:', 'tags:' … (or --text, --label …)"
             raise DataError(f"{what}: {self.bad} of {self.lines} lines cannot be used, {self._reasons}; {remedy}")
 
     @property

@@ -42,6 +42,8 @@ class Source(Files):
     text: str = Field(default="text", description="Field with the text.")
     second: str = Field(default="second", description="Field with the second text of a pair.")
     label: str = Field(default="label", description="Field with the label.")
+    tokens: str = Field(default="tokens", description="ner: field with the list of words, where texts come as words.")
+    tags: str = Field(default="tags", description="ner: field with the list of tags, one for each word.")
     target: str = Field(default="target", description="Field with the translation, or with the answer to the text.")
     target_language: str = Field(default="", description="Language code of the translations.")
     aligned: Files | None = Field(

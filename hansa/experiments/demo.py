@@ -272,7 +272,7 @@ def reading(figures: Figures, federated: Result, material: Material) -> list[str
     )
     lines.append(
         f"One seed and {material.test} test texts per hospital: differences of a few points are chance. "
-        "`hansa demo --seeds 5 --write FILE` repeats it with other seeds and gives intervals."
+        "The command 'hansa demo --seeds 5 --write FILE' repeats it with other seeds and gives intervals."
     )
     return lines
 

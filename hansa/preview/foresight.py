@@ -23,6 +23,7 @@ from hansa.config.nodes import ROOT, repeats
 from hansa.config.tree import federated_vocabulary, holders
 from hansa.core.messages import DataCard, NodeId
 from hansa.core.model_parts import parts
+from hansa.data.examples import Examples
 from hansa.links.local import LocalLink
 from hansa.models import build, folder
 from hansa.preview.annotation import SourceReader
@@ -45,6 +46,7 @@ class Foreseen:
     labels: tuple[str, ...] = ()  # the model's classes
     model: Any = None  # on the device meta; None if it would have to be downloaded
     parameters: int | None = None
+    tokens: Mapping[NodeId, float] = field(default_factory=dict)  # of a training sample, the mean; {}: not known
     exact: bool = True  # False: a text counts as one sample, because the tokenizer is not on this machine
     notes: list[str] = field(default_factory=list)  # about the model
     warnings: list[str] = field(default_factory=list)
@@ -73,13 +75,19 @@ def foresee(federation: Federation) -> Foreseen:
             folder.tidy(directory.start)
             write_labels(directory.start, agreed.labels)
             if isinstance(task, DerivingTask):
-                cards = _read(federation, reader)
+                cards, tokens = _read(federation, reader), dict[NodeId, float]()
             else:
                 cards = describe(federation, directory, link, ledger, events)
+                tokens = {name: _mean_tokens(host.silo(name).resident.examples("train")) for name in cards}
         finally:
             ledger.close()
     parameters = sum(p.numel() for p in model.parameters())
-    return Foreseen(cards, agreed.labels, model, parameters, notes=head_lines(federation, model, agreed.labels))
+    notes = head_lines(federation, model, agreed.labels)
+    return Foreseen(cards, agreed.labels, model, parameters, tokens, notes=notes)
+
+
+def _mean_tokens(held: Examples) -> float:
+    return len(held.ids) / max(1, len(held))
 
 
 def _at_hand(federation: Federation) -> bool:

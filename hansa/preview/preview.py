@@ -29,6 +29,8 @@ from hansa.tasks.base import TASKS
 # There is a warning for a language with more than this share of a round. The Medical paper's rule, max(500, 0.8e-4·N),
 # gives its English silo 73% of a round; the rule that the paper rejected, max(100, 1e-4·N), 94%.
 DOMINANT = 0.75
+MOST_NAMED = 5  # silos named in a warning
+FEW = 20  # validation or test samples below which a silo's score says little
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,9 @@ class SiloPreview:
     """The data of one silo, and its share of a round."""
 
     name: str
-    samples: int
+    samples: int  # for training
+    valid: int
+    test: int
     per_round: int
     weight: float | None  # its share of the aggregate; None if that depends on more than sample counts
     problems: tuple[str, ...]
@@ -149,7 +153,16 @@ def preview(federation: Federation, resources: bool = False) -> Preview:
     if foreseen.labels:
         warnings += spelling_warnings(reader.label_counts())
     silos = [
-        SiloPreview(one.name, one.samples, one.per_round, one.weight, card.problems, dict(card.groups["train"]))
+        SiloPreview(
+            one.name,
+            one.samples,
+            card.samples("valid"),
+            card.samples("test"),
+            one.per_round,
+            one.weight,
+            card.problems,
+            dict(card.groups["train"]),
+        )
         for one, card in zip(silo_shares(federation, foreseen.cards), foreseen.cards.values(), strict=True)
     ]
     traffic, needed = None, None
@@ -158,10 +171,15 @@ def preview(federation: Federation, resources: bool = False) -> Preview:
             adapted = adapt(foreseen.model, federation.model, federation.seed)
         traffic = _traffic(federation, foreseen, adapted)
         if resources or (foreseen.parameters or 0) >= LARGE:
-            most = max(silo.per_round for silo in silos)
-            needed = predict_resources(adapted, federation, TASKS.build(federation.task), most)
+            needed = predict_resources(adapted, federation, TASKS.build(federation.task), *_longest(silos, foreseen))
     seen = Preview(federation, silos, foreseen, traffic, [], needed)
     return replace(seen, warnings=[*filter(None, warnings), *foreseen.warnings, *_warnings(seen)])
+
+
+def _longest(silos: list[SiloPreview], foreseen: Foreseen) -> tuple[int, float | None]:
+    """Samples of a round, and mean tokens of a sample where they are known, of the silo that has most to train on."""
+    most = max(silos, key=lambda silo: silo.per_round * foreseen.tokens.get(silo.name, 1.0))
+    return most.per_round, foreseen.tokens.get(most.name)
 
 
 def shares(silos: list[SiloPreview], share: Callable[[SiloPreview], float]) -> dict[str, float]:
@@ -198,7 +216,7 @@ def _warnings(seen: Preview) -> list[str]:
             f"these silos have fewer than {floor} samples, the least behind what the method shares, and share no "
             f"knowledge: {', '.join(silent)}"
         )
-    found += _limited(seen)
+    found += [*_few_held_out(seen), *_limited(seen)]
     inner = [name for name, node in walk(federation.silos) if node.silos]
     if federation.kind == "central" and inner:
         found.append("a central run pools all data and ignores the regions of the tree")
@@ -213,6 +231,22 @@ def _shares(seen: Preview) -> Iterator[tuple[str, str, float, float | None]]:
         return
     total = sum(silo.per_round for silo in seen.silos)
     yield from ((silo.name, "silos", silo.per_round / total, silo.weight) for silo in seen.silos)
+
+
+def _few_held_out(seen: Preview) -> list[str]:
+    """Silos with so few validation or test samples that a score of theirs is mostly chance."""
+    few = [
+        f"{silo.name} ({silo.valid} validation, {silo.test} test)"
+        for silo in seen.silos
+        if 0 < silo.valid < FEW or 0 < silo.test < FEW
+    ]
+    if not few:
+        return []
+    more = f" and {len(few) - MOST_NAMED} more" if len(few) > MOST_NAMED else ""
+    return [
+        f"these silos have fewer than {FEW} samples to be evaluated on, and their own scores are mostly chance: "
+        f"{', '.join(few[:MOST_NAMED])}{more}; raise data.valid and data.test, or name files with more rows"
+    ]
 
 
 def _limited(seen: Preview) -> list[str]:

@@ -74,8 +74,14 @@ def _duration(seconds: float) -> str:
     return f"{seconds:,.0f} s" if seconds < 120 else f"{seconds / 60:,.0f} min"
 
 
-def predict_resources(model: Any, federation: Federation, task: Task, samples: int) -> Resources:
-    """The resources of a silo that trains on ``samples`` in a round; ``model``: an adapted outline on device `meta`."""
+def predict_resources(
+    model: Any, federation: Federation, task: Task, samples: int, mean_tokens: float | None = None
+) -> Resources:
+    """The resources of a silo that trains on ``samples`` in a round; ``model``: an adapted outline on device `meta`.
+
+    ``mean_tokens``: of a sample, for the time; None counts every sample as long as `data.max_length` allows. Memory is
+    that of the longest samples.
+    """
     training, settings = federation.train, federation.model
     processes = processes_of(training)
     if processes > 1:
@@ -93,7 +99,7 @@ def predict_resources(model: Any, federation: Federation, task: Task, samples: i
     except Exception:  # an architecture or a task that cannot run on fake tensors; an estimate must not end a check
         kept, largest = typical_activations(model, federation, rows, length)
     steps = ceil(samples / training.batch)
-    tokens = samples * length / processes
+    tokens = samples * (mean_tokens or length) / processes
     return Resources(
         base=ceil(frozen / divided),
         trained=ceil(own / divided) if settings.trains_most else own,

@@ -19,6 +19,8 @@ def print_preview(console: Console, seen: Preview) -> None:
             s.name,
             f"{s.samples:,}",
             f"{s.samples / total:.1%}",
+            f"{s.valid:,}",
+            f"{s.test:,}",
             f"{s.per_round:,}",
             f"{s.per_round / per_round:.1%}",
             "–" if s.weight is None else f"{s.weight:.1%}",
@@ -26,15 +28,16 @@ def print_preview(console: Console, seen: Preview) -> None:
         for s in seen.silos
     ]
     f = seen.federation
-    title = f"{f.name}: {f.kind}, {f.task.name}, {f.method.name}, {f.rounds} rounds"
-    held = "training samples" if seen.foreseen.exact else "training texts"
-    console.print(table(["silo", held, "share", "per round", "share of a round", "weight"], rows, title))
+    counted = "samples" if seen.foreseen.exact else "texts"
+    title = f"{f.name}: {f.kind}, {f.task.name}, {f.method.name}, {f.rounds} rounds; {counted} of each silo"
+    columns = ["silo", "training", "share", "validation", "test", "per round", "of a round", "weight"]
+    console.print(table(columns, rows, title))
     if len(seen.languages) != len(seen.silos) or any(len(s.sources) > 1 for s in seen.silos):  # else it stands above
         shares = [
             [name, f"{one.samples:,}", f"{one.share:.1%}", "–" if one.weight is None else f"{one.weight:.1%}"]
             for name, one in seen.languages.items()
         ]
-        console.print(table(["language", held, "share of a round", "weight"], shares, "By language"))
+        console.print(table(["language", f"training {counted}", "of a round", "weight"], shares, "By language"))
     if seen.tree is not None:
         _print_tree(console, seen.tree, seen.sampling)
     if seen.parameters is not None:

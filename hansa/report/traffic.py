@@ -38,10 +38,11 @@ def exchange_note(exchange: ExchangeTraffic) -> str:
 
 
 def traffic_chart(runs: Sequence[RunResults]) -> str:
-    """The traffic of several runs as bars; empty for a single run."""
-    rows = [(run.name, (run.bytes_down / 1e6, run.bytes_up / 1e6)) for run in runs]
+    """The traffic of several federated runs as bars, empty for a single one; baselines send nothing to anybody."""
+    federated = [run for run in runs if run.federation.kind == "federated"]
+    rows = [(run.name, (run.bytes_down / 1e6, run.bytes_up / 1e6)) for run in federated]
     title = "Total traffic: down (first bar) and up (second)"
-    return bars(title, rows, ["down", "up"], " MB") if len(runs) > 1 else ""
+    return bars(title, rows, ["down", "up"], " MB") if len(federated) > 1 else ""
 
 
 def size(count: float) -> str:

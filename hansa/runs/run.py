@@ -95,6 +95,7 @@ def opened(
         with ExitStack() as stack:
             link = stack.enter_context(link_to(federation, directory.path, workers, events, over))
             begin(federation, directory, link, ledger, events)
+            events.say("silos prepare their data")
             cards = describe(federation, directory, link, ledger, events)
             arranged = baselines.arrange(federation, cards)
             if arranged is not federation:

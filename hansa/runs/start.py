@@ -187,7 +187,6 @@ def describe(
 
     Raises `DataError` if a silo's data has changed since the run began.
     """
-    events.say("silos prepare their data")
     watched = watched_setting(federation)
     fact = f"cards:{federation.kind}" if federation.kind != "federated" else "cards"
     noted = ledger.facts().get(fact, {})

@@ -105,6 +105,8 @@ BAD = {
     "triple": ({"text": "abc", "entities": [{"span": [0, 1, 2], "type": "Sign"}]}, "not a pair of character offsets"),
     "words": ({"text": "abc", "entities": [{"span": ["0", "1"], "type": "Sign"}]}, "not a pair of character offsets"),
     "blank": ({"text": "a  b", "entities": [{"span": [1, 3], "type": "Sign"}]}, "contains no word"),
+    "no tags": ({"tokens": ["a"], "iob": ["O"]}, "name the field with the tags with 'tags:' (fields: tokens, iob"),
+    "numbers": ({"tokens": ["a"], "tags": [0]}, "its tags are numbers"),
     "lists": ({"tokens": ["a"], "tags": "O"}, "are not two lists"),
     "tags": ({"tokens": ["a", "b"], "tags": ["O"]}, "2 tokens but 1 tags"),
     "tag": ({"tokens": ["a"], "tags": ["Disease"]}, "a tag that is not BIO"),

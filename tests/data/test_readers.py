@@ -64,6 +64,41 @@ def test_every_format_gives_the_same_rows(tmp_path: Path, name: Any) -> None:
     assert [row["text"] for row in read(tmp_path)[0]] == TEXTS, "a folder reads like its files"
 
 
+@pytest.mark.parametrize("kind", ["arrow", "parquet"])
+def test_numbers_of_classes_in_a_hugging_face_dataset_are_read_by_name(tmp_path: Path, kind: str) -> None:
+    import datasets
+
+    features = datasets.Features(
+        {
+            "words": datasets.Sequence(datasets.Value("string")),
+            "ner": datasets.Sequence(datasets.ClassLabel(names=["O", "B-Drug"])),
+            "label": datasets.ClassLabel(names=["no", "yes"]),
+        }
+    )
+    held = datasets.Dataset.from_list([{"words": ["take", "aspirin"], "ner": [0, 1], "label": 1}], features=features)
+    if kind == "arrow":
+        held.save_to_disk(str(tmp_path / "data"))
+    else:
+        held.to_parquet(str(tmp_path / "data"))
+    found, problems = read(tmp_path / "data" if kind == "arrow" else _renamed(tmp_path), tokens="words", tags="ner")
+    assert problems.bad == 0
+    assert found == [{"tokens": ["take", "aspirin"], "tags": ["O", "B-Drug"], "label": "yes", "text": "take aspirin"}]
+
+
+def _renamed(folder: Path) -> Path:
+    return (folder / "data").rename(folder / "data.parquet")
+
+
+def test_words_and_tags_have_the_names_that_the_settings_give_them(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"words": ["a", "b"], "iob": ["O", "O"]}\n')
+    [row] = read(file, tokens="words", tags="iob")[0]
+    assert row["tokens"] == ["a", "b"]
+    assert row["tags"] == ["O", "O"]
+    _, problems = read(file)
+    assert "no field 'text', and no 'tokens' with a list of words (fields: words, iob)" in problems.first[0]
+
+
 def test_unreadable_rows_are_counted_with_their_place(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_bytes(b'{"text": "good"}\n{"text": \n{"txt": "x"}\n["list"]\n{"text": ""}\n{"text": "\xff"}\n')

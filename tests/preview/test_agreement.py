@@ -131,3 +131,26 @@ def test_a_head_keeps_the_order_of_its_classes(federation: Build, tmp_path: Path
     assert preview(again).foreseen.labels == ("low", "high")
     second = run(again, tmp_path / "second", workers=0)
     assert second.metrics == first.metrics
+
+
+def test_check_counts_what_is_evaluated_on_and_warns_where_that_is_little(federation: Build) -> None:
+    shares, sizes = {"valid": 0.05, "test": 0.4, "max_length": 80}, {"north": 100, "south": 100}
+    settings = federation(model="mini", tokenizer={"kind": "bytes"}, data=shares, sizes=sizes)
+    seen = preview(settings)
+    for one in seen.silos:
+        card = seen.foreseen.cards[one.name]
+        assert (one.valid, one.test) == (card.samples("valid"), card.samples("test"))
+        assert one.valid < 20 < one.test
+    [few] = [line for line in seen.warnings if "fewer than 20 samples" in line]
+    assert f"{seen.silos[0].name} ({seen.silos[0].valid} validation, {seen.silos[0].test} test)" in few
+    plenty = preview(federation(model="mini", tokenizer={"kind": "bytes"}, data={"valid": 0.4, "test": 0.4}, sizes=sizes))
+    assert not any("fewer than 20" in line for line in plenty.warnings)
+
+
+def test_the_time_of_a_round_is_that_of_samples_as_long_as_they_are(federation: Build) -> None:
+    short = preview(federation(model="mini", tokenizer={"kind": "bytes"}, data={"max_length": 40}), resources=True)
+    long = preview(federation(model="mini", tokenizer={"kind": "bytes"}, data={"max_length": 400}), resources=True)
+    assert short.resources is not None
+    assert long.resources is not None
+    assert 0 < long.foreseen.tokens[long.silos[0].name] < 100, "most of the window stays empty"
+    assert long.resources.seconds < 5 * short.resources.seconds, "full windows would take ten times as long"

@@ -82,10 +82,15 @@ def words_and_tags(
         found = entities(row, field)
         return _cut(str(row[field]), outermost(found) if overlaps == "outer" else found)
     words, tags = row["tokens"], row.get("tags")
+    if tags is None:
+        fields = ", ".join(map(str, row))
+        raise BadRow(f"it has 'tokens' and no 'tags'; name the field with the tags with 'tags:' (fields: {fields})")
     if not isinstance(words, list) or not isinstance(tags, list):
         raise BadRow("its 'tokens' and 'tags' are not two lists")
     if len(words) != len(tags):
         raise BadRow(f"it has {len(words)} tokens but {len(tags)} tags")
+    if any(isinstance(tag, int) for tag in tags):
+        raise BadRow("its tags are numbers: write the names that they stand for, such as B-TYPE, I-TYPE and O")
     for tag in tags:
         if not isinstance(tag, str) or not TAG.fullmatch(tag):
             raise BadRow("it has a tag that is not BIO (O, B-TYPE, I-TYPE), IOBES or BILOU")

@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TextIO
@@ -81,7 +81,8 @@ def parquet(file: Path, source: Source) -> Iterator[ParsedRow]:
     import pyarrow.parquet as pq
 
     try:
-        yield from _batches(pq.ParquetFile(file).iter_batches(AT_ONCE))
+        found = pq.ParquetFile(file)
+        yield from _batches(found.iter_batches(AT_ONCE), class_names(found.schema_arrow))
     except pa.ArrowInvalid as error:
         raise _unreadable(file, "parquet", error) from None
 
@@ -91,18 +92,37 @@ def arrow(file: Path, source: Source) -> Iterator[ParsedRow]:
     import pyarrow as pa
 
     try:
-        yield from _batches(iter(pa.ipc.open_stream(pa.memory_map(str(file)))))
+        stream = pa.ipc.open_stream(pa.memory_map(str(file)))
+        yield from _batches(iter(stream), class_names(stream.schema))
     except pa.ArrowInvalid as error:
         raise _unreadable(file, "arrow", error) from None
 
 
-def _batches(batches: Iterator[Any]) -> Iterator[ParsedRow]:
+def class_names(schema: Any) -> dict[str, list[str]]:
+    """Column → the names of the classes that its numbers stand for, as Hugging Face datasets store them in a schema."""
+    stored = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+    found = {}
+    for column, kind in stored.get("info", {}).get("features", {}).items():
+        inner = kind.get("feature", kind) if isinstance(kind, dict) else {}  # of a list, the kind of its elements
+        if isinstance(inner, dict) and inner.get("_type") == "ClassLabel":
+            found[column] = list(inner["names"])
+    return found
+
+
+def by_name(value: Any, names: Sequence[str]) -> Any:
+    """A number of a class, or a list of them, by name; -1 and None, "no class", stay."""
+    if isinstance(value, list):
+        return [by_name(one, names) for one in value]
+    return names[value] if isinstance(value, int) and 0 <= value < len(names) else value
+
+
+def _batches(batches: Iterator[Any], classes: dict[str, list[str]]) -> Iterator[ParsedRow]:
     number = 0
     for batch in batches:
         for start in range(0, batch.num_rows, AT_ONCE):  # a row group may have millions of rows
             for row in batch.slice(start, AT_ONCE).to_pylist():
                 number += 1
-                yield number, row, ""
+                yield number, row | {column: by_name(row[column], names) for column, names in classes.items()}, ""
 
 
 def _unreadable(file: Path, kind: str, error: Exception) -> DataError:
