@@ -91,6 +91,13 @@ def serve(
         Path | None,
         typer.Option(metavar="FILE", help="serve the dashboard on the same port to these accounts"),
     ] = None,
+    certificate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="certificate of the port for browsers and inspecting proxies; default: self-signed"
+        ),
+    ] = None,
+    key: Annotated[Path | None, typer.Option(metavar="FILE", help="the private key of --certificate")] = None,
     webhook: Annotated[
         str | None,
         typer.Option(metavar="URL", help="alerts of failed rounds and missing members; needs HANSA_WEBHOOK_SECRET"),
@@ -118,6 +125,7 @@ def serve(
     from hansa.deploy.alerts import Alerts, Webhook
     from hansa.deploy.health import serve_probes, unreachable_reason
     from hansa.deploy.metrics import coordinator_figures, exposition
+    from hansa.deploy.public_certificate import PublicCertificate
     from hansa.deploy.standing import default_listen, parse_listen
 
     for which in (signal.SIGTERM, signal.SIGINT):
@@ -127,7 +135,8 @@ def serve(
     hook = Webhook.parse(webhook) if webhook is not None else None
     pages = pages_of(queue or folder.parent, accounts) if accounts is not None else None
     alerts: Callable[[], list[object]] = lambda: [Alerts(hook, log.warning)] if hook is not None else []  # noqa: E731
-    serving = Serving(own, nats, listen, log_format, alerts, pages)
+    public = PublicCertificate.parse(certificate, key)
+    serving = Serving(own, nats, listen, log_format, alerts, pages, public)
     host, port = parse_listen(listen) if listen is not None else default_listen(own)
     metrics = exposition(coordinator_figures(lambda: (serving.open or [folder])[-1], own, folder))
     with serve_probes(health, lambda: unreachable_reason((host or "127.0.0.1", port)), metrics):

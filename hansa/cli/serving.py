@@ -15,6 +15,7 @@ from hansa.config.federation import Federation
 from hansa.deploy.coordinator import check_coordinator, serve, serve_run
 from hansa.deploy.kit import Kit
 from hansa.deploy.log_callbacks import LogCallbacks
+from hansa.deploy.public_certificate import PublicCertificate
 from hansa.deploy.run_log import RunLog
 from hansa.deploy.run_queue import RunQueue, StopOnRequest, serve_queue
 from hansa.deploy.standing import standing_server
@@ -30,8 +31,8 @@ log = logging.getLogger("hansa")
 class Serving:
     """The coordinator of a federation: its kit, where it listens, and who is told what.
 
-    ``callbacks`` returns those of a run, beside its log; ``pages``: an ASGI application for the same port; ``open``:
-    the directories of the runs that are under way.
+    ``callbacks`` returns those of a run, beside its log; ``pages``: an ASGI application for the same port;
+    ``public``: the port's certificate for browsers; ``open``: the directories of the runs that are under way.
     """
 
     kit: Kit
@@ -40,12 +41,14 @@ class Serving:
     log_format: LogFormat
     callbacks: Callable[[], Sequence[object]] = tuple
     pages: Any | None = None
+    public: PublicCertificate | None = None
     open: list[Path] = field(default_factory=list)
 
     def run(self, settings: Federation, out: Path) -> tuple[Result, Path]:
         """Run a federation file to its end between organisations; return the result and the path of its report."""
         self.open.append(out)
-        outcome = serve(settings, self.kit, out, self.nats, self._told(settings, out, True), self.listen, self.pages)
+        told = self._told(settings, out, True)
+        outcome = serve(settings, self.kit, out, self.nats, told, self.listen, self.pages, self.public)
         return outcome, _report(settings, outcome)
 
     def queue(self, runs: Path, at_once: int) -> None:
@@ -54,7 +57,8 @@ class Serving:
         The port stays open between runs.
         """
         check_coordinator(self.kit)
-        with standing_server(self.kit, runs / SERVER_FOLDER, self.nats, log.info, self.listen, self.pages) as server:
+        files = runs / SERVER_FOLDER
+        with standing_server(self.kit, files, self.nats, log.info, self.listen, self.pages, self.public) as server:
 
             def one(settings: Federation, out: Path, stop: StopOnRequest) -> None:
                 self.open.append(out)

@@ -25,6 +25,7 @@ from hansa.core.tensors import Layout, Tensors
 
 NodeId = str
 NO_ANSWER = "it did not answer before the deadline"
+NOT_APPROVED = "the silo has not approved this run; its operator finds the reason in its log"
 PARTS = 4  # of the test set, for the spread that the report shows
 LEFT = "it has left the federation for good"
 

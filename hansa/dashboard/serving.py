@@ -1,7 +1,6 @@
 """Serving a page with uvicorn: on the loopback interface, or anywhere with TLS."""
 
 import socket
-import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -11,6 +10,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from hansa.core.errors import UserError
+from hansa.deploy.public_certificate import PublicCertificate
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 MAX_CONNECTIONS = 500  # at once
@@ -33,18 +33,12 @@ class Address:
         host = host.strip("[]") or "127.0.0.1"
         if not port.isdigit() or int(port) > 65535:
             raise UserError(f"--listen {text!r}: write it as PORT or HOST:PORT")
-        if (certificate is None) != (key is None):
-            raise UserError("--certificate and --key belong together: give both, or none")
+        PublicCertificate.parse(certificate, key)
         if certificate is None and not is_loopback(host):
             raise UserError(
                 f"--listen {text} would show this page to other machines without encryption; give --certificate and "
                 "--key, or listen on 127.0.0.1"
             )
-        if certificate is not None and key is not None:
-            try:
-                ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
-            except (OSError, ssl.SSLError) as error:
-                raise UserError(f"{certificate} and {key} cannot be used ({error}); give PEM files") from None
         return Address(host, int(port), certificate, key)
 
     @property

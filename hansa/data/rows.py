@@ -104,7 +104,8 @@ class Problems:
             share = self.bad / max(1, self.lines)
             remedy = f"correct them, or raise data.max_bad_rows above {share:.3g} to continue without them"
             if share > MOSTLY:
-                remedy = "check the file, and name its fields with 'text:', 'label:', 'tokens:', 'tags:' … (or --text, --label …)"
+                names = "'text:', 'label:', 'tokens:', 'tags:' … (or --text, --label …)"
+                remedy = f"check the file, and name its fields with {names}"
             raise DataError(f"{what}: {self.bad} of {self.lines} lines cannot be used, {self._reasons}; {remedy}")
 
     @property

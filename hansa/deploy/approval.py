@@ -41,7 +41,14 @@ MAX_SHOWN = 12  # differences in one sentence
 
 
 class NotApproved(Exception):
-    """A run that the silo does not work on, with the reason for its operator."""
+    """A run that the silo does not work on, with the reason for its operator.
+
+    ``refused``: its administrator has looked at it and decided; otherwise it may be approved later.
+    """
+
+    def __init__(self, reason: str, refused: bool = False) -> None:
+        super().__init__(reason)
+        self.refused = refused
 
 
 @dataclass(frozen=True)
@@ -141,7 +148,7 @@ class Approvals:
             objection = policy.needs_approval(federation)
             if objection:
                 self._note_pending(wanted)
-                raise NotApproved(self._difference(wanted, objection))
+                raise NotApproved(self._difference(wanted, objection), self._is_refused(wanted))
             assert policy.approve is not None
             found = Approval(federation.name, wanted.settings, dict(plugins), runs=policy.approve.runs, by=BY_POLICY)
         self._count(found, run)
@@ -204,8 +211,11 @@ class Approvals:
         """Note a run whose start could not be verified, with the digests of the files that were received."""
         self._note_pending(replace(approval, start=start, by=""))
 
+    def _is_refused(self, wanted: Approval) -> bool:
+        return (self._refused / f"{wanted.digest}.json").is_file()
+
     def _note_pending(self, wanted: Approval) -> None:
-        if (self._refused / f"{wanted.digest}.json").is_file():
+        if self._is_refused(wanted):
             return
         now = datetime.now(UTC).isoformat(timespec="seconds")
         files = sorted(self._pending.glob("*.json"), key=lambda file: file.stat().st_mtime)

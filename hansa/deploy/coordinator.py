@@ -26,6 +26,7 @@ from hansa.deploy.approval import rehearsal_settings
 from hansa.deploy.bundle import pack
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.network.link import NatsLink
+from hansa.deploy.public_certificate import PublicCertificate
 from hansa.deploy.server_session import server_session
 from hansa.deploy.signatures import KitSigner, VerifiedLink
 from hansa.deploy.status import SERVER_FOLDER
@@ -56,15 +57,16 @@ def serve(
     callbacks: Iterable[object],
     listen: str | None = None,
     pages: Any | None = None,
+    public: PublicCertificate | None = None,
 ) -> Result:
     """Run a federation file to its end among the members of the kit; resumes the run if ``out`` has one.
 
-    ``nats``, ``listen`` and ``pages`` are those of `server_session`. Raises `UserError` or `ConfigError` if the kit and
-    the file do not fit together, or the file cannot be run between organisations.
+    ``nats``, ``listen``, ``pages`` and ``public`` are those of `server_session`. Raises `UserError` or `ConfigError` if
+    the kit and the file do not fit together, or the file cannot be run between organisations.
     """
 
     def open_run(folder: Path, children: Sequence[str], log: Callable[[str], None]) -> AbstractContextManager[NatsLink]:
-        return server_session(kit, folder, nats, log, children, listen, pages)
+        return server_session(kit, folder, nats, log, children, listen, pages, public)
 
     return serve_run(federation, kit, out, open_run, callbacks)
 
@@ -95,6 +97,7 @@ def serve_run(federation: Federation, kit: Kit, out: Path, open_run: OpenRun, ca
                 link = TreeLink(link, {ROOT: lambda request: host.silo(ROOT).answer(request)})
             begin(children, directory, link, ledger, events)
             network.share_start(pack(directory.start, files / "start.bundle"))
+            events.say("silos prepare their data")
             cards = describe(children, directory, link, ledger, events)
             children = children.model_copy(update={"silos": {n: s for n, s in children.silos.items() if n in cards}})
             return Run(children, directory, link, cards, ledger, events).go()

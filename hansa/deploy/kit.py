@@ -29,7 +29,7 @@ from hansa.deploy.network.address import Address, Proxy, parse_address
 from hansa.deploy.network.route import Route
 from hansa.deploy.network.sealed import MemberSession, answer_challenge
 from hansa.deploy.network.subjects import Subjects, token
-from hansa.deploy.network.tls import Tls
+from hansa.deploy.network.tls import Tls, inspected_tls, member_tls
 
 VERSION = 5
 COORDINATOR = "coordinator"
@@ -194,7 +194,7 @@ class Kit:
 
     def client_tls(self, trust: Path | None = None) -> Tls:
         """TLS for connections that the node opens; ``trust``: the authorities of a proxy that inspects TLS."""
-        return Tls(self.folder, ssl.PROTOCOL_TLS_CLIENT, trust)
+        return member_tls(self.folder, ssl.PROTOCOL_TLS_CLIENT) if trust is None else inspected_tls(trust)
 
     def route(self, proxy: Proxy | None = None, trust: Path | None = None) -> Route:
         """The way to the parent, through a proxy if there is one.
@@ -212,7 +212,7 @@ class Kit:
 
     def server_tls(self) -> Tls:
         """TLS for connections that the node accepts."""
-        return Tls(self.folder, ssl.PROTOCOL_TLS_SERVER)
+        return member_tls(self.folder, ssl.PROTOCOL_TLS_SERVER)
 
     def identify(self, names: list[str]) -> str:
         """Return the member that a certificate's names belong to; empty if there is none, or it was revoked."""

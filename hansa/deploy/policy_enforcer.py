@@ -10,7 +10,7 @@ from hansa.config.federation import Federation
 from hansa.config.plugins import load_plugins
 from hansa.config.shared import digest, settings_digest
 from hansa.core.errors import UserError
-from hansa.core.messages import Failure, Reply, Request
+from hansa.core.messages import NOT_APPROVED, Failure, Reply, Request
 from hansa.deploy.approval import Approval, Approvals, NotApproved
 from hansa.deploy.kit import Kit
 from hansa.deploy.network.blob_protocol import InvalidRequest
@@ -21,7 +21,7 @@ from hansa.privacy.policy.guard import Answering, Guard, RunContext, SiloChecks
 from hansa.privacy.policy.proposal import POLICY_FILE
 from hansa.privacy.policy.rules import Policy, Purpose
 
-NOT_APPROVED = "the silo has not approved this run; its operator finds the reason in its log"
+REFUSED = "the silo's administrator has refused this run"
 VERIFIED = "start.verified"  # in the folder of a run: the digests of the start that was verified, and of its settings
 
 
@@ -65,7 +65,7 @@ class PolicyEnforcer:
 
         ``federation``: as the coordinator sent it; ``plugins``: the silo's own plug-in files; ``model``: its copy of
         the model, if it is another than the approved one. Raises `InvalidRequest`, which tells the coordinator only
-        that the run is not approved.
+        that the run is not approved, or that it was refused.
         """
         try:
             approval = self._approval(federation, folder, plugins)
@@ -73,7 +73,7 @@ class PolicyEnforcer:
             load_plugins(plugins)  # approved now; the start may need their tasks, and this process may be a new one
             how = self._verify_start(folder, federation, approval)
         except NotApproved as error:
-            raise InvalidRequest(NOT_APPROVED, str(error)) from None
+            raise InvalidRequest(REFUSED if error.refused else NOT_APPROVED, str(error)) from None
         start = self._start_digest(folder) if how else ""
         context = RunContext(folder.name, settings_digest(federation), start)
         named = {name: value for name, value in vars(context).items() if value}

@@ -7,6 +7,7 @@ from typing import Any
 
 from hansa.deploy.kit import Kit
 from hansa.deploy.network.link import NatsLink
+from hansa.deploy.public_certificate import PublicCertificate
 from hansa.deploy.standing import standing_server
 
 
@@ -19,13 +20,14 @@ def server_session(
     children: Sequence[str] | None = None,
     listen: str | None = None,
     pages: Any | None = None,
+    public: PublicCertificate | None = None,
 ) -> Iterator[NatsLink]:
     """Serve the children of a node in one run, by default all members below it, and yield the link to them.
 
     ``folder`` holds everything that survives a crash: a session that is started there again continues. The other
     arguments are those of `standing_server`.
     """
-    with standing_server(kit, folder, nats, log, listen, pages) as server:
+    with standing_server(kit, folder, nats, log, listen, pages, public) as server:
         served = kit.children if children is None else children
         with server.open_run(folder, served, log) as link:
             yield link

@@ -36,6 +36,8 @@ from hansa.deploy.network.route import Route
 from hansa.deploy.network.sealed import SessionTable
 from hansa.deploy.network.session import Session, no_log
 from hansa.deploy.network.stream import create_stream, purge_run
+from hansa.deploy.network.tls import public_tls
+from hansa.deploy.public_certificate import PublicCertificate, self_signed
 from hansa.deploy.status import CHILDREN, JOURNAL, OPEN_RUNS, STANDING, WaitingLog
 
 SUPERVISE_SECONDS = 0.25
@@ -138,13 +140,20 @@ class StandingServer:
 
 @contextmanager
 def standing_server(
-    kit: Kit, folder: Path, nats: str | None, log: Log, listen: str | None = None, pages: Any | None = None
+    kit: Kit,
+    folder: Path,
+    nats: str | None,
+    log: Log,
+    listen: str | None = None,
+    pages: Any | None = None,
+    public: PublicCertificate | None = None,
 ) -> Iterator[StandingServer]:
     """Open the port of a node, and serve its children until the body ends.
 
     ``folder`` holds what survives a crash. ``nats``: the URLs of existing NATS servers; by default the kit's, or one
     that is started here. ``log`` receives problems. ``listen``: PORT or HOST:PORT, by default the port of the kit's
     first address. ``pages``: an ASGI application that answers all paths of the port that are not the members'.
+    ``public``: the certificate for browsers and for proxies that inspect TLS; by default one that is signed here.
     """
     with ExitStack() as stack:
         stack.enter_context(lock_folder(folder, "hansa serve"))
@@ -164,8 +173,12 @@ def standing_server(
         sessions = SessionTable(kit, kit.info.federation)
         behind = stack.enter_context(serve_pages(pages)) if pages is not None else None
         handlers = server.blobs.handlers
+        shown = public or self_signed(folder, list(dict.fromkeys(host for host, _ in kit.endpoint.all())))
+        if pages is not None:
+            log(f"the certificate for browsers has the SHA-256 fingerprint {shown.fingerprint}")
+        tls, others = kit.server_tls(), public_tls(*shown)
         try:
-            front = Front(address, kit.server_tls(), kit.identify, sessions, server.refused, handlers, route, behind)
+            front = Front(address, tls, kit.identify, sessions, server.refused, handlers, route, behind, public=others)
         except OSError as error:
             raise port_taken(address, error) from None
         stack.callback(front.close)

@@ -3,13 +3,14 @@
 In a simulation every silo must answer. Between organisations a silo whose data cannot be read, whose policy forbids it,
 whose clock is wrong, or whose reply is invalid does not stop the others: it is left out with the reason. A silo that
 does not answer is awaited until `participation.enrolment` (by default the deadline of a round, at least a minute), and
-longer only while the quorum is missing. When the coordinator is restarted, silos that answered before are not asked
+longer only while the quorum is missing; so is a silo whose administrator has not decided on the run, which is asked
+again and again. When the coordinator is restarted, silos that answered before are not asked
 again; the others are.
 """
 
 from collections.abc import Callable, Mapping
 from math import ceil
-from time import monotonic
+from time import monotonic, sleep
 from typing import TypeVar
 
 from hansa.core.claims import outsized
@@ -17,6 +18,7 @@ from hansa.core.errors import DataError, RunFailed
 from hansa.core.link import Link
 from hansa.core.messages import (
     NO_ANSWER,
+    NOT_APPROVED,
     CollectVocabulary,
     DataCard,
     DescribeData,
@@ -30,6 +32,7 @@ from hansa.runs.callbacks import RunEvents
 from hansa.runs.ledger import Ledger
 
 MAX_WAIT_SECONDS = 7 * 86400.0  # for the quorum
+ASK_AGAIN_SECONDS = 15.0  # after a silo has answered that the run is not approved
 
 T = TypeVar("T", VocabularyCounts, DataCard)
 
@@ -98,12 +101,14 @@ def _gather(
     """Replies that can be used, with those ``known`` before, and why others gave none.
 
     Between organisations, silos that have not answered by the deadline are asked again while the quorum is missing:
-    without it the run cannot begin anyway.
+    without it the run cannot begin anyway. Silos that have not approved the run are asked again until the deadline,
+    too: their administrators may need days.
     """
     found: dict[NodeId, T] = dict(known or {})
     lost: dict[NodeId, str] = {}
     total, asked, began = len(found) + len(names), names, monotonic()
     needed = max(1, ceil(participation.quorum * total)) if link.remote else total
+    given_up, said = enrolment_deadline(participation), ""
     while asked:
         deadline = enrolment_deadline(participation) if link.remote else None
         for answer in link.ask(dict.fromkeys(asked, request), deadline):
@@ -116,10 +121,18 @@ def _gather(
             else:
                 found[answer.node] = reply
         away = [name for name in asked if lost.get(name) == NO_ANSWER]
-        possible = len(found) + len(away) >= needed > len(found)
-        asked = away if link.remote and possible and monotonic() - began < MAX_WAIT_SECONDS else []
-        if asked:
-            events.say(f"{len(found)} of {total} silos have answered, {needed} needed: asking again {_few(away)}")
+        undecided = [name for name in asked if lost.get(name, "").endswith(NOT_APPROVED)]
+        possible = len(found) + len(away) + len(undecided) >= needed > len(found)
+        again = [*away, *undecided] if possible else undecided if given_up is None or monotonic() < given_up else []
+        asked = again if link.remote and monotonic() - began < MAX_WAIT_SECONDS else []
+        if not asked:
+            break
+        waits_for = _awaited(len(found), total, needed, away, undecided)
+        if waits_for != said:
+            said = waits_for
+            events.say(said)
+        if undecided:
+            sleep(ASK_AGAIN_SECONDS)
     _check_quorum(found, lost, total, participation, type(request).__name__, needed)
     return found, lost
 
@@ -140,6 +153,12 @@ def _check_quorum(
             f"silo '{name}' could not answer a {request} request{others}: {reason}; {len(found)} of {total} silos "
             f"answered and {needed} are needed: when the cause is mended, start the run again"
         )
+
+
+def _awaited(answered: int, total: int, needed: int, away: list[NodeId], undecided: list[NodeId]) -> str:
+    """Whom the run waits for, and why."""
+    parts = [f"asking again {_few(away)}"] * bool(away) + [f"not approved yet by {_few(undecided)}"] * bool(undecided)
+    return f"{answered} of {total} silos have answered, {needed} needed: {'; '.join(parts)}"
 
 
 def _few(names: list[NodeId]) -> str:

@@ -13,12 +13,13 @@ import yaml
 from hansa.config.federation import Federation
 from hansa.config.file import dump, parse
 from hansa.core.errors import RunFailed, UserError
+from hansa.core.messages import NOT_APPROVED
 from hansa.deploy.agent import Agent
 from hansa.deploy.approval import Approvals, approval_of
 from hansa.deploy.approval_page import approval_page
 from hansa.deploy.join import SiloService
 from hansa.deploy.kit import COORDINATOR, Kit
-from hansa.deploy.policy_enforcer import NOT_APPROVED, PolicyEnforcer
+from hansa.deploy.policy_enforcer import PolicyEnforcer
 from hansa.deploy.survey import survey_members
 from hansa.privacy.policy.audit_log import entries
 from hansa.privacy.policy.proposal import POLICY_FILE

@@ -143,7 +143,9 @@ def test_check_counts_what_is_evaluated_on_and_warns_where_that_is_little(federa
         assert one.valid < 20 < one.test
     [few] = [line for line in seen.warnings if "fewer than 20 samples" in line]
     assert f"{seen.silos[0].name} ({seen.silos[0].valid} validation, {seen.silos[0].test} test)" in few
-    plenty = preview(federation(model="mini", tokenizer={"kind": "bytes"}, data={"valid": 0.4, "test": 0.4}, sizes=sizes))
+    plenty = preview(
+        federation(model="mini", tokenizer={"kind": "bytes"}, data={"valid": 0.4, "test": 0.4}, sizes=sizes)
+    )
     assert not any("fewer than 20" in line for line in plenty.warnings)
 
 

@@ -23,6 +23,7 @@ from hansa.config.method import build_method
 from hansa.config.shared import shared_settings
 from hansa.core.errors import ConfigError
 from hansa.core.messages import (
+    NOT_APPROVED,
     DataCard,
     DescribeData,
     Evaluate,
@@ -40,7 +41,7 @@ from hansa.deploy.approval import NotApproved, approval_of
 from hansa.deploy.join import SiloService
 from hansa.deploy.kit import Kit
 from hansa.deploy.network.blob_protocol import InvalidRequest
-from hansa.deploy.policy_enforcer import NOT_APPROVED, PolicyEnforcer
+from hansa.deploy.policy_enforcer import PolicyEnforcer
 from hansa.deploy.start_check import verify_start
 from hansa.models import build, tokenizer
 from hansa.privacy.dp.charging import RunCharging

@@ -23,6 +23,7 @@ from typing import Any
 
 from hansa.deploy.network.address import Address
 from hansa.deploy.network.blob_protocol import STALL_SECONDS
+from hansa.deploy.network.client_hello import MAX_RECORD, RECORD_HEAD, knows_ed25519, record_length
 from hansa.deploy.network.connection_table import BROKER, PAGE, TRANSFER, ConnectionLimits, ConnectionTable, shut_down
 from hansa.deploy.network.exchange import Exchange
 from hansa.deploy.network.http_stream import (
@@ -62,13 +63,15 @@ class _First:
 
     def __init__(self, peer: str) -> None:
         self.peer, self.data, self.shaken, self.guest = peer, b"", False, False
+        self.awaited = False  # the rest of the first TLS message
 
 
 class Front:
     """Listens at ``address``; ``handlers``: for members, by the first part of the path.
 
     ``nats`` and ``pages`` lead to the servers behind. ``refused`` is called with a member's name, or a peer's address,
-    and the reason of every refusal.
+    and the reason of every refusal. ``public``: TLS for clients that cannot verify a member's certificate, such as
+    browsers.
     """
 
     def __init__(
@@ -82,7 +85,9 @@ class Front:
         nats: Route | None = None,
         pages: Route | None = None,
         limits: ConnectionLimits | None = None,
+        public: Tls | None = None,
     ) -> None:
+        self._public = public
         self._tls, self._identify, self._sessions, self._refused = tls, identify, sessions, refused
         self._handlers, self._nats, self._pages = dict(handlers), nats, pages
         self._table = ConnectionTable(limits or ConnectionLimits())
@@ -191,10 +196,14 @@ class Front:
             self._hand_over(connection, first)
 
     def _secured(self, connection: socket.socket, first: _First) -> ssl.SSLSocket:
-        """Replace a connection by its TLS socket; only now, since most strangers send nothing."""
+        """Replace a connection by its TLS socket; only now, since most strangers send nothing.
+
+        Raises `BlockingIOError` while the client's first message is incomplete.
+        """
+        tls = self._tls_for(connection, first)
         self._selector.unregister(connection)
         try:
-            secured = self._tls.wrap_socket(connection, server_side=True, handshake=False)
+            secured = tls.wrap_socket(connection, server_side=True, handshake=False)
         except (OSError, ValueError):
             self._table.remove(connection)
             connection.close()
@@ -207,6 +216,21 @@ class Front:
         secured.setblocking(False)
         self._selector.register(secured, selectors.EVENT_READ, first)
         return secured
+
+    def _tls_for(self, connection: socket.socket, first: _First) -> Tls:
+        """Which certificate a client is shown: that of the kit, unless it does not know this kind of key."""
+        if self._public is None:
+            return self._tls
+        hello = connection.recv(MAX_RECORD, socket.MSG_PEEK)
+        wanted = record_length(hello)
+        if len(hello) < wanted:
+            if first.awaited and len(hello) >= RECORD_HEAD:  # woken before the rest: the client has ended
+                raise ConnectionError
+            first.awaited = len(hello) >= RECORD_HEAD
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
+            raise BlockingIOError
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+        return self._tls if knows_ed25519(hello) else self._public
 
     def _watch(self, connection: socket.socket, events: int, first: _First) -> None:
         if self._selector.get_key(connection).events != events:
