@@ -37,7 +37,7 @@ from hansa.runs.directory import RunDirectory
 from hansa.runs.ledger import Ledger
 from hansa.runs.start import begin
 
-BATCH, WINDOW, ROWS = 8, 256, 160
+BATCH, WINDOW, ROWS = 8, 512, 96  # a window of 512 tokens is the default of task `instruct`
 
 
 def texts(vocabulary: list[str], count: int) -> Iterator[str]:

@@ -39,7 +39,8 @@ def lines(title: str, series: Sequence[Series], x_label: str, log_y: bool = Fals
         _, y = place(x_low, tick)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text class="tick y" x="{LEFT - 5}" y="{y + 3:.1f}" text-anchor="end">{short(tick)}</text>')
-    for x, anchor in ((x_low, "start"), (x_high, "end")):
+    ends = [(x_low, "start"), (x_high, "end")] if x_low < x_high else [(x_low, "start")]
+    for x, anchor in ends:
         at, _ = place(x, ticks[0])
         parts.append(f'<text class="tick x" x="{at:.1f}" y="{HEIGHT - 14}" text-anchor="{anchor}">{short(x)}</text>')
     middle = (LEFT + WIDTH - RIGHT) / 2
