@@ -17,9 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from hansa.client.modes import blocks
 from hansa.client.processes import Group
@@ -29,12 +26,18 @@ from hansa.core.device import CPU
 from hansa.core.learner import Learner
 from hansa.core.tensors import Layout, Tensors
 
+# A torch.distributed.tensor.DTensor. torch's FSDP2 and its tensors are imported where they are used: that takes a
+# second, and most silos have their model in one process.
+PartedTensor = Any
+
 
 def divide(model: nn.Module, group: Group, device: torch.device, whole: Iterable[nn.Parameter] = ()) -> None:
     """Keep only this process's part of every tensor of a model, in place; ``whole``: parameters that stay as they are.
 
     Gradients of trained parts are summed over the processes.
     """
+    from torch.distributed.device_mesh import init_device_mesh
+
     mesh, ignored = init_device_mesh(device.type, (group.size,)), set(whole)
     for block in blocks(model):
         if block is not model:
@@ -43,6 +46,8 @@ def divide(model: nn.Module, group: Group, device: torch.device, whole: Iterable
 
 
 def _divide(module: nn.Module, mesh: Any, ignored: set[nn.Parameter]) -> None:
+    from torch.distributed.fsdp import fully_shard
+
     sharded = fully_shard(module, mesh=mesh, ignored_params=ignored, reshard_after_forward=True)
     sharded.set_gradient_divide_factor(1.0)
     sharded.set_force_sum_reduction_for_comms(True)  # gloo has no other
@@ -54,7 +59,8 @@ def held_bytes(model: nn.Module) -> int:
 
 
 def _local(parameter: Tensor) -> Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    parted: PartedTensor = parameter
+    return parted.to_local() if hasattr(parameter, "to_local") else parameter
 
 
 class PartsLearner(Learner):
@@ -77,7 +83,7 @@ class PartsLearner(Learner):
         divide(model, group, device)
 
     @property
-    def parameters(self) -> list[DTensor]:
+    def parameters(self) -> list[PartedTensor]:
         """The trained parameters in the layout's order; of each, this process has a part."""
         named: dict[str, Any] = dict(self.model.named_parameters())
         return [named[name] for name in self.layout.names]
@@ -97,8 +103,10 @@ class PartsLearner(Learner):
                 self._all.flat[span].copy_(values.view(-1))
 
 
-def _part(values: Tensor, like: DTensor) -> Tensor:
+def _part(values: Tensor, like: PartedTensor) -> Tensor:
     """The part of a tensor of process 0 that this process holds; other processes give ``values`` without content."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+
     whole = torch.empty(like.shape) if values.device.type == "meta" else values.view(like.shape)
     return distribute_tensor(whole.to(like.device), like.device_mesh, [Shard(0)]).to_local()
 
@@ -178,13 +186,15 @@ class PartsOptimizer:
         self.learner.group.broadcast(here)
         return here[0]
 
-    def _like(self, index: int) -> list[DTensor]:
+    def _like(self, index: int) -> list[PartedTensor]:
         matrices = len(self._groups[0])
         return self.learner.parameters[:matrices] if index == 0 else self.learner.parameters[matrices:]
 
 
-def _together(part: Tensor, like: DTensor) -> Tensor:
+def _together(part: Tensor, like: PartedTensor) -> Tensor:
     """A whole tensor of which every process has a part, at every process."""
+    from torch.distributed.tensor import DTensor
+
     parted = DTensor.from_local(
         part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )

@@ -120,8 +120,8 @@ def _gather(
                 lost[answer.node] = wrong
             else:
                 found[answer.node] = reply
-        away = [name for name in asked if lost.get(name) == NO_ANSWER]
-        undecided = [name for name in asked if lost.get(name, "").endswith(NOT_APPROVED)]
+        away: list[NodeId] = [name for name in asked if lost.get(name) == NO_ANSWER]
+        undecided: list[NodeId] = [name for name in asked if lost.get(name, "").endswith(NOT_APPROVED)]
         possible = len(found) + len(away) + len(undecided) >= needed > len(found)
         again = [*away, *undecided] if possible else undecided if given_up is None or monotonic() < given_up else []
         asked = again if link.remote and monotonic() - began < MAX_WAIT_SECONDS else []
