@@ -153,15 +153,20 @@ def measure(
         pipes.append(ours)
     for pipe in pipes:
         pipe.recv()
+
+    def transfer() -> list[tuple[float, float]]:
+        for pipe in pipes:
+            pipe.send(True)
+        return [pipe.recv() for pipe in pipes]
+
+    transfer()  # members ask for something as soon as they have connected; who does not is taken for a stranger
     if strangers:
         held = context.Event()
         started.append(context.Process(target=hold, args=(port, strangers, held), daemon=True))
         started[-1].start()
         held.wait(120)
     for _ in range(rounds):
-        for pipe in pipes:
-            pipe.send(True)
-        found = [pipe.recv() for pipe in pipes]
+        found = transfer()
         times.append([max(one[0] for one in found), max(one[1] for one in found)])
     for process in reversed(started):
         process.kill()
