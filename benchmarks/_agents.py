@@ -20,6 +20,7 @@ from hansa.deploy.kit import COORDINATOR
 from hansa.privacy.policy.proposal import POLICY_FILE
 
 CHUNK = 16 << 10
+LIMITS = {"max_model_step": 100.0, "max_model_drift": 100.0, "min_samples": 1, "min_update_samples": 1}
 
 
 def hansa(folder: Path, log: str, *arguments: str) -> "subprocess.Popen[bytes]":
@@ -37,7 +38,8 @@ def federation_of(
 ) -> Iterator[dict[str, "subprocess.Popen[bytes]"]]:
     """The processes of a federation by name, started; they are ended with the context.
 
-    Models that learn from nothing move farther in a round than the default policy accepts: its bounds are raised.
+    Models that learn from nothing move farther in a round than the default policy accepts, and a round here may have
+    fewer samples than it asks for: the policies get other bounds.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "fed.yaml").write_text(dump(settings), encoding="utf-8")
@@ -47,7 +49,7 @@ def federation_of(
     for silo in files:
         policy = kits / silo / POLICY_FILE
         raw = yaml.safe_load(policy.read_text(encoding="utf-8"))
-        raw["limits"] = raw.get("limits", {}) | {"max_model_step": 100.0, "max_model_drift": 100.0}
+        raw["limits"] = raw.get("limits", {}) | LIMITS
         policy.write_text(yaml.safe_dump(raw), encoding="utf-8")
         Approvals(kits / silo, kits / silo / "home").add(approval_of(settings, model=model))
     started = {}
