@@ -175,5 +175,5 @@ def _known(code: str) -> _Known:
         place,
         unlisted(words, given, family, own_family, re.compile(rf"(?<!\w){cues} $")),
         inverted(words, given, family),
-        uncased(words, own_given | own_family, given, family, towns),
+        uncased(words, own_given, own_family, given, family, towns),
     )

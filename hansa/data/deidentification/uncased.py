@@ -16,6 +16,7 @@ from hansa.data.deidentification.repeats import plain
 from hansa.data.deidentification.rules import Finding
 
 LONGEST = 5  # words of a name
+SHORTEST = 2  # letters of a given name that are too few for a name by itself
 RARE = 2000  # occurrences in the dictionary below which a word that the context introduces may be a name
 BEGINS = re.compile(r"(?:^|[.!?:;\n])\s*$")
 WORD = re.compile(rf"{LETTER}(?:{LETTER}|[\u0300-\u036f\u064b-\u0652]|['’׳״\"-](?={LETTER}))*")
@@ -36,6 +37,7 @@ class Uncased:
     particles: frozenset[str]  # in plain form, as the words of the text are compared
     stop: frozenset[str]
     own: frozenset[str]  # names of the language itself
+    certain: frozenset[str]  # given names of the language that are no ordinary words
     given: frozenset[str]
     family: frozenset[str]
     towns: frozenset[str]
@@ -57,10 +59,14 @@ class Uncased:
                 at += town
                 continue
             count = self._count(text, words, at)
-            if count and not is_eponym(self.words, text, words[at][0], words[at + count - 1][1]):
+            if count and not self._eponym(text, words[at : at + count]):
                 initial = INITIALS.search(text, max(0, words[at][0] - 8), words[at][0])
                 yield Finding(initial.start() if initial else words[at][0], words[at + count - 1][1], "NAME")
             at += max(count, 1)
+
+    def _eponym(self, text: str, some: list[Place]) -> bool:
+        """Whether a name is that of a disease or a method; these have family names."""
+        return some[0][2] not in self.certain and is_eponym(self.words, text, some[0][0], some[-1][1])
 
     def _count(self, text: str, words: list[Place], at: int) -> int:
         """The number of words of the name that begins at a word; 0 if none does."""
@@ -76,18 +82,18 @@ class Uncased:
         weak = (
             near and not self.words.raw.get("cased", True) and self._own_name(word) and ENDS.match(text, words[at][1])
         )
-        listed, unknown = self._listed(word) or opens or pair or bool(weak), self._unknown(word)
+        inverted = word in self.family and self._given_next(text, words, at, self.certain)
+        listed, unknown = self._listed(word) or opens or pair or inverted or bool(weak), self._unknown(word)
+        shaped = self._shaped(word)
         begins = BEGINS.search(text, max(0, start - 3), start) is not None
         acts = begins and self.verb.match(text, words[at][1]) is not None
         if acts and not listed and not frequencies(self.words.code) and len(word) > 2:
             return 1  # the first word of a sentence, before a verb that people govern
         if near and not listed and at + 1 < len(words) and self.shape.fullmatch(words[at + 1][2]):
             return 2 if text[words[at][1] : words[at + 1][0]] == " " else 0
-        if not (
-            listed or (unknown and (role or acts or self.shape.fullmatch(word) or self._given_next(text, words, at)))
-        ):
+        if not (listed or shaped or (unknown and (role or acts or self._given_next(text, words, at, self.given)))):
             return self._introduced(text, words, at) if role else 0
-        count, names = (2, 2) if pair else (1, int(listed))
+        count, names = (2, 2) if pair or inverted else (1, int(listed))
         while at + count < len(words) and count < LONGEST:
             beside = text[words[at + count - 1][1] : words[at + count][0]]
             nxt = words[at + count][2]
@@ -98,7 +104,8 @@ class Uncased:
             last = words[at + count]
             after_particle = words[at + count - 1][2] in self.particles and not self.words.raw.get("cased", True)
             fits = particle or known or after_particle or self._listed(nxt) or self._unknown(nxt)
-            if not (fits or self._family_like(text, last, names) or (role and count == 1 and self._rare(nxt))):
+            fits = fits or self._family_like(text, last, names, word in self.certain)
+            if not (fits or (role and count == 1 and self._rare(nxt))):
                 break
             names += known or self._listed(nxt)
             count += 1
@@ -106,7 +113,7 @@ class Uncased:
             count -= 1
         if count > 1:
             return count if names > 1 or (names and self._given_in(words[at : at + count])) or near else 0
-        alone = near or acts or self.shape.fullmatch(word) is not None
+        alone = near or acts or shaped
         return 1 if alone or self._surely(word) else 0
 
     def _introduced(self, text: str, words: list[Place], at: int) -> int:
@@ -126,24 +133,29 @@ class Uncased:
         counts = frequencies(self.words.code)
         return max(counts.get(word, 0), counts.get(bare, 0)) < RARE and not is_verb(self.words.code, word)
 
-    def _family_like(self, text: str, place: Place, names: int) -> bool:
-        """Whether the word after a listed name is a family name: by its form, or at the end of a phrase."""
+    def _family_like(self, text: str, place: Place, names: int, certain: bool) -> bool:
+        """Whether the word after a listed name is a family name: by its form, or at the end of a phrase.
+
+        ``certain``: the listed name is no ordinary word.
+        """
         if not names:
             return False
         if self.words.code == "ar":
             return place[2].startswith("ال") and len(place[2]) > 4 and not self._everyday(place[2])
         shaped = self.shape.fullmatch(place[2]) is not None
-        open_end = not frequencies(self.words.code) and ENDS.match(text, place[1]) is not None
+        open_end = ENDS.match(text, place[1]) is not None
+        if frequencies(self.words.code):
+            return shaped or (open_end and certain and self._rare(place[2]))
         return shaped or (open_end and not self._ordinary(place[2]))
 
     def _comma_given(self, text: str, words: list[Place], at: int) -> bool:
         """Whether a particle begins a name such as DE SANTIS, GIOVANNA."""
-        return any(self._given_next(text, words, n) for n in range(at + 1, min(at + 3, len(words))))
+        return any(self._given_next(text, words, n, self.given) for n in range(at + 1, min(at + 3, len(words))))
 
-    def _given_next(self, text: str, words: list[Place], at: int) -> bool:
-        """Whether a listed given name follows after a comma, as in SMITH, JOHN."""
+    def _given_next(self, text: str, words: list[Place], at: int, given: frozenset[str]) -> bool:
+        """Whether one of the given names follows after a comma, as in SMITH, JOHN."""
         here, nxt = words[at], words[at + 1] if at + 1 < len(words) else None
-        return nxt is not None and text[here[1] : nxt[0]] in (", ", ",") and nxt[2] in self.given
+        return nxt is not None and text[here[1] : nxt[0]] in (", ", ",") and nxt[2] in given
 
     def _given_in(self, some: list[Place]) -> bool:
         return any(self._is_given(word) for _, _, word in some)
@@ -190,9 +202,17 @@ class Uncased:
         return any(w in self.own for w in self._stripped(word))
 
     def _surely(self, word: str) -> bool:
-        """Whether a listed name is enough by itself: it is a name of the language, and no word of the dictionary."""
+        """Whether a listed name is enough by itself: it is a name of the language, and no ordinary word."""
         known = frequencies(self.words.code)
+        if word in self.certain and known.get(word, 0) < EVERYDAY and not is_common(self.words.code, word):
+            return True
         return bool(known) and len(word) > 4 and word in self.own and word not in known and not self._ordinary(word)
+
+    def _shaped(self, word: str) -> bool:
+        """Whether a word has the form of family names, and no dictionary or list of frequent words has it."""
+        if self.shape.fullmatch(word) is None or is_common(self.words.code, word):
+            return False
+        return self._unknown(word) or not frequencies(self.words.code)
 
     def _unknown(self, word: str) -> bool:
         return len(word) > 2 and bool(frequencies(self.words.code)) and not self._ordinary(word)
@@ -225,9 +245,14 @@ class Uncased:
 
 
 def uncased(
-    words: Vocabulary, own: frozenset[str], given: frozenset[str], family: frozenset[str], towns: frozenset[str]
+    words: Vocabulary,
+    own_given: frozenset[str],
+    own_family: frozenset[str],
+    given: frozenset[str],
+    family: frozenset[str],
+    towns: frozenset[str],
 ) -> Uncased:
-    """The finder of a language."""
+    """The finder of a language; ``own_…`` are the names of the language itself."""
     roles = [w.lower() for key in ("roles", "kin", "person_roles", "person_labels") for w in words.words(key)]
     near = [w.lower() for w in words.words("person_cues")]
     place = [w.lower() for w in words.words("town_cues")]
@@ -239,7 +264,8 @@ def uncased(
         words,
         frozenset(map(plain, words.particles)),
         frozenset(map(plain, words.stop)),
-        own,
+        own_given | own_family,
+        _certain(words, own_given, given),
         given,
         family,
         towns,
@@ -250,3 +276,16 @@ def uncased(
         re.compile(rf",? {one_of(verbs, cases=False)}" if verbs else none),
         re.compile(words.raw.get("name_shape", none)),
     )
+
+
+def _certain(words: Vocabulary, own: frozenset[str], given: frozenset[str]) -> frozenset[str]:
+    """The given names that are no ordinary words of a cased language: its file lists those that are.
+
+    Names of other languages count where the dictionary does not have them.
+    """
+    listed = frozenset(map(plain, words.words("ordinary_given")))
+    if not listed:
+        return frozenset()
+    known = frequencies(words.code)
+    foreign = {name for name in given if len(name) > SHORTEST + 1 and name not in known}
+    return frozenset(name for name in {*own, *foreign} - listed if len(name) > SHORTEST)

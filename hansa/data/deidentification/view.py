@@ -15,7 +15,7 @@ from itertools import accumulate
 
 from hansa.data.deidentification.lexicon import LOWER, UPPER
 
-ENTITY = r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});"
+ENTITY = r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});"
 INLINE = r"</?(?:b|i|u|em|strong|span|font|mark|small|big|sup|sub|a|wbr)(?:\s[^<>]{0,300})?/?>|<!--[^>]{0,2000}-->"
 TAG = r"</?[A-Za-z][^<>\n]{0,300}>"
 INVISIBLE = (
