@@ -77,6 +77,6 @@ def test_after_the_time_for_enrolment_the_quorum_begins(tmp_path: Path) -> None:
 def test_a_refusal_is_a_decision(tmp_path: Path) -> None:
     """Negative control: the run ends at once."""
     link = Scripted(north=[CARD], south=[Failure("the silo's administrator has refused this run"), CARD])
-    with pytest.raises(RunFailed, match="south.*administrator has refused this run"):
+    with pytest.raises(RunFailed, match=r"south.*administrator has refused this run"):
         enrol(link, tmp_path, quorum=1.0)
     assert len(link.asked) == 1
