@@ -40,10 +40,14 @@ def evaluate(
         Path | None, typer.Option(help="a folder of local task files for lm-evaluation-harness: docs/instruct.md")
     ] = None,
     share: Annotated[float, typer.Option(min=0.0, max=1.0, help="of the silos' test data")] = 1.0,
-    text: str = "text",
-    label: str = "label",
-    second: Annotated[str, typer.Option(help="of pairs: the field of the other text")] = "second",
-    target: Annotated[str, typer.Option(help="of translations and answers: the field beside --text")] = "target",
+    text: Annotated[str | None, typer.Option(help="--data: the field of the text; default: as in the run")] = None,
+    label: Annotated[str | None, typer.Option(help="the field of the label; default: as in the run")] = None,
+    tokens: Annotated[
+        str | None, typer.Option(help="of entities: the field of the words; default: as in the run")
+    ] = None,
+    tags: Annotated[str | None, typer.Option(help="of entities: the field of the tags; default: as in the run")] = None,
+    second: Annotated[str | None, typer.Option(help="of pairs: the field of the other text")] = None,
+    target: Annotated[str | None, typer.Option(help="of translations and answers: the field beside --text")] = None,
     language: Annotated[str, typer.Option(help="of a translation memory: the language to translate from")] = "",
     target_language: Annotated[str, typer.Option(help="… and the one to translate into")] = "",
     format: FormatOption = Format.text,
@@ -54,16 +58,11 @@ def evaluate(
         return
     if run.suffix in (".yaml", ".yml"):
         raise UserError(f"{run} is a federation file: add --model with a folder or hub id, or give a run directory")
-    from hansa.runs.inference import every_model, load, on_silos, score
+    from hansa.runs.inference import columns_of, every_model, load, on_silos, score
 
-    fields = {
-        "text": text,
-        "label": label,
-        "second": second,
-        "target": target,
-        "language": language,
-        "target_language": target_language,
-    }
+    columns = {"text": text, "label": label, "tokens": tokens, "tags": tags, "second": second, "target": target}
+    given_fields = {name: value for name, value in columns.items() if value is not None}
+    languages = {"language": language, "target_language": target_language}
 
     named = {"--few-shot": few_shot, "--harness": harness, "--data": data}
     given = [option for option, file in named.items() if file is not None]
@@ -90,6 +89,7 @@ def evaluate(
             return evaluate_harness(model, runtime.task.auto, runtime.vocabulary, harness, seed)
         if data is None:
             return on_silos(runtime, model, share, say_silo)
+        fields = columns_of(runtime.federation) | given_fields | languages
         return score(runtime, model, data, fields, lambda problem: errors.print(f"note: {problem}", markup=False))
 
     if silo == "all":

@@ -136,6 +136,7 @@ def compare(
     from hansa.report.uploads import quality_against_bytes
     from hansa.runs.compare import compare as compare_methods
     from hansa.runs.compare import identical
+    from hansa.runs.directory import RunDirectory
     from hansa.runs.results import RunResults
     from hansa.runs.summary import average, budget_line, metric_names
 
@@ -143,7 +144,7 @@ def compare(
     names = list(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
     if not names:
         raise UserError("--methods is empty; give the names of methods and baselines, separated by commas")
-    folder = out or Path("runs") / f"{settings.name}-compare"
+    folder = out or RunDirectory.unused(f"{settings.name}-compare")
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; choose another --out")
     outcomes, failures = compare_methods(settings, names, folder, workers, lambda name: [Progress(errors, name)])

@@ -15,6 +15,7 @@ LENGTHS = {"causal-lm": 256, "instruct": 512}  # tokens of a sample, by task
 LENGTH = 128
 RATES = {"lora": 2e-4, "frozen": 1e-3}  # AdamW's, by what is trained
 RATE, DECODER_RATE = 5e-5, 2e-5
+SGD_RATE = 0.01  # no pre-trained model is trained with AdamW at such a rate
 
 
 def is_pretrained(model: Model) -> bool:
@@ -37,16 +38,21 @@ def model_defaults(model: Model, task: str) -> dict[str, dict[str, Any]]:
 def unset_defaults(given: BaseModel, model: Model, task: str) -> dict[str, BaseModel]:
     """The sections of a federation file that change by `model_defaults`, where the file says nothing.
 
-    A learning rate without an optimizer is one for SGD, as it always was: then neither changes.
+    A learning rate from `SGD_RATE` on without an optimizer is one for SGD: then neither changes.
     """
     changes: dict[str, BaseModel] = {}
     for name, values in model_defaults(model, task).items():
         section = getattr(given, name)
         known = section.model_fields_set if name in given.model_fields_set else set()
-        if name == "train" and ("lr" in known or ("optimizer" in known and section.optimizer == "sgd")):
+        if name == "train" and _for_sgd(section, known):
             continue
         if name == "baseline" and known:
             continue
         if unset := {key: value for key, value in values.items() if key not in known}:
             changes[name] = section.model_copy(update=unset)
     return changes
+
+
+def _for_sgd(train: Any, known: set[str]) -> bool:
+    """Whether the settings that are known of a section ``train`` are those of SGD."""
+    return train.optimizer == "sgd" if "optimizer" in known else "lr" in known and train.lr >= SGD_RATE

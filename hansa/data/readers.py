@@ -188,7 +188,7 @@ def read_rows(source: Source, split: str, problems: Problems) -> Iterator[Row]:
         if any(fields.get(key) != value and str(fields.get(key)) != str(value) for key, value in source.where.items()):
             continue
         row = Row(_with_standard_names(fields, source))
-        row.place = where
+        row.place, row.names = where, tuple(map(str, fields))
         if source.text not in row and isinstance(row.get("tokens"), list):
             row[source.text] = " ".join(map(str, row["tokens"]))
         if source.text not in row and isinstance(row.get(MESSAGES), list):
@@ -196,7 +196,7 @@ def read_rows(source: Source, split: str, problems: Problems) -> Iterator[Row]:
         text = row.get(source.text)
         if text is None:
             words = f", and no '{source.tokens}' with a list of words" if _has_list(row) else ""
-            problems.note(where, f"no field '{source.text}'{words} (fields: {_names(row)})", NO_TEXT)
+            problems.note(where, f"no field '{source.text}'{words} (fields: {_names(row.names)})", NO_TEXT)
         elif wrong := _wrong_language(row, source):
             problems.note(where, wrong, OTHER_LANGUAGE)
         elif not isinstance(text, str) or not text.strip():
@@ -277,7 +277,6 @@ def _is_code(language: Any) -> bool:
     return isinstance(language, str) and re.fullmatch(r"[a-z]{2,3}", language) is not None
 
 
-def _names(row: Row) -> str:
+def _names(named: tuple[str, ...]) -> str:
     """The names of a row's fields, or, if they look like text, their number."""
-    named = [str(name) for name in row]
     return ", ".join(named) if named and all(n.isidentifier() and len(n) < 30 for n in named) else str(len(named))

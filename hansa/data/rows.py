@@ -27,6 +27,7 @@ class Row(dict[str, Any]):
     """The fields of one row, by name."""
 
     place: str = ""  # the file and line it was read from
+    names: tuple[str, ...] = ()  # of its fields, as the file has them
 
 
 @dataclass

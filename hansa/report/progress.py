@@ -114,7 +114,9 @@ class Progress:
             self.say(self._phase_line())
 
     def on_run_end(self, run: CurrentRun, result: object) -> None:
-        """The run has ended."""
+        """The run has ended; a baseline's last rounds may not have been shown."""
+        if self._live is None and 0 < self._done < self._rounds:
+            self.say(f"done, {monotonic() - self._started:.0f} s elapsed")
         self.stop()
 
     def on_failure(self, run: CurrentRun, error: BaseException) -> None:

@@ -70,6 +70,9 @@ class Exporter:
             save_model(runtime.learner.model, runtime.federation.model, draft)
             runtime.vocabulary.tokenizer.save_pretrained(draft)
             self.card(draft, silo, metrics)
+            mode = (draft / "README.md").stat().st_mode
+            for weights in draft.glob("*.safetensors"):  # its library lets nobody but the owner read them
+                weights.chmod(mode)
 
     def card(self, folder: Path, silo: str, metrics: Mapping[str, Mapping[str, float]]) -> None:
         """Write the model card of a folder: the shared model's, or a ``silo``'s."""

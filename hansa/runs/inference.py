@@ -11,6 +11,7 @@ from hansa.client.evaluation import evaluate, whole
 from hansa.client.host import SiloHost
 from hansa.client.personalisation import overall
 from hansa.client.runtime import Runtime
+from hansa.config.federation import Federation
 from hansa.config.file import parse
 from hansa.config.tree import holders
 from hansa.core import device
@@ -132,6 +133,13 @@ def on_silos(runtime: Runtime, model: Any, share: float = 1.0, tell: Tell = lamb
         if scores.sums:
             found[name] = overall(runtime.task, scores)
     return found
+
+
+def columns_of(federation: Federation) -> dict[str, str]:
+    """The names of fields in the files of a run's first silo: other files probably have the same."""
+    source = next((source for node in holders(federation).values() for source in node.sources), None)
+    names = ("text", "label", "tokens", "tags", "second", "target")
+    return {name: getattr(source, name) for name in names} if source is not None else {}
 
 
 def score(

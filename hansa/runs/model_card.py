@@ -155,7 +155,7 @@ def _usage(model: Model, task: Task) -> Iterator[str]:
         yield f'model = {task.auto}.from_pretrained("FOLDER")'
         yield 'tokenizer = AutoTokenizer.from_pretrained("FOLDER")'
     else:
-        extra = ', aggregation_strategy="simple"' if pipeline == "token-classification" else ""
+        extra = ', aggregation_strategy="first"' if pipeline == "token-classification" else ""
         yield "from transformers import pipeline"
         yield ""
         yield f'use = pipeline("{pipeline}", model="FOLDER"{extra})  # FOLDER: where this file lies'

@@ -92,7 +92,7 @@ def agree(federation: Federation, task: Task, link: Link, ledger: Ledger, events
     if task.needs_labels and len(labels) < 2:
         raise DataError(
             f"task '{federation.task.name}' needs at least {'one type' if 'O' in labels else 'two labels'}, "
-            f"and the silos have {list(names) or 'none'}; look at the field named by 'label:'"
+            f"and the silos have {list(names) or 'none'}; {_look_at(federation.task.name)}"
         )
     return Agreement(words, build.own_order(federation.model, labels))
 
@@ -178,6 +178,13 @@ def _released(sent: Mapping[NodeId, VocabularyCounts], minimum: int, pieces: boo
         "minimum": minimum if pieces else 0,
         "silos": {n: {"told": len(f.pieces), "withheld": f.withheld, "labels": len(f.labels)} for n, f in sent.items()},
     }
+
+
+def _look_at(task: str) -> str:
+    """Where the labels of a task are, for messages."""
+    if task == "ner":
+        return "look at the fields 'tokens' and 'tags' of the files, or name them with 'tokens:' and 'tags:'"
+    return "look at the field named by 'label:'"
 
 
 def describe(

@@ -197,6 +197,29 @@ def test_other_tasks_run_and_predict(federation: Build, tmp_path: Path, task: An
     assert ok("predict", str(tmp_path / "r"), "fever cough")
 
 
+def test_a_file_is_scored_by_the_columns_of_the_run(tmp_path: Path) -> None:
+    rows = [{"words": ["take", name], "iob": ["O", "B-Drug"]} for name in ("aspirin", "heparin", "insulin") * 20]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    raw = {
+        "task": "ner",
+        "model": "mini",
+        "tokenizer": {"kind": "bytes"},
+        "data": {"max_length": 40, "valid": 0.0, "test": 0.3},
+        "silos": {"a": {"train": str(tmp_path / "a.jsonl"), "tokens": "words", "tags": "iob"}},
+        "rounds": 1,
+    }
+    (tmp_path / "fed.yaml").write_text(json.dumps(raw))
+    out = str(tmp_path / "run")
+    ok("run", str(tmp_path / "fed.yaml"), "--out", out, "--workers", "0")
+    data = ("evaluate", out, "--data", str(tmp_path / "a.jsonl"), "--format", "json")
+    assert "strict_f1" in json.loads(ok(*data))["a"]
+    other = runner.invoke(app, [*data, "--tokens", "other"])
+    assert isinstance(other.exception, UserError)
+    assert "no 'other' with a list of words (fields: words, iob)" in other.stderr
+    weights = Path(out) / "model" / "model.safetensors"
+    assert weights.stat().st_mode == (weights.parent / "config.json").stat().st_mode
+
+
 def test_check_warns_where_one_language_dominates(file: Any, tmp_path: Path) -> None:
     """The rule that the Medical paper's first version gave up, max(100, 1e-4·N), and the one it kept, in proportion."""
     sizes = {"en": 10_000, "fr": 36, "he": 3}  # as in Table 1

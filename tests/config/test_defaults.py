@@ -23,6 +23,7 @@ SILOS = {"silos": {"lyon": "lyon.jsonl"}}
         ({"model": {"path": "models/bert", "adapt": "frozen"}}, ("adamw", 1e-3, 1e-3, 128)),
         ({"model": {"path": "models/bert", "fresh": True}}, ("sgd", 0.1, 3e-5, 64)),
         ({"model": "models/bert", "train": {"lr": 0.2}}, ("sgd", 0.2, 5e-5, 128)),
+        ({"model": "models/bert", "train": {"lr": 1e-4}}, ("adamw", 1e-4, 5e-5, 128)),
         ({"model": "models/bert", "train": {"optimizer": "sgd"}}, ("sgd", 0.1, 5e-5, 128)),
         ({"model": "models/bert", "train": {"optimizer": "adam", "batch": 4}}, ("adam", 5e-5, 5e-5, 128)),
         ({"model": "models/bert", "data": {"max_length": 64}}, ("adamw", 5e-5, 5e-5, 64)),

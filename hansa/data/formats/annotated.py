@@ -83,7 +83,7 @@ def words_and_tags(
         return _cut(str(row[field]), outermost(found) if overlaps == "outer" else found)
     words, tags = row["tokens"], row.get("tags")
     if tags is None:
-        fields = ", ".join(map(str, row))
+        fields = ", ".join(getattr(row, "names", ()) or map(str, row))
         raise BadRow(f"it has 'tokens' and no 'tags'; name the field with the tags with 'tags:' (fields: {fields})")
     if not isinstance(words, list) or not isinstance(tags, list):
         raise BadRow("its 'tokens' and 'tags' are not two lists")
