@@ -27,6 +27,7 @@ from hansa.core.memory import peak_memory
 from hansa.core.messages import LEFT, DataCard, NodeId, Update
 from hansa.core.round import Record
 from hansa.core.state import DOWNLINK, HIERARCHY, PARTICIPATION, SENT, ServerState
+from hansa.core.tensors import Tensors
 from hansa.core.update_copies import UpdateCopies
 from hansa.links.local import LocalLink
 from hansa.links.pool import PoolLink
@@ -289,11 +290,11 @@ class Run:
     def _note_upload(self, state: ServerState, record: Record) -> None:
         """For the report: what an update would take whole, and how far tensors moved in the last round."""
         self.ledger.fact("whole_update", wire.size(Update(state.model, 0, 0, 0, 0.0, 0.0)))
-        names, sides = state.model.layout.names, self.host.runtime.sides
         movement: dict[NodeId, dict[str, list[float]]] = {}
         for node, update in record.updates.items():
-            for name, distance in zip(names, update.movement, strict=False):
-                movement.setdefault(node, {}).setdefault(sides[name], []).append(distance)
+            for name, distance in zip(state.model.layout.names, update.movement, strict=False):
+                side = self.host.runtime.sides[name]
+                movement.setdefault(node, {}).setdefault(side, []).append(distance)
         if movement:
             self.ledger.fact("movement", movement)
 
@@ -307,15 +308,20 @@ class Run:
     # ── checkpoints ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _restore(self) -> ServerState:
-        """The newest checkpoint, or the state before the first round."""
+        """The newest checkpoint, or the state before the first round.
+
+        A checkpoint is read without the model's code, whose import takes seconds: the types of the slots' states do not
+        depend on the model.
+        """
         runtime = self.host.runtime
-        start = self.root.tree.start if self.root.tree is not None else runtime.start.only(runtime.shared.names)
-        fresh = self.root.begin(start.copy())
-        kinds = {slot: type(state) for slot, state in fresh.slots.items()}
+        kinds = {slot: type(state) for slot, state in self.root.begin(Tensors.of({})).slots.items()}
         kinds |= {HIERARCHY: LayerState, DOWNLINK: DownlinkState, SENT: SentModel}
         if (rule := runtime.method.participation.state) is not None:
             kinds[PARTICIPATION] = rule
-        return self.directory.newest(kinds) or fresh
+        if (found := self.directory.newest(kinds)) is not None:
+            return found
+        start = self.root.tree.start if self.root.tree is not None else runtime.start.only(runtime.shared.names)
+        return self.root.begin(start.copy())
 
     def _checkpoint(self, state: ServerState) -> None:
         folder = self.directory.save(state, self.federation.checkpoint.keep, self._personal_start)
