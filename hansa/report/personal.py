@@ -46,7 +46,7 @@ def _rows(name: str, silo: PersonalModels, kinds: list[str], metric: str, lower:
         best = (min if lower else max)(known)
         cells = [{"text": _text(value, metric), "best": value == best} for value in values]
         label = group if group == name or len(groups) == 1 else f"{name}: {group}"
-        rows.append({"name": label, "cells": cells, "alpha": f"{silo.alpha:.2f}", "kept": silo.kept})
+        rows.append({"name": label, "cells": cells, "alpha": f"{silo.alpha:.2f}" if silo.curves else "–", "kept": silo.kept})
     return rows
 
 

@@ -72,9 +72,9 @@ def compare_metric(runs: Sequence[RunResults], metric: str) -> Comparison:
 
     rows = [row(group, [run.final.get(group, {}).get(metric) for run in runs], False) for group in groups]
     if len(groups) > 1:
-        rows.append(row("mean of languages", [average(run.final, metric) for run in runs], True))
+        rows.append(row("mean", [average(run.final, metric) for run in runs], True))
         rows.append(row("weighted by data", [average(run.final, metric, weights) for run in runs], True))
-        rows.append(row("worst language", [worst(run.final, metric, lower) for run in runs], True))
+        rows.append(row("worst", [worst(run.final, metric, lower) for run in runs], True))
     return Comparison(metric, lower, tuple(rows))
 
 
