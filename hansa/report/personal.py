@@ -46,7 +46,8 @@ def _rows(name: str, silo: PersonalModels, kinds: list[str], metric: str, lower:
         best = (min if lower else max)(known)
         cells = [{"text": _text(value, metric), "best": value == best} for value in values]
         label = group if group == name or len(groups) == 1 else f"{name}: {group}"
-        rows.append({"name": label, "cells": cells, "alpha": f"{silo.alpha:.2f}" if silo.curves else "–", "kept": silo.kept})
+        alpha = f"{silo.alpha:.2f}" if silo.curves else "–"  # without a mixture there is none
+        rows.append({"name": label, "cells": cells, "alpha": alpha, "kept": silo.kept})
     return rows
 
 
