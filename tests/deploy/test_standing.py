@@ -166,7 +166,7 @@ def test_an_agent_works_on_as_many_runs_at_once_as_it_may(scene: Scene, at_once:
             thread.join(WAIT_SECONDS)
     assert found == {run: [VocabularyCounts({run: number}) for number in (1, 2, 3)] for run in scene.links}
     assert study.most == at_once
-    assert len(study.opened) == 2 if at_once == 2 else len(study.opened) > 2, "one worker has one run open at a time"
+    assert len(study.opened) == 2 if at_once == 2 else len(study.opened) >= 2, "one worker may open a run several times"
 
 
 def test_each_study_asks_its_own_members(scene: Scene) -> None:

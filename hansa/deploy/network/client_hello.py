@@ -4,11 +4,29 @@ Members have certificates with Ed25519 keys. Browsers, and many proxies that ins
 their handshake would fail. They are shown another certificate (tls.py). RFC 8446, sections 4.1.2, 4.2.3 and 5.1.
 """
 
+import socket
+
 HANDSHAKE, CLIENT_HELLO = 22, 1  # type of the record, type of the message in it
 RECORD_HEAD, MESSAGE_HEAD = 5, 4  # bytes before a record's and a message's content
 MAX_RECORD = RECORD_HEAD + (1 << 14)
 SIGNATURE_ALGORITHMS = 13  # the extension
 ED25519 = 0x0807
+
+
+def first_record(connection: socket.socket, seen: int) -> tuple[bytes, bool]:
+    """What has arrived of a client's first record, which stays in the socket, and whether it is complete.
+
+    If it is not, the socket is readable only when the rest has arrived. ``seen``: how many bytes there were the last
+    time; raises `ConnectionError` if there are no more now, because the client has ended, and `BlockingIOError` if
+    nothing has arrived.
+    """
+    begin = connection.recv(MAX_RECORD, socket.MSG_PEEK)
+    wanted = record_length(begin)
+    complete = len(begin) >= wanted
+    if not complete and len(begin) <= seen:
+        raise ConnectionError("the client has ended in the middle of its first message")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1 if complete else wanted)
+    return begin, complete
 
 
 def record_length(begin: bytes) -> int:

@@ -23,7 +23,7 @@ from typing import Any
 
 from hansa.deploy.network.address import Address
 from hansa.deploy.network.blob_protocol import STALL_SECONDS
-from hansa.deploy.network.client_hello import MAX_RECORD, RECORD_HEAD, knows_ed25519, record_length
+from hansa.deploy.network.client_hello import first_record, knows_ed25519
 from hansa.deploy.network.connection_table import BROKER, PAGE, TRANSFER, ConnectionLimits, ConnectionTable, shut_down
 from hansa.deploy.network.exchange import Exchange
 from hansa.deploy.network.http_stream import (
@@ -63,7 +63,7 @@ class _First:
 
     def __init__(self, peer: str) -> None:
         self.peer, self.data, self.shaken, self.guest = peer, b"", False, False
-        self.awaited = False  # the rest of the first TLS message
+        self.seen = 0  # bytes of an incomplete first TLS message
 
 
 class Front:
@@ -221,15 +221,10 @@ class Front:
         """Which certificate a client is shown: that of the kit, unless it does not know this kind of key."""
         if self._public is None:
             return self._tls
-        hello = connection.recv(MAX_RECORD, socket.MSG_PEEK)
-        wanted = record_length(hello)
-        if len(hello) < wanted:
-            if first.awaited and len(hello) >= RECORD_HEAD:  # woken before the rest: the client has ended
-                raise ConnectionError
-            first.awaited = len(hello) >= RECORD_HEAD
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
+        hello, complete = first_record(connection, first.seen)
+        if not complete:
+            first.seen = len(hello)
             raise BlockingIOError
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
         return self._tls if knows_ed25519(hello) else self._public
 
     def _watch(self, connection: socket.socket, events: int, first: _First) -> None:
