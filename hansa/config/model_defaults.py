@@ -30,7 +30,7 @@ def model_defaults(model: Model, task: str) -> dict[str, dict[str, Any]]:
     rate = RATES.get(model.adapt, DECODER_RATE if task in DECODERS else RATE)
     return {
         "train": {"optimizer": "adamw", "lr": rate},
-        "baseline": {"lr": rate},
+        "baseline": {"optimizer": "adamw", "lr": rate},
         "data": {"max_length": LENGTHS.get(task, LENGTH)},
     }
 
@@ -38,18 +38,21 @@ def model_defaults(model: Model, task: str) -> dict[str, dict[str, Any]]:
 def unset_defaults(given: BaseModel, model: Model, task: str) -> dict[str, BaseModel]:
     """The sections of a federation file that change by `model_defaults`, where the file says nothing.
 
-    A learning rate from `SGD_RATE` on without an optimizer is one for SGD: then neither changes.
+    A learning rate from `SGD_RATE` on without an optimizer is one for SGD: then neither changes. Baselines have the
+    learning rate that the file gives the silos, unless it gives them one of their own: both train the same model.
     """
+    defaults, sections = model_defaults(model, task), dict(given)
+    if not defaults:
+        return {}
+    known = {name: sections[name].model_fields_set if name in given.model_fields_set else set() for name in defaults}
+    if "lr" in known["train"] and not _for_sgd(sections["train"], known["train"]):
+        defaults["baseline"]["lr"] = sections["train"].lr
     changes: dict[str, BaseModel] = {}
-    for name, values in model_defaults(model, task).items():
-        section = getattr(given, name)
-        known = section.model_fields_set if name in given.model_fields_set else set()
-        if name == "train" and _for_sgd(section, known):
+    for name, values in defaults.items():
+        if "lr" in values and _for_sgd(sections[name], known[name]):
             continue
-        if name == "baseline" and known:
-            continue
-        if unset := {key: value for key, value in values.items() if key not in known}:
-            changes[name] = section.model_copy(update=unset)
+        if unset := {key: value for key, value in values.items() if key not in known[name]}:
+            changes[name] = sections[name].model_copy(update=unset)
     return changes
 
 

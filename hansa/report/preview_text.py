@@ -75,16 +75,17 @@ def print_preview(console: Console, seen: Preview) -> None:
 
 def _print_training(console: Console, seen: Preview) -> None:
     """Print how a silo trains, and which of it are defaults."""
-    f, train = seen.federation, seen.federation.train
+    f = seen.federation
+    train, section = (f.train, "") if f.kind == "federated" else (f.baseline, " (section baseline)")
     often = "every round" if f.evaluate.every == 1 else f"every {f.evaluate.every} rounds"
     part = "the" if f.evaluate.share == 1.0 else f"{f.evaluate.share:.0%} of the"
     console.print(
-        f"Training: {train.optimizer}, learning rate {train.lr:g}, batches of {train.batch}, at most "
+        f"Training{section}: {train.optimizer}, learning rate {train.lr:g}, batches of {train.batch}, at most "
         f"{f.data.max_length} tokens per sample; evaluation after {often}, on {part} validation data",
         highlight=False,
         soft_wrap=True,
     )
-    for one in chosen_defaults(f):
+    for one in chosen_defaults(f) if f.kind == "federated" else ():
         console.print(f"· default: {one.setting} = {one.value} ({one.reason})", highlight=False, soft_wrap=True)
 
 

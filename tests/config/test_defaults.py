@@ -12,6 +12,20 @@ from hansa.config.file import dump, parse
 SILOS = {"silos": {"lyon": "lyon.jsonl"}}
 
 
+def test_baselines_of_a_pretrained_model_have_its_optimizer() -> None:
+    """`baseline: {lr: …}` alone gave SGD, and a comparison with a rival that did not learn."""
+
+    def of(**baseline: Any) -> tuple[str, float]:
+        found = parse(SILOS | {"model": "models/bert", "baseline": baseline})
+        assert parse(yaml.safe_load(dump(found))) == found
+        return found.baseline.optimizer, found.baseline.lr
+
+    assert of(lr=2e-4) == ("adamw", 2e-4)
+    assert of(batch=4) == ("adamw", 5e-5)
+    assert of(optimizer="sgd", lr=2e-4) == ("sgd", 2e-4)
+    assert of(lr=0.1) == ("sgd", 0.1)
+
+
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
@@ -23,7 +37,8 @@ SILOS = {"silos": {"lyon": "lyon.jsonl"}}
         ({"model": {"path": "models/bert", "adapt": "frozen"}}, ("adamw", 1e-3, 1e-3, 128)),
         ({"model": {"path": "models/bert", "fresh": True}}, ("sgd", 0.1, 3e-5, 64)),
         ({"model": "models/bert", "train": {"lr": 0.2}}, ("sgd", 0.2, 5e-5, 128)),
-        ({"model": "models/bert", "train": {"lr": 1e-4}}, ("adamw", 1e-4, 5e-5, 128)),
+        ({"model": "models/bert", "train": {"lr": 1e-4}}, ("adamw", 1e-4, 1e-4, 128)),
+        ({"model": "models/bert", "train": {"lr": 1e-4}, "baseline": {"lr": 3e-5}}, ("adamw", 1e-4, 3e-5, 128)),
         ({"model": "models/bert", "train": {"optimizer": "sgd"}}, ("sgd", 0.1, 5e-5, 128)),
         ({"model": "models/bert", "train": {"optimizer": "adam", "batch": 4}}, ("adam", 5e-5, 5e-5, 128)),
         ({"model": "models/bert", "data": {"max_length": 64}}, ("adamw", 5e-5, 5e-5, 64)),
