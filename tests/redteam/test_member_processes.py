@@ -49,12 +49,14 @@ def test_a_stolen_kit_in_a_running_federation(gated: Any, tmp_path: Path) -> Non
         deployment.wait("north trains again", lambda: (marks / "held-north").exists())
         assert not status(deployment)["north"]["suspended"]
         assert "ALARM" not in deployment.log("north") + deployment.log(COORDINATOR)
+        (marks / "hold-south").touch()  # in round 2, so that the run does not end before everybody has noticed
         start_thief(deployment, tmp_path)
         deployment.wait("the coordinator's alarm", lambda: "ALARM: north is suspended" in deployment.log(COORDINATOR))
         for name in ("north", "thief"):
             deployment.wait(f"the alarm of {name}", lambda name=name: "ALARM: " in deployment.log(name))  # type: ignore[misc]
         assert status(deployment)["north"]["suspended"]
-        (marks / "hold-north").unlink()
+        for name in ("north", "south"):
+            (marks / f"hold-{name}").unlink()
         deployment.finished()
         for name in ("north", "thief"):
             assert "Train of round 1: reply sent" not in deployment.log(name)
