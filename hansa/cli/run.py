@@ -12,8 +12,6 @@ from hansa.cli.options import LINKS, FederationFile, SetOption, WorkersOption
 from hansa.core.errors import UserError, did_you_mean
 from hansa.report.text import number, table
 
-TRAINED_BASELINES = ("central", "dominant", "per-silo", "chained")  # kinds of runs that the section `baseline` is for
-
 
 def run(
     federation: FederationFile,
@@ -140,7 +138,7 @@ def compare(
     from hansa.runs.compare import identical
     from hansa.runs.directory import RunDirectory
     from hansa.runs.results import RunResults
-    from hansa.runs.summary import average, budget_line, metric_names
+    from hansa.runs.summary import average, baseline_lines, budget_line, metric_names
 
     settings = read(federation, set)
     names = list(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
@@ -168,11 +166,8 @@ def compare(
         output.print(table(["", *outcomes], rows, f"{metric} on the test set"))
         if line := budget_line(runs):
             output.print(line, highlight=False, markup=False)
-        for run in runs:
-            if run.federation.kind in TRAINED_BASELINES:
-                how = run.federation.baseline
-                said = f"{run.name} trains with {how.optimizer}, learning rate {how.lr:g} (section baseline)"
-                output.print(said, highlight=False, markup=False)
+        for line in baseline_lines(runs):
+            output.print(line, highlight=False, markup=False)
         if found := quality_against_bytes(runs, metric_names(runs)):
             columns = ["", "sent up", "fewer bytes", *(f"mean {metric}" for metric in found["metrics"])]
             bytes_of = [[row["name"], row["up"], row["fewer"], *row["cells"]] for row in found["rows"]]

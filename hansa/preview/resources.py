@@ -68,7 +68,7 @@ class Resources:
         device = sum(parts.values()) / 1e9
         return (
             f"{device:,.2f} GB for {each} ({named}), and {self.messages / 1e9:,.2f} GB of main memory for messages; "
-            f"roughly {_duration(self.seconds)} of training per round for the silo with the most, on one core like "
+            f"roughly {_duration(self.seconds)} of training per round for the silo with most samples, on one core like "
             "this machine's or on its accelerator"
         )
 

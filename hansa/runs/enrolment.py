@@ -32,7 +32,7 @@ from hansa.runs.callbacks import RunEvents
 from hansa.runs.ledger import Ledger
 
 MAX_WAIT_SECONDS = 7 * 86400.0  # for the quorum
-ASK_AGAIN_SECONDS = 15.0  # after a silo has answered that the run is not approved
+ASK_AGAIN_SECONDS, MAX_PAUSE_SECONDS = 5.0, 120.0  # the first and the longest pause before such a silo is asked again
 
 T = TypeVar("T", VocabularyCounts, DataCard)
 
@@ -108,7 +108,7 @@ def _gather(
     lost: dict[NodeId, str] = {}
     total, asked, began = len(found) + len(names), names, monotonic()
     needed = max(1, ceil(participation.quorum * total)) if link.remote else total
-    given_up, said = enrolment_deadline(participation), ""
+    given_up, said, pause = enrolment_deadline(participation), "", ASK_AGAIN_SECONDS
     while asked:
         deadline = enrolment_deadline(participation) if link.remote else None
         for answer in link.ask(dict.fromkeys(asked, request), deadline):
@@ -132,7 +132,8 @@ def _gather(
             said = waits_for
             events.say(said)
         if undecided:
-            sleep(ASK_AGAIN_SECONDS)
+            sleep(pause)
+            pause = min(2 * pause, MAX_PAUSE_SECONDS)  # each answer is an entry in the silo's audit log
     _check_quorum(found, lost, total, participation, type(request).__name__, needed)
     return found, lost
 

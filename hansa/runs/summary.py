@@ -91,6 +91,12 @@ def budget_line(runs: Sequence[RunResults]) -> str:
     return f"Not the same number of samples: {said} the median of the runs ({usual:,.0f}); compare with care."
 
 
+def baseline_lines(runs: Sequence[RunResults]) -> list[str]:
+    """What each baseline among the runs trains with, which is not the section `train` of the methods."""
+    found = [(run.name, run.federation.baseline) for run in runs if run.federation.kind not in ("federated", "base")]
+    return [f"{name} trains with {how.optimizer}, learning rate {how.lr:g} (section baseline)" for name, how in found]
+
+
 @dataclass(frozen=True)
 class Cost:
     """The bytes that a federated run sent, and the quality of its model."""
