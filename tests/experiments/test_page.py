@@ -104,3 +104,11 @@ def test_the_cells_of_this_repository_can_be_read_and_are_small() -> None:
             cell = Cell(**json.loads(file.read_text(encoding="utf-8")))
             assert replace(cell) == cell
             assert (folder / sources.FOLDER / f"{cell.sources}.json").is_file()
+
+
+def test_comments_and_docstrings_do_not_make_a_result_stale() -> None:
+    before = 'def f(x):\n    """Ünits."""\n    return x + "# no comment"  # ü\n'
+    after = '"""Module."""\n\n# why\ndef f(x):\n    """Other\n    words."""\n\n    return x + "# no comment"\n'
+    assert sources.code(before) == sources.code(after) == 'def f(x):\n    return x + "# no comment"'
+    assert sources.code(before) != sources.code(before.replace("x +", "x *"))
+    assert sources.code('"""A."""\nx = """B."""') == 'x = """B."""', "a string that is a value is code"

@@ -1,13 +1,17 @@
 """The source files that a run imported: their digests, and which of them have changed since.
 
-A result is stale if a file changed that its run imported. Files of the command line, the reports and the experiments do
-not count: what an experiment asks of a run is in the run's settings, which have a digest of their own.
+A result is stale if a file changed that its run imported. Comments and docstrings do not count, since they cannot
+change a figure. Files of the command line, the reports and the experiments do not count either: what an experiment
+asks of a run is in the run's settings, which have a digest of their own.
 """
 
+import ast
+import io
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+import tokenize
+from collections.abc import Iterator, Mapping
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -35,8 +39,36 @@ def imported() -> dict[str, str]:
 
 
 def digest_of(file: Path) -> str:
-    """The beginning of a file's SHA-256; empty if there is no such file."""
-    return sha256(file.read_bytes()).hexdigest()[:SHORT] if file.is_file() else ""
+    """The beginning of a file's SHA-256, for Python files of their `code`; empty if there is no such file."""
+    if not file.is_file():
+        return ""
+    content = code(file.read_text(encoding="utf-8")).encode() if file.suffix == ".py" else file.read_bytes()
+    return sha256(content).hexdigest()[:SHORT]
+
+
+def code(source: str) -> str:
+    """Python source without comments, docstrings and blank lines: two files with the same code compute the same."""
+    lines = source.splitlines()
+    for first, last in sorted(_left_out(source), reverse=True):  # from the end, so that earlier places stay valid
+        head, tail = lines[first[0] - 1].encode()[: first[1]], lines[last[0] - 1].encode()[last[1] :]
+        lines[first[0] - 1 : last[0]] = [(head + tail).decode()]
+    return "\n".join(line.rstrip() for line in lines if line.strip())
+
+
+def _left_out(source: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """Where comments and docstrings begin and end: line, counted from 1, and column in bytes."""
+    for token in tokenize.tokenize(io.BytesIO(source.encode()).readline):
+        if token.type == tokenize.COMMENT:
+            before = len(token.line[: token.start[1]].encode())
+            yield (token.start[0], before), (token.end[0], before + len(token.string.encode()))
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if ast.get_docstring(node, clean=False) is not None:
+            text = node.body[0]
+            assert text.end_lineno is not None
+            assert text.end_col_offset is not None
+            yield (text.lineno, text.col_offset), (text.end_lineno, text.end_col_offset)
 
 
 def keep(files: Mapping[str, str], folder: Path) -> str:
