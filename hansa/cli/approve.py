@@ -113,6 +113,6 @@ def _wanted(
         return approval_of(settings, plugins, model, runs), settings
     waiting = approvals.pending()
     if not waiting:
-        raise UserError("no run was refused for want of an approval")
+        raise UserError("no run is waiting for an approval")
     settings = Federation.model_validate(waiting[-1].settings)
     return replace(approval_of(settings, plugins, model, runs), start=waiting[-1].start), settings

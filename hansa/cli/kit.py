@@ -326,7 +326,10 @@ def resolve(
     if node is None:
         home = folder if (folder / FILE).exists() else folder / "home"
         if not (home / FILE).exists():
-            raise UserError(f"{folder} is not the home of an agent; of a run of 'hansa serve', name the node too")
+            raise UserError(
+                f"{folder} is not an agent's home (give KIT or KIT/home); for a run of 'hansa serve', add the name of "
+                "the suspended node: hansa kit resolve RUN NODE"
+            )
         had = resolve_home(home)
     else:
         file = folder / SERVER_FOLDER / JOURNAL

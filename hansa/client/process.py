@@ -70,11 +70,11 @@ def _step(runtime: Runtime, group: Group, batches: Any, round: int, training: An
     """Train this process's part of the model."""
     learner = runtime.learner
     assert isinstance(learner, PartsLearner)
-    parts, state = PartsOptimizer(learner, training), None
+    sharded, state = PartsOptimizer(learner, training), None
     if kept is not None:
         state = OptimizerState({int(index): _without_values(text) for index, text in kept.items()})
     work = Work(learner, learner.state, round)
-    train(work, runtime.task, PlainObjective(), training, batches, 1.0, kept=state, group=group, parts=parts)
+    train(work, runtime.task, PlainObjective(), training, batches, 1.0, kept=state, group=group, sharded=sharded)
     learner.collect()
 
 

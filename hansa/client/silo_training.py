@@ -33,8 +33,10 @@ def train_silo(
         given = {"training": plain_settings(training), "round": work.round, "number": number, "kept": shapes_of(kept)}
         with runtime.together("train", resident.name, **given) as group:
             batches, learner = resident.batches(number, training), work.learner
-            parts = PartsOptimizer(learner, training) if isinstance(learner, PartsLearner) else None
-            done = train(work, runtime.task, objective, training, batches, rate, kept=kept, group=group, parts=parts)
+            sharded = PartsOptimizer(learner, training) if isinstance(learner, PartsLearner) else None
+            done = train(
+                work, runtime.task, objective, training, batches, rate, kept=kept, group=group, sharded=sharded
+            )
             if isinstance(learner, PartsLearner):
                 learner.collect()
             return done

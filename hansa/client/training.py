@@ -48,7 +48,7 @@ class Parameters(Protocol):
 MicroBatches = Sequence[Batch]  # of one batch: what goes through the model together
 
 
-class Stepping(Protocol):
+class Stepper(Protocol):
     """Moves the parameters once per batch, after the gradient is there."""
 
     def rate(self, lr: float) -> None:
@@ -58,8 +58,8 @@ class Stepping(Protocol):
         """Take a step."""
 
 
-class SteppingParts(Stepping, Protocol):
-    """Also clears and clips the gradient, and has a state; where the model is in parts, each process its own."""
+class ShardedStepper(Stepper, Protocol):
+    """An optimizer of a sharded model (FSDP2): each process clears, clips and steps its own shard."""
 
     def begin(self) -> None:
         """Set the gradient to zero, before a step."""
@@ -81,19 +81,19 @@ def train(
     settings: Training,
     batches: Iterator[MicroBatches],
     scale: float | Callable[[int], float],
-    stepping: Stepping | None = None,
+    stepping: Stepper | None = None,
     kept: OptimizerState | None = None,
     group: Group | None = None,
-    parts: "SteppingParts | None" = None,
+    sharded: "ShardedStepper | None" = None,
 ) -> Trained:
     """Take one step per batch; return what a silo reports about it.
 
     A batch that does not fit into memory comes in micro-batches, whose gradients add up to its own. ``scale`` of the
     learning rate may depend on the step, counted from 0. ``kept``: the optimizer's state of the last round.
-    ``group``: other processes that compute a part of every gradient; ``parts``: what steps where the model is in parts.
+    ``group``: other processes that compute a part of every gradient; ``sharded``: steps a sharded model.
     """
     learner, done, losses = work.learner, Trained(), list[Tensor]()
-    optimizer = parts or Optimizer(learner, settings)
+    optimizer = sharded or Optimizer(learner, settings)
     if kept is not None:
         optimizer.restore(kept)
     stepping = stepping or optimizer
@@ -103,14 +103,14 @@ def train(
         for batch in batches:
             began = perf_counter()
             optimizer.begin()
-            if group is not None and parts is None:
+            if group is not None and sharded is None:
                 group.broadcast(learner.flat)
             done.seen += sum(part.samples for part in batch)
             targets = targets_of(batch)
             for part, of in mine(batch, targets, group):
                 work.batch = part.to(learner.device)
                 losses.append(backward(work, task, objective, settings, of))
-            if group is not None and parts is None:
+            if group is not None and sharded is None:
                 group.add(learner.grad)
             objective.gradient(work)
             if settings.clip is not None:

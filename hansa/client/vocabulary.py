@@ -57,8 +57,8 @@ def collect_vocabulary(
     pieces, withheld = count_pieces(documents(), request.min_count)
     if len(labels) > max(MAX_LABELS, seen // 2):
         raise DataError(
-            f"silos.{name}: {len(labels)} different labels in {seen} rows are text, which does not leave; "
-            "name the right field with 'label:', or list the labels in task.labels"
+            f"silos.{name}: {len(labels)} different labels in {seen} rows: this field looks like free text, which must "
+            "not leave the silo; name the right field with 'label:', or list the labels in task.labels"
         )
     return VocabularyCounts(pieces, tuple(labels.at_least(request.labels)) if request.labels else (), withheld)
 
@@ -68,14 +68,22 @@ def refused(runtime: Runtime, request: CollectVocabulary) -> Failure | None:
     federation, task = runtime.federation, runtime.task
     provided = federation.tokenizer.min_count if federated_vocabulary(federation) else 0
     if request.min_count and (not provided or request.min_count < provided):
-        return Failure("its settings do not provide for these counts of word pieces")
+        return Failure(
+            "it was asked for words in fewer rows than tokenizer.min_count allows, or for a vocabulary that its "
+            "settings do not build"
+        )
     if not request.labels:
         return None
     if not task.needs_labels or cast(LabelledTask, task).labels:
         return Failure("its settings list the labels of the task, so it reports none")
     discovery = discovery_of(task)
     if runtime.deployed and not discovery.allowed:
-        return Failure("its settings do not provide for reporting labels: list them in task.labels")
+        return Failure(
+            "its settings do not let it report labels: list them in task.labels, or set task.discover_labels: true"
+        )
     if request.labels < (discovery.min_rows if discovery.allowed else 1):
-        return Failure("its settings provide for labels that more rows have")
+        return Failure(
+            f"it was asked for labels that at least {request.labels} rows have, and its settings allow only those in "
+            f"at least {discovery.min_rows} rows (task.min_label_rows)"
+        )
     return None

@@ -239,11 +239,14 @@ def _check_node(federation: Federation, name: str, node: Node, method: Method, t
     own = build_method(federation, node)
     _check_texts(federation, own, task)
     if method.hierarchy is None and own.hierarchy is not None:
-        raise ConfigError(f"silos.{name}.method is '{own.name}': one for whole trees, which the root must have too")
+        raise ConfigError(
+            f"silos.{name}.method is '{own.name}', which works on the whole tree only: set it as the top-level 'method'"
+        )
     if own.hierarchy != method.hierarchy:
         raise ConfigError(
-            f"silos.{name}.method is '{own.name}' with a tree of its own, but models meet by one rule on the whole "
-            f"tree ('{method.name}' at the root): give a node a method for its own steps (fedprox), or the same one"
+            f"silos.{name}.method is '{own.name}', but all nodes of a tree must combine models in the same way "
+            f"('{method.name}' at the top): give '{name}' a method that changes only local training, such as fedprox, "
+            f"or '{method.name}'"
         )
     refuse_node(name, own, method)
     if node.model is not None and not (Path(str(node.model.path)) / "config.json").is_file():
@@ -271,7 +274,8 @@ def _check_tree(federation: Federation, method: Method) -> None:
         )
     if method.participation.on_trees and method.participation.buffer > len(federation.silos):
         raise ConfigError(
-            f"method.buffer is {method.participation.buffer}, but {len(federation.silos)} nodes stand below the root"
+            f"method.buffer is {method.participation.buffer}, but the root has {len(federation.silos)} children: "
+            f"set method.buffer to at most {len(federation.silos)}"
         )
 
 

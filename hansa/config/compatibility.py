@@ -5,7 +5,7 @@ Each refusal says what was asked for, why it cannot be, and what to do. They rea
 `build_method` asks here for the command line, for a coordinator, and for every silo by itself.
 """
 
-from hansa.config.factors import refuse_factors
+from hansa.config.factors import LESS_CHOICE, refuse_factors
 from hansa.config.federation import Federation
 from hansa.config.masked_sums import check_metrics, check_noise
 from hansa.config.nodes import Node, walk
@@ -90,7 +90,7 @@ def refuse_aggregation(federation: Federation, method: Method) -> None:
     if not method.aggregator.replaceable:
         raise ConfigError(
             f"method '{method.name}' has an aggregation of its own: leave 'aggregate' out "
-            "(its settings stand below 'method')"
+            "(its settings go under 'method')"
         )
 
 
@@ -220,7 +220,7 @@ def _exchange(federation: Federation, method: Method) -> None:
     if is_tree(federation):
         raise ConfigError(
             f"method '{method.name}' has silos share knowledge with one another, in one cohort: "
-            "the silos must stand directly below 'silos'"
+            "list all silos at the top level of 'silos', without regions"
         )
     if cohort_size(federation.participation, len(federation.silos)) < 2 and federation.kind == "federated":
         raise ConfigError(
@@ -255,13 +255,13 @@ def _units(federation: Federation, method: Method) -> None:
 def _shared_state(federation: Federation, method: Method) -> None:
     if method.upload.selects:
         raise ConfigError(
-            f"upload: method '{method.name}' shares a state with the server that follows from whole updates, and "
-            "'upload' leaves tensors out: leave the choice of tensors out (quantisation works)"
+            f"upload: method '{method.name}' computes its server state from whole updates, and 'upload' sends only "
+            f"some tensors: {LESS_CHOICE} (top-k, rows and quantisation work)"
         )
     if is_tree(federation):
         raise ConfigError(
-            f"method '{method.name}' shares a state between the server and its silos: the silos must stand directly "
-            "below 'silos'"
+            f"method '{method.name}' shares a state between the server and its silos: list all silos at the top level "
+            "of 'silos', without regions"
         )
     private = sorted(protected(federation))
     if private:
@@ -281,7 +281,8 @@ def _uploads(federation: Federation, method: Method) -> None:
         )
     if method.upload.selects and method.hierarchy is not None:
         raise ConfigError(
-            f"upload: on a tree, '{method.name}' compares whole layers: leave no tensors out (quantisation works)"
+            f"upload: '{method.name}' compares whole layers, and 'upload' sends only some tensors: {LESS_CHOICE} "
+            "(quantisation works)"
         )
     if method.upload.both_ways and method.exchange is not None:
         raise ConfigError(
@@ -291,8 +292,8 @@ def _uploads(federation: Federation, method: Method) -> None:
     private = sorted(protected(federation))
     if method.upload.selects and private:
         raise ConfigError(
-            f"upload: which tensors leave tells about the data; the noise of silo '{private[0]}' does not cover it: "
-            "leave the choice of tensors out, or privacy; other compressors (top-k, int8, int4, bf16, rows) go with it"
+            f"upload: which tensors a silo sends reveals something about its data, and the noise of silo "
+            f"'{private[0]}' does not cover that: {LESS_CHOICE}, or remove 'privacy' (other compressors work)"
         )
     if method.upload.selects and not method.aggregator.per_tensor:
         raise ConfigError(
@@ -310,7 +311,7 @@ def _cohort(federation: Federation, method: Method, node: Node | None) -> None:
         raise ConfigError(
             f"the aggregation of '{method.name}' ({type(method.aggregator).__name__}) needs at least "
             f"{needed} silos, and {cohort} take part in a round: "
-            "change its settings, or use 'median'"
+            "change its settings, let more silos take part, or set aggregate: {rule: median}"
         )
 
 
@@ -333,7 +334,7 @@ def _buffered(federation: Federation, method: Method) -> None:
     simulate = federation.simulate
     if not all((simulate.default_delay, *simulate.delay.values())):
         raise ConfigError(
-            f"method '{method.name}' goes by the virtual clock: simulate.delay and .default_delay must be above 0"
+            f"method '{method.name}' is simulated in virtual time: set simulate.delay and .default_delay above 0"
         )
     if method.participation.on_trees:
         return
@@ -344,7 +345,8 @@ def _buffered(federation: Federation, method: Method) -> None:
         )
     if is_tree(federation):
         raise ConfigError(
-            f"method '{method.name}' works in a flat federation: the silos must stand directly below 'silos'"
+            f"method '{method.name}' works in a flat federation: list all silos at the top level of 'silos', without "
+            "regions"
         )
     if federation.train.keep_optimizer or federation.train.samples.adapt is not None:
         raise ConfigError(

@@ -6,6 +6,9 @@ from hansa.config.tree import is_tree
 from hansa.core.errors import ConfigError
 from hansa.core.method import Method, steps_to_the_mean
 
+# What to do where a method needs whole updates, and 'upload' chooses tensors.
+LESS_CHOICE = "remove calm, active, random or fragments from 'upload'"
+
 
 def refuse_factors(federation: Federation, method: Method) -> None:
     """Raise `ConfigError` if the products of adapters cannot be combined as the settings say."""
@@ -20,7 +23,8 @@ def refuse_factors(federation: Federation, method: Method) -> None:
         )
     if method.hierarchy is not None or is_tree(federation):
         raise ConfigError(
-            f"{what}, which needs a flat federation: put the silos directly below 'silos', or use aggregate 'average'"
+            f"{what}, which needs a flat federation: list all silos at the top level of 'silos', or use "
+            "aggregate 'average'"
         )
     if not method.aggregator.linear or not method.participation.synchronous:
         raise ConfigError(
@@ -33,7 +37,7 @@ def refuse_factors(federation: Federation, method: Method) -> None:
             "adapter elsewhere: leave 'server' out, or use aggregate 'average'"
         )
     if method.upload.selects or method.upload.both_ways:
-        raise ConfigError(f"{what}, which needs whole adapters: leave the choice of tensors in 'upload' out")
+        raise ConfigError(f"{what}, which needs whole adapters: {LESS_CHOICE}")
     if federation.personal is not None:
         raise ConfigError(f"{what}, and personal models mix adapters with different residuals: leave 'personal' out")
     _refuse_ranks(federation, "stack" if method.factors.restarts else "exact")

@@ -16,7 +16,8 @@ def check_noise(federation: Federation, method: Method) -> None:
         )
     if is_tree(federation):
         raise ConfigError(
-            "'secure_aggregation.noise' works in a flat federation: the silos must stand directly below 'silos'"
+            "'secure_aggregation.noise' works in a flat federation: list all silos at the top level of 'silos', "
+            "without regions"
         )
     if method.exchange is not None and method.exchange.release is None:
         raise ConfigError(
@@ -40,7 +41,8 @@ def check_metrics(federation: Federation) -> None:
     """Raise `ConfigError` unless the scores are sums over the silos of a flat federation that the task names."""
     if is_tree(federation):
         raise ConfigError(
-            "'secure_aggregation.metrics' works in a flat federation: the silos must stand directly below 'silos'"
+            "'secure_aggregation.metrics' works in a flat federation: list all silos at the top level of 'silos', "
+            "without regions"
         )
     if federation.personal is not None:
         raise ConfigError(

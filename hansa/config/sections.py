@@ -184,7 +184,8 @@ class Training(Section):
     batch: Count = Field(default=16, description="Samples in a batch.")
     micro_batch: Count | None = Field(
         default=None,
-        description="Samples that go through the model together; smaller needs less memory. Default: the batch.",
+        description="Gradient accumulation: samples that go through the model at a time; fewer need less memory. "
+        "Default: the whole batch.",
     )
     by_length: bool = Field(
         default=True,
@@ -280,7 +281,9 @@ class Weights(Section):
 
     by: Literal["samples", "uniform", "loss"] = Field(default="samples", description="What the weights follow from.")
     temperature: float = Field(
-        default=1.0, description="samples: N^temperature; loss: softmax(−temperature·loss), negative favours bad fits."
+        default=1.0,
+        description="samples: exponent t of the weight N^t (1: FedAvg, 0: uniform); loss: β of softmax(−β·loss), "
+        "negative favours silos with a high loss. Larger is sharper (unlike the T of N^(1/T)).",
     )
 
     @model_validator(mode="before")

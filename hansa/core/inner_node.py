@@ -65,7 +65,10 @@ class Node(Protocol):
 
 @dataclass(frozen=True)
 class OwnTree:
-    """What an inner node has where every node has a model of its own."""
+    """State of an inner node whose method has a ``hierarchy``, so that every node keeps its own model.
+
+    An inner node of a plain tree of regions has none.
+    """
 
     keys: KeyLayers
     start: Tensors
@@ -294,8 +297,8 @@ class InnerNode:
         """The scores of those that could give them, added up."""
         below = replace(request, round=request.round * self.rounds)
         asks = self.evaluation_asks(below, lambda: self.own_model(request.round))
-        patience = deadline_of(self.server.settings.participation)
-        replies = [answer.reply for answer in self.server.link.ask(asks, patience)]
+        deadline = deadline_of(self.server.settings.participation)
+        replies = [answer.reply for answer in self.server.link.ask(asks, deadline)]
         given = [reply for reply in replies if isinstance(reply, Scores)]
         if not given:
             reasons = [reply.reason for reply in replies if isinstance(reply, Failure)]

@@ -33,7 +33,11 @@ class Participation(Section):
         Count | None, Field(description="Number of silos that take part in a round, instead of `share`.")
     ] = None
     quorum: Annotated[
-        Share, Field(description="A round counts only if at least this fraction of the silos asked has answered.")
+        Share,
+        Field(
+            description="Least fraction of the silos asked that must send a valid update. With fewer, the model stays "
+            "as it was and the run ends with an error; `--resume` (or `hansa serve` again) repeats the round."
+        ),
     ] = 0.5
     deadline: Annotated[
         Positive | None, Field(description="Seconds after which a round ends without the silos that have not answered.")
@@ -48,8 +52,8 @@ class Participation(Section):
     max_absence: Annotated[
         Positive | None,
         Field(
-            description="Between organisations: seconds without a sign of life after which a silo is no longer awaited "
-            "in a round. Default: it is awaited until the deadline; with an asynchronous method, 15 s."
+            description="Between organisations: seconds without a heartbeat after which a round no longer waits for a "
+            "silo. Default: the round waits until the deadline; with an asynchronous method, 15 s."
         ),
     ] = None
     max_share: Annotated[
@@ -57,8 +61,9 @@ class Participation(Section):
         Field(
             gt=0.0,
             le=1.0,
-            description="Largest share of all training samples that one silo may count; a silo that claims more counts "
-            "as this share. Default: no bound, but between organisations a silo that claims more than 99% is left out.",
+            description="Largest weight of one silo, as a fraction of all training samples; a silo that states more "
+            "samples is weighted as if it had this fraction. Default: no bound, but between organisations a silo that "
+            "claims more than 99% is left out.",
         ),
     ] = None
 
@@ -156,7 +161,7 @@ class ParticipationRule(Protocol):
         """
 
     def damping(self, staleness: int) -> float:
-        """The factor on what a late reply changes."""
+        """On a tree of models: the factor on a late child's key layers. FedBuff damps in its aggregator instead."""
 
 
 @dataclass(frozen=True)

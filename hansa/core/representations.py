@@ -154,7 +154,8 @@ def _last_linear(model: Any) -> nn.Linear:
     ]
     if not found:
         raise ConfigError(
-            f"{type(model).__name__} has no linear layer that gives its logits: knowledge cannot be composed with it"
+            f"{type(model).__name__} has no final linear layer that gives the logits, which this method needs: use "
+            "another model or method"
         )
     return found[-1]
 

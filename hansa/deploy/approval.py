@@ -32,9 +32,9 @@ from hansa.files import write_file
 from hansa.privacy.policy.rules import Policy
 
 APPROVALS = "approvals"  # in the kit: what the administrator decided
-PENDING = "pending"  # in the silo's home: runs that were refused for want of an approval
+PENDING = "pending"  # in the silo's home: runs that wait for an approval
 REFUSED = "refused"  # in the silo's home: runs that its administrator refused, which are not shown as pending again
-RUNS = "runs.jsonl"  # beside the approvals: which runs used them
+RUNS = "runs.jsonl"  # in the silo's home: which runs used which approval
 MAX_PENDING = 20  # files, so that a coordinator cannot fill the disk with settings
 BY_POLICY = "policy"  # who approved a run that needs no administrator
 MAX_SHOWN = 12  # differences in one sentence

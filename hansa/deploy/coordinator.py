@@ -124,8 +124,8 @@ def check_deployable(federation: Federation, kit: Kit) -> None:
     """Raise `ConfigError` if a federation file does not belong to the kit, or cannot be run between organisations."""
     if federation.evaluate.keep_best or federation.evaluate.patience is not None:
         raise ConfigError(
-            "evaluate.keep_best and evaluate.patience choose by scores which model the silos score on their test data, "
-            "and silos in other organisations do that after the last round alone: leave them out"
+            "evaluate.keep_best and evaluate.patience are not available between organisations: silos score test data "
+            "once, after the last round, and these settings could end the run at another one; leave them out"
         )
     if federation.name != kit.info.federation or not set(federation.silos) <= set(kit.children):
         raise ConfigError(
@@ -160,8 +160,8 @@ def check_deployable(federation: Federation, kit: Kit) -> None:
     if federation.secure_aggregation is not None and federation.secure_aggregation.threshold <= 0.5:
         raise ConfigError(
             f"secure_aggregation.threshold is {federation.secure_aggregation.threshold:g}: between organisations more "
-            "than half of the other silos must be needed to reconstruct a secret, or two lists of silos would "
-            "reconstruct both secrets of one; set it above 0.5"
+            "than half of the other silos must be needed to reconstruct a secret, otherwise a coordinator that tells "
+            "two disjoint groups of silos different things could unmask a silo's update; set it above 0.5"
         )
 
 

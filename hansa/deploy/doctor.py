@@ -24,13 +24,14 @@ from hansa.core.errors import HansaError, UserError, printable
 from hansa.deploy.kit import Kit
 from hansa.deploy.network.address import Address, Proxy
 from hansa.deploy.network.connection import Connection
+from hansa.deploy.network.envelope import MAX_SKEW as MAX_ENVELOPE_SKEW
 from hansa.deploy.network.route import Route
 from hansa.deploy.status import JOURNAL, MAX_SKEW, SERVER_FOLDER, is_running, read_status
 from hansa.privacy.policy.audit_log import AUDIT_LOG, verify
 from hansa.privacy.policy.proposal import POLICY_FILE
 from hansa.privacy.policy.rules import Policy
 
-GOOD, DOUBTFUL, BAD = "ok", "look", "wrong"
+GOOD, DOUBTFUL, BAD = "ok", "warning", "error"
 WARN_DAYS = 30  # before a certificate expires
 LOW_DISK, LEAST_DISK = 10 << 30, 1 << 30  # bytes
 LEAST_FILES = 4096  # open files of a coordinator
@@ -114,7 +115,10 @@ def _clock() -> Iterator[Finding]:
         yield Finding("clock", DOUBTFUL, "no time server keeps this machine's clock", _CLOCK)
 
 
-_CLOCK = f"start a time service (chrony or systemd-timesyncd); a clock that is {MAX_SKEW:.0f} s off is left out of runs"
+_CLOCK = (
+    f"start a time service (chrony or systemd-timesyncd): 'hansa status' marks a clock that is more than "
+    f"{MAX_SKEW:.0f} s off, and a node whose clock is more than {MAX_ENVELOPE_SKEW:.0f} s off is left out of rounds"
+)
 
 
 def _synchronised() -> bool | None:

@@ -54,7 +54,7 @@ def status_lines(found: dict[str, Any]) -> list[str]:
         lines.append(f"{many} run{'s' * (many > 1)} without approval: 'hansa approve --kit KIT --pending'")
     lines += [f"rejected {times} times: {reason}" for reason, times in found["rejected"].items()]
     left = found["last_release"]
-    lines.append(f"left last, {left['time'][:19]}: {left['text']}" if left else "nothing has left this silo")
+    lines.append(f"last release, {left['time'][:19]}: {left['text']}" if left else "nothing has left this silo")
     lines.append(f"the certificate is valid until {found['certificate_until'][:10]}")
     return lines
 

@@ -109,7 +109,10 @@ class StandingServer:
     def _register(self, journal: Journal, folder: Path, log: Log) -> None:
         with self._lock:
             if journal.run in self._runs:
-                raise UserError(f"{folder} is the copy of a run that is open")
+                raise UserError(
+                    f"{folder} is a copy of a run that this coordinator is already working on: stop that run, or "
+                    "remove the copy"
+                )
             self._runs[journal.run] = folder, WaitingLog(journal, log)
             self._note_runs()
 

@@ -42,12 +42,16 @@ def start_files(folder: Path) -> dict[str, str]:
     return {file.name: sha256(file.read_bytes()).hexdigest() for file in files}
 
 
+def _with(present: bool) -> str:
+    return "with" if present else "without"
+
+
 def verify_start(folder: Path, federation: Federation, approval: Approval) -> str:
     """How the start in ``folder`` was verified, in words; raises `NotApproved` if it was not."""
     if (folder / BASE).is_file() != federation.model.keeps_base:
         raise NotApproved(
-            f"the settings imply a start {'without' if federation.model.keeps_base else 'with'} the weights of the "
-            "base, and the received one is of the other kind"
+            f"by the settings the initial model must come {_with(not federation.model.keeps_base)} the base's weights, "
+            f"and the coordinator sent it {_with(federation.model.keeps_base)} them"
         )
     if approval.start:
         if start_files(folder) == approval.start:

@@ -99,7 +99,10 @@ def _pack_reply(reply: Reply, place: Place, views: Views) -> Packed:
     for name, vector in vectors.items():
         length = vector.numel()
         if offset + length > room:
-            refusal = Failure(f"its reply has {offset + length} values, more than the {room} it was sent")
+            refusal = Failure(
+                f"its reply has {offset + length} values, and there is room for {room} (as many as the request had): "
+                "this method sends more than it receives"
+            )
             return {"vectors": {}}, wire.split(refusal)[0]
         places[name] = (block, offset, length)
         there = views.view(places[name])

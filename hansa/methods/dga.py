@@ -38,7 +38,10 @@ class Dga(Section):
     """Dynamic gradient aggregation (Dimitriadis et al., 2021): weights by training loss."""
 
     temperature: float = Field(
-        default=1.0, ge=0.0, le=MAX_TEMPERATURE, description="β of the softmax over negative losses; 0: uniform."
+        default=1.0,
+        ge=0.0,
+        le=MAX_TEMPERATURE,
+        description="β of softmax(−β·loss), an inverse temperature: larger is sharper; 0: uniform.",
     )
 
     def build(self) -> Method:

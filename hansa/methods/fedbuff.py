@@ -153,7 +153,9 @@ class FedBuff(Section):
 
     buffer: Count = Field(default=3, description="Number K of updates that end a round.")
     power: float = Field(default=0.5, ge=0.0, description="a: an update that is τ versions old counts (1 + τ)^−a.")
-    temperature: float = Field(default=0.0, ge=0.0, description="t: silos weigh N^t; 0: equally, as in the paper.")
+    temperature: float = Field(
+        default=0.0, ge=0.0, description="Exponent t of the weight N^t; 0: equal, as in the paper."
+    )
 
     def build(self) -> Method:
         weighting, mean = ByStaleness(self.power, self.temperature), DampedMean(self.power)

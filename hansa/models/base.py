@@ -49,7 +49,7 @@ def load_start(model: Any, folder: Path) -> None:
     values, own = load_file(folder / ADAPTER), own_tensors(model)
     if any(name not in values or values[name].shape != parameter.shape for name, parameter in own.items()):
         raise ConfigError(
-            "the start of the run has other adapter tensors than the settings imply: use the base and the 'model' "
+            "the run's initial model has other adapter tensors than the settings imply: use the base and the 'model' "
             "section that the run began with (model.lora.residual_rank, unless it is set, follows from the rounds)"
         )
     with torch.no_grad():

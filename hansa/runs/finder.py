@@ -14,7 +14,7 @@ from typing import Any
 
 from hansa.config.file import parse
 from hansa.core.errors import DataError, UserError
-from hansa.data.corpora.identified_notes import LANGUAGES, identified_notes
+from hansa.data.corpora.identified_notes import LANGUAGES, identified_notes, ordinary_text
 from hansa.data.deidentification.files import annotated_rows
 from hansa.data.deidentification.measuring import measure
 from hansa.data.deidentification.tagger import SETTINGS, Tagger
@@ -30,9 +30,9 @@ class FinderSettings:
     """How the finder is trained."""
 
     languages: tuple[str, ...] = LANGUAGES
-    notes: int = 600  # generated notes per language
+    notes: int = 600  # generated notes per language; half as many texts without personal details are added
     passes: int = 4
-    vocabulary: int = 8000
+    vocabulary: int = 20000
     federated: bool = False  # one silo per language and corpus, instead of pooled text
     workers: int = 0
     seed: int = 0
@@ -100,6 +100,8 @@ def _write(file: Path, rows: Iterator[dict[str, Any]], language: str) -> dict[st
 def _generated(code: str, settings: FinderSettings) -> Iterator[dict[str, Any]]:
     for note in identified_notes(code, settings.notes, settings.seed):
         yield {"text": note["text"], "entities": note["personal"]}
+    for text in ordinary_text(code, settings.notes // 2, settings.seed):
+        yield {"text": text, "entities": []}
 
 
 def _annotated(corpus: Path, language: str) -> Iterator[dict[str, Any]]:

@@ -34,6 +34,7 @@ ID_FORMATS = ("#######", "@@######", "##-####-##", "######/##", "@#######@", "##
 PHONE_FORMATS = ("### ### ###", "0## #######", "+## ### ### ####", "0##-###-####", "### ## ## ##", "#########")
 # Confusions of optical character recognition that keep the number of characters.
 OCR = dict(zip("lIOoSeaBncu", "1l0c5co8ueo", strict=True)) | dict(zip("0158", "OlSB", strict=True))
+ORDINARY_WORDS = 50  # of a text without personal details
 UNITS = ("mg/dl", "g", "cm", "mm", "ml", "U/l", "%", "/mm3", "x 3 cm", "mmHg", "h", "", "")
 WORDS = re.compile(r"[^\W\d_]+")
 Row = dict[str, Any]
@@ -63,6 +64,25 @@ def _sentences(code: str) -> dict[str, Any]:
 def _dictionary(code: str) -> tuple[str, ...]:
     """Ordinary words of a language with at least four letters; empty if there is no dictionary."""
     return tuple(sorted(w for w, n in frequencies(code).items() if n >= COMMON and len(w) > 3 and w.isalpha()))
+
+
+def ordinary_text(code: str, count: int, seed: int = 0) -> Iterator[str]:
+    """``count`` texts of ordinary words without any personal detail; none for a language without a dictionary.
+
+    Words are drawn by the square root of their frequency, so that rare ones occur, too. A finder learns from them that
+    a word is not a name because it is rare, and its vocabulary gets the language's words whole.
+    """
+    counts = frequencies(code)
+    words = [word for word, n in counts.items() if n >= COMMON and word.isalpha()]
+    if not words:
+        return
+    weights = np.sqrt([counts[word] for word in words])
+    for number in range(count):
+        rng = stream(seed, "ordinary text", code, number)
+        drawn = [words[i] for i in rng.choice(len(words), ORDINARY_WORDS, p=weights / weights.sum())]
+        ends = np.cumsum(rng.integers(4, 15, ORDINARY_WORDS))
+        sentences = [drawn[a:b] for a, b in zip([0, *ends], ends, strict=False) if a < ORDINARY_WORDS]
+        yield " ".join(f"{' '.join(some).capitalize()}." for some in sentences)
 
 
 @cache

@@ -48,7 +48,7 @@ class Attendance:
             )
         silent = time() - max(seen, self._began)
         if self.max_absence is not None and silent > self.max_absence:
-            return f"it has given no sign of life for {self.max_absence:g} s"
+            return f"it has sent no heartbeat for {self.max_absence:g} s"
         return ""
 
     def is_gone(self, node: str) -> bool:

@@ -77,11 +77,14 @@ def _before_training(federation: Federation, survey: Mapping[str, Any] | None) -
         yield f"All data: a {federation.kind} run pools the silos' data. Use it for comparison only."
     if survey is None and federated_vocabulary(federation):
         min_count = federation.tokenizer.min_count
-        yield f"Once, to build the vocabulary: counts of word pieces that at least {min_count} rows of a silo have."
+        yield (
+            f"Once, to build the vocabulary: the words, numbers and punctuation marks that at least {min_count} rows "
+            "of a silo have, each with the number of these rows (whole words, not sub-words)."
+        )
     if survey is not None and survey["minimum"]:
         sent, withheld = (sum(s[key] for s in survey["silos"].values()) for key in ("told", "withheld"))
         yield (
-            f"Once, to build the vocabulary: counts of {sent:,} word pieces that at least {survey['minimum']} "
+            f"Once, to build the vocabulary: {sent:,} words with counts, that at least {survey['minimum']} "
             f"rows of a silo had; {withheld:,} rarer ones were withheld."
         )
     if survey is None and (rows := _label_rows(federation)):

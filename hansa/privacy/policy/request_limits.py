@@ -74,10 +74,10 @@ class RequestLimits:
     def _vocabulary(self, request: CollectVocabulary) -> str:
         settings = self._federation
         if request.min_count and not federated_vocabulary(settings):
-            return "the settings build no vocabulary from counts of word pieces"
+            return "the settings build no vocabulary from counts of words"
         if request.min_count and request.min_count < settings.tokenizer.min_count:
             return (
-                f"it asks for word pieces seen {request.min_count} times, and the settings have "
+                f"it asks for words that {request.min_count} rows have, and the settings have "
                 f"{settings.tokenizer.min_count}"
             )
         return ""

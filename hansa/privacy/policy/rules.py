@@ -8,7 +8,7 @@ rules:
       tensors: [block, head]        # model updates, by part of the model (core/model_parts.py), or any
       samples: true                 # sample counts by language; rows that could not be used, and why
       metrics: true                 # sums of losses and scores; the mean training loss
-      word_pieces: 5                # counts of word pieces that the silo has seen at least this often
+      word_pieces: 5                # words that at least this many of the silo's rows have, with counts
       labels: true                  # the names of the labels
       knowledge: false              # what silos share before training, such as FedKC's centroids
       layers: false                 # WorldLM: layers for other nodes, and attention weights
@@ -266,7 +266,7 @@ def _withheld(release: Release, item: ReleaseItem) -> str:
         missing = sorted(part for part in item.parts if not covers(release.tensors, part))
         return f"does not release tensors of {', '.join(missing)}" if missing else ""
     if item.kind == "word_pieces" and release.word_pieces and item.min_count < release.word_pieces:
-        return f"releases word pieces seen at least {release.word_pieces} times, and {item.min_count} was asked for"
+        return f"releases words that at least {release.word_pieces} rows have, and {item.min_count} was asked for"
     if item.kind == "survey" and release.survey and item.min_count < release.survey:
         return f"releases figures that stand for at least {release.survey} rows, and {item.min_count} was asked for"
     return "" if getattr(release, item.kind) else f"does not release {item.kind}"

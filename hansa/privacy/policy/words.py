@@ -13,9 +13,10 @@ KINDS = {
     "knowledge": "what silos share before training, such as centroids",
     "layers": "layers for other nodes, and attention weights",
     "personal": "scores of its personal models",
+    "sketches": "keyed MinHash sketches of texts and words",
 }
 ASKED = {
-    "CollectVocabulary": "word-piece counts and labels",
+    "CollectVocabulary": "words with counts, and labels",
     "DescribeData": "sample counts",
     "ShareKnowledge": "knowledge to share before training",
     "Train": "a model update",
@@ -24,9 +25,12 @@ ASKED = {
     "RevealShares": "shares that remove the masks of a sum",
     "Evaluate": "scores on held-out data",
     "Personalise": "a personal model and its scores",
+    "TakeSurvey": "statistics of its data",
+    "OfferSurveyKey": "a key for a survey",
+    "SealSurveyKey": "an encrypted key for a survey",
 }
 SENT = {
-    "VocabularyCounts": "word-piece counts and labels",
+    "VocabularyCounts": "words with counts, and labels",
     "DataCard": "sample counts",
     "Knowledge": "knowledge shared before training",
     "Update": "a model update",
@@ -35,6 +39,9 @@ SENT = {
     "RevealedShares": "shares that remove the masks of a sum",
     "Scores": "scores on held-out data",
     "PersonalScores": "scores of its personal models",
+    "SurveyReport": "statistics of its data",
+    "SurveyKeys": "keys for a survey",
+    "SealedSurveyKey": "an encrypted key for a survey",
 }
 
 
@@ -51,7 +58,7 @@ def policy_lines(policy: Policy) -> list[str]:
     lines.append(f"A sum of scores is made from at least {limits.min_samples} samples.")
     lines.append(
         f"A received model is refused if a part of it lies further than {limits.max_model_step:g} times its norm from "
-        f"the last one, or {limits.max_model_drift:g} times from the start."
+        f"the last one, or {limits.max_model_drift:g} times from the initial model."
     )
     if policy.budget is None:
         lines.append("There is no privacy budget: no total of ε is kept.")
@@ -80,7 +87,7 @@ def _rule(name: str, rule: Rule) -> Iterator[str]:
     yield f"Rule '{name}', for {federations} and {methods}: these may leave: {allowed}."
     withheld = [words for kind, words in KINDS.items() if not getattr(rule.release, kind)]
     if withheld:
-        yield f"Rule '{name}' does not let leave: {'; '.join(withheld)}."
+        yield f"Rule '{name}' withholds: {'; '.join(withheld)}."
     needs = rule.require
     wanted = [f"at least {needs.cohort} silos in a round"] * (needs.cohort > 1)
     if needs.epsilon is not None:
@@ -96,7 +103,9 @@ def _released(release: Release) -> Iterator[str]:
         parts = "all parts of the model" if release.tensors == "any" else ", ".join(release.tensors)
         yield f"model updates ({parts})"
     if release.word_pieces:
-        yield f"counts of word pieces that it has seen at least {release.word_pieces} times"
+        yield f"words that at least {release.word_pieces} of its rows have, with counts"
+    if release.survey:
+        yield f"statistics of the data (hansa survey), each figure of at least {release.survey} rows"
     yield from (words for kind, words in KINDS.items() if getattr(release, kind))
 
 
@@ -118,7 +127,8 @@ def entry_words(entry: Mapping[str, Any]) -> str:
         case "failed":
             return f"The silo could not give {asked}{of_round}: {reason}."
         case "approved":
-            return f"A run of {to} was opened, approved by {entry.get('by', '')}: {reason or 'its start comes later'}."
+            later = reason or "its initial model comes later"
+            return f"A run of {to} was opened, approved by {entry.get('by', '')}: {later}."
         case "decision":
             return f"{entry.get('by', '')} {reason}."
     return f"{event}: {reason}" if reason else event
