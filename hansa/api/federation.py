@@ -152,6 +152,7 @@ class Federation:
         self._inputs.write(folder)
 
         def path(text: str) -> str:
+            """The absolute path in ``folder`` of a file that lives in memory; any other path unchanged."""
             return str((folder / text.removeprefix(MEMORY)).resolve()) if text.startswith(MEMORY) else text
 
         return with_template(relocated(self._settings, path, path))

@@ -96,6 +96,7 @@ def variants(runtime: Runtime, name: str, poisoned: Any) -> dict[str, Federation
     )
 
     def ruled(rule: str, **settings: Any) -> Federation:
+        """The attacked federation with an aggregation rule and its settings as the defence."""
         return attacked.model_copy(update={"aggregate": Aggregation(rule=rule, **settings)})
 
     bounded = ruled("norm-bound", bound=BOUND)

@@ -109,6 +109,7 @@ def variants(federation: Federation, name: str) -> dict[str, Federation]:
     private = {n: node.privacy for n, node in leaves(federation.silos).items()}
 
     def having(privacy: dict[str, Privacy | None]) -> Federation:
+        """The federation with the given privacy settings (None: no protection) at each silo, by name."""
         silos = {n: node.model_copy(update={"privacy": privacy[n]}) for n, node in leaves(federation.silos).items()}
         return federation.model_copy(update={"silos": silos})
 

@@ -200,12 +200,14 @@ def compared(phi: Values, ins: list[Values], outs: list[Values]) -> dict[str, Va
     known_in, known_out = ~np.isnan(with_), ~np.isnan(without)
 
     def centre(values: Values, known: NDArray[np.bool_]) -> Values:
+        """Mean φ of each row over the shadow models that are ``known``; the mean over all rows where a row has none."""
         overall = float(values[known].mean()) if known.any() else 0.0
         counts = known.sum(axis=0)
         found: Values = np.where(counts, np.where(known, values, 0.0).sum(axis=0) / np.maximum(counts, 1), overall)
         return found
 
     def spread(values: Values, known: NDArray[np.bool_], mean: Values) -> float:
+        """Standard deviation of φ around each row's ``mean``, pooled over all rows; at least 1e-6."""
         rest = (values - mean)[known]
         return max(float(np.sqrt(np.square(rest).sum() / max(1, known.sum() - known.any(axis=0).sum()))), 1e-6)
 

@@ -109,6 +109,7 @@ def defences(federation: Federation) -> dict[str, Federation]:
         )
 
     def variant(**settings: Any) -> Federation:
+        """The federation with other defence settings of its method, and a release log that contains the knowledge."""
         changed = {key: value for key, value in method.settings.items() if key not in ("floor", "noise")} | settings
         logged = federation.release_log.model_copy(update={"knowledge": True})
         return federation.model_copy(update={"method": Named(name=method.name, **changed), "release_log": logged})
@@ -134,6 +135,7 @@ def _leak(folder: Path, centroids: int) -> dict[str, Any]:
 
 def _row(one: DefenceRuns, leaks: Sequence[dict[str, Any]], before: Sequence[dict[str, Any]]) -> dict[str, Any]:
     def mean(key: str) -> float | None:
+        """Mean of one figure over the attacked runs that have it; None if no run has it."""
         known = [found[key] for found in leaks if found[key] is not None]
         return fmean(known) if known else None
 

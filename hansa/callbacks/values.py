@@ -43,6 +43,7 @@ def settings_values(federation: Federation) -> dict[str, str]:
     found: dict[str, str] = {}
 
     def walk(prefix: str, value: object) -> None:
+        """Add a nested value to ``found``, with the keys on the way to it joined by dots."""
         if isinstance(value, dict):
             for key, one in value.items():
                 walk(f"{prefix}.{key}" if prefix else str(key), one)

@@ -45,6 +45,7 @@ def verify_logs(
     found = [verify(log, parse_head(noted) if noted else None) for log in _logs(path)]
 
     def show() -> None:
+        """Print one line for each log: whether its hash chain is sound, or where it breaks."""
         for one in found:
             output.print(one.text, highlight=False, markup=False)
 
@@ -84,6 +85,7 @@ def show_logs(
         raise UserError(f"{path}: it has no entry of an audit log; run 'hansa audit verify' to see what is wrong")
 
     def show() -> None:
+        """Print a table of the entries of each audit log."""
         for log, shown in found.items():
             columns = ["", "time (UTC)", "node", "event", "message", "round", "bytes", "to", "rules or reason"]
             shape = table(columns, [_row(entry) for entry in shown], log, figures=False, fold=True)
@@ -110,6 +112,7 @@ def show_budget(
     whole = {file: total((one.event for one in some), delta) for file, some in held.items()}
 
     def show() -> None:
+        """Print, for each budget file, a table of the charges by run and the total ε."""
         columns = ["run", "charges", "first", "last", "ε alone", "unit", "mechanism"]
         for file, some in held.items():
             rows = [
@@ -257,6 +260,7 @@ def price_of_privacy(
         write.write_text(privacy_price.into_page(write.read_text(encoding="utf-8"), found), encoding="utf-8")
 
     def show() -> None:
+        """Print the table of accuracy and ε, then the sentences that summarise it."""
         output.print(table(list(privacy_price.COLUMNS), privacy_price.table_rows(found), "The price of privacy"))
         for line in found["reading"]:
             output.print(f"· {line}", highlight=False)

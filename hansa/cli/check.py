@@ -92,6 +92,7 @@ def check_policy(file: Path, federation: Any, format: Format) -> None:
     refused = any(not d.verdict.allowed for d in decisions)
 
     def show() -> None:
+        """Print a table of the policy's decisions, and whether one of them is a refusal."""
         rows = [
             [d.request, d.what, "allowed" if d.verdict.allowed else "refused", d.verdict.rule or d.verdict.reason]
             for d in decisions

@@ -171,6 +171,7 @@ def silo_page(
     app = create(view, token or Accounts(accounts or Path()), token is not None, address.secure, hosts)
 
     def ready(url: str) -> None:
+        """Print the address of the page and, where a token is used, the file that contains it."""
         errors.print(f"Page of silo '{view.kit.name}': {url}", highlight=False, markup=False)
         if token is not None:
             errors.print(f"Log in with the token in {token.file}", highlight=False, markup=False)

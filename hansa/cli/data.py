@@ -52,6 +52,7 @@ def data_fetch(
     counts = icd10.write(out)
 
     def show() -> None:
+        """Print the file and the number of rows of each language."""
         for language, count in counts.items():
             output.print(f"{out / language}.jsonl  {count:,} rows", highlight=False)
 
@@ -71,6 +72,7 @@ def data_describe(
     found = [describe(path, text, label) for path in paths]
 
     def show() -> None:
+        """Print the statistics of each file or folder; leave out those that are empty or zero."""
         for one in found:
             output.print(f"[bold]{one['path']}[/]", highlight=False)
             for key, value in one.items():
@@ -201,6 +203,7 @@ def data_deidentify(
     )
 
     def show() -> None:
+        """Print how many details of each type were replaced, and what was skipped or copied unread."""
         rows = [[kind, f"{count:,}"] for kind, count in report["replaced"].items()]
         output.print(table(["", "replaced"], rows, f"{report['texts']:,} texts: {out}"))
         for file in report["skipped"]:

@@ -147,6 +147,7 @@ def serve(
     result = {"run": str(outcome.folder), "report": str(report), "metrics": outcome.metrics}
 
     def show() -> None:
+        """Print the test scores, and the paths of the run and its report."""
         show_metrics(outcome.metrics, f"{settings.name} on the test set")
         output.print(f"Run: {outcome.folder}\nReport: {report}", highlight=False)
 
@@ -184,6 +185,7 @@ def serve_region(
     with ExitStack() as stack:
 
         def ready(agent: Agent) -> None:
+            """Let signals stop the agent, and serve its health probes until the region ends."""
             on_stop(agent.stop)
             stack.enter_context(
                 serve_probes(health, agent.not_ready, exposition(coordinator_figures(lambda: folder, own)))
@@ -288,6 +290,7 @@ def status(
     nodes, refused, running = read_status(run, time()), read_refusals(run), is_running(run)
 
     def show() -> None:
+        """Print a table of the nodes with footnotes, then the refusals and their reasons."""
         ended = "finished" if (run / "report.html").is_file() else "not running"
         title = f"{run}: " + ("running" if running else f"{ended}; the last known state of the nodes")
         rows = [[escape(cell) for cell in node.row] for node in nodes]  # texts of other nodes are not markup
@@ -318,6 +321,7 @@ def silo_status(kit: Path, home: Path, format: Format) -> None:
     found = read(own, home)
 
     def show() -> None:
+        """Print the status of the silo's agent, line by line."""
         for line in status_lines(found):
             output.print(printable(line, 1000), markup=False, highlight=False)
 

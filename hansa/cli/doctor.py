@@ -29,6 +29,7 @@ def doctor(
     bad = [one for one in findings if one.state == BAD]
 
     def show() -> None:
+        """Print a table of the checks: state, what was seen, and the remedy."""
         rows = [[one.check, one.state, escape(one.seen), escape(one.remedy)] for one in findings]
         output.print(table(["check", "", "seen", "remedy"], rows, "hansa doctor", figures=False, fold=True))
 

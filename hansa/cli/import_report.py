@@ -18,6 +18,7 @@ def bar(language: str) -> Iterator[Callable[[int, int], None]]:
     task = progress.add_task("", total=None)
 
     def update(done: int, total: int) -> None:
+        """Show that ``done`` of ``total`` bytes are imported; the first call makes the bar visible."""
         progress.start()
         progress.update(task, completed=done, total=total)
 

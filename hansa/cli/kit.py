@@ -75,6 +75,7 @@ def create(
     made = authority.create(described(federation, run_plugins), out, parse_addresses(address), days, nats)
 
     def show() -> None:
+        """Print the folders of the kits, where the private keys are, and how to start the NATS server."""
         for folder in made:
             output.print(f"{folder}", highlight=False)
         output.print(
@@ -298,6 +299,7 @@ def show(
     title = f"Members of '{newest.federation}': list {newest.serial} of {newest.date}"
 
     def print_table() -> None:
+        """Print the list of members, the authority's fingerprint, and the expiry date of a kit's certificate."""
         cells = [[row[column] for column in columns] for row in rows]
         output.print(table([titles.get(column, column) for column in columns], cells, title, figures=False))
         if own:

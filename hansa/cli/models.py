@@ -73,13 +73,16 @@ def evaluate(
     began = monotonic()
 
     def say(text: str) -> None:
+        """Print a line of progress with the seconds since the start; nothing if the output is JSON."""
         if format is Format.text:
             errors.print(f"{text} ({monotonic() - began:.0f} s)", style="dim", highlight=False, markup=False)
 
     def say_silo(name: str, number: int, of: int) -> None:
+        """Print which silo's test data is scored next."""
         say(f"  silo {number} of {of}: {name}")
 
     def scores(runtime: Any, model: Any) -> dict[str, dict[str, float]]:
+        """Group or task → metrics of a model: few-shot tasks, the harness, the silos' test data or the given file."""
         if few_shot is not None:
             return few_shot_scores(runtime, model, few_shot)
         if harness is not None:
@@ -106,6 +109,7 @@ def evaluate(
             raise UserError(f"{data or run}: there is nothing in it that could be scored")
 
         def show() -> None:
+            """Print the scores of the one model, with the signatures of its metrics if it was scored on samples."""
             show_metrics(metrics, f"{run} on {asked}")
             if few_shot is None and harness is None:
                 show_signatures(runtime.federation)
@@ -128,6 +132,7 @@ def evaluate_model(file: Path, model: str, out: Path | None, workers: int | None
     report = html.write([(settings.name, found.folder)], found.folder / "report.html")
 
     def show() -> None:
+        """Print the scores of the given model, in total and by silo, and the paths of run and report."""
         show_metrics(found.metrics, f"{model} on the test set")
         if len(found.by_silo) > 1:
             show_metrics(found.by_silo, f"{model} on the test set of each silo")
@@ -187,6 +192,7 @@ def predict(
     ]
 
     def show() -> None:
+        """Print each text with the model's answers below it."""
         for one in found:
             output.print(one["text"], markup=False, highlight=False)
             for answer in one["answers"] or ["nothing was found"]:

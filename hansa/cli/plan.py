@@ -67,6 +67,7 @@ def plan(
     }
 
     def show() -> None:
+        """Print the predicted figures of each plan, and from how many silos on an alternative is faster."""
         each = f"{work.model / 1e6:,.1f} MB down and {work.update / 1e6:,.1f} MB up for each silo"
         shown = f"{settings.name}: a round, {each}"
         rows = [_row(one) for one in plans]

@@ -39,6 +39,7 @@ def submit(
     one = waiting.add(settings, getpass.getuser())
 
     def show() -> None:
+        """Print the number of the submitted run, how many runs are before it, and its directory."""
         ahead = sum(other.state in ("queued", "running") for other in waiting.all() if other.id != one.id)
         output.print(f"run {one.id} is in the queue, behind {ahead}: {waiting.directory(one)}", highlight=False)
 
@@ -61,6 +62,7 @@ def runs(
     found = queue.all()
 
     def show() -> None:
+        """Print a table of the submitted runs with their states, or that there are none."""
         if not found:
             output.print(f"no run was submitted to {folder}", highlight=False, markup=False)
             return
@@ -99,6 +101,7 @@ def prune(
     listed = [{"run": one.run, "folder": str(one.folder), "bytes": one.size} for one in found]
 
     def show() -> None:
+        """Print the deleted folders, or with a dry run those that would be deleted, and their total size."""
         for one in found:
             output.print(f"{one.folder}  {one.size / 1e6:.1f} MB", highlight=False, markup=False)
         what = "would be deleted" if dry_run else "deleted"

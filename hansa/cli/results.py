@@ -26,6 +26,7 @@ def results(
     ]
 
     def show() -> None:
+        """Print the scores of the shared and the personal models, and the paths of the files written."""
         show_metrics(found.metrics, f"{run} on the test set")
         if len(found.by_silo) > 1:
             show_metrics(found.by_silo, f"{run} on the test set of each silo")

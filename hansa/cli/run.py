@@ -86,6 +86,7 @@ def run(
     }
 
     def show() -> None:
+        """Print the scores (shared model, each silo, own and personal models) and the paths of run and report."""
         show_metrics(found.metrics, f"{settings.name} on the test set")
         if len(found.by_silo) > 1 and found.by_silo.keys() != found.metrics.keys():
             show_metrics(found.by_silo, f"{settings.name} on the test set of each silo")
@@ -157,6 +158,7 @@ def compare(
     }
 
     def show() -> None:
+        """Print the runs side by side: scores, samples, bytes sent, baselines, identical and failed runs."""
         runs = [RunResults.read(path, name) for name, path in folders]
         metric = runs[0].task.headline
         groups = list(dict.fromkeys(g for o in outcomes.values() for g in o.metrics))

@@ -61,6 +61,7 @@ class Serving:
         with standing_server(self.kit, files, self.nats, log.info, self.listen, self.pages, self.public) as server:
 
             def one(settings: Federation, out: Path, stop: StopOnRequest) -> None:
+                """Run one submitted federation and write its report; ``stop`` is the callback that can end it."""
                 self.open.append(out)
                 try:
                     told = [*self._told(settings, out, at_once == 1), stop]

@@ -50,6 +50,7 @@ def retrain(
     }
 
     def show() -> None:
+        """Print the test scores of the repeated run, its directory and its report."""
         show_metrics(outcome.metrics, f"{plan.federation.name} without {without} on the test set")
         output.print(f"Run: {outcome.folder}\nReport: {report}", highlight=False)
 

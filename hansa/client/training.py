@@ -151,6 +151,7 @@ def backward(work: Work, task: Task, objective: Objective, settings: Training, t
     told, share = list[Tensor](), len(work.batch.targets) / max(1, targets)
 
     def task_loss() -> Tensor:
+        """The task's loss on the micro-batch, which is also kept as the loss to report."""
         assert work.batch is not None
         told.append(task.loss(work.learner.model, work.batch))
         return told[-1]

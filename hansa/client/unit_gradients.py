@@ -85,6 +85,7 @@ class UnitGradients:
         work.batch = batch.to(work.learner.device)
 
         def task_loss() -> Tensor:
+            """The task's mean loss on the samples of this call."""
             assert work.batch is not None
             return self.task.loss(work.learner.model, work.batch)
 

@@ -39,6 +39,7 @@ class TopRows:
     both_ways: ClassVar[bool] = False
 
     def compress(self, tensors: EncodedTensors, update: OutgoingUpdate) -> EncodedTensors:
+        """Keep the rows that moved most of each embedding table; leave all other tensors whole."""
         return {name: self._rows(part) if name in update.embeddings else part for name, part in tensors.items()}
 
     def _rows(self, part: EncodedTensor) -> EncodedTensor:
@@ -63,6 +64,7 @@ class TopK:
     both_ways: ClassVar[bool] = False
 
     def compress(self, tensors: EncodedTensors, update: OutgoingUpdate) -> EncodedTensors:
+        """Keep the fraction ``keep`` of each tensor's values; tensors that are sparse already stay as they are."""
         return {name: self._largest(part) for name, part in tensors.items()}
 
     def _largest(self, part: EncodedTensor) -> EncodedTensor:
@@ -82,6 +84,7 @@ class Bf16:
     both_ways: ClassVar[bool] = False
 
     def compress(self, tensors: EncodedTensors, update: OutgoingUpdate) -> EncodedTensors:
+        """Round the values of every tensor to bfloat16."""
         return {name: replace(part, values=part.values.to(torch.bfloat16)) for name, part in tensors.items()}
 
 
@@ -95,6 +98,7 @@ class Quantize:
     both_ways: ClassVar[bool] = False
 
     def compress(self, tensors: EncodedTensors, update: OutgoingUpdate) -> EncodedTensors:
+        """Round every tensor to integers, with a scale for each block of 256 values."""
         return {name: self._rounded(part) for name, part in tensors.items()}
 
     def _rounded(self, part: EncodedTensor) -> EncodedTensor:
@@ -115,6 +119,7 @@ class Ternary:
     both_ways: ClassVar[bool] = False
 
     def compress(self, tensors: EncodedTensors, update: OutgoingUpdate) -> EncodedTensors:
+        """Reduce every tensor to signs and zeros, with the mean magnitude of a block's large values as its scale."""
         return {name: self._rounded(part) for name, part in tensors.items()}
 
     def _rounded(self, part: EncodedTensor) -> EncodedTensor:
@@ -136,6 +141,7 @@ class RowsSettings(Section):
     keep: Kept = Field(default=0.25, description="Fraction of the rows to send; 1: all rows that moved.")
 
     def build(self) -> Compressor:
+        """The compressor that selects rows of embedding tables."""
         return TopRows(self.keep)
 
 
@@ -146,6 +152,7 @@ class TopKSettings(Section):
     keep: Kept = Field(default=0.1, description="Fraction of the values of each tensor to send.")
 
     def build(self) -> Compressor:
+        """The compressor that selects the largest values of each tensor."""
         return TopK(self.keep)
 
 
@@ -154,6 +161,7 @@ class Bf16Settings(Section):
     """Sends values as bfloat16: half of the bytes."""
 
     def build(self) -> Compressor:
+        """The compressor that rounds to bfloat16."""
         return Bf16()
 
 
@@ -162,6 +170,7 @@ class Int8Settings(Section):
     """Sends values as 8-bit integers with a scale per block (Dettmers, 2016): a quarter of the bytes."""
 
     def build(self) -> Compressor:
+        """The quantiser to integers from −127 to 127."""
         return Quantize(127)
 
 
@@ -170,6 +179,7 @@ class Int4Settings(Section):
     """Sends values as 4-bit integers with a scale per block: an eighth of the bytes."""
 
     def build(self) -> Compressor:
+        """The quantiser to integers from −7 to 7."""
         return Quantize(7)
 
 
@@ -178,4 +188,5 @@ class Int2Settings(Section):
     """Sends values as −1, 0 or 1 with a scale per block (Li et al., 2016): a fifteenth of the bytes."""
 
     def build(self) -> Compressor:
+        """The ternary quantiser, which takes two bits for a value."""
         return Ternary()

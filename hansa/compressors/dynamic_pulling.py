@@ -49,13 +49,19 @@ class DynamicPulling:
 
     @property
     def keeps_local(self) -> bool:
+        """True unless the setting ``local`` is false: then the server's values replace tensors that were not sent."""
         return self.local
 
     @property
     def both_ways(self) -> bool:
+        """True if the setting ``both`` restricts the download, too."""
         return self.both
 
     def compress(self, tensors: EncodedTensors, update: OutgoingUpdate) -> EncodedTensors:
+        """Select tensors by their movement since the silo's last round, for each side of the model separately.
+
+        Without a last round all tensors leave. Sets ``update.movement``.
+        """
         before = update.before.last_model() if update.before is not None else {}
         if not before:
             return tensors
@@ -126,6 +132,7 @@ class Active(PullingSettings):
     """Dynamic pulling (Passban et al., 2022): sends the tensors that moved most."""
 
     def build(self) -> Compressor:
+        """The selection of the tensors with the largest movement."""
         return DynamicPulling("active", **dict(self))
 
 
@@ -134,6 +141,7 @@ class Calm(PullingSettings):
     """Dynamic pulling (Passban et al., 2022): sends the tensors that moved least."""
 
     def build(self) -> Compressor:
+        """The selection of the tensors with the smallest movement."""
         return DynamicPulling("calm", **dict(self))
 
 
@@ -144,4 +152,5 @@ class Random(PullingSettings):
     like: Literal["active", "calm"] = Field(default="calm", description="Rule whose number of parameters is matched.")
 
     def build(self) -> Compressor:
+        """The random selection with as many parameters as the rule ``like`` would send."""
         return DynamicPulling("random", **dict(self))

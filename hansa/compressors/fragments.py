@@ -35,9 +35,11 @@ class Fragments:
 
     @property
     def both_ways(self) -> bool:
+        """True if the server also sends only the fragment that the silo sent last."""
         return self.both
 
     def compress(self, tensors: EncodedTensors, update: OutgoingUpdate) -> EncodedTensors:
+        """Select the tensors of fragment (round − 1) mod ``count``."""
         sizes = tuple((name, prod(part.shape)) for name, part in tensors.items())
         chosen = fragments(sizes, self.count)[(update.round - 1) % self.count]
         return {name: part for name, part in tensors.items() if name in chosen}
@@ -67,4 +69,5 @@ class FragmentsSettings(Section):
     )
 
     def build(self) -> Compressor:
+        """The compressor that sends one of ``count`` fragments in each round."""
         return Fragments(self.count, self.both)

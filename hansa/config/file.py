@@ -139,6 +139,7 @@ def _below(base: Path) -> tuple[Callable[[str], str], Callable[[str], str]]:
     """Paths against the federation file's folder. A model is a folder if there is one, else a hub id."""
 
     def path(text: str) -> str:
+        """The absolute form of a path that is relative to the federation file's folder."""
         return str((base / text).resolve())
 
     return path, lambda text: path(text) if (base / text).exists() else text
@@ -155,27 +156,33 @@ def relocated(federation: Federation, path: Callable[[str], str], model: Callabl
     """The federation with every path in it changed: of data, policies and code, and of models."""
 
     def source(s: Source) -> Source:
+        """The source with changed paths of its files, also of the aligned ones."""
         given: dict[str, Any] = {k: path(v) for k, v in s.files().items()}
         if s.aligned is not None:
             given["aligned"] = s.aligned.model_copy(update={k: path(v) for k, v in s.aligned.files().items()})
         return s.model_copy(update=given)
 
     def local(text: str | None) -> str | None:
+        """The changed path of a model or tokenizer; None if there is none."""
         return model(text) if text is not None else None
 
     def holder(h: H) -> H:
+        """The node, or the root, with changed paths in its sources."""
         return h.model_copy(update={"sources": tuple(map(source, h.sources))})
 
     def node(n: Node) -> Node:
+        """The node with changed paths of its data, model and policy, and of all nodes below it."""
         below = {name: node(child) for name, child in n.silos.items()}
         own = n.model.model_copy(update={"path": local(n.model.path)}) if n.model else None
         policy = path(n.policy) if n.policy is not None else None
         return holder(n).model_copy(update={"silos": below, "model": own, "policy": policy})
 
     def finder(spec: str | None) -> str | None:
+        """The specification of the de-identification with changed paths in each of its finders; None stays None."""
         return "+".join(map(member, spec.split("+"))) if spec is not None else None
 
     def member(spec: str) -> str:  # file.py:Class, model:FOLDER
+        """One finder's specification with its path changed: of a model folder or a Python file; others unchanged."""
         if spec.startswith("model:"):
             return f"model:{model(spec.removeprefix('model:'))}"
         return path(spec) if ".py:" in spec else spec

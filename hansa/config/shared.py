@@ -25,6 +25,7 @@ def shared_settings(federation: Federation) -> Federation:
     """
 
     def without_paths(node: Node) -> Node:
+        """The node and all nodes below it without paths of data and policies."""
         sources = tuple(s.model_copy(update={"train": "", "valid": None, "test": None}) for s in node.sources)
         below = {name: without_paths(child) for name, child in node.silos.items()}
         return node.model_copy(update={"sources": sources, "silos": below, "policy": None})

@@ -124,6 +124,7 @@ def _dataclass_decoder(kind: Any, where: str) -> Decoder:
     decoders = {name: _decoder(hint, f"{where}.{name}") for name, hint in encoded_fields(kind)}
 
     def decode(data: Any, packed: Packed) -> Any:
+        """The instance of the dataclass; raises `DecodingError` if its fields are not exactly those of the class."""
         if not isinstance(data, dict) or data.keys() != decoders.keys():
             raise DecodingError(f"{where} has fields {sorted(decoders)}, and what came is different")
         return kind(**{name: decoder(data[name], packed) for name, decoder in decoders.items()})
@@ -133,6 +134,7 @@ def _dataclass_decoder(kind: Any, where: str) -> Decoder:
 
 def _dict_decoder(key: Any, inner: Decoder, where: str) -> Decoder:
     def decode(data: Any, packed: Packed) -> Any:
+        """The dictionary with decoded keys and values; raises `DecodingError` for data of another type."""
         if not isinstance(data, dict):
             raise DecodingError(f"{where} is {type(data).__name__}, expected dict")
         return {_key(key, k, where): inner(v, packed) for k, v in data.items()}
@@ -142,6 +144,7 @@ def _dict_decoder(key: Any, inner: Decoder, where: str) -> Decoder:
 
 def _tuple_decoder(inner: Decoder, where: str) -> Decoder:
     def decode(data: Any, packed: Packed) -> Any:
+        """The tuple of the decoded elements of a list; raises `DecodingError` for anything but a list."""
         if not isinstance(data, list):
             raise DecodingError(f"{where} is {type(data).__name__}, expected tuple")
         return tuple(inner(one, packed) for one in data)
@@ -151,6 +154,10 @@ def _tuple_decoder(inner: Decoder, where: str) -> Decoder:
 
 def _plain_decoder(kind: Any, where: str) -> Decoder:
     def decode(data: Any, packed: Packed) -> Any:
+        """The value itself if it has the expected type, a whole number as a float where that is expected.
+
+        Raises `DecodingError` for a value of any other type.
+        """
         if type(data) is kind:
             return data
         if kind is float and type(data) is int:  # JSON may write 1.0 as 1

@@ -115,6 +115,7 @@ class EncodedUpdate:
         data, at, seen = self.words.view(torch.uint8), 0, set()
 
         def take(count: int) -> Tensor:
+            """A copy of the next ``count`` bytes; raises `ValueError` if fewer are left."""
             nonlocal at
             at += count
             if count < 0 or at > len(data):

@@ -22,6 +22,7 @@ def parts(model: Any) -> dict[str, str]:
     embedding_ids = _embedding_parameters(model, base)
 
     def part(name: str, parameter: nn.Parameter) -> str:
+        """The part that a parameter belongs to: a block, the embeddings, a norm or the head."""
         for prefix in lists:
             if name.startswith(prefix + "."):
                 index = name[len(prefix) + 1 :].split(".")[0]
@@ -43,6 +44,7 @@ def sides(model: Any) -> dict[str, str]:
     encoder = {id(p) for p in model.get_encoder().parameters()} if _two_sided(model) else set()
 
     def side(parameter: nn.Parameter) -> str:
+        """The side of one parameter: encoder, decoder, or `model` in a model without sides."""
         return "encoder" if id(parameter) in encoder else "decoder" if encoder else "model"
 
     return {name: side(parameter) for name, parameter in model.named_parameters()}

@@ -205,6 +205,7 @@ class BufferedRegions:
         before: BufferState = state.slots.get(PARTICIPATION) or BufferState()
 
         def start(node: NodeId, version: int, number: int) -> PendingWork:
+            """The work that a child begins at the current virtual time, due after its virtual duration."""
             due = state.clock + duration(node, context.children[node], number, context.settings)
             return PendingWork(node, version, due, number)
 

@@ -34,6 +34,7 @@ class Registry(Generic[T]):
         """A decorator that registers a settings class under ``name``; raises `ConfigError` if the name is taken."""
 
         def add(settings: C) -> C:
+            """Register the class and return it; raises `ConfigError` if another class has the name."""
             taken = self.entries.get(name)
             if taken is not None and _origin(taken) != _origin(settings):
                 raise ConfigError(

@@ -48,6 +48,7 @@ def embed(model: Any, inputs: dict[str, Tensor]) -> Tensor:
     embedded: list[Tensor] = []
 
     def stop(passing: Tensor) -> None:
+        """Keep the input of the first block, and end the forward pass by an exception."""
         embedded.append(passing)
         raise _Enough
 
@@ -89,6 +90,7 @@ def scaled(model: Any, inputs: dict[str, Tensor], factor: float, shift: Tensor |
     given: list[Tensor] = []
 
     def scale(passing: Tensor) -> Tensor:
+        """The input of the first block times ``factor`` plus ``shift``; kept for the caller."""
         moved = passing * factor
         if shift is not None:
             fitting = shift[: moved.shape[1]]
@@ -166,6 +168,7 @@ def _first_block(model: Any, change: Any) -> Iterator[None]:
     calls = 0
 
     def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Pass the block's input to ``change`` at the first call, and replace it by the result unless that is None."""
         nonlocal calls
         calls += 1
         if calls > 1:  # some models send the text through the same block several times

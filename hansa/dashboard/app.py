@@ -112,10 +112,12 @@ class Dashboard:
             raise HTTPException(429)
 
         def alive() -> bool:
+            """Whether the session still exists and its account may still see the run."""
             now = self._site.sessions.find(number)
             return now is not None and now.account.may_see(run)
 
         async def counted() -> AsyncIterator[bytes]:
+            """The events of the run's page, counted as one open stream of the session until they end."""
             session.streams += 1
             try:
                 async for event in events(lambda: self._parts(request, read_run(folder, run)), alive):

@@ -17,9 +17,11 @@ class _Pipe(RawIOBase):
         self._held = bytearray()
 
     def writable(self) -> bool:
+        """Always true: `ZipFile` needs it of the file that it writes to."""
         return True
 
     def write(self, data: Any) -> int:
+        """Append bytes to those held; return their number."""
         self._held += data
         return len(data)
 

@@ -98,6 +98,7 @@ def add_oidc(app: FastAPI, site: Site, settings: OidcSettings) -> None:
     )
 
     async def begin(request: Request) -> Response:
+        """Redirect the browser to the provider's login page; `HTTPException` 502 if the provider cannot be reached."""
         try:
             response: Response = await client.authorize_redirect(request, settings.address + DONE)
         except Exception as error:  # of the library, or of whichever HTTP client it uses
@@ -105,6 +106,10 @@ def add_oidc(app: FastAPI, site: Site, settings: OidcSettings) -> None:
         return response
 
     async def done(request: Request) -> Response:
+        """Log in the account that the provider's claims describe.
+
+        Raises `HTTPException` 403 if the provider's answer is not valid or gives the person no role.
+        """
         try:
             token = await client.authorize_access_token(request)  # checks state, PKCE, signature, nonce, audience
         except Exception as error:  # whatever it is, this person has not shown who they are

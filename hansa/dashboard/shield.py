@@ -36,6 +36,7 @@ class Shield:
         received, started = 0, False
 
         async def bounded() -> Message:
+            """The next part of the request; raises `TooLarge` once the body has more than `MAX_BODY` bytes."""
             nonlocal received
             message = await receive()
             received += len(message.get("body", b""))
@@ -44,6 +45,7 @@ class Shield:
             return message
 
         async def protected(message: Message) -> None:
+            """Send a part of the response; the first one gets the security headers."""
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True

@@ -90,6 +90,7 @@ class SiloPages:
             raise HTTPException(429)
 
         async def counted() -> AsyncIterator[bytes]:
+            """The events of the silo's state, which count as one of the session's streams while they are sent."""
             session.streams += 1
             try:
                 alive = self._site.sessions.find

@@ -171,6 +171,7 @@ def distinct(values: NDArray[np.int64], indices: Indices | None = None) -> int:
     length = len(values) if indices is None else len(indices)
 
     def parts() -> Iterator[NDArray[np.int64]]:
+        """The values, or those at ``indices``, one block at a time."""
         for part in blocks(length):
             yield values[part] if indices is None else values[indices[part]]
 

@@ -49,6 +49,7 @@ class ReaderRegistry:
         """
 
         def add(reader: R) -> R:
+            """Register the reader for each suffix and return it; raises `ConfigError` if a suffix is not allowed."""
             for suffix in suffixes:
                 if not re.fullmatch(r"\.[^.\sA-Z]+", suffix) or suffix in (".gz", ANNOTATION):
                     raise ConfigError(
@@ -108,6 +109,7 @@ def text_reader(parse: Callable[[TextIO, Source], Iterator[ParsedRow]]) -> Reade
 
     @wraps(parse)
     def read(file: Path, source: Source) -> Iterator[ParsedRow]:
+        """The rows that the parser finds in a file; a row with invalid bytes has a reason in place of fields."""
         with open_text(file) as stream:
             for number, fields, reason in parse(stream, source):
                 not_utf8 = fields is not None and _has_replacement(fields)

@@ -73,9 +73,11 @@ def _difference(labels: list[str]) -> str:
     """What the spellings differ in, in words."""
 
     def same(change: object) -> bool:
+        """Whether a change makes all spellings equal."""
         return len({change(label) for label in labels}) == 1  # type: ignore[operator]
 
     def unaccented(label: str) -> str:
+        """The label without accents and other combining characters."""
         return "".join(c for c in unicodedata.normalize("NFKD", label) if not unicodedata.combining(c))
 
     kinds = {

@@ -66,6 +66,7 @@ def serve(
     """
 
     def open_run(folder: Path, children: Sequence[str], log: Callable[[str], None]) -> AbstractContextManager[NatsLink]:
+        """A session with its own port, broker connection and link, for this run alone."""
         return server_session(kit, folder, nats, log, children, listen, pages, public)
 
     return serve_run(federation, kit, out, open_run, callbacks)

@@ -50,9 +50,12 @@ class HealthServer:
 
 def _handler(not_ready: NotReady, metrics: Exposition | None) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
+        """Answers GET requests for the probes and the metrics."""
+
         timeout = REQUEST_SECONDS
 
         def do_GET(self) -> None:
+            """Answer `/healthz`, `/readyz` or `/metrics`; 404 with the list of paths for any other path."""
             if self.path == "/healthz":
                 self._reply(200, {"alive": True})
             elif self.path == "/readyz":

@@ -170,6 +170,7 @@ def own_settings(settings: bytes, own: str, sources: tuple[Source, ...], plugins
         raise InvalidRequest("the settings name data or models of a member, and only that member may name them")
 
     def with_own_data(node: Node, name: str) -> Node:
+        """The node and all nodes below it: ``own`` has its sources, other nodes with data a placeholder."""
         below = {n: with_own_data(child, n) for n, child in node.silos.items()}
         held = sources if name == own else NO_SOURCES if node.sources else ()
         return node.model_copy(update={"silos": below, "sources": held, "policy": None})

@@ -96,6 +96,7 @@ def _tell(kit: Kit, proxy: Proxy | None, log: Callable[[str], None], seconds: fl
     )
 
     def send(connection: Connection) -> None:
+        """Publish the signed envelope, and wait until the broker has stored it."""
         connection.checked(connection.request(subject, data))
 
     try:

@@ -35,6 +35,7 @@ class _Figures(Collector):
         self._families = families
 
     def collect(self) -> Iterator[Metric]:
+        """The metric families, then whether some of them could not be read."""
         problem = 0
         try:
             yield from self._families()
@@ -59,6 +60,7 @@ def coordinator_figures(where: Callable[[], Path], kit: Kit, standing: Path | No
     """
 
     def families() -> Iterator[Metric]:
+        """The families of the node itself, the run's rounds and the nodes below, as far as their files exist."""
         folder = where()
         yield from _common(kit, folder)
         if (folder / "ledger.sqlite").is_file():
@@ -130,6 +132,7 @@ def silo_figures(kit: Kit, home: Path, policy: Path, not_ready: Callable[[], str
     """The figures of a silo's agent; ``not_ready``: why it cannot work, empty if it can."""
 
     def families() -> Iterator[Metric]:
+        """The families of the node, its agent's state, pending approvals, the audit log and the privacy budget."""
         yield from _common(kit, home)
         yield GaugeMetricFamily("hansa_agent_ready", "1 if the agent is connected and can work", float(not not_ready()))
         yield GaugeMetricFamily("hansa_agent_paused", "1 if an administrator paused it", float(bool(paused(home))))

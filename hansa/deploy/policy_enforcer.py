@@ -90,6 +90,7 @@ class PolicyEnforcer:
         """Return ``answer`` for as long as the run is approved: a withdrawal takes effect with the next request."""
 
         def checked(request: Request) -> Reply:
+            """The answer to a request, or a logged `Failure` if the run is not approved at this moment."""
             try:
                 self._approval(federation, folder, plugins)
             except NotApproved as error:

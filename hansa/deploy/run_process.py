@@ -154,6 +154,7 @@ def work(pipe: Connection, setup: Setup, folder: str, settings: bytes) -> None:
             request, warnings = waiting.next(), list[str]()
 
             def withheld(error: BaseException, to: list[str] = warnings) -> str:
+                """Keep the type and place of an error as a warning; return the reason that may leave the silo."""
                 to.append(f"failed twice: {type(error).__name__} ({place(error)})")
                 return withheld_reason(error)
 
@@ -176,6 +177,7 @@ class _Inbox:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def next(self) -> Request:
+        """The next request; waits until there is one."""
         self._arrived.acquire()
         return self._found.pop()
 

@@ -173,6 +173,7 @@ def _serve_locked(
     changed, errors = threading.Event(), list[BaseException]()
 
     def work(one: QueuedRun) -> None:
+        """Serve one run in its thread, and keep its error for the main thread."""
         try:
             _work_on(queue, one, serve, log)
         except BaseException as error:  # the main thread raises it

@@ -189,9 +189,11 @@ def standing_server(
         subjects, replicas = kit.child_subjects, route.replicas
 
         def heard(stop: Callable[[], bool]) -> Session:
+            """A session that receives the children's heartbeats and replies until ``stop`` returns true."""
             return server.session([f"{subjects.root}.heartbeat.*", subjects.replies], no_log, stop)
 
         def prepare(connection: Connection) -> None:
+            """Create the stream of the children's messages at the broker."""
             create_stream(connection, subjects, replicas)
 
         first = server.session([], log)
@@ -209,6 +211,7 @@ def refusal_counter(journal: Journal, log: Log) -> Refused:
     uncounted: set[tuple[str, str]] = set()
 
     def refused(node: str, reason: str) -> None:
+        """Count a refusal of a node; log it if the journal, or without one this process, has not seen it before."""
         try:
             first = journal.count_refusal(node, reason)
         except sqlite3.Error:  # a full disk, which is worth a line, or the session ends
@@ -278,6 +281,7 @@ def _start_supervisor(server: StandingServer, front: Front, broker: Broker | Non
     stop, kit = threading.Event(), server.kit
 
     def supervise() -> None:
+        """The loop of the thread, which reads the list of members again whenever its serial number changes."""
         read = kit.serial
         while not stop.wait(SUPERVISE_SECONDS):
             try:
@@ -299,6 +303,7 @@ def _start_supervisor(server: StandingServer, front: Front, broker: Broker | Non
     thread.start()
 
     def end() -> None:
+        """Stop the thread, and wait until it has ended."""
         stop.set()
         thread.join()
 

@@ -263,6 +263,7 @@ def commit() -> str:
     """The short hash of the commit in the current folder, marked if files are changed; "unknown" outside a clone."""
 
     def git(*words: str) -> str:
+        """The output of a git command; empty if it failed."""
         done = subprocess.run(["git", *words], capture_output=True, text=True)
         return done.stdout.strip() if done.returncode == 0 else ""
 

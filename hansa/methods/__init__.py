@@ -33,6 +33,7 @@ def _constructor(name: str) -> Callable[..., Method]:
     settings = METHODS.entries[name]
 
     def build(**given: Any) -> Method:
+        """The registered method with the given settings, which `built_from` returns later."""
         named = Named(name=name, **given)
         method = METHODS.build(named)
         object.__setattr__(method, _BUILT_FROM, named)

@@ -22,6 +22,7 @@ class ShareNothing:
     shares_nothing: ClassVar[bool] = True
 
     def shared(self, layout: Layout, parts: Mapping[str, str]) -> Sequence[str]:
+        """An empty sequence: every tensor is personal."""
         return ()
 
 
@@ -30,4 +31,5 @@ class Alone(Section):
     """Local training only (Manoel et al., 2023): no tensor leaves a silo."""
 
     def build(self) -> Method:
+        """FedAvg with the scope `ShareNothing`."""
         return replace(fedavg(), name="alone", scope=ShareNothing())

@@ -30,6 +30,7 @@ class RoundRobin:
     state: ClassVar[None] = None
 
     def plan(self, context: PlanContext, state: ServerState) -> Plan:
+        """Assign the round to the next silo of the order, and advance the clock by that silo's duration."""
         number, settings = context.number, context.settings
         order = self.order or tuple(context.children)
         node = order[state.round % len(order)]
@@ -37,6 +38,7 @@ class RoundRobin:
         return Plan([node], [[Assignment(node, number, context.durable)]])
 
     def damping(self, staleness: int) -> float:
+        """Always 1: each silo continues from the newest model, so no update is stale."""
         return 1.0
 
 
@@ -47,4 +49,5 @@ class Chained(Section):
     order: tuple[str, ...] = Field(default=(), description="Names of silos in order; default: that of the file.")
 
     def build(self) -> Method:
+        """FedAvg with one silo per round, in the given order."""
         return replace(fedavg(), name="chained", participation=RoundRobin(self.order))

@@ -31,6 +31,7 @@ class SharedLayers:
     shares_nothing: ClassVar[bool] = False
 
     def shared(self, layout: Layout, parts: Mapping[str, str]) -> Sequence[str]:
+        """The tensors of the given blocks; raises `ConfigError` if the model has no trained block of that number."""
         found = {name: int(m[1]) for name in layout.names if (m := re.search(r"\bblock\.(\d+)$", parts[name]))}
         missing = set(self.layers) - set(found.values())
         if missing:
@@ -60,4 +61,5 @@ class Controllers(Section):
     )
 
     def build(self) -> Method:
+        """FedAvg whose scope is the given layers."""
         return replace(fedavg(), name="controllers", scope=SharedLayers(self.layers))

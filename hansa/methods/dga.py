@@ -30,6 +30,7 @@ class ByLoss:
     replaceable: ClassVar[bool] = False
 
     def weight(self, update: Update) -> float:
+        """Weight by exp(−β·loss), with the exponent limited to ±`MAX_EXPONENT`."""
         return exp(max(-MAX_EXPONENT, min(MAX_EXPONENT, -self.temperature * update.loss)))
 
 
@@ -45,4 +46,5 @@ class Dga(Section):
     )
 
     def build(self) -> Method:
+        """FedAvg weighted by training loss."""
         return replace(fedavg(), name="dga", weighting=ByLoss(self.temperature))

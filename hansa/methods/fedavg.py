@@ -29,6 +29,7 @@ class ShareEverything:
     shares_nothing: ClassVar[bool] = False
 
     def shared(self, layout: Layout, parts: Mapping[str, str]) -> Sequence[str]:
+        """The names of all tensors."""
         return layout.names
 
 
@@ -42,13 +43,16 @@ class PlainObjective:
     state: ClassVar[None] = None
 
     def loss(self, work: Work, task_loss: TaskLoss) -> Tensor:
+        """The task's loss, without any term beside it."""
         return task_loss()
 
     def gradient(self, work: Work) -> None:
-        return None
+        """Add nothing to the gradient."""
+        return None  # noqa: RET501
 
     def finish(self, work: Work) -> None:
-        return None
+        """Keep no state."""
+        return None  # noqa: RET501
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ class BySamples:
     replaceable: ClassVar[bool] = True
 
     def weight(self, update: Update) -> float:
+        """Weight by the number of samples to the power t."""
         return float(update.samples**self.temperature)
 
 
@@ -73,6 +78,7 @@ class Mean:
     replaceable: ClassVar[bool] = True
 
     def combine(self, layout: Layout, updates: Iterable[tuple[Update, float]]) -> Tensors:
+        """Average the pseudo-gradients by weight; a tensor is averaged over the silos that sent it."""
         mean = WeightedMean(layout)
         for update, weight in updates:
             mean.add(update.gradient, weight)
@@ -86,9 +92,11 @@ class ServerSgd:
     lr: float = 1.0
 
     def begin(self, layout: Layout) -> None:
-        return None
+        """No state: SGD without momentum needs none."""
+        return None  # noqa: RET501
 
     def step(self, model: Tensors, gradient: Tensors, state: None, round: int, scale: float) -> None:
+        """Subtract the pseudo-gradient, times the learning rate and the schedule's factor."""
         model.flat.add_(gradient.flat, alpha=-self.lr * scale)
 
 
@@ -112,6 +120,7 @@ class MeanSettings(Section):
     """The weighted mean."""
 
     def build(self) -> Aggregator:
+        """The aggregator that computes the weighted mean."""
         return Mean()
 
 
@@ -120,4 +129,5 @@ class FedAvg(Section):
     """Federated averaging (McMahan et al., 2017)."""
 
     def build(self) -> Method:
+        """FedAvg, which has no settings."""
         return fedavg()

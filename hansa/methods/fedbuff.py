@@ -39,6 +39,10 @@ class Buffered:
     state: ClassVar[type[BufferState]] = BufferState
 
     def plan(self, context: PlanContext, state: ServerState) -> Plan:
+        """Take the next ``buffer`` finished works, each with the model version that its silo started from.
+
+        Replaces the buffer's state; the clock advances to the last arrival unless the deadline ends the round earlier.
+        """
         before: BufferState = state.slots.get(PARTICIPATION) or BufferState()
         versions, source = before.with_version(state), self._source(context, state)
         arrived, pending = self._arrivals(context, source, before, versions, state)
@@ -47,6 +51,7 @@ class Buffered:
         return Plan(names, self._waves(context, arrived, after, state), arrivals=names, failures=source.failures)
 
     def damping(self, staleness: int) -> float:
+        """Always 1: `ByStaleness` and `DampedMean` damp stale updates."""
         return 1.0
 
     def _arrivals(
@@ -61,6 +66,7 @@ class Buffered:
         simulate, seed = context.settings.simulate, context.settings.seed
 
         def start(node: NodeId, version: int, at: float, number: int) -> PendingWork:
+            """The work that a silo begins at virtual time ``at``, from a version of the model."""
             return PendingWork(node, version, at + silo_duration(node, number, simulate, seed), number)
 
         pending = list(before.pending) or [start(n, state.round, state.clock, 1) for n in sorted(context.children)]
@@ -127,6 +133,7 @@ class ByStaleness:
     replaceable: ClassVar[bool] = True
 
     def weight(self, update: Update) -> float:
+        """Weight by Nᵢ^t, damped by the staleness."""
         return float(update.samples**self.temperature * (1 + update.staleness) ** -self.power)
 
 
@@ -141,6 +148,7 @@ class DampedMean:
     replaceable: ClassVar[bool] = False
 
     def combine(self, layout: Layout, updates: Iterable[tuple[Update, float]]) -> Tensors:
+        """Sum the damped pseudo-gradients, and divide by the sum of the weights without damping."""
         mean = WeightedMean(layout)
         for update, weight in updates:
             mean.add(update.gradient, weight, weight * (1 + update.staleness) ** self.power)
@@ -158,6 +166,7 @@ class FedBuff(Section):
     )
 
     def build(self) -> Method:
+        """FedAvg with buffered participation, weights by staleness and the damped mean."""
         weighting, mean = ByStaleness(self.power, self.temperature), DampedMean(self.power)
         return replace(
             fedavg(), name="fedbuff", participation=Buffered(self.buffer), weighting=weighting, aggregator=mean

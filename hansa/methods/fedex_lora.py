@@ -24,6 +24,7 @@ class ExactFactors:
     restarts: bool = False
 
     def residual(self, silos: WeightedFactors) -> tuple[Tensor, Tensor]:
+        """The factors of Δ, the difference between the mean of the products and the product of the means."""
         mean_a = torch.stack([w * a for w, a, _ in silos]).sum(0)
         mean_b = torch.stack([w * b for w, _, b in silos]).sum(0)
         return torch.cat([w * (b - mean_b) for w, _, b in silos], 1), torch.cat([a - mean_a for _, a, _ in silos])

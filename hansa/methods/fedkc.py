@@ -64,14 +64,17 @@ class ClusterPairs:
 
     @property
     def min_samples(self) -> int:
+        """The member floor: smaller clusters are not shared."""
         return self.floor
 
     @property
     def release(self) -> Mechanism | None:
+        """The Gaussian noise on centroids and predictions; None where no noise is set."""
         return self.noise
 
     @property
     def description(self) -> str:
+        """Centroids and mean predictions in words, with the floor and the noise."""
         what = "their pooled outputs" if self.layer == "last" else "their embedded tokens, position by position"
         how = "without noise" if self.noise is None else f"with noise (multiplier {self.noise.multiplier:g})"
         return (
@@ -80,10 +83,15 @@ class ClusterPairs:
         )
 
     def numbers(self, sizes: Sizes) -> int:
+        """The size of all centroids and predictions if no cluster is withheld."""
         centroid = sizes.pooled if self.layer == "last" else sizes.length * sizes.embedding
         return self.clusters * (centroid + sizes.labels)
 
     def share(self, work: Work, samples: Samples) -> SharedKnowledge:
+        """Cluster the samples; return the centroid and the mean prediction of each cluster that reaches the floor.
+
+        Noise, if it is set, is added here. Smaller clusters are only counted, as withheld.
+        """
         seen = model_outputs(work.learner, samples)
         groups = [torch.arange(samples.size).numpy()]
         if self.clusters > 1:
@@ -112,6 +120,7 @@ class ClusterPairs:
         return means if self.noise is None else self.noise.blur(means, counts, lengths, samples.rng)
 
     def check(self, knowledge: Knowledge, sizes: Sizes) -> str:
+        """Why the names, shapes, lengths or distributions of the pairs are wrong; empty if none is."""
         layout = knowledge.tensors.layout
         if layout.names != PAIR:
             return f"it shared {', '.join(layout.names) or 'nothing'} instead of {' and '.join(PAIR)}"
@@ -155,6 +164,7 @@ class ConsistencyLoss:
         return self.local.state
 
     def loss(self, work: Work, task_loss: TaskLoss) -> Tensor:
+        """The local objective's loss plus α times `consistency`; the local loss alone where no pairs were received."""
         loss = self.local.loss(work, task_loss)
         if not work.knowledge or not self.alpha:
             return loss
@@ -192,9 +202,11 @@ class ConsistencyLoss:
         return torch.cat(padded), torch.cat(masks).to(predictions.device), predictions
 
     def gradient(self, work: Work) -> None:
+        """Add the closed-form term of the local objective."""
         self.local.gradient(work)
 
     def finish(self, work: Work) -> Any:
+        """The state of the local objective for the next round."""
         return self.local.finish(work)
 
 
@@ -252,6 +264,10 @@ class FedKC(Section):
         return {"name": value} if isinstance(value, str) else value
 
     def build(self) -> Method:
+        """FedKC around the method ``local``, with the floor of the layer unless one is given.
+
+        Raises `ConfigError` if scikit-learn is missing or the methods do not compose.
+        """
         if self.kmeans and self.q > 1:
             require_sklearn("fedkc")
         floor = FLOORS[self.layer] if self.floor is None else self.floor

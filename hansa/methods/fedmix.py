@@ -48,19 +48,26 @@ class Means:
 
     @property
     def min_samples(self) -> int:
+        """The number M of samples in each mean."""
         return self.size
 
     @property
     def description(self) -> str:
+        """Means of embedded texts and labels in words, with the number and size of the groups."""
         return (
             f"for at most {self.count} groups of {self.size} samples the mean of their embedded tokens, position by "
             "position, and of their labels, without noise"
         )
 
     def numbers(self, sizes: Sizes) -> int:
+        """The size of ``count`` means of the longest texts, with their labels."""
         return self.count * (sizes.length * sizes.embedding + sizes.labels)
 
     def share(self, work: Work, samples: Samples) -> SharedKnowledge:
+        """Average random groups of exactly ``size`` samples: embedded tokens by position, and labels.
+
+        A silo with fewer samples shares nothing, and counts one mean as withheld.
+        """
         order = samples.rng.permutation(samples.size)
         count = min(self.count, samples.size // self.size)
         if not count:
@@ -72,6 +79,7 @@ class Means:
         return SharedKnowledge(Knowledge(means, (self.size,) * count, lengths), tuple(groups))
 
     def check(self, knowledge: Knowledge, sizes: Sizes) -> str:
+        """Why the names, shapes, lengths or label distributions of the means are wrong; empty if none is."""
         layout = knowledge.tensors.layout
         if layout.names != MEAN:
             return f"it shared {', '.join(layout.names) or 'nothing'} instead of {' and '.join(MEAN)}"
@@ -101,6 +109,7 @@ class MixupLoss:
     state: ClassVar[None] = None
 
     def loss(self, work: Work, task_loss: TaskLoss) -> Tensor:
+        """The mixup loss of the batch with one random mean of another silo; the task's loss where there is none."""
         if not work.knowledge or work.batch is None:
             return task_loss()
         if "means" not in work.prepared:
@@ -116,10 +125,12 @@ class MixupLoss:
         return mixed_loss(x, logits, work.batch.targets, others, label, self.mix)
 
     def gradient(self, work: Work) -> None:
-        return None
+        """Add nothing: the whole mixup loss is differentiated automatically."""
+        return None  # noqa: RET501
 
     def finish(self, work: Work) -> None:
-        return None
+        """Keep no state: means are exchanged anew in each round."""
+        return None  # noqa: RET501
 
 
 def mixed_loss(x: Tensor, logits: Tensor, targets: Tensor, others: Tensor, label: Tensor, mix: float) -> Tensor:
@@ -147,6 +158,7 @@ class FedMix(Section):
     naive: bool = Field(default=False, description="Use NaiveMix, which mixes the inputs themselves.")
 
     def build(self) -> Method:
+        """FedAvg with the exchange of means and the mixup loss."""
         return replace(
             fedavg(),
             name="fedmix",

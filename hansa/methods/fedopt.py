@@ -40,9 +40,11 @@ class Momentum:
     momentum: float = 0.9
 
     def begin(self, layout: Layout) -> MomentumState:
+        """Momentum of zero."""
         return MomentumState(Tensors.zeros(layout))
 
     def step(self, model: Tensors, gradient: Tensors, state: MomentumState, round: int, scale: float) -> None:
+        """Add the pseudo-gradient to the decayed momentum, and move the model along the momentum."""
         m = state.m.flat
         m.mul_(self.momentum).add_(gradient.flat)
         model.flat.add_(m, alpha=-self.lr * scale)
@@ -56,9 +58,11 @@ class Nesterov:
     momentum: float = 0.9
 
     def begin(self, layout: Layout) -> MomentumState:
+        """A momentum vector that is zero in every tensor."""
         return MomentumState(Tensors.zeros(layout))
 
     def step(self, model: Tensors, gradient: Tensors, state: MomentumState, round: int, scale: float) -> None:
+        """Update the momentum, and move the model along the pseudo-gradient plus μ times the new momentum."""
         m = state.m.flat
         m.mul_(self.momentum).add_(gradient.flat)
         model.flat.add_(gradient.flat, alpha=-self.lr * scale).add_(m, alpha=-self.lr * scale * self.momentum)
@@ -83,9 +87,11 @@ class Adaptive:
     bias_correction: bool = True
 
     def begin(self, layout: Layout) -> MomentsState:
+        """First and second moments of zero."""
         return MomentsState(Tensors.zeros(layout), Tensors.zeros(layout))
 
     def step(self, model: Tensors, gradient: Tensors, state: MomentsState, round: int, scale: float) -> None:
+        """Update both moments by the rule, and move the model by m̂ / (√v̂ + τ)."""
         beta1, beta2 = self.betas
         m, v, g = state.m.flat, state.v.flat, gradient.flat
         m.lerp_(g, 1 - beta1)
@@ -118,6 +124,7 @@ class FedAdam(_FedOpt):
     """FedAdam (Reddi et al., 2021): Adam at the server."""
 
     def build(self) -> Method:
+        """FedAvg with Adam at the server."""
         server = Adaptive("adam", self.lr, self.betas, self.eps, self.bias_correction)
         return replace(fedavg(), name="fedadam", server=server)
 
@@ -127,6 +134,7 @@ class FedYogi(_FedOpt):
     """FedYogi (Reddi et al., 2021): Yogi at the server."""
 
     def build(self) -> Method:
+        """FedAvg with Yogi at the server."""
         server = Adaptive("yogi", self.lr, self.betas, self.eps, self.bias_correction)
         return replace(fedavg(), name="fedyogi", server=server)
 
@@ -140,6 +148,7 @@ class FedAdagrad(_FedOpt):
     )
 
     def build(self) -> Method:
+        """FedAvg with Adagrad at the server."""
         server = Adaptive("adagrad", self.lr, self.betas, self.eps, self.bias_correction)
         return replace(fedavg(), name="fedadagrad", server=server)
 
@@ -152,4 +161,5 @@ class FedAvgM(Section):
     momentum: float = Field(default=0.9, ge=0.0, lt=1.0, description="Momentum μ.")
 
     def build(self) -> Method:
+        """FedAvg with heavy-ball momentum at the server."""
         return replace(fedavg(), name="fedavgm", server=Momentum(self.lr, self.momentum))

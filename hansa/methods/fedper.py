@@ -28,4 +28,5 @@ class FedPer(Section):
     filter: TrustFilter | None = Field(default=None, description=FILTER)
 
     def build(self) -> Method:
+        """FedAvg on a tree in which each node keeps its key layers."""
         return replace(fedavg(), name="fedper", hierarchy=BackboneAverage(self.key_layers, self.order, self.filter))

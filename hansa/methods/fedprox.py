@@ -28,9 +28,11 @@ class Proximal:
     state: ClassVar[None] = None
 
     def loss(self, work: Work, task_loss: TaskLoss) -> Tensor:
+        """The task's loss; `gradient` adds the proximal term."""
         return task_loss()  # the gradient of the other term is known in closed form
 
     def gradient(self, work: Work) -> None:
+        """Add μ·(θᵢ − θ) for the shared tensors."""
         learner, start = work.learner, work.received
         if start.layout == learner.layout:
             learner.grad.add_(learner.flat, alpha=self.mu).sub_(start.flat, alpha=self.mu)
@@ -40,7 +42,8 @@ class Proximal:
             learner.grad[mine].add_(learner.flat[mine] - start.flat[span], alpha=self.mu)
 
     def finish(self, work: Work) -> None:
-        return None
+        """Keep no state: the proximal term refers to the received model alone."""
+        return None  # noqa: RET501
 
 
 def fedprox(mu: float) -> Method:
@@ -55,4 +58,5 @@ class FedProx(Section):
     mu: float = Field(default=0.01, ge=0.0, description="Weight μ of the proximal term.")
 
     def build(self) -> Method:
+        """FedAvg with the proximal term of weight ``mu``."""
         return fedprox(self.mu)

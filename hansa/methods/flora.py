@@ -24,4 +24,5 @@ class StackedFactors:
     restarts: bool = True
 
     def residual(self, silos: WeightedFactors) -> tuple[Tensor, Tensor]:
+        """The stacked factors [w₁B₁, …, wₖBₖ] and [A₁; …; Aₖ], whose product is the weighted sum of all BᵢAᵢ."""
         return torch.cat([w * b for w, _, b in silos], 1), torch.cat([a for _, a, _ in silos])

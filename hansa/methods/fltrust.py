@@ -49,6 +49,10 @@ class TrustFilter(Section):
         return self.by == "keys"
 
     def sift(self, answers: Iterator[Answer], name: NodeId, counts: bool, keys: Sequence[str] = ()) -> Iterator[Answer]:
+        """Reject answers whose update is too long, or points away from the node's own update or the children's median.
+
+        All answers are read, and their tensors copied, before the first one is yielded.
+        """
         held = [_copied(answer) for answer in answers]
         moves = {a.node: a.reply.gradient for a in held if isinstance(a.reply, Update)}
         if self.by == "keys":

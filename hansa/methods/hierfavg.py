@@ -36,20 +36,25 @@ class BackboneAverage:
     compares_moves: ClassVar[bool] = False
 
     def keys(self, parts: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+        """The last blocks, or the named ones, with their tensors; empty if ``key_layers`` is 0."""
         return key_tensors(parts, self.key_layers)
 
     def adopt(self, own: Layers, others: Mapping[str, Layers], base: Layers) -> tuple[Layers, Attention]:
+        """The node's own key layers unchanged, and no attention weights."""
         return own, {}
 
     def merge(self, own: str, members: Mapping[str, Layers], base: Layers) -> tuple[Layers, Attention]:
+        """The key layers of the node itself: those of its children do not enter."""
         return members[own], {}
 
     def route(
         self, residuals: Sequence[Residual], children: Mapping[NodeId, Layers], base: Layers
     ) -> dict[NodeId, list[Residual]]:
+        """No child receives residuals."""
         return {}
 
     def select_residuals(self, new: Layers, children: Mapping[NodeId, Layers], base: Layers) -> list[Residual]:
+        """No layer is passed on."""
         return []
 
 
@@ -61,4 +66,5 @@ class HierFAVG(Section):
     filter: TrustFilter | None = Field(default=None, description=FILTER)
 
     def build(self) -> Method:
+        """FedAvg at every node of a tree, without key layers."""
         return replace(fedavg(), name="hierfavg", hierarchy=BackboneAverage(0.0, self.order, self.filter))

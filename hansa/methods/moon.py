@@ -43,6 +43,7 @@ class ContrastiveLoss:
     state: ClassVar[type[PreviousModel]] = PreviousModel
 
     def loss(self, work: Work, task_loss: TaskLoss) -> Tensor:
+        """The task's loss plus μ times the contrast of the batch; the task's loss alone in a silo's first round."""
         if work.state is None or work.batch is None:
             return task_loss()
         model, inputs = work.learner.model, work.batch.inputs
@@ -59,9 +60,11 @@ class ContrastiveLoss:
         return named
 
     def gradient(self, work: Work) -> None:
-        return None
+        """Add nothing: the contrastive term is part of the loss."""
+        return None  # noqa: RET501
 
     def finish(self, work: Work) -> PreviousModel:
+        """The silo's trained model, from which z_prev is computed in its next round."""
         return PreviousModel(work.learner.state.copy())
 
 
@@ -80,4 +83,5 @@ class Moon(Section):
     temperature: Positive = Field(default=0.5, description="Temperature τ of the similarities.")
 
     def build(self) -> Method:
+        """FedAvg with the model-contrastive loss."""
         return replace(fedavg(), name="moon", objective=ContrastiveLoss(self.mu, self.temperature))

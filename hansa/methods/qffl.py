@@ -30,6 +30,7 @@ class Uniform:
     replaceable: ClassVar[bool] = True
 
     def weight(self, update: Update) -> float:
+        """The weight 1 for every update."""
         return 1.0
 
 
@@ -45,6 +46,7 @@ class QFairMean:
     replaceable: ClassVar[bool] = False
 
     def combine(self, layout: Layout, updates: Iterable[tuple[Update, float]]) -> Tensors:
+        """Sum L·Fᵢ^q times each pseudo-gradient, and divide by the sum of hᵢ."""
         mean = WeightedMean(layout)
         for update, weight in updates:
             loss = max(update.loss, 1e-10)
@@ -64,4 +66,5 @@ class QFfl(Section):
     )
 
     def build(self) -> Method:
+        """FedAvg with uniform weights and the q-fair mean, where L is 1 / ``lr``."""
         return replace(fedavg(), name="qffl", weighting=Uniform(), aggregator=QFairMean(self.q, 1 / self.lr))

@@ -38,6 +38,7 @@ class TrimmedMean:
     replaceable: ClassVar[bool] = False
 
     def combine(self, layout: Layout, updates: Iterable[tuple[Update, float]]) -> Tensors:
+        """The trimmed mean of every coordinate, without weights, over the silos that sent its tensor."""
         given = [update.gradient.copy() for update, _ in updates]
         if given and all(gradient.layout == layout for gradient in given):
             return Tensors(layout, self._middle([gradient.flat for gradient in given]))
@@ -70,9 +71,11 @@ class Krum:
 
     @property
     def min_cohort(self) -> int:
+        """The bound 2f + 3 of the paper."""
         return 2 * self.bad + 3
 
     def combine(self, layout: Layout, updates: Iterable[tuple[Update, float]]) -> Tensors:
+        """The one update with the smallest sum of squared distances to its n − f − 2 nearest others; zeros for none."""
         given = [update.gradient.copy() for update, _ in updates]
         if not given:
             return Tensors.zeros(layout)
@@ -99,6 +102,7 @@ class NormBound:
     replaceable: ClassVar[bool] = False
 
     def combine(self, layout: Layout, updates: Iterable[tuple[Update, float]]) -> Tensors:
+        """Scale each pseudo-gradient to a norm of at most ``bound``, then average by weight."""
         mean = WeightedMean(layout)
         for update, weight in updates:
             norm = float(update.gradient.flat.norm())
@@ -117,6 +121,7 @@ class MedianRule(Section):
     """Coordinate-wise median."""
 
     def build(self) -> Aggregator:
+        """The aggregator that takes the median of every coordinate."""
         return TrimmedMean(0.5)
 
 
@@ -127,6 +132,7 @@ class TrimmedMeanRule(Section):
     trim: Trim = 0.2
 
     def build(self) -> Aggregator:
+        """The aggregator that trims the fraction ``trim`` at each end."""
         return TrimmedMean(self.trim)
 
 
@@ -137,6 +143,7 @@ class KrumRule(Section):
     bad: Bad = 1
 
     def build(self) -> Aggregator:
+        """The aggregator Krum against ``bad`` Byzantine silos."""
         return Krum(self.bad)
 
 
@@ -147,6 +154,7 @@ class NormBoundRule(Section):
     bound: Bound = 1.0
 
     def build(self) -> Aggregator:
+        """The aggregator that bounds norms before it averages."""
         return NormBound(self.bound)
 
 
@@ -155,6 +163,7 @@ class Median(Section):
     """FedAvg with the coordinate-wise median (Yin et al., 2018)."""
 
     def build(self) -> Method:
+        """FedAvg with the median in place of the mean."""
         return replace(fedavg(), name="median", aggregator=TrimmedMean(0.5))
 
 
@@ -165,6 +174,7 @@ class TrimmedMeanSettings(Section):
     trim: Trim = 0.2
 
     def build(self) -> Method:
+        """FedAvg with the trimmed mean in place of the weighted mean."""
         return replace(fedavg(), name="trimmed-mean", aggregator=TrimmedMean(self.trim))
 
 
@@ -175,6 +185,7 @@ class KrumSettings(Section):
     bad: Bad = 1
 
     def build(self) -> Method:
+        """FedAvg with Krum in place of the mean."""
         return replace(fedavg(), name="krum", aggregator=Krum(self.bad))
 
 
@@ -185,4 +196,5 @@ class NormBoundSettings(Section):
     bound: Bound = 1.0
 
     def build(self) -> Method:
+        """FedAvg with the mean of norm-bounded updates."""
         return replace(fedavg(), name="norm-bound", aggregator=NormBound(self.bound))

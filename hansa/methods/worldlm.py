@@ -99,9 +99,11 @@ class LayerAttention:
 
     @property
     def compares_moves(self) -> bool:
+        """True with the setting ``similarity: moved``."""
         return self.cosine.moved
 
     def keys(self, parts: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+        """The blocks that ``key_layers`` selects, with their tensors; raises `ConfigError` if the model lacks them."""
         return key_tensors(parts, self.key_layers)
 
     def adopt(self, own: Layers, others: Mapping[str, Layers], base: Layers) -> tuple[Layers, Shares]:
@@ -129,6 +131,10 @@ class LayerAttention:
     def route(
         self, residuals: Sequence[Residual], children: Mapping[NodeId, Layers], base: Layers
     ) -> dict[NodeId, list[Residual]]:
+        """RouteResiduals: each residual goes to the child whose layer has the highest cosine with it.
+
+        With ``back: false`` the branch that sent it is excluded; a residual for which no child is left is dropped.
+        """
         routed: dict[NodeId, list[Residual]] = {}
         names = sorted(children)
         for layer in dict.fromkeys(residual.layer for residual in residuals):
@@ -143,6 +149,7 @@ class LayerAttention:
         return routed
 
     def select_residuals(self, new: Layers, children: Mapping[NodeId, Layers], base: Layers) -> list[Residual]:
+        """PartResiduals: of each key layer, the ``residuals`` children's versions with the lowest cosine to ``new``."""
         found, names = [], sorted(children)
         for layer, mine in new.items() if self.residuals else ():
             alike = self.cosine.between([mine], [children[name][layer] for name in names], base[layer])[0]
@@ -201,6 +208,10 @@ class WorldLM(Section):
     filter: TrustFilter | None = Field(default=None, description=FILTER)
 
     def build(self) -> Method:
+        """FedAvg on a tree with uniform weights, server momentum and attention between key layers.
+
+        With ``buffer``, the root does not wait for slow children, and stale replies are damped as in FedBuff.
+        """
         keys = float(self.key_layers) if isinstance(self.key_layers, float) else self.key_layers
         cosine = Cosine(self.similarity == "moved")
         tree = LayerAttention(keys, self.residuals, self.order, cosine, self.temperature, self.back, self.filter)

@@ -199,6 +199,7 @@ def _json(files: Mapping[str, memoryview], name: str, kind: type, most: int = MA
     """The content of a JSON file; a key that is given twice is refused, because readers differ in which one counts."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """The key-value pairs of a JSON object as a dictionary; raises `ConfigError` if a key occurs twice."""
         if len(dict(pairs)) < len(pairs):
             raise ConfigError(f"its {name} has a key twice")
         return dict(pairs)

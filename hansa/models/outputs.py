@@ -65,6 +65,7 @@ def keep_outputs(model: Any, settings: Model, kept: Kept = KEPT) -> None:
         return {field: value[0] for field, value in whole.items() if isinstance(value, Tensor)}
 
     def forward(input_ids: Tensor | None = None, attention_mask: Tensor | None = None, **others: Any) -> Any:
+        """The output of the base for a batch, from kept outputs of single texts; other calls go to the base itself."""
         asked = any(value is not None for key, value in others.items() if key != "return_dict")
         if input_ids is None or attention_mask is None or asked:
             return plain(input_ids=input_ids, attention_mask=attention_mask, **others)

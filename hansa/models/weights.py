@@ -160,6 +160,7 @@ def _at_most(parameters: int) -> Iterator[None]:
     made, thread = 0, threading.get_ident()
 
     def count(_module: nn.Module, _name: str, _parameter: nn.Parameter) -> None:
+        """Count a tensor that this thread registers; raises `ConfigError` beyond the limit."""
         nonlocal made
         if threading.get_ident() != thread:
             return

@@ -217,19 +217,26 @@ def thresholds(constants: Constants, work: Work, links: Links, ratio: float) -> 
     longer = replace(work, training=DILOCO_STEPS * work.training)
 
     def flat(silos: int) -> float:
+        """Seconds of a round without regions."""
         return plan_round(constants, work, links, silos).seconds
 
     def tree(silos: int) -> float:
+        """Seconds of a round with about √n regions, at least two."""
         return plan_round(constants, work, links, silos, max(2, round(sqrt(silos)))).seconds
 
     def compressed(silos: int) -> float:
+        """Seconds of a round with smaller updates."""
         return plan_round(constants, smaller, links, silos).seconds
 
     def diloco(silos: int) -> float:
+        """Seconds of a round with `DILOCO_STEPS` times the local steps, divided by that factor."""
         return plan_round(constants, longer, links, silos).seconds / DILOCO_STEPS
 
     def threshold(other: Callable[[int], float]) -> Paying | None:
+        """The range of silos in which an alternative is faster than the flat federation; None if there is none."""
+
         def pays(silos: int) -> bool:
+            """Whether the alternative takes at most the fraction `PAYS` of the flat federation's time."""
             return other(silos) <= PAYS * flat(silos)
 
         first = first_silos(pays)

@@ -139,6 +139,7 @@ def activations(model: Any, federation: Federation, task: Task, rows: int, lengt
         found: dict[int, int] = {}
 
         def keep(tensor: Tensor) -> Tensor:
+            """Record the size of a tensor that autograd saves, once for each storage; parameters are left out."""
             storage = _storage(tensor)
             if id(storage) not in parameters:
                 found[id(storage)] = storage.nbytes()
@@ -179,6 +180,7 @@ class _Loss(nn.Module):
         self.model, self.task = model, task
 
     def forward(self, batch: Batch) -> Tensor:
+        """The task's loss on a batch."""
         return self.task.loss(self.model, batch)
 
 

@@ -139,6 +139,7 @@ def _crafted(found: dict[str, Any]) -> dict[str, Any]:
 
 def _membership(found: dict[str, Any]) -> dict[str, Any]:
     def row(name: str, one: dict[str, Any]) -> list[str]:
+        """The cells of one attack: AUC, its interval, and the share of members found."""
         return [name, f"{one['value']:.3f}", f"{one['low']:.3f} to {one['high']:.3f}", percent(one.get("found"))]
 
     rows = [row(one["attack"], one) for one in found["rows"]]

@@ -26,6 +26,7 @@ def lines(title: str, series: Sequence[Series], x_label: str, log_y: bool = Fals
     y_low, y_high = min(ticks[0], *ys), max(ticks[-1], *ys)
 
     def place(x: float, y: float) -> tuple[float, float]:
+        """The position of a data point in the SVG: x from the left, y from the top."""
         low, high, value = (log10(y_low), log10(y_high), log10(y)) if log_y else (y_low, y_high, y)
         across = (x - x_low) / ((x_high - x_low) or 1)
         up = (value - low) / ((high - low) or 1)
@@ -178,9 +179,11 @@ def scatter(title: str, points: Sequence[tuple[str, float, float]], x_label: str
     y_low, y_span = ticks[0], (ticks[-1] - ticks[0]) or 1
 
     def across(x: float) -> float:
+        """The horizontal position of a value on the logarithmic axis."""
         return left + (log10(x) - x_low) / x_span * (wide - left - right)
 
     def up(y: float) -> float:
+        """The vertical position of a value on the linear axis."""
         return high - BOTTOM - (y - y_low) / y_span * (high - TOP - BOTTOM - 8)
 
     parts = [
@@ -220,6 +223,7 @@ def histogram(title: str, series: Sequence[tuple[str, Sequence[float]]], bins: i
     step = (high - low) / bins or 1.0
 
     def bin_of(value: float) -> int:
+        """The number of the bin that counts a value; 0 for values that are not positive."""
         return min(bins - 1, max(0, int((log10(value) - low) / step))) if value > 0 else 0
 
     counts = [[sum(bin_of(v) == i for v in some) for i in range(bins)] for _, some in series]

@@ -20,6 +20,7 @@ def dots(title: str, rows: Sequence[tuple[str, Mapping[str, float]]], line: tupl
     right, height = WIDE - RIGHT - 56, TOP + STEP * len(rows) + 26
 
     def across(value: float) -> float:
+        """The horizontal position of a value in the SVG."""
         return left + (value - ticks[0]) / ((ticks[-1] - ticks[0]) or 1) * (right - left)
 
     parts = [

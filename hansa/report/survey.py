@@ -58,6 +58,7 @@ def _pairs(console: Console, pairs: Mapping[Pair, float | None], title: str, mis
     names = list(dict.fromkeys(name for pair in pairs for name in pair))
 
     def cell(pair: Pair) -> str:
+        """The value of a pair as text: empty if the pair is not compared, ``missing`` if its value is not known."""
         value = pairs.get(pair, None)
         return "" if pair not in pairs else missing if value is None else format(value, shape)
 

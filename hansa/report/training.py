@@ -22,6 +22,7 @@ def silo_section(run: RunResults) -> dict[str, Any] | None:
         return None
 
     def over_rounds(value: Callable[[SiloRound], float | None]) -> list[tuple[str, list[tuple[float, float]]]]:
+        """For each silo drawn, its points (round, value) where the value is known."""
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in shown}
         for one in run.silo_rounds:
             if one.node in found and (number := value(one)) is not None:

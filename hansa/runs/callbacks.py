@@ -250,6 +250,7 @@ class CallbackRegistry:
         """A decorator that registers a class, which is built without arguments; raises `UserError` if it is taken."""
 
         def add(kind: type[Any]) -> type[Any]:
+            """Register the class and return it; raises `UserError` if a class of another name is registered."""
             taken = self.entries.get(name)
             if taken is not None and taken.__qualname__ != kind.__qualname__:
                 raise UserError(f"the callback '{name}' is registered twice: rename one of them")

@@ -72,6 +72,7 @@ def described(
     remote = link.remote
 
     def odd(name: NodeId, card: DataCard) -> str:
+        """Why a silo with this card cannot take part, empty if it can; raises `DataError` in a simulation."""
         wrong = _bad_card(card) or _unfit(name, card, watched)
         if wrong and not remote:
             raise DataError(wrong)

@@ -100,6 +100,7 @@ def read_tasks(file: Path) -> dict[str, FewShotTask]:
     here = file.parent
 
     def placed(task: FewShotTask) -> FewShotTask:
+        """The task with the paths of its data and examples resolved against the file's folder."""
         examples = None if task.examples is None else str(here / task.examples)
         return task.model_copy(update={"data": str(here / task.data), "examples": examples})
 

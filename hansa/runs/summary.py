@@ -65,6 +65,7 @@ def compare_metric(runs: Sequence[RunResults], metric: str) -> Comparison:
     weights = runs[0].samples
 
     def row(label: str, values: Sequence[float | None], summary: bool) -> ComparisonRow:
+        """A row of the comparison with its best value, which is None if all known values are equal."""
         known = [value for value in values if value is not None]
         best = (min if lower else max)(known) if len(set(known)) > 1 else None
         deviations = tuple(run.deviations.get(label, {}).get(metric) for run in runs)

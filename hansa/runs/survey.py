@@ -110,6 +110,7 @@ class Survey:
         """Everything as plain values, for JSON."""
 
         def nested(pairs: Mapping[Pair, float | None]) -> dict[str, dict[str, float | None]]:
+            """The values of pairs as a dictionary of dictionaries: silo → other silo → value."""
             found: dict[str, dict[str, float | None]] = {}
             for (a, b), value in pairs.items():
                 found.setdefault(a, {})[b] = value

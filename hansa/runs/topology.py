@@ -164,6 +164,7 @@ def _duration(
     """Virtual seconds of a region's replies: its rounds, each as long as the slowest of those that take part."""
 
     def duration(number: int) -> float:
+        """Virtual seconds of the region's reply ``number``: the sum over its own rounds of the slowest child."""
         own = range((number - 1) * rounds + 1, number * rounds + 1)
         cohorts = {n: choose(below, settings.participation, settings.seed, n, name) for n in own}
         return sum(slowest(below, cohort, n, settings) for n, cohort in cohorts.items())

@@ -32,9 +32,11 @@ class _LongestPath:
     sequential: bool
 
     def below(self, silos: Mapping[str, Node]) -> int:
+        """The longest path below a node, over all of its children."""
         return max(self.of(node.silos, node.holds, node.rounds) for node in silos.values())
 
     def of(self, silos: Mapping[str, Node], holds: bool, rounds: int) -> int:
+        """The longest path from a node with these children on, in all of its rounds; 1 for a leaf."""
         if not silos:
             return 1
         own, below = int(holds), self.below(silos)

@@ -346,6 +346,7 @@ def f1_averages(sums: Mapping[str, float], hit: str = "hit") -> dict[str, float]
     kinds = {key.partition(":")[2] for key, n in sums.items() if key.startswith(("true:", "guessed:")) and n}
 
     def f1(kinds: Iterable[str]) -> float:
+        """F1 of the given classes, from their counts taken together; 0 where there is nothing to count."""
         hits, both = 0.0, 0.0
         for kind in kinds:
             hits += sums.get(f"{hit}:{kind}", 0.0)

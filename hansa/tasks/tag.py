@@ -170,6 +170,7 @@ def count(true: list[Span], guessed: list[Span], sums: dict[str, float]) -> None
     """
 
     def add(what: str, kind: str) -> None:
+        """Add one to the count of an entity type."""
         sums[f"{what}:{kind}"] = sums.get(f"{what}:{kind}", 0.0) + 1.0
 
     left = list(true)

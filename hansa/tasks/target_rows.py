@@ -24,14 +24,17 @@ def logits_at(model: Any, batch: Batch) -> Tensor:
     chosen = False
 
     def choose(hidden: Tensor) -> Tensor:
+        """The rows with a target, of all positions of the batch, as a batch of one."""
         return hidden.reshape(-1, hidden.shape[-1])[batch.rows].unsqueeze(0)
 
     def in_last_block(_module: nn.Module, args: Any) -> Any:
+        """Pre-hook: reduce the inputs of the last block's feed-forward part to the rows with a target."""
         nonlocal chosen
         chosen = True
         return tuple(choose(hidden) for hidden in args)
 
     def after_base(_module: nn.Module, _args: Any, output: Any) -> Any:
+        """Hook: reduce the last hidden state to the rows with a target, unless the last block did so already."""
         if not chosen:
             output.last_hidden_state = choose(output.last_hidden_state)
         return output

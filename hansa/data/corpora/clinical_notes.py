@@ -192,9 +192,11 @@ def _personal(words: Language, slot: str, fill: Fill) -> str:
     rng = np.random.Generator(np.random.PCG64(fill[slot]))
 
     def one(items: list[str]) -> str:
+        """A random item of a list."""
         return str(items[int(rng.integers(len(items)))])
 
     def digits(template: str) -> str:
+        """The template with a random digit from 1 to 9 for each ``#`` and a random capital letter for each ``@``."""
         filled = re.sub("#", lambda _: str(rng.integers(1, 10)), template)
         return re.sub("@", lambda _: chr(65 + int(rng.integers(26))), filled)
 

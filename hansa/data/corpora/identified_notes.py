@@ -116,9 +116,11 @@ class _Writer:
         return str(self.one(other["locales"]))
 
     def one(self, items: Any) -> Any:
+        """An item of a sequence, drawn with the note's random generator."""
         return items[int(self.rng.integers(len(items)))]
 
     def note(self, number: int, seed: int) -> tuple[str, list[tuple[int, int, str]]]:
+        """The text of note ``number``, and its personal details as (start, end, type)."""
         text, spans = "", []
         clinical = clinical_notes.note(self.code, number, seed + 7919 * self.held_back, (1, 4), with_people=False)
         parts: list[str | None] = [None] * int(self.rng.integers(2, 5))

@@ -67,6 +67,7 @@ def _address_pattern(template: str, parts: dict[str, str]) -> re.Pattern[str]:
     seen: dict[str, int] = {}
 
     def part(m: re.Match[str]) -> str:
+        """The pattern of a placeholder; a repeated street gets a numbered group, since names of groups must differ."""
         seen[m[1]] = seen.get(m[1], 0) + 1
         return parts[m[1]].replace("<street_name>", f"<street_name{seen[m[1]]}>" if seen[m[1]] > 1 else "<street_name>")
 

@@ -167,6 +167,7 @@ def caseless(words: Vocabulary) -> Vocabulary:
     """The vocabulary for texts in small letters: its words are in small letters, and case says nothing."""
 
     def lower(value: Any, key: str = "") -> Any:
+        """The value with all texts in it in small letters, except under the keys of `PATTERNS`."""
         if key in PATTERNS:
             return value
         if isinstance(value, dict):

@@ -77,6 +77,7 @@ class _Known:
     caseless: Uncased
 
     def cased(self, text: str) -> Iterator[Finding]:
+        """The names and towns among the sequences of capitalised words in a text."""
         for m in capitalised(self.sequence, text):
             yield from self._in_sequence(text, m.start(), m.end())
 

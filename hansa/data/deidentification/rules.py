@@ -126,12 +126,14 @@ class Patterns:
         found: list[Finding] = []
 
         def add(spans: Spans, kind: str) -> None:
+            """Add the spans of one type that overlap with no earlier finding."""
             for start, end in spans:
                 if start < end and taken.find(1, start, end) < 0:
                     taken[start:end] = b"\1" * (end - start)
                     found.append(Finding(start, end, kind))
 
         def claim(claims: Iterable[tuple[int, int, str]]) -> None:
+            """Add spans of several types; a hospital, town or name is cut before an earlier finding inside it."""
             for start, end, kind in claims:
                 free = taken.find(1, start, end)
                 cut = free if free > start and kind in ("HOSPITAL", "TOWN", "NAME") else end  # up to what is found
@@ -350,6 +352,7 @@ def _number_patterns(words: Vocabulary) -> tuple[list[Shape], list[Shape]]:
     """Patterns of numbers recognised by the label before them, and of numbers recognised by their format."""
 
     def shape(pattern: str, kind: str, good: Good) -> Shape:
+        """A compiled pattern of a number with its type and the test that its value must pass."""
         return re.compile(pattern + NUMBER_ENDS), kind, good
 
     known, phones = "|".join([*words.words("id_shapes"), IBAN]), "|".join(words.words("phones"))

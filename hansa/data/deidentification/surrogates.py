@@ -50,6 +50,7 @@ def _tools(language: str) -> _Tools:
     words = vocabulary(language)
 
     def both(sex: str) -> list[str]:
+        """The titles of one sex that stand before or after a name."""
         return words.words("titles", sex) + words.words("titles_after", sex)
 
     place = words.raw["address"]
@@ -185,6 +186,7 @@ class Surrogates:
         """Replace names and digits of an address; keep street words, number words and particles."""
 
         def another(m: re.Match[str]) -> str:
+            """The replacement of one word or number of the address; street words and particles stay."""
             word, small = m[0], m[0].casefold()
             if m["code"] or (word.isdecimal() and len(word) > 1):
                 return self.same_shape(word)
@@ -243,6 +245,7 @@ class _Written:
     words: Vocabulary
 
     def back(self, days: int) -> str:
+        """The date moved back by a number of days, in its original notation; raises `ValueError` if it is no date."""
         year_at, month_at, days_at = self._roles()
         year = self._year(year_at)
         month = self.named[2].number if self.named else month_at[2] if month_at else 0

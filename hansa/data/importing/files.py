@@ -249,5 +249,6 @@ class _Encoding:
     name: str = ""
 
     def of(self, sample: bytes) -> str:
+        """The name of the encoding; the first call detects it from ``sample``, later calls repeat the result."""
         self.name = self.name or detect(sample, self.language)
         return self.name

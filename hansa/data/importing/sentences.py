@@ -108,6 +108,7 @@ def splitter(language: str) -> Callable[[str], list[str]]:
     segment = needed("sentencex").segment
 
     def split(text: str) -> list[str]:
+        """The sentences of a text, stripped; paragraphs of more than `WINDOW` characters are split in windows."""
         parts: list[str] = []
         if max(map(len, text.split("\n\n"))) <= WINDOW:
             parts = segment(language, text)

@@ -69,15 +69,18 @@ class _Fields:
 
     @property
     def left(self) -> int:
+        """The number of bytes that are not read yet."""
         return len(self._data) - self._at
 
     def skip(self, count: int) -> bytes:
+        """The next ``count`` bytes; raises `_TooShort` if fewer are left."""
         if count > self.left:
             raise _TooShort
         self._at += count
         return self._data[self._at - count : self._at]
 
     def number(self, width: int) -> int:
+        """The next ``width`` bytes as an unsigned number in network byte order."""
         return int.from_bytes(self.skip(width), "big")
 
     def block(self, width: int) -> "_Fields":

@@ -240,6 +240,7 @@ class NatsLink:
         self._sent_on = self._session.connections
 
         def send(connection: Connection) -> None:
+            """Publish all requests that are left, then wait for the broker's acknowledgement of each."""
             inboxes = {}
             for number, id in enumerate(left):
                 inbox = connection.inbox(FIRST_INBOX + number)

@@ -79,6 +79,7 @@ def member_tls(folder: Path, protocol: "ssl._SSLMethod") -> Tls:
     cert, key, ca = files = [folder / name for name in FILES]
 
     def load(context: ssl.SSLContext) -> None:
+        """Load the member's certificate and the federation's authority into a new context."""
         server = protocol == ssl.PROTOCOL_TLS_SERVER
         context.verify_mode = ssl.CERT_OPTIONAL if server else ssl.CERT_REQUIRED
         if not server:

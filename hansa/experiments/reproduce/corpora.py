@@ -62,6 +62,7 @@ def sources(folder: Path, languages: list[str]) -> dict[str, dict[str, str]]:
     """Language → the settings of its silo's source."""
 
     def file(language: str, split: str) -> str:
+        """The absolute path of one language's split."""
         return str((folder / f"{language}.{split}.jsonl").resolve())
 
     return {

@@ -62,6 +62,7 @@ def sources(folder: Path) -> Sources:
     """Domain → the settings of its silo's source."""
 
     def file(name: str, split: str) -> str:
+        """The absolute path of one domain's split."""
         return str((folder / f"{name}.{split}.jsonl").resolve())
 
     return {name: {s: file(name, s) for s in ("train", "valid", "test")} | FIELDS for name in DOMAINS}

@@ -42,9 +42,11 @@ def tasks(data: Path | None, folder: Path, limit: int) -> dict[str, Downstream]:
         return _generated(folder)
 
     def corpus(name: str, test: str) -> dict[str, Any]:
+        """The training and test file of a corpus in one language."""
         return {"train": str((data / name / "train.jsonl.gz").resolve()), "test": str((data / name / test).resolve())}
 
     def by_language(name: str, test: str | None, limit: int | None) -> dict[str, dict[str, Any]]:
+        """Language → a source that reads only its rows of a multilingual corpus, at most ``limit`` of them."""
         source: dict[str, Any] = {"train": str((data / name / "train.jsonl.gz").resolve())}
         if test is not None:
             source["test"] = str((data / name / test).resolve())

@@ -167,6 +167,7 @@ def _room(model: str, size: Size) -> Callable[[str, str], str]:
     system = [{"role": SYSTEM, "content": size.system}] if size.system else []
 
     def cut(question: str, answer: str) -> str:
+        """The first whole sentences of an answer that fit into a sample beside the question; may be empty."""
         asked = len(chat.prompt([*system, {"role": USER, "content": question}]))
         spare = size.length - asked - 3  # the markers at the end of the answer
         return first_sentences(answer, lambda text: len(words(text, add_special_tokens=False)["input_ids"]) <= spare)

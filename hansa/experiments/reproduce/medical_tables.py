@@ -88,6 +88,7 @@ def table_5(scores: downstream.Scores, pairs: Result, length: int) -> Table:
     """Downstream tasks; ``pairs``: a run on relations, for the number of samples that are longer than ``length``."""
 
     def both(kind: str) -> str:
+        """Strict and type F1 of the entities, as the text of one cell; ``kind``: the pre-training."""
         found = scores["E3C NER"][kind]
         return f"{found['strict_f1']:.4f}/{found['type_f1']:.4f}"
 
@@ -161,12 +162,14 @@ def pretraining_claims(
     paper = {column: fmean(v[i] for v in PUBLISHED.values()) for i, column in enumerate(("FL", "CL"))}
 
     def evidence(codes: list[str]) -> Evidence:
+        """Mean perplexity over some languages by seed, federated against central, with that of the common start."""
         by_seed = {kind: [fmean(one[code] for code in codes) for one in some] for kind, some in rivals.items()}
         start = fmean(ours["base"][code] for code in codes)
         federated, central = by_seed.get("federated", ()), by_seed.get("central", ())
         return Evidence("low", federated, central, start, grids.get("central"))
 
     def listed(codes: list[str]) -> str:
+        """The federated and the central perplexity of each language, as text."""
         return ", ".join(f"{code} {short(fl[code])} against {short(cl[code])}" for code in codes)
 
     return [
@@ -199,6 +202,7 @@ def personal_claim(personal: Mapping[str, PersonalModels], languages: list[str],
     others = [code for code in languages if code != dominant]
 
     def accuracy(code: str, kind: str) -> float:
+        """Accuracy of one kind of a silo's model on the silo's own language."""
         return personal[code].models[kind][code]["accuracy"]
 
     better = [code for code in others if accuracy(code, "interpolated") >= accuracy(code, "federated")]

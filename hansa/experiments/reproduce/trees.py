@@ -169,6 +169,7 @@ def _generated() -> dict[str, dict[str, Splits]]:
     """The same layouts from a few generated notes, for a test that takes seconds."""
 
     def splits(code: str, seed: int) -> Splits:
+        """Generated notes of one language: 35 for training and 7 for the test."""
         notes = [{"text": note["text"]} for note in generator.notes(code, 42, seed=seed, sentences=(1, 1))]
         return {"train": notes[7:], "test": notes[:7]}
 

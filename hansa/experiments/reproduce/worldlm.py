@@ -117,6 +117,7 @@ def jobs_of() -> dict[str, Job]:
 
 def _private() -> dict[str, Job]:
     def at(**settings: Any) -> dict[str, Any]:
+        """The private leaves, each with these privacy settings."""
         return {leaf: {"privacy": settings} for leaf in DP_LEAVES}
 
     flat = baseline("hierfavg", MOMENTUM)

@@ -61,6 +61,7 @@ class Figures:
         shared = [outcome.metrics if outcome else broken for outcome in outcomes]
 
         def values(found: Sequence[Mapping[str, Mapping[str, float]]], metric: str, names: Sequence[str] = ()) -> Any:
+            """For each seed, name → one metric; of the given names only, or of all if none are given."""
             return [{n: m[metric] for n, m in one.items() if n in names or not names} for one in found]
 
         return Figures(
@@ -244,6 +245,7 @@ def attacks(found: Found, once: str) -> Table:
     forms = ("WorldLM, {}, filter", "WorldLM, {}, filter by keys", "WorldLM, {}, median", "WorldLM, {}", "HierFAVG, {}")
 
     def cell(name: str) -> str:
+        """Own and global perplexity of a run as text; a dash if it was not run, "diverged" if one is infinite."""
         if name not in found:
             return "–"
         if inf in found[name].own[0].values():
@@ -322,6 +324,7 @@ def _own_claim(found: Found) -> Claim:
 
 def _privacy_claim(found: Found, price: str) -> Claim:
     def growth(name: str, which: str) -> float:
+        """Relative growth of a method's mean perplexity under differential privacy."""
         return found[f"{name}, DP"].mean(which) / found[name].mean(which) - 1
 
     tree, flat = growth("WorldLM", "own"), growth("FL", "shared")

@@ -173,6 +173,7 @@ def state_part(part_of: PartOf) -> PartOf:
     """Return ``part_of`` for tensors of a method's shared state: those that the model lacks are `SHARED_STATE`."""
 
     def part(tensor: str) -> str:
+        """The part of the model that a tensor belongs to, or `SHARED_STATE` if the model does not have it."""
         try:
             return part_of(tensor)
         except KeyError:
