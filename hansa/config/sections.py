@@ -183,9 +183,7 @@ class Training(Section):
     clip: Positive | None = Field(default=None, description="Clipping norm of the gradient of a batch.")
     batch: Count = Field(default=16, description="Samples in a batch.")
     micro_batch: Count | None = Field(
-        default=None,
-        description="Gradient accumulation: samples that go through the model at a time; fewer need less memory. "
-        "Default: the whole batch.",
+        default=None, description="Gradient accumulation: samples computed at a time. Default: the whole batch."
     )
     by_length: bool = Field(
         default=True,

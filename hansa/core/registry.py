@@ -36,9 +36,9 @@ class Registry(Generic[T]):
         def add(settings: C) -> C:
             """Register the class and return it; raises `ConfigError` if another class has the name."""
             taken = self.entries.get(name)
-            if taken is not None and _origin(taken) != _origin(settings):
+            if taken is not None and origin(taken) != origin(settings):
                 raise ConfigError(
-                    f"{self.what} '{name}' is registered twice, by {_origin(taken)} and by {_origin(settings)}: "
+                    f"{self.what} '{name}' is registered twice, by {origin(taken)} and by {origin(settings)}: "
                     "rename one of them"
                 )
             self.entries[name] = settings
@@ -71,6 +71,6 @@ class Registry(Generic[T]):
         return built
 
 
-def _origin(settings: type[BaseModel]) -> str:
-    """Where a settings class comes from; running its module again gives the same."""
-    return f"{settings.__module__}.{settings.__qualname__}"
+def origin(kind: type) -> str:
+    """Where a class comes from: its module and name, which stay the same when the module is run again."""
+    return f"{kind.__module__}.{kind.__qualname__}"

@@ -48,11 +48,9 @@ class PlainObjective:
 
     def gradient(self, work: Work) -> None:
         """Add nothing to the gradient."""
-        return None  # noqa: RET501
 
     def finish(self, work: Work) -> None:
         """Keep no state."""
-        return None  # noqa: RET501
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,6 @@ class ServerSgd:
 
     def begin(self, layout: Layout) -> None:
         """No state: SGD without momentum needs none."""
-        return None  # noqa: RET501
 
     def step(self, model: Tensors, gradient: Tensors, state: None, round: int, scale: float) -> None:
         """Subtract the pseudo-gradient, times the learning rate and the schedule's factor."""

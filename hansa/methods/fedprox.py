@@ -43,7 +43,6 @@ class Proximal:
 
     def finish(self, work: Work) -> None:
         """Keep no state: the proximal term refers to the received model alone."""
-        return None  # noqa: RET501
 
 
 def fedprox(mu: float) -> Method:

@@ -61,7 +61,6 @@ class ContrastiveLoss:
 
     def gradient(self, work: Work) -> None:
         """Add nothing: the contrastive term is part of the loss."""
-        return None  # noqa: RET501
 
     def finish(self, work: Work) -> PreviousModel:
         """The silo's trained model, from which z_prev is computed in its next round."""

@@ -168,7 +168,10 @@ def last_blocks(parts: Mapping[str, str], wanted: float | Sequence[str]) -> list
 
     Raises `ConfigError` if the model does not have them.
     """
-    blocks = sorted({p for p in parts.values() if "block." in p}, key=lambda p: (p.rpartition(".")[0], _index(p)))
+    stacks = list(dict.fromkeys(p.rpartition(".")[0] for p in parts.values()))  # in the model's order: encoder, decoder
+    blocks = sorted(
+        {p for p in parts.values() if "block." in p}, key=lambda p: (stacks.index(p.rpartition(".")[0]), _index(p))
+    )
     if not isinstance(wanted, float):
         missing = [name for name in wanted if name not in blocks]
         if missing:
@@ -212,9 +215,10 @@ class WorldLM(Section):
 
         With ``buffer``, the root does not wait for slow children, and stale replies are damped as in FedBuff.
         """
-        keys = float(self.key_layers) if isinstance(self.key_layers, float) else self.key_layers
         cosine = Cosine(self.similarity == "moved")
-        tree = LayerAttention(keys, self.residuals, self.order, cosine, self.temperature, self.back, self.filter)
+        tree = LayerAttention(
+            self.key_layers, self.residuals, self.order, cosine, self.temperature, self.back, self.filter
+        )
         method = replace(fedavg(), name="worldlm", weighting=BySamples(0.0), server=Momentum(0.2, 0.9), hierarchy=tree)
         if not self.buffer:
             return method

@@ -22,6 +22,7 @@ from torch import Tensor
 from hansa.config.federation import Federation
 from hansa.core.errors import HansaError, RunFailed, UserError, did_you_mean, place, printable
 from hansa.core.messages import NodeId
+from hansa.core.registry import origin
 from hansa.core.round import Record
 
 Metrics = Mapping[str, Mapping[str, float]]  # group → metric → value
@@ -250,10 +251,13 @@ class CallbackRegistry:
         """A decorator that registers a class, which is built without arguments; raises `UserError` if it is taken."""
 
         def add(kind: type[Any]) -> type[Any]:
-            """Register the class and return it; raises `UserError` if a class of another name is registered."""
+            """Register the class and return it; raises `UserError` if another class has the name."""
             taken = self.entries.get(name)
-            if taken is not None and taken.__qualname__ != kind.__qualname__:
-                raise UserError(f"the callback '{name}' is registered twice: rename one of them")
+            if taken is not None and origin(taken) != origin(kind):
+                raise UserError(
+                    f"the callback '{name}' is registered twice, by {origin(taken)} and by {origin(kind)}: rename "
+                    "one of them"
+                )
             self.entries[name] = kind
             return kind
 

@@ -91,7 +91,7 @@ class Question:
 
 
 def read_tasks(file: Path) -> dict[str, FewShotTask]:
-    """The tasks of a few-shot file; paths are relative to it. Raises `ConfigError` in one sentence."""
+    """The tasks of a few-shot file; paths are relative to it. Raises `UserError` in one sentence."""
     raw, text = load_yaml(file, "docs/instruct.md shows one", "a few-shot file", "task name → its settings")
     try:
         found = _File.model_validate({"tasks": raw}).tasks

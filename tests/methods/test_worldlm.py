@@ -265,3 +265,8 @@ def test_key_layers_are_the_last_blocks_and_never_fewer_than_one(blocks: Any, sh
 def test_key_layers_that_do_not_exist_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"block\.7.*block\.0 to block\.1"):
         last_blocks({"a": "block.0", "b": "block.1"}, ("block.7",))
+
+
+def test_in_an_encoder_decoder_the_last_blocks_are_the_decoders() -> None:
+    parts = {f"{side}{i}": f"{side}.block.{i}" for side in ("encoder", "decoder") for i in range(4)}
+    assert last_blocks(parts, 0.3) == ["decoder.block.2", "decoder.block.3"]
