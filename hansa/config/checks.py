@@ -246,7 +246,7 @@ def _check_node(federation: Federation, name: str, node: Node, method: Method, t
         raise ConfigError(
             f"silos.{name}.method is '{own.name}', but all nodes of a tree must combine models in the same way "
             f"('{method.name}' at the top): give '{name}' a method that changes only local training, such as fedprox, "
-            f"or '{method.name}'"
+            "or the same method and settings as at the top"
         )
     refuse_node(name, own, method)
     if node.model is not None and not (Path(str(node.model.path)) / "config.json").is_file():

@@ -88,7 +88,7 @@ class Node(Holder):
             raise ValueError("'privacy' protects a silo's own data: put it on the silos below instead")
         count = self.participation.count if self.participation else None
         if count is not None and count > len(self.silos):
-            raise ValueError(f"participation.count is {count}, but {len(self.silos)} silos stand below this node")
+            raise ValueError(f"participation.count is {count}, but this node has {len(self.silos)} silos")
         return self
 
 

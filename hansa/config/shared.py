@@ -11,10 +11,14 @@ from hashlib import sha256
 from pathlib import PurePath
 from typing import Any
 
+from pydantic import ValidationError
+
 from hansa.config.federation import Federation
 from hansa.config.nodes import Node
+from hansa.core.errors import ConfigError, parse_json, printable
 from hansa.data.source import Source
 
+SETTINGS, AT_DEFAULT = "settings", "at_default"  # what a coordinator sends
 NO_SOURCES = (Source(train=""),)  # in place of data of another node
 
 
@@ -48,6 +52,64 @@ def canonical(federation: Federation) -> dict[str, Any]:
     """The shared settings as plain values, defaults included."""
     plain: dict[str, Any] = shared_settings(federation).model_dump(mode="json")
     return plain
+
+
+def for_members(federation: Federation) -> bytes:
+    """The shared settings as a coordinator sends them: all values, and which of them are at their defaults.
+
+    A member with an older version of Hansa, which does not know a new setting, ignores it if it is at its default.
+    """
+    shared = shared_settings(federation)
+    values, stated = shared.model_dump(mode="json"), shared.model_dump(mode="json", exclude_defaults=True)
+    sent = {SETTINGS: values, AT_DEFAULT: list(_missing(values, stated, ()))}
+    return json.dumps(sent, ensure_ascii=False, allow_nan=False).encode()
+
+
+def from_coordinator(text: bytes) -> Federation:
+    """The settings that `for_members` of this or a newer version wrote, without unknown ones at their defaults.
+
+    Raises `ConfigError` in one sentence if they are invalid, or have a setting that is not known here and is used.
+    """
+    try:
+        sent = parse_json(text)
+        values, at_default = sent[SETTINGS], {tuple(path) for path in sent[AT_DEFAULT]}
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"the settings cannot be read ({type(error).__name__})") from None
+    try:
+        return Federation.model_validate_json(json.dumps(values))
+    except ValidationError as error:
+        unknown = [one["loc"] for one in error.errors() if one["type"] == "extra_forbidden"]
+    for path in unknown:
+        if not any(path[:end] in at_default for end in range(1, len(path) + 1)):
+            named = printable(".".join(map(str, path)), 200)
+            raise ConfigError(
+                f"the settings have '{named}', which this version of Hansa does not know: upgrade it, or leave the "
+                "setting out of the federation file"
+            )
+        _drop(values, path)
+    try:
+        return Federation.model_validate_json(json.dumps(values))
+    except ValidationError as error:
+        raise ConfigError(f"the settings cannot be used: {str(error).splitlines()[0]}") from None
+
+
+def _missing(values: Any, stated: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
+    """The paths of values that ``stated`` does not have."""
+    if isinstance(values, dict) and isinstance(stated, dict):
+        for key, value in values.items():
+            if key not in stated:
+                yield (*path, key)
+            else:
+                yield from _missing(value, stated[key], (*path, key))
+    elif isinstance(values, list) and isinstance(stated, list) and len(values) == len(stated):
+        for number, (value, one) in enumerate(zip(values, stated, strict=True)):
+            yield from _missing(value, one, (*path, number))
+
+
+def _drop(values: Any, path: tuple[str | int, ...]) -> None:
+    for key in path[:-1]:
+        values = values[key]
+    del values[path[-1]]
 
 
 def digest(values: Any) -> str:

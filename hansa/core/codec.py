@@ -1,8 +1,11 @@
 """Typed dataclasses as text and flat vectors, and back: the encoding of messages on the wire and of state on disk.
 
 A dataclass becomes JSON, with every `Tensors` and `EncodedUpdate` inside it taken out as one flat float32 vector.
-Decoding builds exactly the declared type, field by field; a missing, additional or wrongly typed field is refused.
-Nothing is pickled and no type is chosen by the bytes.
+Decoding builds exactly the declared type, field by field; an unknown or wrongly typed field is refused, and so is a
+missing one that has no default. Nothing is pickled and no type is chosen by the bytes.
+
+A field at its default is left out. So a version of Hansa that adds a field with a default still understands the version
+before it, and is understood by it as long as the new field is not used.
 
 Fields may hold str, int, float, bool, `Tensors`, `EncodedUpdate`, another dataclass, and tuples, dicts and options of
 these. A dataclass field with ``metadata={"local": True}`` is known to this process only and is not encoded.
@@ -10,7 +13,7 @@ these. A dataclass field with ``metadata={"local": True}`` is known to this proc
 
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache, lru_cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -46,8 +49,9 @@ def take_apart(value: Any, place: str, vectors: Vectors) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         prefix = f"{place}." if place else ""
         return {
-            name: take_apart(getattr(value, name), prefix + name, vectors)
-            for name, _ in encoded_fields(value.__class__)
+            name: take_apart(one, prefix + name, vectors)
+            for name, default in _defaults(value.__class__)
+            if not _is_default(one := getattr(value, name), default)
         }
     if isinstance(value, dict):
         return {str(key): take_apart(one, f"{place}.{key}", vectors) for key, one in value.items()}
@@ -122,12 +126,16 @@ def _decoder(kind: Any, where: str) -> Decoder:
 
 def _dataclass_decoder(kind: Any, where: str) -> Decoder:
     decoders = {name: _decoder(hint, f"{where}.{name}") for name, hint in encoded_fields(kind)}
+    needed = {name for name, default in _defaults(kind) if default is MISSING}
 
     def decode(data: Any, packed: Packed) -> Any:
-        """The instance of the dataclass; raises `DecodingError` if its fields are not exactly those of the class."""
-        if not isinstance(data, dict) or data.keys() != decoders.keys():
-            raise DecodingError(f"{where} has fields {sorted(decoders)}, and what came is different")
-        return kind(**{name: decoder(data[name], packed) for name, decoder in decoders.items()})
+        """The instance of the dataclass; raises `DecodingError` for an unknown field, or a missing one."""
+        if not isinstance(data, dict) or not needed <= data.keys():
+            raise DecodingError(f"{where} needs the fields {sorted(needed)}, and what came is different")
+        if unknown := data.keys() - decoders.keys():
+            named = ", ".join(sorted(str(name)[:60] for name in unknown)[:5])
+            raise DecodingError(f"{where} has no field {named}: it may come from a newer version of Hansa")
+        return kind(**{name: decoders[name](value, packed) for name, value in data.items()})
 
     return decode
 
@@ -179,6 +187,26 @@ def encoded_fields(kind: Any) -> tuple[tuple[str, Any], ...]:
     """The fields of a dataclass that are encoded, with their types."""
     hints = get_type_hints(kind)
     return tuple((f.name, hints[f.name]) for f in fields(kind) if not f.metadata.get("local"))
+
+
+@cache
+def _defaults(kind: Any) -> tuple[tuple[str, Any], ...]:
+    """The encoded fields of a dataclass, each with its default; `MISSING` where it has none."""
+    made = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(kind)}
+    return tuple((name, made[name]) for name, _ in encoded_fields(kind))
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    """Whether a value is the default of its field, bit for bit; only plain and empty defaults count."""
+    if default is MISSING or type(value) is not type(default):
+        return False
+    if isinstance(value, float):
+        return value.hex() == float(default).hex()  # 0.0 is not -0.0
+    if type(value) in PLAIN:
+        return bool(value == default)
+    if isinstance(value, Tensors):
+        return not value.layout.names and not default.layout.names
+    return isinstance(value, tuple | dict) and not value and not default
 
 
 def _tensors(where: str, line: str, vector: Tensor) -> Tensors:

@@ -23,6 +23,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from hansa.config.federation import Federation
 from hansa.config.sections import ReleaseLog
 from hansa.config.shared import canonical, differences, digest
@@ -72,6 +74,21 @@ class Approval:
     def digest(self) -> str:
         """The digest of what was approved; runs are counted apart."""
         return digest([self.settings, self.plugins])
+
+    def covers(self, wanted: "Approval") -> bool:
+        """Whether this approval is for the settings and plug-ins of another one.
+
+        An approval that an older version of Hansa wrote lacks the settings that are new since then; they count as at
+        their defaults.
+        """
+        if self.digest == wanted.digest:
+            return True
+        if self.plugins != wanted.plugins:
+            return False
+        try:
+            return canonical(Federation.model_validate(self.settings)) == wanted.settings
+        except ValidationError:
+            return False
 
 
 def approval_of(
@@ -143,7 +160,7 @@ class Approvals:
         if rehearsal := rehearsal_settings(federation):
             raise NotApproved(rehearsal)
         wanted = Approval(federation.name, canonical(federation), dict(plugins))
-        found = next((one for one in self.all() if one.digest == wanted.digest), None)
+        found = next((one for one in self.all() if one.covers(wanted)), None)
         if found is None:
             objection = policy.needs_approval(federation)
             if objection:

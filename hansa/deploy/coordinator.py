@@ -18,7 +18,7 @@ from hansa.config.federation import Federation
 from hansa.config.method import build_method
 from hansa.config.nodes import ROOT, walk
 from hansa.config.sections import Checkpointing
-from hansa.config.shared import NO_SOURCES, settings_digest, shared_settings
+from hansa.config.shared import NO_SOURCES, for_members, settings_digest
 from hansa.config.tree import masked_families
 from hansa.core.errors import ConfigError, UserError
 from hansa.core.link import Link
@@ -87,7 +87,7 @@ def serve_run(federation: Federation, kit: Kit, out: Path, open_run: OpenRun, ca
     try:
         with open_run(files, list(children.silos), events.say) as network:
             network.attendance.max_absence = max_absence(federation)
-            settings = shared_settings(federation).model_dump_json().encode()
+            settings = for_members(federation)
             network.share_settings(settings)
             verified = VerifiedLink(network, KitSigner(kit, directory.path, settings, network.run))
             context = RunContext(network.run, settings_digest(federation))
@@ -116,7 +116,7 @@ def check_coordinator(kit: Kit) -> None:
 
 
 def max_absence(federation: Federation) -> float | None:
-    """Seconds without a sign of life after which a silo is not awaited in a round; None: until the deadline."""
+    """Seconds without a heartbeat after which a silo is not awaited in a round; None: until the deadline."""
     stated = federation.participation.max_absence
     return stated if stated is not None or build_method(federation).participation.synchronous else ASYNCHRONOUS_ABSENCE
 

@@ -300,6 +300,8 @@ def _members(run: Path) -> Iterator[Finding]:
             yield Finding("members", BAD, seen, "synchronise the clocks of both machines")
         elif node.other_version:
             seen = f"'{node.node}' has version {printable(node.version)}"
-            yield Finding("members", DOUBTFUL, seen, "use the same version everywhere")
+            yield Finding(
+                "members", DOUBTFUL, seen, "upgrade it soon: versions at most one protocol version apart work"
+            )
         else:
             yield Finding("members", GOOD, f"'{node.node}' is connected")

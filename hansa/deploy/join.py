@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from pydantic import ValidationError
 
 from hansa.client.host import SiloHost
 from hansa.client.runtime import Runtime
 from hansa.config.federation import Federation
 from hansa.config.nodes import Node, walk
-from hansa.config.shared import NO_SOURCES
+from hansa.config.shared import NO_SOURCES, from_coordinator
 from hansa.core import device
 from hansa.core.errors import ConfigError, DataError, UserError
 from hansa.core.messages import Reply, Request
@@ -150,9 +149,9 @@ def check_leaf(federation: Federation, own: str) -> None:
 def received_settings(settings: bytes) -> Federation:
     """The federation's settings as the coordinator sent them; raises `InvalidRequest` if they are invalid."""
     try:
-        return Federation.model_validate_json(settings)
-    except ValidationError as error:
-        raise InvalidRequest(f"the settings cannot be used: {str(error).splitlines()[0]}") from None
+        return from_coordinator(settings)
+    except ConfigError as error:
+        raise InvalidRequest(str(error)) from None
 
 
 def own_settings(settings: bytes, own: str, sources: tuple[Source, ...], plugins: tuple[str, ...]) -> Federation:

@@ -182,7 +182,8 @@ def footnotes(nodes: list[NodeStatus]) -> list[str]:
     notes = []
     if others := [node.node for node in nodes if node.other_version]:
         notes.append(
-            f"! another version than this one, {version('hansa')}: {', '.join(others)}; use the same version everywhere"
+            f"! another version than this one, {version('hansa')}: {', '.join(others)}; "
+            "versions at most one protocol version apart work together: upgrade the others soon"
         )
     if off := [node.node for node in nodes if node.clock_off]:
         notes.append(f"! the clock differs by more than {MAX_SKEW:.0f} s: {', '.join(off)}; synchronise it")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hansa.config.federation import Federation
 from hansa.config.plugins import load_plugins
-from hansa.config.shared import settings_digest, shared_settings
+from hansa.config.shared import for_members, settings_digest
 from hansa.core.errors import UserError
 from hansa.core.participation import enrolment_deadline
 from hansa.deploy.coordinator import check_deployable
@@ -42,7 +42,7 @@ def survey_members(federation: Federation, kit: Kit, out: Path, nats: str | None
     check_deployable(settings, kit)
     with server_session(kit, out / SERVER_FOLDER, nats, say, list(settings.silos)) as network:
         network.attendance.max_absence = settings.participation.max_absence
-        network.share_settings(shared_settings(settings).model_dump_json().encode())
+        network.share_settings(for_members(settings))
         log = AuditLog(out / AUDIT_LOG, kit.name)
         network.anchors = Anchors.beside(log)
         link = AuditedLink(network, log, RunContext(network.run, settings_digest(settings)))

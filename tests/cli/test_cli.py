@@ -84,7 +84,7 @@ def test_run_then_everything_one_does_with_a_run(file: Any, tmp_path: Path) -> N
     )
     card = (tmp_path / "run" / "model" / "README.md").read_text()
     assert "| north |" in card
-    assert "word pieces" in card
+    assert "words with counts" in card
 
     extra = str(write_words(tmp_path / "extra.jsonl", ["fever", "cough"], 20))
     scored = json.loads(ok("evaluate", out, "--data", extra, "--format", "json"))
@@ -132,7 +132,7 @@ def test_check_previews_and_writes_nothing(file: Any, tmp_path: Path) -> None:
     assert told["traffic_per_round"] > 0
     text = ok("check", str(file), "--set", "train.samples={fraction: 1.0}")
     assert "warning: north is" not in text, "57% of a round is no reason to warn"
-    assert "word pieces that at least 2 rows of a silo have" in " ".join(text.split())
+    assert "punctuation marks that at least 2 rows of a silo have" in " ".join(text.split())
     assert sorted(tmp_path.rglob("*")) == before
 
 

@@ -67,7 +67,7 @@ def test_an_aggregation_of_ones_own_is_not_replaced_in_silence(federation: Build
         ("moon", "mlm", "use it with 'classify'"),
         ("fedbuff", "mlm", "that is the root's decision"),
         ("fedkc", "classify", "the same for all"),
-        ("worldlm", "mlm", "which the root must have too"),
+        ("worldlm", "mlm", "set it as the top-level 'method'"),
     ],
 )
 def test_a_nodes_own_method_is_looked_at_too(federation: Build, method: Any, task: Any, sentence: Any) -> None:

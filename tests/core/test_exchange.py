@@ -216,7 +216,7 @@ def test_a_silo_that_failed_still_holds_the_model_for_its_second_try(
 def test_a_tree_is_refused(classify: Build) -> None:
     settings = classify()
     below = settings.silos["north"].model_copy(update={"sources": (), "silos": {"n": settings.silos["north"]}})
-    with pytest.raises(ConfigError, match="directly below 'silos'"):
+    with pytest.raises(ConfigError, match="list all silos at the top level of 'silos'"):
         preview(settings.model_copy(update={"silos": settings.silos | {"north": below}}))
 
 

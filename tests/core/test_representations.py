@@ -71,5 +71,5 @@ def test_widths_and_gradients_twice() -> None:
 
 def test_a_model_without_classes_is_refused() -> None:
     model = transformers.AutoModelForMaskedLM.from_config(MODELS["bert"]())
-    with pytest.raises(ConfigError, match="no linear layer that gives its logits"):
+    with pytest.raises(ConfigError, match="no final linear layer that gives the logits"):
         inside.last_linear(model)

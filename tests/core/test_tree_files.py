@@ -32,7 +32,7 @@ def test_what_nodes_hold(tree: Build) -> None:
         ("silos:\n  west: {silos: {}}\n", "needs data of its own"),
         ("silos:\n  fr: {mixture: true}\n", "needs data of its own"),
         ("silos:\n  west: {mixture: true, train: a, silos: {fr: b}}\n", "not both"),
-        ("silos: {west: {participation: {count: 3}, silos: {fr: b}}}\n", "1 silos stand below"),
+        ("silos: {west: {participation: {count: 3}, silos: {fr: b}}}\n", "this node has 1 silos"),
         ("root: mixture\nsilos: {root: a.jsonl}\n", "'root' is used twice"),
     ],
 )
@@ -54,7 +54,7 @@ def test_a_cycle_built_in_python_is_refused() -> None:
     [
         ({"method": "fedavg"}, "'root' has silos below it and data of its own"),
         ({"personal": {}}, "leave 'personal' out"),
-        ({"method": {"name": "worldlm", "buffer": 3}}, "2 nodes stand below the root"),
+        ({"method": {"name": "worldlm", "buffer": 3}}, "the root has 2 children: set method.buffer to at most 2"),
         ({"upload": ["calm"]}, "compares whole layers"),
         ({"method": {"name": "worldlm", "key_layers": ["block.7"]}}, "block.7"),
         ({"method": {"name": "hierfavg", "filter": {"by": "keys"}}}, "no key layers are sent"),
@@ -95,7 +95,7 @@ def test_a_node_has_no_tree_of_its_own(tree: Build, tmp_path: Path, method: Any)
         if fits:
             check(changed)
         else:
-            with pytest.raises(ConfigError, match=r"silos\.east\.method is .* with a tree of its own"):
+            with pytest.raises(ConfigError, match=r"silos\.east\.method is .* must combine models in the same way"):
                 check(changed)
 
 

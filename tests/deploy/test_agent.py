@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hansa.config.shared import shared_settings
+from hansa.config.shared import for_members
 from hansa.core import wire
 from hansa.core.messages import CollectVocabulary, DescribeData, Failure, VocabularyCounts
 from hansa.deploy.agent import Agent
@@ -57,7 +57,7 @@ class Stage:
 
     def __init__(self, settings: Any, folder: Any, link: Any) -> None:
         self.link, self.home = link, folder / "north"
-        self.settings = link._blobs.offer(memoryview(shared_settings(settings).model_dump_json().encode()), ["north"])
+        self.settings = link._blobs.offer(memoryview(for_members(settings)), ["north"])
         self._numbers = iter(range(1, 10_000))
 
     def ask(self, body: Any, **changes: Any) -> Any:
@@ -123,7 +123,7 @@ INVALID: dict[str, tuple[bytes, dict[str, Any], str]] = {
     "a field of another type": (
         b'{"type": "DescribeData", "body": {"x": 1}, "vectors": []}',
         {},
-        "what came is different",
+        "DescribeData has no field x",
     ),
     "half a float": (text_of(DescribeData()), {"vectors": {"model": ("0" * 32, 7)}}, "not a float32 vector"),
 }
@@ -153,7 +153,7 @@ def test_failures_are_not_stored(module_federation: Any, tmp_path: Path) -> None
     )
     agent = Agent(kit, tmp_path / "north", service, lambda text: None)
     with server_session(Kit(kits / COORDINATOR), tmp_path / "server", None, lambda text: None) as link, alive(agent):
-        link.share_settings(shared_settings(module_federation).model_dump_json().encode())
+        link.share_settings(for_members(module_federation))
         [refused] = link.ask({"north": CollectVocabulary(5)}, monotonic() + WAIT_SECONDS)
         assert isinstance(refused.reply, Failure)
         assert "its policy refuses" in refused.reply.reason

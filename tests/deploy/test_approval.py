@@ -234,7 +234,7 @@ def test_the_page_and_the_command(federation: Build, tmp_path: Path) -> None:
     assert len(list((kits / "north" / "approvals").glob("*.json"))) == 1
     file.write_text(dump(changed(settings, rounds=9)), encoding="utf-8")
     assert "rounds: 3 → 9" in ok("approve", str(file), *own, "--yes", "--runs", "2")
-    with pytest.raises(UserError, match="no run was refused"):
+    with pytest.raises(UserError, match="no run is waiting for an approval"):
         ok("approve", *own, "--pending", "--yes")
     with pytest.raises(UserError, match="give the federation file, or --pending"):
         ok("approve", *own, "--yes")

@@ -84,7 +84,7 @@ def test_the_start_is_built_again_from_the_silos_copy(settings: Federation, tmp_
     with pytest.raises(NotApproved, match="are not the approved ones"):
         verify_start(start, received, approval)
     (start / BASE).unlink()
-    with pytest.raises(NotApproved, match="without the weights of the base"):
+    with pytest.raises(NotApproved, match="must come without the base's weights"):
         verify_start(start, received, approval)
 
 

@@ -50,7 +50,9 @@ def test_forged_and_malformed_heartbeats_are_refused() -> None:
     assert heard(98.0) == {**seen, "positions": (), "runs": ()}
     accepted = (("run", 3, "ask"), ("other", 1, "two"))
     assert opened(sign_heartbeat(replace(GOOD, positions=accepted, runs=("run",)), KEY)).positions == accepted
-    bodies = [b"", b"\xff", b"[]", b"{}", json.dumps({**asdict(GOOD), "more": 1}).encode()]
+    newer = json.dumps({**asdict(GOOD), "more": 1}).encode()
+    assert opened(KEY.sign(PURPOSE + newer) + newer) == GOOD, "a newer version may say more"
+    bodies = [b"", b"\xff", b"[]", b"{}", newer.replace(b'"serial"', b'"cereal"')]
     changes: list[dict[str, Any]] = [
         {"phase": "king"}, {"version": 7}, {"at": "x"}, {"at": None}, {"at": float("nan")}, {"instance": "x.1"},
         {"node": "south"}, {"parent": "south"}, {"serial": True}, {"alarm": 1},

@@ -69,8 +69,11 @@ def run_command(
     behaviour: str,
     max_file_bytes: int | None,
     environment: dict[str, str],
+    package: str = "",
 ) -> None:
     """Run the command line in a process of the deployment.
+
+    ``package``: a folder with another version of the package, which is run in its place.
 
     ``behaviour``: functions of byzantine.py or of tests/redteam/undefended.py that change the process, joined by '+';
     ``max_file_bytes``: a limit on the size of every
@@ -90,6 +93,9 @@ def run_command(
     os.dup2(handle, 2)
     if max_file_bytes is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (max_file_bytes, max_file_bytes))
+    if package:
+        other = {**os.environ, "PYTHONPATH": package}
+        os.execve(sys.executable, [sys.executable, "-P", "-m", "hansa", *arguments], other)
     sys.argv = ["hansa", *arguments]
     from hansa.cli.main import main
 
@@ -164,8 +170,12 @@ class Deployment:
         max_file_bytes: int | None = None,
         queue: Path | None = None,
         at_once: int = 1,
+        package: Path | None = None,
     ) -> None:
-        """Start the process of a member; ``queue``: of a coordinator that works on submitted runs."""
+        """Start the process of a member; ``queue``: of a coordinator that works on submitted runs.
+
+        ``package``: see `run_command`.
+        """
         arguments = {
             "coordinator": ["serve", str(self.file), "--kit", str(self.kits / name), "--out", str(self.run)],
             "region": ["serve", "--kit", str(self.kits / name), "--out", str(self.folder / name)],
@@ -186,7 +196,9 @@ class Deployment:
         log = str(self.folder / f"{name}.log")
         environment = {key: value for key, value in os.environ.items() if key.startswith("HANSA_")}
         process = self._context.Process(
-            target=run_command, args=(command, log, namespace, behaviour, max_file_bytes, environment), name=name
+            target=run_command,
+            args=(command, log, namespace, behaviour, max_file_bytes, environment, str(package or "")),
+            name=name,
         )
         process.start()
         self.processes[name] = process

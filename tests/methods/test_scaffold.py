@@ -236,7 +236,7 @@ def tree(settings: Federation) -> Federation:
     [
         ({"secure_aggregation": {}}, None, "also sends a state"),
         ({}, private, "not the state that method 'scaffold'"),
-        ({}, tree, "directly below 'silos'"),
+        ({}, tree, "at the top level of 'silos'"),
     ],
 )
 def test_what_does_not_go_with_it_is_refused(

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from hansa.config.federation import Federation
-from hansa.config.shared import shared_settings
+from hansa.config.shared import for_members
 from hansa.core.learner import Learner
 from hansa.core.messages import Reply, Request
 from hansa.core.tensors import Tensors
@@ -40,7 +40,7 @@ class Liar:
 
     def settings(self, federation: Federation) -> None:
         """Send these settings with every further request."""
-        self.link.share_settings(shared_settings(federation).model_dump_json().encode())
+        self.link.share_settings(for_members(federation))
 
     def start(self, start: Path) -> None:
         """Send this starting model with every further request."""

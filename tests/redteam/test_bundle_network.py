@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hansa.config.file import parse
-from hansa.config.shared import shared_settings
+from hansa.config.shared import for_members
 from hansa.core.messages import DataCard, DescribeData, Failure
 from hansa.deploy import bundle, policy_enforcer, request_reader
 from hansa.deploy.agent import Agent
@@ -48,7 +48,7 @@ def silo(tmp_path: Path) -> Iterator[Any]:
     service = SiloService(kit, settings.silos["north"].sources, (), PolicyEnforcer.load(kit, None, home))
     agent = Agent(kit, home, service, lambda text: None)
     with server_session(Kit(kits / COORDINATOR), tmp_path / "server", None, lambda text: None) as link, alive(agent):
-        link.share_settings(shared_settings(settings).model_dump_json().encode())
+        link.share_settings(for_members(settings))
         yield link, home
 
 

@@ -17,7 +17,7 @@ from hansa.client.runtime import Runtime
 from hansa.config.checks import check_labels
 from hansa.config.federation import Federation
 from hansa.config.file import parse
-from hansa.config.shared import shared_settings
+from hansa.config.shared import for_members
 from hansa.core.errors import ConfigError
 from hansa.core.messages import CollectVocabulary, DataCard, DescribeData, Failure, Reply, Request, VocabularyCounts
 from hansa.deploy.join import SiloService
@@ -61,7 +61,7 @@ def deployed(federation: Federation, folder: Path) -> Ask:
     """The silo `north` as its agent opens it."""
     kits = make_kits(federation, folder / "kits")
     service = SiloService(Kit(kits / "north"), federation.silos["north"].sources, ())
-    return service.open_run(folder / "run", shared_settings(federation).model_dump_json().encode())
+    return service.open_run(folder / "run", for_members(federation))
 
 
 def simulated(federation: Federation, folder: Path) -> Ask:

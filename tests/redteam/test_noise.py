@@ -12,7 +12,7 @@ import torch
 from hansa.client.host import SiloHost
 from hansa.config.federation import Federation
 from hansa.config.file import parse
-from hansa.config.shared import shared_settings
+from hansa.config.shared import for_members
 from hansa.core.errors import RunFailed
 from hansa.core.grid import Grid
 from hansa.core.messages import CollectVocabulary, Failure, Reply, Request, Train, Update, VocabularyCounts
@@ -94,7 +94,7 @@ def organisation(federation: Build, tmp_path: Path) -> Callable[..., Any]:
             server_session(Kit(kits / COORDINATOR), tmp_path / "server", None, lambda text: None) as link,
             alive(Agent(kit, home, service, lambda text: None)),
         ):
-            link.share_settings(shared_settings(settings).model_dump_json().encode())
+            link.share_settings(for_members(settings))
             return [answer.reply for answer in link.ask({"north": request}, monotonic() + WAIT_SECONDS)]
 
     return build
@@ -188,7 +188,7 @@ def test_a_crash_before_the_reply_is_stored_releases_one_version(
     kit, home = Kit(kits / "north"), tmp_path / "north"
     received: list[torch.Tensor] = []
     with server_session(Kit(kits / COORDINATOR), tmp_path / "server", None, lambda text: None) as link:
-        link.share_settings(shared_settings(settings).model_dump_json().encode())
+        link.share_settings(for_members(settings))
         for _ in range(2):  # a restarted agent in between
             with alive(Agent(kit, home, Service(), lambda text: None)):
                 [reply] = link.ask({"north": request}, monotonic() + WAIT_SECONDS)

@@ -23,7 +23,7 @@ from hansa.config.file import parse
 from hansa.config.method import build_method
 from hansa.config.nodes import Node
 from hansa.config.sections import SecureAggregation
-from hansa.config.shared import shared_settings
+from hansa.config.shared import for_members
 from hansa.config.tree import holders
 from hansa.core.errors import ConfigError, RunFailed
 from hansa.core.messages import Failure, RevealShares, ShareSecrets, Train, Update
@@ -353,7 +353,7 @@ def test_a_silo_that_the_settings_call_a_region(
     service = SiloService(Kit(members.kits / EAST), honest.silos[EAST].sources, ())
 
     def ask() -> Any:
-        answer = service.open_run(home, shared_settings(settings).model_dump_json().encode())
+        answer = service.open_run(home, for_members(settings))
         return answer(Train(1, Runtime(honest, home).start.copy()))
 
     with pytest.raises(InvalidRequest, match="the settings have nodes below this silo"):

@@ -15,7 +15,7 @@ import pytest
 
 from hansa.config.federation import Federation
 from hansa.config.file import parse
-from hansa.config.shared import shared_settings
+from hansa.config.shared import for_members
 from hansa.core.messages import Failure, Reply, Request
 from hansa.core.survey_messages import (
     OfferSurveyKey,
@@ -65,7 +65,7 @@ class Deployed:
         self.federation: Federation = parse({"name": "surveyed", "silos": silos, "survey": True})
         kits = make_kits(self.federation, folder / "kits")
         approve(self.federation, kits, folder / "homes", list(SILOS))
-        settings = shared_settings(self.federation.as_survey()).model_dump_json().encode()
+        settings = for_members(self.federation.as_survey())
         self.answers = {}
         for name in SILOS:
             kit = Kit(kits / name)

@@ -20,7 +20,7 @@ from hansa.client.personalisation import OWN
 from hansa.client.runtime import Runtime
 from hansa.config.federation import Federation
 from hansa.config.method import build_method
-from hansa.config.shared import shared_settings
+from hansa.config.shared import for_members, shared_settings
 from hansa.core.errors import ConfigError
 from hansa.core.messages import (
     NOT_APPROVED,
@@ -330,7 +330,7 @@ def test_an_approval_that_is_withdrawn_during_a_run(as_bytes: Federation, tmp_pa
     """A run stayed open for as long as its agent ran."""
     enforcer, folder = enforced(as_bytes, tmp_path)
     service = SiloService(enforcer.kit, as_bytes.silos["north"].sources, (), enforcer)
-    answer = service.open_run(folder, shared_settings(as_bytes).model_dump_json().encode())
+    answer = service.open_run(folder, for_members(as_bytes))
     assert isinstance(answer(DescribeData()), DataCard)
     assert enforcer.approvals.withdraw("") == 1
     assert answer(DescribeData()) == Failure(NOT_APPROVED)

@@ -1,7 +1,7 @@
 """Which children a parent waits for: those that are there, with a usable clock, and have not left.
 
 A child that cannot answer is not awaited: its clock is wrong (its envelopes, or those it receives, would be rejected),
-it has given no sign of life for too long, it is suspended, or it has left the federation for good. In its signed
+it has sent no heartbeat for too long, it is suspended, or it has left the federation for good. In its signed
 heartbeats a child also states the newest envelope that it accepted. A parent that was restored from a backup continues
 its sequence numbers above that one. This opens no replay: only the parent's own counter rises, and the child still
 accepts nothing older.

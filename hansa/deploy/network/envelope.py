@@ -7,7 +7,7 @@ and the request; a rising ``sequence`` identifies replays. The broker that carri
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from time import monotonic, time
 from typing import Any, Protocol
 
@@ -18,7 +18,8 @@ from hansa.core.errors import parse_json, printable
 from hansa.deploy.network.instance import FORMAT
 from hansa.privacy.policy.audit_heads import HEAD_FORMAT
 
-PROTOCOL = 5
+PROTOCOL = 6  # raised when a message gets a new field or a new meaning
+FIRST = 6  # the oldest version whose messages leave out fields at their defaults (core/codec.py)
 MAX_BYTES = 48 << 10
 MAX_SKEW = 600.0  # seconds: an envelope from further in the future comes from a wrong clock
 SIGNATURE_BYTES = 64
@@ -105,6 +106,9 @@ FIELDS: Mapping[str, tuple[type, ...]] = {
     "audit": (str,),
     "protocol": (int,),
 }
+NEEDED = {"protocol", "sent_at"} | {
+    one.name for one in fields(Envelope) if one.default is MISSING and one.default_factory is MISSING
+}
 # Runs and requests become names of folders, kinds and vectors appear in logs: only these forms are accepted.
 FORMATS = {
     "run": r"[0-9a-f]{16}",
@@ -116,16 +120,26 @@ FORMATS = {
 VECTOR_FORMAT = r"[a-z_][a-z0-9_.]{0,99}"
 
 
+def understood(protocol: Any) -> bool:
+    """Whether this version of Hansa understands messages of a protocol version: its own, the one before and the next.
+
+    What an older node cannot understand is a field or message type that it does not know, which it refuses by name.
+    """
+    return type(protocol) is int and max(FIRST, PROTOCOL - 1) <= protocol <= PROTOCOL + 1
+
+
 def sign_envelope(envelope: Envelope, key: Ed25519PrivateKey) -> bytes:
-    """Return an envelope as bytes: the signature, then the JSON text."""
-    body = json.dumps(asdict(envelope), ensure_ascii=False).encode()
-    return key.sign(body) + body
+    """Return an envelope as bytes: the signature, then the JSON text, without fields at their defaults."""
+    values = asdict(envelope)
+    left_out = {name for name, value in values.items() if name not in NEEDED and value in (None, {}, "", 0)}
+    body = json.dumps({name: value for name, value in values.items() if name not in left_out}, ensure_ascii=False)
+    return key.sign(body.encode()) + body.encode()
 
 
 def open_envelope(data: bytes, sender: str, receiver: str, key: Ed25519PublicKey) -> Envelope:
     """Return the envelope in ``data`` if ``sender``, whose public key is ``key``, has signed it for ``receiver``.
 
-    Raises `EnvelopeError` for any other bytes, another version of the protocol, and dates in the future.
+    Raises `EnvelopeError` for any other bytes, a protocol version that is not `understood`, and dates in the future.
     """
     if not SIGNATURE_BYTES < len(data) <= MAX_BYTES:
         raise EnvelopeError(f"the envelope has {len(data)} bytes; {SIGNATURE_BYTES + 1} to {MAX_BYTES} are allowed")
@@ -134,10 +148,10 @@ def open_envelope(data: bytes, sender: str, receiver: str, key: Ed25519PublicKey
     except InvalidSignature:
         raise EnvelopeError("the signature is not the sender's") from None
     envelope = _parsed(data[SIGNATURE_BYTES:])
-    if envelope.protocol != PROTOCOL:
+    if not understood(envelope.protocol):
         raise EnvelopeError(
-            f"the envelope has protocol version {envelope.protocol}, and this node has version {PROTOCOL}: use the "
-            "same version of Hansa on both nodes"
+            f"the envelope has protocol version {envelope.protocol}, and this node has version {PROTOCOL}: use "
+            "versions of Hansa that are at most one protocol version apart"
         )
     if (envelope.sender, envelope.receiver) != (sender, receiver):
         raise EnvelopeError(
@@ -155,7 +169,7 @@ def _parsed(body: bytes) -> Envelope:
         raise EnvelopeError("the envelope is not JSON") from None
     if not isinstance(raw, dict):
         raise EnvelopeError("the envelope is not a JSON object")
-    if raw.get("protocol") == PROTOCOL and set(raw) != set(FIELDS):
+    if understood(raw.get("protocol")) and not NEEDED <= set(raw) <= set(FIELDS):
         shown = printable(", ".join(sorted(raw)))
         raise EnvelopeError(f"the envelope does not have the fields of protocol version {PROTOCOL}, but {shown}")
     for name, kinds in FIELDS.items():
@@ -163,8 +177,8 @@ def _parsed(body: bytes) -> Envelope:
             raise EnvelopeError(f"the field '{name}' is a {type(raw[name]).__name__}")
     _check_values(raw)
     try:
-        refs = {name: _optional_ref(raw[name]) for name in ("settings", "start")}
-        vectors = {str(name): _ref(ref) for name, ref in raw["vectors"].items()}
+        refs = {name: _optional_ref(raw.get(name)) for name in ("settings", "start")}
+        vectors = {str(name): _ref(ref) for name, ref in raw.get("vectors", {}).items()}
         return Envelope(**{**raw, **refs, "vectors": vectors, "text": _ref(raw["text"])})
     except (KeyError, TypeError) as error:
         raise EnvelopeError(f"the envelope is malformed ({printable(str(error))})") from None

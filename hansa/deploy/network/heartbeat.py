@@ -5,7 +5,7 @@ digest of its list of members, so that both ends notice when their lists differ.
 """
 
 import json
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from math import isfinite
 from typing import Any
 
@@ -58,6 +58,7 @@ KINDS: dict[str, tuple[type, ...]] = {
     "runs": (list,),
 }
 assert set(KINDS) == {field.name for field in fields(Heartbeat)}
+NEEDED = {field.name for field in fields(Heartbeat) if field.default is MISSING}
 
 
 def sign_heartbeat(heartbeat: Heartbeat, key: Ed25519PrivateKey) -> bytes:
@@ -75,9 +76,10 @@ def open_heartbeat(data: bytes, node: str, parent: str, key: Ed25519PublicKey) -
     except InvalidSignature:
         raise ValueError("a heartbeat is not signed by its sender") from None
     raw: Any = parse_json(data[SIGNATURE_BYTES:])
-    if not isinstance(raw, dict) or set(raw) != set(KINDS):
+    if not isinstance(raw, dict) or not set(raw) >= NEEDED:
         raise ValueError("a heartbeat does not have the fields of this version of Hansa")
-    if any(type(raw[name]) not in kinds for name, kinds in KINDS.items()):
+    raw = {name: value for name, value in raw.items() if name in KINDS}  # a newer version may say more
+    if any(type(value) not in KINDS[name] for name, value in raw.items()):
         raise ValueError("a field of a heartbeat has the wrong type")
     found = Heartbeat(**raw)
     if (found.node, found.parent) != (node, parent) or found.phase not in PHASES or not isfinite(found.at):
@@ -85,7 +87,7 @@ def open_heartbeat(data: bytes, node: str, parent: str, key: Ed25519PublicKey) -
     Instance.parse(found.instance)
     if len(found.runs) > MAX_RUNS or not all(isinstance(run, str) for run in found.runs):
         raise ValueError("a heartbeat has an invalid list of runs")
-    return replace(found, positions=tuple(map(_position, raw["positions"][:MAX_RUNS])), runs=tuple(found.runs))
+    return replace(found, positions=tuple(map(_position, found.positions[:MAX_RUNS])), runs=tuple(found.runs))
 
 
 def _position(value: Any) -> tuple[str, int, str]:

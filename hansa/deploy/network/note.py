@@ -85,8 +85,7 @@ def _body(data: bytes) -> Note:
             "suspended": str(suspended),
             "members": str(members),
             "runs": list(runs),
-            **rest,
-        } if not rest:
+        }:  # a newer version may say more
             return Note(sender, receiver, at, printable(suspended), members, _run_ids(runs))
     raise ValueError("a note does not have the fields of this version of Hansa")
 

@@ -59,7 +59,7 @@ def test_who_is_not_awaited(stage: Any) -> None:
     stage.beat(ago=3600)
     assert attendance.reason_not_to_wait("north") == "", "after a restart of the parent it has time to come back"
     attendance._began -= 61
-    assert "no sign of life for 60 s" in attendance.reason_not_to_wait("north")
+    assert "no heartbeat for 60 s" in attendance.reason_not_to_wait("north")
     stage.journal.record_leave("north")
     assert attendance.reason_not_to_wait("north") == LEFT
     authority.revoke(stage.kits, "north")

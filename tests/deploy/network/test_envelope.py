@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hansa.config.federation import Federation
 from hansa.config.nodes import Node
 from hansa.core.errors import printable
 from hansa.data.source import Source
@@ -46,6 +47,18 @@ def test_an_envelope_survives_signing_and_opening() -> None:
     assert opened(sign_envelope(GOOD, KEY)) == GOOD
 
 
+def test_versions_one_apart_understand_each_other() -> None:
+    """A newer version may add fields; where it uses none of them, its envelopes are those of this version."""
+    newer = replace(GOOD, protocol=PROTOCOL + 1)
+    assert opened(sign_envelope(newer, KEY)) == newer
+    with pytest.raises(EnvelopeError, match="does not have the fields"):
+        opened(raw(protocol=PROTOCOL + 1, more=1))
+    plain = replace(GOOD, settings=None, start=None, deadline=None, vectors={})
+    body = json.loads(sign_envelope(plain, KEY)[64:])
+    assert not {"settings", "start", "deadline", "vectors"} & set(body), "what is at its default is left out"
+    assert opened(sign_envelope(plain, KEY)) == plain
+
+
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
@@ -56,7 +69,7 @@ def test_an_envelope_survives_signing_and_opening() -> None:
         (b"x" * (MAX_BYTES + 1), "bytes"),
         (sign_envelope(replace(GOOD, receiver="south"), KEY), "from 'coordinator' to 'south'"),
         (sign_envelope(replace(GOOD, sender="north"), KEY), "from 'north'"),
-        (sign_envelope(replace(GOOD, protocol=PROTOCOL + 1), KEY), f"protocol version {PROTOCOL + 1}"),
+        (sign_envelope(replace(GOOD, protocol=PROTOCOL + 2), KEY), f"protocol version {PROTOCOL + 2}"),
         (sign_envelope(replace(GOOD, sent_at=time() + 3600), KEY), "in the future: synchronise the clocks"),
         (raw(sequence="7"), "'sequence' is a str"),
         (raw(sequence=True), "'sequence' is a bool"),
@@ -166,6 +179,11 @@ def test_bundles_with_paths_or_code_are_refused(tmp_path: Path, name: Any) -> No
     assert list(tmp_path.iterdir()) == []
 
 
+def sent(federation: Federation) -> bytes:
+    """The settings as a lying coordinator sends them: with paths and programs."""
+    return json.dumps({"settings": federation.model_dump(mode="json"), "at_default": []}).encode()
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -191,13 +209,13 @@ def test_settings_that_name_files_or_programs_of_a_silo_are_refused(
             update={"silos": {**received.silos, "north": received.silos["north"].model_copy(update=change)}}
         )
     with pytest.raises(RequestRefused, match=reason):
-        own_settings(received.model_dump_json().encode(), "north", (), ())
+        own_settings(sent(received), "north", (), ())
 
 
 def test_a_silo_uses_its_own_paths_and_plugins(federation: Build) -> None:
     received = federation()
     own = (Source(train="/here/notes.jsonl"),)
-    taken = own_settings(received.model_dump_json().encode(), "north", own, ("mine.py",))
+    taken = own_settings(sent(received), "north", own, ("mine.py",))
     assert taken.silos["north"].sources == own
     assert {s.train for n, node in taken.silos.items() if n != "north" for s in node.sources} == {""}
     assert taken.plugins == ("mine.py",)

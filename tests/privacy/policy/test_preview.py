@@ -47,8 +47,8 @@ def test_the_policies_in_a_file_are_previewed(federation: Build, tmp_path: Path)
     policy(tmp_path, release={"tensors": "any", "samples": True, "metrics": True, "word_pieces": 5})
     [refusal] = refusals(with_policy(federation(), tmp_path / "policy.yaml"))
     assert refusal == (
-        "north will refuse the request CollectVocabulary: policy.yaml: rule 'training' releases word pieces seen at "
-        "least 5 times, and 2 was asked for"
+        "north will refuse the request CollectVocabulary: policy.yaml: rule 'training' releases words that at least "
+        "5 rows have, and 2 was asked for"
     )
 
 

@@ -68,7 +68,7 @@ def test_what_the_settings_imply_is_allowed(limits: RequestLimits, request_: Any
         (Train(1, EMPTY, knowledge=KnowledgePart(())), "'knowledge'"),
         (Train(1, EMPTY, shared_state=EMPTY), "'shared_state'"),
         (Train(1, EMPTY, capacity=9), "'capacity'"),
-        (CollectVocabulary(1), "word pieces seen 1 times"),
+        (CollectVocabulary(1), "words that 1 rows have"),
         (Personalise(7, EMPTY, EMPTY, "mine"), "no personal models"),
     ],
 )
