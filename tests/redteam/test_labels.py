@@ -1,4 +1,4 @@
-"""Labels and word pieces: a lying coordinator asks a deployed silo for names that the federation file does not list.
+"""Labels and words: a lying coordinator asks a deployed silo for names that the federation file does not list.
 
 The silo is the one that `hansa join` starts. The control is a simulation of the same files, in which the silo belongs
 to the user: there the names leave.
