@@ -22,7 +22,7 @@ from hansa.data.formats.annotated import WORD
 
 THRESHOLD = 0.5
 SETTINGS = "finder.json"
-WINDOW, CONTEXT = 126, 12  # tokens of a window, and how many of them are repeated as context on each side
+WINDOW, CONTEXT = 126, 8  # tokens of a window, and how many of them are repeated as context on each side
 BATCH = 16  # windows computed at once: more do not fit into the caches of a core
 OUTSIDE = "O"
 LETTERS = re.compile(r"[^\W\d_]+")
