@@ -30,6 +30,7 @@ from hansa.links.local import attempt, withheld_reason
 
 WAIT_SECONDS = 5.0  # for a request, before the worker looks whether the agent may work again
 RETRY_SECONDS = 5.0  # after a request failed
+LOOK_SECONDS = 0.2  # between two looks whether a newer request has come
 ATTEMPTS = 3  # at a request before its failure is sent to the parent
 FINISH_SECONDS = 30.0  # for a reply that is being sent when the agent is stopped
 PATH = re.compile(r"(?<![\w/:<])(?:[A-Za-z]:\\|~?/|\.\.?/)[^\s'\",;:()]+")  # of a file on this machine
@@ -126,13 +127,13 @@ class RequestWorker:
             except GaveUp:
                 stopped = "stopped; it is repeated after the restart"
                 self._log(f"{_title(envelope)}: {stopped if self._stop.is_set() else 'superseded by a newer request'}")
-            except RequestRefused as error:
-                self._warn(f"{_title(envelope)}: dropped ({error})")
-                if self._halted:
-                    self._requests.repeat(envelope.run)  # it is taken up again when the alarm or the pause is over
             except Exception as error:
                 # No error may end the agent: the broker still stores the request, and it is read again.
                 self._warn(f"{_title(envelope)}: failed ({type(error).__name__}: {error})")
+                if isinstance(error, RequestRefused) and self._halted:
+                    self._requests.repeat(envelope.run)  # it is taken up again when the alarm or the pause is over
+                    self.phase = "idle"
+                    continue
                 failed = (envelope.position, failed[1] + 1 if failed[0] == envelope.position else 1)
                 self._handle_failure(envelope, error, failed[1], session, blobs)
             self.phase = "idle"
@@ -145,7 +146,9 @@ class RequestWorker:
     ) -> None:
         """Repeat a failed request later; after `ATTEMPTS`, send the failure, so that the parent can go on."""
         if times < ATTEMPTS:
-            self._stop.wait(RETRY_SECONDS)
+            until = monotonic() + RETRY_SECONDS
+            while monotonic() < until and not self._superseded and not self._stop.wait(LOOK_SECONDS):
+                pass  # a newer request does not wait for an older one to be repeated
             self._requests.repeat(envelope.run)
             return
         reason = f"it failed {times} times: {type(error).__name__} (its message stays at the node)"

@@ -14,9 +14,12 @@ import pytest
 from hansa.config.shared import for_members
 from hansa.core import wire
 from hansa.core.messages import CollectVocabulary, DescribeData, Failure, VocabularyCounts
+from hansa.deploy import request_worker
 from hansa.deploy.agent import Agent
 from hansa.deploy.join import SiloService
 from hansa.deploy.kit import COORDINATOR, Kit
+from hansa.deploy.network.blob_client import BlobClient
+from hansa.deploy.network.blob_protocol import RequestRefused
 from hansa.deploy.network.envelope import Envelope
 from hansa.deploy.network.open_requests import PendingRequest
 from hansa.deploy.policy_enforcer import PolicyEnforcer
@@ -139,6 +142,29 @@ def test_an_invalid_request_is_answered_with_the_reason(stage: Any, what: Any) -
     reply = stage.ask(text_of(CollectVocabulary(5)), kind="CollectVocabulary")
     assert isinstance(reply, VocabularyCounts), "the next request is answered"
     assert verify(stage.home / "audit.jsonl").sound
+
+
+@pytest.mark.parametrize("times", [1, 100])
+def test_a_request_whose_parts_are_refused_is_repeated_and_then_answered_with_a_failure(
+    stage: Any, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a newer request, the parent would wait until its deadline, or for ever."""
+    monkeypatch.setattr(request_worker, "RETRY_SECONDS", 0.1)
+    honest, left = BlobClient.fetch, [times]
+
+    def fetch(self: BlobClient, ref: Any, target: Any) -> None:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise RequestRefused("no blob of that name is offered")
+        honest(self, ref, target)
+
+    monkeypatch.setattr(BlobClient, "fetch", fetch)
+    reply = stage.ask(text_of(CollectVocabulary(5)), kind="CollectVocabulary")
+    if times == 1:
+        assert isinstance(reply, VocabularyCounts)
+    else:
+        assert isinstance(reply, Failure)
+        assert "it failed 3 times: RequestRefused" in reply.reason
 
 
 def test_failures_are_not_stored(module_federation: Any, tmp_path: Path) -> None:
