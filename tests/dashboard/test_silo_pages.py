@@ -178,7 +178,7 @@ def test_a_policy_in_words_names_every_rule(tmp_path: Path) -> None:
     approve = {"tasks": ["mlm"], "methods": ["fedavg"], "max_rounds": 9}
     file.write_text(yaml.safe_dump({"rules": {"training": rule}, "budget": {"epsilon": 4}, "approve": approve}))
     text = "\n".join(policy_lines(Policy.read(file)))
-    for words in ("model updates (head)", "at least 5 of its rows", "does not let leave", "names of the labels", "3 silos"):
+    for words in ("model updates (head)", "at least 5 of its rows", "withholds", "names of the labels", "3 silos"):
         assert words in text
     assert "ε ≤ 2" in text
     assert "ε = 4" in text

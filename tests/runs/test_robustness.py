@@ -114,7 +114,7 @@ def test_text_does_not_pass_for_labels(federation: Build, tmp_path: Path) -> Non
         for i, line in enumerate(source.read_text().splitlines())
     ]
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(UserError, match="different labels in 100 rows are text, which does not leave") as error:
+    with pytest.raises(UserError, match="this field looks like free text, which must not leave the silo") as error:
         run(settings, tmp_path / "run", workers=0)
     assert "secret" not in str(error.value)
 
