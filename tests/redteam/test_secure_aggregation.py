@@ -170,7 +170,7 @@ def test_a_temperature_that_gives_one_silo_all_the_weight(
     assert members.round(uncapped(settings), "sent") is None
     assert all("one silo would have 100% of the weight" in reason for reason in members.refusals.values())
     with pytest.raises(InvalidRequest, match="cannot be used"):
-        own_settings(uncapped(settings).model_dump_json().encode(), EAST, (), ())
+        own_settings(for_members(uncapped(settings)), EAST, (), ())
     unlimited()
     assert known(members.round(uncapped(settings), "attacked"), truth)
 
