@@ -12,6 +12,8 @@ from hansa.experiments.reproduce.fedkc import clearly
 from hansa.experiments.reproduce.fedkc_runs import ALL, GRID, LAST, SIZES, Tuned, federation, methods
 from hansa.experiments.reproduce.published_fedkc import AVERAGES
 
+pytestmark = pytest.mark.xdist_group("fedkc")  # one process: its tests share a run
+
 
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory: pytest.TempPathFactory) -> Reproduction:

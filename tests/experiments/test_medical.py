@@ -25,6 +25,8 @@ from hansa.runs.result import Result
 from hansa.runs.results import PersonalModels
 from tests.conftest import Build
 
+pytestmark = pytest.mark.xdist_group("medical")  # one process: its tests share a run
+
 
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory: pytest.TempPathFactory) -> tuple[Reproduction, list[str]]:

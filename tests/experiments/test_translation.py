@@ -13,6 +13,8 @@ from hansa.core.errors import DataError, UserError
 from hansa.experiments.reproduce import Options, Reproduction, domains, translation, translation_tables
 from hansa.experiments.reproduce.translation_tables import SERVER, Found, Scored
 
+pytestmark = pytest.mark.xdist_group("translation")  # one process: its tests share a run
+
 
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory: pytest.TempPathFactory) -> Reproduction:

@@ -11,6 +11,8 @@ from hansa.experiments.reproduce.trees import Layout
 from hansa.experiments.reproduce.worldlm import jobs_of
 from hansa.experiments.reproduce.worldlm_tables import Figures, claims_of, tables_of
 
+pytestmark = pytest.mark.xdist_group("worldlm")  # one process: its tests share a run
+
 
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory: pytest.TempPathFactory) -> tuple[Reproduction, list[str]]:
