@@ -73,7 +73,9 @@ def test_an_older_version_reads_a_newer_message_unless_it_uses_the_new_field(mad
         older = read(Before, text(made))
         assert isinstance(older, Before)
         assert (older.name, older.count, older.tags) == (made.name, made.count, made.tags)
-        assert read(After, text(older)) is not None, "and the newer one reads the older one's"
+        newer = read(After, text(older))
+        assert isinstance(newer, After), "and the newer one reads the older one's"
+        assert (newer.name, newer.count, newer.tags, newer.limit) == (made.name, made.count, made.tags, None)
         return
     with pytest.raises(DecodingError, match="no field limit: it may come from a newer version"):
         read(Before, text(made))
