@@ -1,4 +1,4 @@
-"""What a silo releases before there is a model: counts of word pieces, and names of labels.
+"""What a silo releases before there is a model: counts of words, and names of labels.
 
 Both are counted by row (or by a larger unit, such as a patient), and what fewer units have than the federation file
 says does not leave. A request for anything that the federation file does not provide for is refused: a coordinator
@@ -32,7 +32,7 @@ def own_unit(row: Row, source: Source) -> None:
 def collect_vocabulary(
     name: str, holder: Holder, runtime: Runtime, request: CollectVocabulary, unit_of: UnitOf = own_unit
 ) -> VocabularyCounts | Failure:
-    """The reply of silo ``name`` to a request for word pieces and labels.
+    """The reply of silo ``name`` to a request for words and labels.
 
     ``unit_of``: what a row belongs to, for counting. Raises `DataError` if the labels are texts.
     """

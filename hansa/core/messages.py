@@ -40,7 +40,7 @@ def no_tensors() -> Tensors:
 
 @dataclass(frozen=True)
 class CollectVocabulary:
-    """Before there is a model: count word pieces, and list the labels that the training rows use.
+    """Before there is a model: count words, and list the labels that the training rows use.
 
     ``min_count``: count only pieces that at least so many rows have; 0 counts none. ``labels``: list only labels that
     at least so many rows have; 0 lists none.

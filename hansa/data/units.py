@@ -1,6 +1,6 @@
 """Counts by unit: in how many rows, documents or patients something occurs, however often it occurs in each.
 
-What a silo releases by its frequency (word pieces, label names) is counted in this way: a surname that the notes of one
+What a silo releases by its frequency (words, label names) is counted in this way: a surname that the notes of one
 patient repeat does not become frequent by that.
 """
 

@@ -130,7 +130,7 @@ def _check_tokenizer(folder: Path, federation: Federation, approval: Approval) -
     entries, limit = len(_backend(sent)["model"]["vocab"]), federation.tokenizer.size
     if _form(sent) != _form(_own_tokenizer(federation, approval)) or entries > limit:
         raise NotApproved(
-            f"the vocabulary ({entries} entries) is not one that counts of word pieces give; the settings allow "
+            f"the vocabulary ({entries} entries) is not one that counts of words give; the settings allow "
             f"{limit} entries, and no tokens beside them but those of the task"
         )
 
@@ -168,7 +168,7 @@ def _described(words: Any) -> dict[str, Any]:
 
 
 def _form(words: Any) -> dict[str, Any]:
-    """A tokenizer without the entries that counts of word pieces gave it."""
+    """A tokenizer without the entries that counts of words gave it."""
     found = _described(words)
     found["backend"]["model"] = {k: v for k, v in found["backend"]["model"].items() if k not in ("vocab", "merges")}
     added = found["backend"]["added_tokens"]

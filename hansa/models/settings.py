@@ -127,7 +127,7 @@ class Model(Section):
 
 
 class Tokenizer(Section):
-    """The tokenizer: the model's own, bytes, or a vocabulary built from the silos' word-piece counts."""
+    """The tokenizer: the model's own, bytes, or a vocabulary built from the silos' word counts."""
 
     kind: Literal["model", "bytes", "federated"] | None = Field(
         default=None, description="Default: the model's own if `model.path` is given, else `federated`."

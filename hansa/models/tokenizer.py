@@ -1,6 +1,6 @@
 """Tokenizers: the model's own, bytes, or a vocabulary built from counts of all silos.
 
-Federated: every silo splits its text into word pieces by the same rule and sends, of those that occur in at least
+Federated: every silo splits its text into words by the same rule and sends, of those that occur in at least
 ``min_count`` rows, in how many rows they occur; the server adds the counts and trains byte-pair merges on them. No text
 leaves a silo, rare words (names, numbers, spelling variants) are withheld, also those that a single row repeats, and
 the report states what was sent.

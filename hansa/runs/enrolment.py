@@ -45,7 +45,7 @@ def surveyed(
     ledger: Ledger,
     events: RunEvents,
 ) -> dict[NodeId, VocabularyCounts]:
-    """Ask the silos for word pieces and labels; return the valid replies.
+    """Ask the silos for words and labels; return the valid replies.
 
     Raises `RunFailed` if fewer than the quorum answer.
     """
@@ -172,7 +172,7 @@ def _bad_counts(name: NodeId, found: VocabularyCounts) -> str:
     return (
         ""
         if all(0 <= count <= MAX_SAMPLES for count in counts)
-        else f"it sent a word-piece count outside of 0 to {MAX_SAMPLES:g}"
+        else f"it sent a word count outside of 0 to {MAX_SAMPLES:g}"
     )
 
 

@@ -27,7 +27,7 @@ MetricsByGroup = Mapping[str, Metrics]
 Point = tuple[float, float]
 EVENTS = 200  # the first events of a run that are read
 AUDITS = "audit"  # the folder of a run directory that holds the findings of privacy audits
-NO_COUNTS: dict[str, Any] = {"minimum": 0, "silos": {}}  # no silo sent word-piece counts
+NO_COUNTS: dict[str, Any] = {"minimum": 0, "silos": {}}  # no silo sent word counts
 
 
 def lower_is_better(task: Task, metric: str) -> bool:
@@ -243,7 +243,7 @@ class RunResults:
 
     @property
     def vocabulary_counts(self) -> dict[str, Any]:
-        """How many word-piece counts and labels each silo sent, and how many counts it withheld."""
+        """How many word counts and labels each silo sent, and how many counts it withheld."""
         return dict(self.facts.get("survey", NO_COUNTS))
 
     @property

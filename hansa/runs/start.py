@@ -78,7 +78,7 @@ class Agreement:
 
 
 def agree(federation: Federation, task: Task, link: Link, ledger: Ledger, events: RunEvents) -> Agreement:
-    """Ask the silos for word pieces and labels, as far as the settings leave them open.
+    """Ask the silos for words and labels, as far as the settings leave them open.
 
     Raises `DataError` if the task needs labels and the silos have too few.
     """
@@ -131,7 +131,7 @@ def head_lines(federation: Federation, model: Any, labels: tuple[str, ...]) -> l
 
 
 def _collected(federation: Federation, labels: int, link: Link, ledger: Ledger, events: RunEvents) -> VocabularyCounts:
-    """Collect what a common start needs from the silos: counts of word pieces, names of labels, both or nothing.
+    """Collect what a common start needs from the silos: counts of words, names of labels, both or nothing.
 
     ``labels``: the least number of rows behind a label; 0: the silos are not asked for labels.
     """

@@ -268,7 +268,7 @@ def test_a_policy_decides_about_centroids_and_their_price_before_training(tmp_pa
         found = preview_policy(Policy.read(tmp_path / "policy.yaml"), federated(tmp_path / "data", **settings), "north")
         return {one.request: one.verdict.allowed for one in found}
 
-    release = "release: {tensors: any, samples: true, metrics: true, word_pieces: 2, labels: true, knowledge: %s}"
+    release = "release: {tensors: any, samples: true, metrics: true, words: 2, labels: true, knowledge: %s}"
     assert not verdicts(release % "false")["ShareKnowledge"]
     assert verdicts(release % "true")["ShareKnowledge"]
     north, south = (

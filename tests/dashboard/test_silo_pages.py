@@ -173,7 +173,7 @@ def test_policy_and_budget_in_words(app: FastAPI, view: SiloView) -> None:
 
 def test_a_policy_in_words_names_every_rule(tmp_path: Path) -> None:
     file = tmp_path / "policy.yaml"
-    release = {"tensors": ["head"], "samples": True, "word_pieces": 5}
+    release = {"tensors": ["head"], "samples": True, "words": 5}
     rule = {"federations": ["clinics"], "methods": "any", "release": release, "require": {"cohort": 3, "epsilon": 2}}
     approve = {"tasks": ["mlm"], "methods": ["fedavg"], "max_rounds": 9}
     file.write_text(yaml.safe_dump({"rules": {"training": rule}, "budget": {"epsilon": 4}, "approve": approve}))

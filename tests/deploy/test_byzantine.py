@@ -85,7 +85,7 @@ def events(folder: Any, kind: Any) -> Any:
 
 
 ENROLMENT = {
-    "south-2": ({CollectVocabulary: lambda *_: VocabularyCounts({"a": -5})}, "a word-piece count outside of"),
+    "south-2": ({CollectVocabulary: lambda *_: VocabularyCounts({"a": -5})}, "a word count outside of"),
     "south-3": ({CollectVocabulary: lambda *_: Scores({})}, "it sent a Scores"),
     "south-4": ({DescribeData: lambda *_: VocabularyCounts({})}, "it sent a VocabularyCounts"),
     "south-5": ({DescribeData: lambda *_: DataCard({"train": {"x": -9}}, 9)}, "a number of samples outside of"),

@@ -103,7 +103,7 @@ def test_listed_labels_are_not_asked_for(build: Any, tmp_path: Path) -> None:
         check_labels(build(labels=["high", "low"], discover_labels=True))
 
 
-def test_word_pieces_are_counted_by_row_and_their_floor_is_the_files(build: Any, tmp_path: Path) -> None:
+def test_words_are_counted_by_row_and_their_floor_is_the_files(build: Any, tmp_path: Path) -> None:
     ask = deployed(build(labels=["high", "low"]), tmp_path)
     reply = ask(CollectVocabulary(5))
     assert isinstance(reply, VocabularyCounts)

@@ -103,7 +103,7 @@ def test_kits_and_policies_execute_a_plug_in_only_if_asked(
     """With a method of Hansa nothing of a plug-in is needed; with the plug-in's own, the command says what to do."""
     file = write(method)
     policy = tmp_path / "policy.yaml"
-    release = "{tensors: any, samples: true, metrics: true, word_pieces: 2}"
+    release = "{tensors: any, samples: true, metrics: true, words: 2}"
     policy.write_text(f"rules: {{all: {{federations: [small], methods: any, release: {release}}}}}")
     line = ["kit", "create", str(file), "--out", str(tmp_path / "kits")]
     line = line if command == "kit" else ["check", "--policy", str(policy), str(file)]

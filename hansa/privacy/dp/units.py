@@ -17,7 +17,7 @@ because the silo draws it from secret randomness and does not tell who was drawn
 chooses would amplify nothing.
 
 Not covered by ε: the numbers of samples and patients (N is in the formula), scores, how long the silo computed, and
-what leaves before training (word pieces, labels). The training loss does not leave.
+what leaves before training (words, labels). The training loss does not leave.
 """
 
 from dataclasses import dataclass

@@ -26,7 +26,7 @@ SEEDED = (
 def disclosures(federation: Federation, survey: Mapping[str, Any] | None = None, silo: str | None = None) -> list[str]:
     """What leaves the silos, one sentence for each release.
 
-    ``survey``: what the ledger of a run states about the word-piece counts and labels that the silos sent; without it
+    ``survey``: what the ledger of a run states about the word counts and labels that the silos sent; without it
     the sentences follow from the federation file alone. ``silo``: leave out what concerns the noise of other silos.
     """
     if federation.kind == "survey":

@@ -41,7 +41,7 @@ DESCRIPTIONS: Mapping[Kind, str] = {
     "tensors": "model updates",
     "samples": "sample counts",
     "metrics": "losses and scores",
-    "word_pieces": "word pieces",
+    "words": "words",
     "labels": "names of labels",
     "knowledge": "knowledge shared before training",
     "layers": "layers for other nodes",

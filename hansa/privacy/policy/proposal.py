@@ -33,7 +33,7 @@ def propose_policy(federation: Federation) -> dict[str, Any]:
     task, method = TASKS.build(federation.task), build_method(federation)
     release: dict[str, Any] = {"tensors": "any", "samples": True, "metrics": True}
     if federated_vocabulary(federation):
-        release["word_pieces"] = federation.tokenizer.min_count
+        release["words"] = federation.tokenizer.min_count
     needed = {
         "labels": collects_labels(task),
         "knowledge": method.exchange is not None,

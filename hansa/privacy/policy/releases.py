@@ -47,7 +47,7 @@ from hansa.privacy.policy.rules import Kind, ReleaseItem
 
 # What each field of each reply releases; fields of an optional part are written ``part.field``.
 RELEASE_KINDS: Mapping[type, Mapping[str, Kind]] = {
-    VocabularyCounts: {"pieces": "word_pieces", "withheld": "word_pieces", "labels": "labels"},
+    VocabularyCounts: {"pieces": "words", "withheld": "words", "labels": "labels"},
     DataCard: dict.fromkeys(("groups", "per_round", "problems", "inner", "steps"), "samples"),
     Update: {
         "gradient": "tensors",
@@ -115,7 +115,7 @@ def requested_items(request: object) -> list[ReleaseItem] | None:
     """What the reply to a request would release, as far as the request shows; None for an unlisted request."""
     match request:
         case CollectVocabulary():
-            counts = [ReleaseItem("word_pieces", min_count=request.min_count)] if request.min_count else []
+            counts = [ReleaseItem("words", min_count=request.min_count)] if request.min_count else []
             return counts + ([ReleaseItem("labels")] if request.labels else [])
         case DescribeData():
             return [ReleaseItem("samples")]
@@ -150,7 +150,7 @@ def released_items(reply: Reply, request: Request, part_of: PartOf) -> list[Rele
         return None
     floors: dict[Kind, int] = {}
     if isinstance(request, CollectVocabulary):
-        floors["word_pieces"] = request.min_count
+        floors["words"] = request.min_count
     if isinstance(request, TakeSurvey):
         floors["survey"] = request.floor
     scores = isinstance(request, AdvertiseKeys | ShareSecrets | RevealShares) and bool(request.scores)

@@ -8,7 +8,7 @@ rules:
       tensors: [block, head]        # model updates, by part of the model (core/model_parts.py), or any
       samples: true                 # sample counts by language; rows that could not be used, and why
       metrics: true                 # sums of losses and scores; the mean training loss
-      word_pieces: 5                # words that at least this many of the silo's rows have, with counts
+      words: 5                # words that at least this many of the silo's rows have, with counts
       labels: true                  # the names of the labels
       knowledge: false              # what silos share before training, such as FedKC's centroids
       layers: false                 # WorldLM: layers for other nodes, and attention weights
@@ -43,9 +43,10 @@ from hansa.privacy.dp.prices import exchange_price, update_prices
 from hansa.privacy.policy.limits import AutomaticApproval, Budget, Limits
 
 Kind = Literal[
-    "tensors", "samples", "metrics", "word_pieces", "labels", "knowledge", "layers", "personal", "survey", "sketches"
+    "tensors", "samples", "metrics", "words", "labels", "knowledge", "layers", "personal", "survey", "sketches"
 ]
-RENAMED = {"pieces": "word_pieces", "offers": "knowledge", "residuals": "layers"}  # old name of a kind → its name
+# old name of a kind → its name
+RENAMED = {"pieces": "words", "word_pieces": "words", "offers": "knowledge", "residuals": "layers"}
 MAX_DEPTH = 8  # of policies within policies
 
 
@@ -55,7 +56,7 @@ class Release(Section):
     tensors: Literal["any"] | tuple[str, ...] = ()
     samples: bool = False
     metrics: bool = False
-    word_pieces: Annotated[int, Field(ge=1, strict=True)] | Literal[False] = False
+    words: Annotated[int, Field(ge=1, strict=True)] | Literal[False] = False
     labels: bool = False
     knowledge: bool = False
     layers: bool = False
@@ -143,7 +144,7 @@ class ReleaseItem:
 
     kind: Kind
     parts: frozenset[str] = frozenset()  # of tensors: the parts of the model that they belong to
-    min_count: int = 0  # of word pieces: the smallest count that leaves
+    min_count: int = 0  # of words: the smallest count that leaves
 
 
 @dataclass(frozen=True)
@@ -265,8 +266,8 @@ def _withheld(release: Release, item: ReleaseItem) -> str:
     if item.kind == "tensors" and release.tensors:
         missing = sorted(part for part in item.parts if not covers(release.tensors, part))
         return f"does not release tensors of {', '.join(missing)}" if missing else ""
-    if item.kind == "word_pieces" and release.word_pieces and item.min_count < release.word_pieces:
-        return f"releases words that at least {release.word_pieces} rows have, and {item.min_count} was asked for"
+    if item.kind == "words" and release.words and item.min_count < release.words:
+        return f"releases words that at least {release.words} rows have, and {item.min_count} was asked for"
     if item.kind == "survey" and release.survey and item.min_count < release.survey:
         return f"releases figures that stand for at least {release.survey} rows, and {item.min_count} was asked for"
     return "" if getattr(release, item.kind) else f"does not release {item.kind}"

@@ -102,8 +102,8 @@ def _released(release: Release) -> Iterator[str]:
     if release.tensors:
         parts = "all parts of the model" if release.tensors == "any" else ", ".join(release.tensors)
         yield f"model updates ({parts})"
-    if release.word_pieces:
-        yield f"words that at least {release.word_pieces} of its rows have, with counts"
+    if release.words:
+        yield f"words that at least {release.words} of its rows have, with counts"
     if release.survey:
         yield f"statistics of the data (hansa survey), each figure of at least {release.survey} rows"
     yield from (words for kind, words in KINDS.items() if getattr(release, kind))

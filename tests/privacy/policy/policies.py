@@ -17,7 +17,7 @@ from hansa.core.tensors import Layout, Tensors
 from hansa.methods.fedavg import PlainObjective, ShareEverything, fedavg
 from hansa.privacy.policy.rules import Kind, Policy, Purpose, ReleaseItem
 
-ALL = {"tensors": "any", "samples": True, "metrics": True, "word_pieces": 2, "labels": True, "personal": True}
+ALL = {"tensors": "any", "samples": True, "metrics": True, "words": 2, "labels": True, "personal": True}
 HERE = Purpose("small", "fedavg", 2, None)
 
 

@@ -44,7 +44,7 @@ def test_check_previews_the_decision(federation: Build, tmp_path: Path) -> None:
 
 
 def test_the_policies_in_a_file_are_previewed(federation: Build, tmp_path: Path) -> None:
-    policy(tmp_path, release={"tensors": "any", "samples": True, "metrics": True, "word_pieces": 5})
+    policy(tmp_path, release={"tensors": "any", "samples": True, "metrics": True, "words": 5})
     [refusal] = refusals(with_policy(federation(), tmp_path / "policy.yaml"))
     assert refusal == (
         "north will refuse the request CollectVocabulary: policy.yaml: rule 'training' releases words that at least "
@@ -66,7 +66,7 @@ def test_a_proposal_is_narrow(federation: Build) -> None:
         ({"task": "causal-lm", "method": "worldlm"}, "layers"),
         ({"personal": {"rounds": 1}}, "personal"),
         ({"task": "classify"}, "labels"),
-        ({}, "word_pieces"),
+        ({}, "words"),
     ],
 )
 def test_a_proposal_allows_what_its_federation_asks_for_and_no_less_would_do(

@@ -48,16 +48,16 @@ def test_a_promised_epsilon_is_compared(tmp_path: Path) -> None:
     assert not allowed(found, purpose=Purpose("small", "fedavg", 2, 4.5))
 
 
-def test_tensors_by_part_and_word_pieces_by_count(tmp_path: Path) -> None:
-    found = policy(tmp_path, release={"tensors": ["block", "head"], "word_pieces": 5})
+def test_tensors_by_part_and_words_by_count(tmp_path: Path) -> None:
+    found = policy(tmp_path, release={"tensors": ["block", "head"], "words": 5})
     assert found.judge(ReleaseItem("tensors", frozenset({"block.0", "head"})), HERE).allowed
     refused = found.judge(ReleaseItem("tensors", frozenset({"block.0", "embeddings"})), HERE)
     assert "does not release tensors of embeddings" in refused.reason
     assert not found.judge(ReleaseItem("tensors", frozenset({"blocks"})), HERE).allowed, (
         "a part is not a prefix of a word"
     )
-    assert found.judge(ReleaseItem("word_pieces", min_count=5), HERE).allowed
-    assert not found.judge(ReleaseItem("word_pieces", min_count=4), HERE).allowed
+    assert found.judge(ReleaseItem("words", min_count=5), HERE).allowed
+    assert not found.judge(ReleaseItem("words", min_count=4), HERE).allowed
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_tensors_by_part_and_word_pieces_by_count(tmp_path: Path) -> None:
         ("rules: []", "rules"),
         ("rules: {a: {federations: any, methods: any}}", "'rules.a.release' is missing"),
         ("rules: {a: {federations: any, methods: any, release: {metric: true}}}", "did you mean 'metrics'?"),
-        ("rules: {a: {federations: any, methods: any, release: {word_pieces: true}}}", "word_pieces"),
+        ("rules: {a: {federations: any, methods: any, release: {words: true}}}", "words"),
         ("rules: {a: {federations: any, methods: any, release: {metrics: true}, require: {cohort: 0}}}", "cohort"),
         ("\xff\xfe", "policy.yaml"),
         ("within: policy.yaml\nrules: {a: {federations: any, methods: any, release: {metrics: true}}}", "circle"),
