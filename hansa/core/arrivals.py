@@ -145,6 +145,8 @@ class LinkArrivals:
                 return replace(works[node], due=self._clock)
             if self._deadline is not None and monotonic() >= self._deadline:
                 return None
+            if node is None and min(self._retries.values(), default=float("inf")) > monotonic():
+                return None  # the link ended the wait, since the node's own parent has a deadline
             self._ask_again(works)
 
     def _failed(self, node: NodeId) -> bool:

@@ -14,6 +14,7 @@ from functools import cached_property
 from time import monotonic
 from typing import Any, Protocol
 
+from hansa.core import region_rounds
 from hansa.core.downlink import PartialDownlink
 from hansa.core.encoded_downlink import EncodedDownlink
 from hansa.core.exchange import KnowledgeExchange
@@ -32,6 +33,7 @@ from hansa.core.hierarchy import (
 )
 from hansa.core.knowledge import Sizes
 from hansa.core.messages import (
+    ArrivalOrder,
     BelowPart,
     DataCard,
     Evaluate,
@@ -86,6 +88,7 @@ class InnerNode:
     tree: OwnTree | None = None
     sizes: Callable[[], Sizes] | None = None  # what exchanged knowledge is checked by
     factors: Callable[[], Sequence[FactorNames]] | None = None  # the adapted layers, where a rule combines products
+    store: StateStore | None = None  # of an asynchronous node below the root (region_rounds.py)
     masking: Callable[[], RoundPart] | None = None  # makes the part of a round that aggregates securely
 
     @property
@@ -193,8 +196,11 @@ class InnerNode:
         for number in range(1, self.rounds + 1):
             if records and end is not None and monotonic() > end:
                 break  # what was done so far is worth more than nothing
-            record, up = self.round(state, self._turn(request, number, end), residuals)
-            if record.failed and records and end is not None and monotonic() > end:
+            turn = self._turn(request, number, end)
+            record, up = self.round(state, turn, residuals)
+            if self.store is not None:
+                region_rounds.keep(self.store, record, state, self.server.children, turn.durable)
+            if record.failed and records and (self.store is not None or (end is not None and monotonic() > end)):
                 break
             if record.failed:
                 return Failure(f"region '{self.name}': {record.failed}")
@@ -208,12 +214,17 @@ class InnerNode:
         """The node's own ``number``-th round for a request."""
         window = request.schedule
         begin, total = (window.begin + (number - 1) * self.steps, window.total) if window is not None else (0, 0)
-        return Turn((request.round - 1) * self.rounds + number, request.durable * self.rounds, begin, total, end)
+        own = (request.round - 1) * self.rounds + number
+        order = region_rounds.recorded(self.store, own) if self.store is not None else ()
+        return Turn(own, request.durable * self.rounds, begin, total, end, order)
 
     def _adopt(self, request: Train) -> tuple[Adopted | None, ServerState]:
         """Where the rounds begin: at the parent's model, or at the node's own after it took in the parent's."""
         if self.tree is None:
-            return None, self.begin(request.model.copy())
+            state = self.begin(request.model.copy())
+            if self.store is not None:
+                region_rounds.recall(self.store, state, (request.round - 1) * self.rounds + 1)
+            return None, state
         tree, states = self.tree, self.tree.store.recall(request.round)
         adopted = adopt_parent(self.name, self.hierarchy, tree.keys, states, lambda: tree.start, request, leaf=False)
         state = self.begin(adopted.model)
@@ -239,8 +250,10 @@ class InnerNode:
         """All rounds of the node as one update."""
         given = [u for record in records for u in record.updates.values()]
         failures = {node: reason for record in records for node, reason in record.failures.items()}
-        for update in given:
-            failures |= update.below.failures if update.below is not None else {}
+        orders = [ArrivalOrder(self.name, one.round, tuple(one.arrivals)) for one in records if one.arrivals]
+        for part in (update.below for update in given if update.below is not None):
+            failures |= part.failures
+            orders += part.arrivals
         return Update(
             gradient=self._moved(request.model, model, records),
             samples=sum(u.samples for u in records[-1].updates.values()),
@@ -252,6 +265,7 @@ class InnerNode:
                 failures,
                 summed(*(record.bytes("sent", self.name) for record in records)),
                 summed(*(record.bytes("received", self.name) for record in records)),
+                tuple(orders),
             ),
             layers=self._layers(records, upwards, adopted) if adopted is not None else None,
         )

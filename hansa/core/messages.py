@@ -173,12 +173,22 @@ class MaskedPart:
 
 
 @dataclass(frozen=True)
+class ArrivalOrder:
+    """The children whose updates arrived at an asynchronous inner node in one of its own rounds, in that order."""
+
+    node: NodeId
+    round: int
+    children: tuple[NodeId, ...]
+
+
+@dataclass(frozen=True)
 class BelowPart:
     """Of `Update`, from an inner node: what happened below it, node by node."""
 
     failures: dict[NodeId, str] = field(default_factory=dict)
     sent: dict[NodeId, int] = field(default_factory=dict)  # bytes down to each node
     received: dict[NodeId, int] = field(default_factory=dict)  # bytes up from it
+    arrivals: tuple[ArrivalOrder, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class PlanContext:
-    """What a participation rule decides by. ``link``: the way to the children; None where nothing is sent."""
+    """What a participation rule decides by. ``link``: the way to the children; None where nothing is sent.
+
+    ``arrivals``: the order in which updates arrived, where an asynchronous round is repeated.
+    """
 
     name: NodeId
     children: Mapping[NodeId, Child]
@@ -133,6 +136,7 @@ class PlanContext:
     number: int
     durable: int
     link: Link | None = None
+    arrivals: tuple[NodeId, ...] = ()
 
 
 class ParticipationRule(Protocol):
@@ -148,7 +152,7 @@ class ParticipationRule(Protocol):
 
     @property
     def on_trees(self) -> bool:
-        """Whether the root of a tree may use it."""
+        """Whether the root may use it where every node has a model of its own (a tree of models)."""
 
     @property
     def state(self) -> type | None:
@@ -227,7 +231,7 @@ class BufferedRegions:
 
 
 def without_waiting(rule: ParticipationRule) -> ParticipationRule:
-    """The rule of an inner node below the root: only the root may go on without some of its children."""
+    """The rule of an inner node that follows its parent's method: it waits for its children."""
     return rule if rule.synchronous else Synchronous()
 
 

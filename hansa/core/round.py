@@ -51,8 +51,8 @@ class Server:
 class Turn:
     """Which round it is. ``durable``: the newest checkpointed round; ``end``: when the parent goes on without us.
 
-    Where the nodes of a tree work one after another, ``begin`` is the sequential step of the whole tree at which this
-    round begins, and ``total`` how many there will be.
+    ``arrivals``: the order of arrivals, where an asynchronous round is repeated. Where the nodes of a tree work one
+    after another, this round begins at the sequential step ``begin`` of ``total`` of the whole tree.
     """
 
     number: int
@@ -60,6 +60,7 @@ class Turn:
     begin: int = 0
     total: int = 0
     end: float | None = None
+    arrivals: tuple[NodeId, ...] = ()
 
 
 @dataclass
@@ -181,9 +182,8 @@ class Round:
 
     def lap(self, phase: str) -> None:
         """Note the seconds since the last lap."""
-        now = perf_counter()
-        self.record.seconds[phase] = now - self._began
-        self._began = now
+        began, self._began = self._began, perf_counter()
+        self.record.seconds[phase] = self._began - began
 
     def _combine(self, layout: Layout, updates: Iterator[Update]) -> Tensors:
         method = self.server.method
@@ -195,16 +195,15 @@ def federated_round(server: Server, state: ServerState, turn: Turn, parts: Seque
     method, before = server.method, (state.clock, dict(state.slots))
 
     # 1 participation
-    context = PlanContext(server.name, server.children, server.settings, turn.number, turn.durable, server.link)
-    plan = method.participation.plan(context, state)
+    who, when = (server.name, server.children, server.settings), (turn.number, turn.durable)
+    plan = method.participation.plan(PlanContext(*who, *when, server.link, turn.arrivals), state)
     round = Round(server, state, turn, plan)
 
     # 2 preparation
     for part in parts:
         part.prepare(round)
 
-    # 3 local training, 4 upload, 5 aggregation: `accepted` asks the children (3, 4) while `combine` consumes their
-    # updates
+    # 3 local training, 4 upload, 5 aggregation: `accepted` asks children (3, 4) while `combine` consumes their updates
     gradient = round.combine(round.aggregated, accepted(round, parts))
     round.lap("work")
     record = round.record
@@ -360,7 +359,8 @@ def below(*updates: Update) -> BelowPart | None:
     if not parts:
         return None
     failures = {node: reason for part in parts for node, reason in part.failures.items()}
-    return BelowPart(failures, summed(*(p.sent for p in parts)), summed(*(p.received for p in parts)))
+    arrivals = tuple(order for part in parts for order in part.arrivals)
+    return BelowPart(failures, summed(*(p.sent for p in parts)), summed(*(p.received for p in parts)), arrivals)
 
 
 def summed(*counts: Mapping[str, int]) -> dict[str, int]:

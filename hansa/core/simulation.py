@@ -38,3 +38,7 @@ class Simulation(Section):
         description="With an asynchronous method: for every round, the silos whose updates arrived, in that order, as "
         "`hansa run --arrivals RUN` reads them from the ledger of a run. The virtual clock decides if it is empty.",
     )
+    region_arrivals: dict[str, list[list[str]]] = Field(
+        default={},
+        description="The same for asynchronous regions: by name, for every round of the region's own.",
+    )

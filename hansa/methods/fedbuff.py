@@ -8,6 +8,9 @@ K (``buffer``): updates per step; a (``power``): exponent of the damping. Every 
 is done, its update enters the buffer and the silo starts again from the newest model. When the buffer holds K
 updates, the server takes a step, which counts as a round. ``temperature`` t weighs silos by Nᵢ^t among the K (0, the
 paper: equally).
+On a tree, a child may be a region, whose reply is an update as a silo's is. A region with a method of its own
+(`silos.NAME.method: fedbuff`) is asynchronous itself (`hansa/core/region_rounds.py`); without one it waits for its
+silos.
 Deviations: in a simulation time is virtual (`simulate.delay`), so that a run gives the same result on any machine.
 Between organisations updates count as they arrive (`hansa/core/arrivals.py`). The updates of one round are summed in
 the order of names, so that a recorded order of arrivals gives the same bits.
@@ -19,10 +22,10 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from hansa.core.arrivals import Arrivals, BufferState, PendingWork, arrivals_of, in_use
+from hansa.core.arrivals import Arrivals, BufferState, PendingWork, RecordedArrivals, arrivals_of, in_use
 from hansa.core.messages import NodeId, Update
 from hansa.core.method import METHODS, Method
-from hansa.core.participation import Assignment, Plan, PlanContext, deadline_of, silo_duration
+from hansa.core.participation import Assignment, Plan, PlanContext, deadline_of, duration
 from hansa.core.settings import Count, Section
 from hansa.core.state import PARTICIPATION, ServerState
 from hansa.core.tensors import Layout, Tensors, WeightedMean
@@ -63,11 +66,11 @@ class Buffered:
         state: ServerState,
     ) -> tuple[list[PendingWork], list[PendingWork]]:
         """The next works to end, and those still under way. A silo that is done starts again at once."""
-        simulate, seed = context.settings.simulate, context.settings.seed
 
         def start(node: NodeId, version: int, at: float, number: int) -> PendingWork:
-            """The work that a silo begins at virtual time ``at``, from a version of the model."""
-            return PendingWork(node, version, at + silo_duration(node, number, simulate, seed), number)
+            """The work that a child begins at virtual time ``at``, from a version of the model."""
+            due = at + duration(node, context.children[node], number, context.settings)
+            return PendingWork(node, version, due, number)
 
         pending = list(before.pending) or [start(n, state.round, state.clock, 1) for n in sorted(context.children)]
         source.begin(pending, versions)
@@ -89,6 +92,8 @@ class Buffered:
     def _source(self, context: PlanContext, state: ServerState) -> Arrivals:
         """What decides the order of the updates."""
         settings, forgotten = context.settings, self._done_since(context.durable, state)
+        if context.arrivals:
+            return RecordedArrivals(context.arrivals, state.clock)
         return arrivals_of(
             context.link,
             settings.simulate.arrivals,
