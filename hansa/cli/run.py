@@ -51,7 +51,7 @@ def run(
         from hansa.runs.ledger import recorded_arrivals
 
         order = recorded_arrivals(arrivals)
-        settings = settings.model_copy(update={"simulate": settings.simulate.model_copy(update={"arrivals": order})})
+        settings = settings.model_copy(update={"simulate": settings.simulate.model_copy(update=order)})
     from hansa.config.checks import check
 
     check(settings)  # before the heavy imports: a mistake is answered at once

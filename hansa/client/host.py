@@ -10,6 +10,7 @@ from hansa.client.resident import ResidentSilo
 from hansa.client.runtime import Runtime
 from hansa.client.silo import Silo
 from hansa.client.state import StateFolder
+from hansa.config.asynchrony import rules_above
 from hansa.config.nodes import Holder, leaves
 from hansa.config.shared import settings_digest
 from hansa.config.tree import holders
@@ -93,7 +94,8 @@ class SiloHost:
         ``folder``: where the silo notes the models of this run; ``home``: where it keeps its privacy budget.
         """
         runtime, silo, method = self.runtime, self.silo(name), self.runtime.method
-        one_model = method.hierarchy is None and method.participation.synchronous and not method.upload.both_ways
+        one_model = method.hierarchy is None and not method.upload.both_ways
+        one_model = one_model and all(rule.synchronous for rule in rules_above(runtime.federation, name))
         one_model = one_model and not method.download  # silos train from what they hold, and score the exact model
         charging = RunCharging(runtime.federation, name, home or folder, runtime.deployed)
         partial = method.hierarchy is not None or method.upload.both_ways

@@ -4,6 +4,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
+from hansa.config.asynchrony import region_rule
 from hansa.config.compatibility import refuse_node
 from hansa.config.federation import Federation
 from hansa.config.method import build_method
@@ -248,7 +249,7 @@ def _check_node(federation: Federation, name: str, node: Node, method: Method, t
             f"('{method.name}' at the top): give '{name}' a method that changes only local training, such as fedprox, "
             "or the same method and settings as at the top"
         )
-    refuse_node(name, own, method)
+    refuse_node(name, own, method, region=bool(node.silos))
     if node.model is not None and not (Path(str(node.model.path)) / "config.json").is_file():
         raise ConfigError(
             f"silos.{name}.model: {node.model.path or node.model.preset} is not a Hugging Face model folder; "
@@ -263,6 +264,13 @@ def _check_node(federation: Federation, name: str, node: Node, method: Method, t
 
 
 def _check_tree(federation: Federation, method: Method) -> None:
+    nodes = dict(walk(federation.silos))
+    for name in federation.simulate.region_arrivals:
+        if region_rule(federation, nodes[name]).synchronous:
+            raise ConfigError(
+                f"simulate.region_arrivals has an order of updates for '{name}', which waits for all its nodes: leave "
+                f"it out, or give '{name}' the method of the run that recorded it"
+            )
     _check_filter(method)
     inner = [ROOT] * (federation.root is not None) + [
         n for n, node in walk(federation.silos) if node.silos and node.holds

@@ -59,8 +59,9 @@ def check_slots(method: Method) -> None:
 def refuse(federation: Federation, method: Method, node: Node | None = None) -> None:
     """Refuse what does not go with a method: the root's, or that of a ``node``."""
     if method.participation.buffer:
-        _buffered(federation, method)
-    _recorded(federation, method)
+        _buffered(federation, method, node)
+    if node is None:
+        _recorded(federation, method)
     _uploads(federation, method)
     if method.exchange is not None:
         _exchange(federation, method)
@@ -94,9 +95,10 @@ def refuse_aggregation(federation: Federation, method: Method) -> None:
         )
 
 
-def refuse_node(name: str, own: Method, method: Method) -> None:
-    """Refuse what a node may not have for itself; ``method``: the root's."""
-    if not own.participation.on_trees and own.participation != method.participation:
+def refuse_node(name: str, own: Method, method: Method, region: bool = False) -> None:
+    """Refuse what a node, which may be a ``region``, may not have for itself; ``method``: the root's."""
+    buffered = region and own.participation.buffer and method.hierarchy is None
+    if not own.participation.on_trees and own.participation != method.participation and not buffered:
         raise ConfigError(
             f"silos.{name}.method is '{own.name}', which decides who takes part: that is the root's decision, give it "
             "to the whole federation"
@@ -330,7 +332,8 @@ def _recorded(federation: Federation, method: Method) -> None:
         )
 
 
-def _buffered(federation: Federation, method: Method) -> None:
+def _buffered(federation: Federation, method: Method, node: Node | None) -> None:
+    """Refuse what an asynchronous root, or a region with an asynchronous method of its own, cannot have."""
     simulate = federation.simulate
     if not all((simulate.default_delay, *simulate.delay.values())):
         raise ConfigError(
@@ -338,15 +341,17 @@ def _buffered(federation: Federation, method: Method) -> None:
         )
     if method.participation.on_trees:
         return
-    part = federation.participation
+    own = node is not None and node.method is not None and bool(node.silos)
+    part = node.participation or federation.participation if node is not None and own else federation.participation
     if part.count is not None or part.share < 1.0:
         raise ConfigError(
             f"method '{method.name}' has every silo at work all the time: leave participation.share and .count out"
         )
-    if is_tree(federation):
+    private = sorted(protected(federation))
+    if private and is_tree(federation):
         raise ConfigError(
-            f"method '{method.name}' works in a flat federation: list all silos at the top level of 'silos', without "
-            "regions"
+            f"privacy: on a tree with method '{method.name}' it is not known how often silo '{private[0]}' trains, and "
+            "so not what its updates cost: list all silos at the top level of 'silos', or leave privacy out"
         )
     if federation.train.keep_optimizer or federation.train.samples.adapt is not None:
         raise ConfigError(

@@ -193,6 +193,18 @@ class Federation(Section):
                 f"simulate.arrivals names '{min(strangers)}', which is not a silo; "
                 f"{did_you_mean(min(strangers), self.silos)}"
             )
+        regions = {name: node for name, node in walk(self.silos) if node.silos}
+        for name, rounds in self.simulate.region_arrivals.items():
+            if name not in regions:
+                raise ValueError(
+                    f"simulate.region_arrivals names '{name}', which is not a region; {did_you_mean(name, regions)}"
+                )
+            strangers = {child for round in rounds for child in round} - set(regions[name].silos)
+            if strangers:
+                raise ValueError(
+                    f"simulate.region_arrivals.{name} names '{min(strangers)}', which is not below '{name}'; "
+                    f"{did_you_mean(min(strangers), regions[name].silos)}"
+                )
         unknown = set(self.order) - set(leaves(self.silos))
         if unknown:
             raise ValueError(f"order names '{min(unknown)}'; {did_you_mean(min(unknown), leaves(self.silos))}")

@@ -33,6 +33,9 @@ create table if not exists traffic (
 create table if not exists events (at real, round integer, node text, kind text, text text);
 create table if not exists attention (round integer, node text, stage text, layer text, member text, weight real);
 create table if not exists arrivals (round integer, position integer, node text); -- of asynchronous updates
+create table if not exists region_arrivals ( -- the same in asynchronous regions, by rounds of their own
+  round integer, region text, own_round integer, position integer, node text
+);
 create table if not exists facts (name text primary key, value text);
 """
 
@@ -65,7 +68,16 @@ class Ledger:
 
     def rewind(self, round: int) -> None:
         """Forget what came after ``round``: it will happen again."""
-        for table in ("rounds", "metrics", "silo_metrics", "traffic", "events", "attention", "arrivals"):
+        for table in (
+            "rounds",
+            "metrics",
+            "silo_metrics",
+            "traffic",
+            "events",
+            "attention",
+            "arrivals",
+            "region_arrivals",
+        ):
             self._db.execute(f"delete from {table} where round > ?", (round,))
         self._db.commit()
         if self._jsonl.exists():
@@ -134,6 +146,7 @@ class Ledger:
             self._db.executemany("insert into attention values (?,?,?,?,?,?)", _heard(record))
             order = ((record.round, position, node) for position, node in enumerate(record.arrivals))
             self._db.executemany("insert into arrivals values (?,?,?)", order)
+            self._db.executemany("insert into region_arrivals values (?,?,?,?,?)", _arrived_below(record))
             self._line({"event": "round", **row})
         for kind, reasons in {
             "lost": record.failures,
@@ -186,6 +199,16 @@ class Ledger:
         rounds = [number for (number,) in self.select("select distinct round from arrivals order by round")]
         query = "select node from arrivals where round=? order by position"
         return [[node for (node,) in self.select(query, number)] for number in rounds]
+
+    def region_arrivals(self) -> dict[str, list[list[str]]]:
+        """The same for every asynchronous region, by its own rounds; a round whose updates did not count is empty."""
+        found: dict[str, list[list[str]]] = {}
+        query = "select region, own_round, node from region_arrivals order by region, own_round, position"
+        for region, number, node in self.select(query):
+            rounds = found.setdefault(region, [])
+            rounds += [[] for _ in range(number - len(rounds))]
+            rounds[number - 1].append(node)
+        return found
 
     def facts(self) -> dict[str, Any]:
         """All facts by name; see `fact`."""
@@ -243,15 +266,23 @@ def _round_of(line: str) -> int:
         return 1 << 62
 
 
-def recorded_arrivals(folder: Path) -> list[list[str]]:
-    """The order of arrivals in the ledger of a run; raises `UserError` if the run recorded none."""
+def _arrived_below(record: Record) -> Iterator[tuple[int, str, int, int, str]]:
+    """The rows of a round in the table of arrivals in regions."""
+    for part in (update.below for update in record.updates.values() if update.below is not None):
+        for order in part.arrivals:
+            for position, node in enumerate(order.children):
+                yield record.round, order.node, order.round, position, node
+
+
+def recorded_arrivals(folder: Path) -> dict[str, Any]:
+    """The order of arrivals in the ledger of a run, as settings of `simulate`; raises `UserError` if it has none."""
     if not (folder / "ledger.sqlite").is_file():
         raise UserError(f"{folder} is not the folder of a run: it has no ledger.sqlite")
     ledger = Ledger(folder)
     try:
-        found = ledger.arrivals()
+        found: dict[str, Any] = {"arrivals": ledger.arrivals(), "region_arrivals": ledger.region_arrivals()}
     finally:
         ledger.close()
-    if not found:
+    if not any(found.values()):
         raise UserError(f"the run in {folder} recorded no order of arrivals: its method waits for its cohort")
     return found

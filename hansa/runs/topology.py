@@ -9,6 +9,7 @@ from typing import Any
 from hansa.client.host import SiloHost
 from hansa.client.masking import MaskedRegion, masking_client
 from hansa.client.state import StateFolder
+from hansa.config.asynchrony import region_rule
 from hansa.config.federation import Federation
 from hansa.config.nodes import ROOT, Node, repeats, walk
 from hansa.config.tree import is_masked, masked_families
@@ -20,9 +21,10 @@ from hansa.core.link import Link
 from hansa.core.messages import DataCard, NodeId, Reply, Request
 from hansa.core.method import Hierarchy, Method
 from hansa.core.model_parts import parts
-from hansa.core.participation import Child, RoundSettings, choose, slowest, without_waiting
+from hansa.core.participation import Child, ParticipationRule, PlanContext, RoundSettings, choose, slowest
 from hansa.core.round import Server
 from hansa.core.schedules import Schedule
+from hansa.core.state import ServerState
 from hansa.core.tensors import Tensors
 from hansa.links.tree import TreeLink
 from hansa.methods.fedavg import ServerSgd
@@ -95,7 +97,7 @@ class _Builder:
         """How a region answers, and what its parent knows of it."""
         runtime = self.host.runtime
         method, settings = runtime.method_of(name), self._settings(name, node, runtime.method_of(name))
-        method = replace(method, participation=without_waiting(method.participation))
+        method = replace(method, participation=region_rule(runtime.federation, node))
         if method.hierarchy is None:  # it averages, whatever the root does with the result
             method = replace(method, server=ServerSgd())
         below = bounded(below, settings.participation.max_share)
@@ -104,7 +106,7 @@ class _Builder:
         samples = held.samples + sum(child.samples for child in below.values())
         work = held.work + sum(child.work for child in below.values())
         steps = node.rounds * inner.steps if method.hierarchy is not None else 0
-        duration = _duration(name, below, settings, node.rounds)
+        duration = _duration(name, below, settings, node.rounds, method.participation)
         answer = self._masked(name, inner.answer, samples, method)
         return self.host.guarded(name, answer), Child(samples, work, steps, duration, claimed=samples)
 
@@ -131,7 +133,9 @@ class _Builder:
         settings = runtime.federation.secure_aggregation
         name = server.name if server.name in runtime.nodes else ""
         if settings is None or name not in masked_families(runtime.federation):
-            return InnerNode(server, rounds, tree, lambda: runtime.sizes, lambda: runtime.factors)
+            below_root = name and tree is None and not server.method.participation.synchronous
+            store = StateFolder(runtime.folder / "silos" / name / "region") if below_root else None
+            return InnerNode(server, rounds, tree, lambda: runtime.sizes, lambda: runtime.factors, store)
         masking = partial(MaskingServer, settings, runtime.distributed)
         return InnerNode(server, rounds, tree, sizes=lambda: runtime.sizes, masking=masking)
 
@@ -147,24 +151,35 @@ class _Builder:
     def _settings(self, name: NodeId, node: Node, method: Method) -> RoundSettings:
         """The settings of a region's rounds: its own participation; schedules go by its own rounds."""
         federation = self.host.runtime.federation
+        simulate = federation.simulate
         server = (node.server or federation.server) if method.hierarchy is not None else None
         return RoundSettings(
             federation.name,
             federation.seed,
             federation.rounds * repeats(federation.silos)[name],
             node.participation or federation.participation,
-            federation.simulate,
+            simulate.model_copy(update={"arrivals": simulate.region_arrivals.get(name, [])}),
             server.schedule if server is not None else Schedule(),
         )
 
 
 def _duration(
-    name: NodeId, below: Mapping[NodeId, Child], settings: RoundSettings, rounds: int
+    name: NodeId, below: Mapping[NodeId, Child], settings: RoundSettings, rounds: int, rule: ParticipationRule
 ) -> Callable[[int], float]:
-    """Virtual seconds of a region's replies: its rounds, each as long as the slowest of those that take part."""
+    """Virtual seconds of a region's replies: its rounds, each as long as the slowest of those that take part.
+
+    The rounds of an asynchronous region are planned ahead, without any work, by its own virtual clock.
+    """
+    ahead, ends = ServerState(Tensors.of({})), [0.0]
 
     def duration(number: int) -> float:
         """Virtual seconds of the region's reply ``number``: the sum over its own rounds of the slowest child."""
+        while not rule.synchronous and len(ends) <= number * rounds:
+            rule.plan(PlanContext(name, below, settings, len(ends), 0), ahead)
+            ahead.round += 1
+            ends.append(ahead.clock)
+        if not rule.synchronous:
+            return ends[number * rounds] - ends[(number - 1) * rounds]
         own = range((number - 1) * rounds + 1, number * rounds + 1)
         cohorts = {n: choose(below, settings.participation, settings.seed, n, name) for n in own}
         return sum(slowest(below, cohort, n, settings) for n, cohort in cohorts.items())

@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from hansa.config.asynchrony import rules_above
 from hansa.config.federation import Federation
 from hansa.config.file import dump, parse, read
 from hansa.config.method import build_method
@@ -84,7 +85,7 @@ def _stateless(federation: Federation) -> bool:
         method.shared_state is not None,
         method.hierarchy is not None,
         method.exchange is not None,
-        not method.participation.synchronous,
+        not all(rule.synchronous for name in leaves(federation.silos) for rule in rules_above(federation, name)),
         bool(federation.upload.steps),
         federation.train.keep_optimizer or method.keeps_optimizer,
         federation.train.samples.adapt is not None,
