@@ -25,6 +25,7 @@ from hansa.core.link import Link
 from hansa.deploy.approval import rehearsal_settings
 from hansa.deploy.bundle import pack
 from hansa.deploy.kit import COORDINATOR, Kit
+from hansa.deploy.network.attendance import absence
 from hansa.deploy.network.link import NatsLink
 from hansa.deploy.public_certificate import PublicCertificate
 from hansa.deploy.server_session import server_session
@@ -41,9 +42,6 @@ from hansa.runs.ledger import Ledger
 from hansa.runs.result import Result
 from hansa.runs.run import Run
 from hansa.runs.start import begin, describe
-
-ASYNCHRONOUS_ABSENCE = 15.0  # seconds, three heartbeats: with an asynchronous method no silo waits for one that stopped
-
 
 # Opens a run: its folder, the children that it asks, and who is told of problems.
 OpenRun = Callable[[Path, Sequence[str], Callable[[str], None]], AbstractContextManager[NatsLink]]
@@ -117,8 +115,7 @@ def check_coordinator(kit: Kit) -> None:
 
 def max_absence(federation: Federation) -> float | None:
     """Seconds without a heartbeat after which a silo is not awaited in a round; None: until the deadline."""
-    stated = federation.participation.max_absence
-    return stated if stated is not None or build_method(federation).participation.synchronous else ASYNCHRONOUS_ABSENCE
+    return absence(federation.participation, build_method(federation).participation.synchronous)
 
 
 def check_deployable(federation: Federation, kit: Kit) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hansa.client.host import SiloHost
 from hansa.client.runtime import Runtime
+from hansa.config.asynchrony import region_rule
 from hansa.config.nodes import walk
 from hansa.config.shared import settings_digest
 from hansa.core import device
@@ -26,6 +27,7 @@ from hansa.deploy.bundle import pack
 from hansa.deploy.join import own_settings, received_settings, with_own_base
 from hansa.deploy.kit import Kit
 from hansa.deploy.network.address import Proxy
+from hansa.deploy.network.attendance import absence
 from hansa.deploy.network.blob_protocol import InvalidRequest
 from hansa.deploy.network.deadline_link import DeadlineLink
 from hansa.deploy.network.link import NatsLink
@@ -88,7 +90,8 @@ class RegionService:
         files, network = self._files / folder.name, self._link(folder.name, below)
         runtime = Runtime(federation, folder, KitSigner(self._kit, folder, settings), device.choose())
         own = dict(walk(federation.silos))[self._kit.name].participation or federation.participation
-        network.attendance.max_absence = own.max_absence
+        waits = region_rule(federation, dict(walk(federation.silos))[self._kit.name]).synchronous
+        network.attendance.max_absence = absence(own, waits)
         network.share_settings(settings)
         if (folder / "start").exists():
             network.share_start(pack(folder / "start", files / "start.bundle"))

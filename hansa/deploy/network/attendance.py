@@ -10,11 +10,19 @@ accepts nothing older.
 from time import time
 
 from hansa.core.messages import LEFT
+from hansa.core.participation import Participation
 from hansa.deploy.network.envelope import MAX_SKEW, Envelope, Identity
 from hansa.deploy.network.journal import Journal
 from hansa.deploy.network.presence import Presence
 
+ASYNCHRONOUS_ABSENCE = 15.0  # seconds, three heartbeats: with an asynchronous method no silo waits for one that stopped
 MAX_JUMP = 1 << 20  # sequence numbers that a parent skips at once: a child that lies cannot use them up
+
+
+def absence(participation: Participation, synchronous: bool) -> float | None:
+    """Seconds without a heartbeat after which a child is not awaited in a round; None: until the deadline."""
+    stated = participation.max_absence
+    return stated if stated is not None or synchronous else ASYNCHRONOUS_ABSENCE
 
 
 class Attendance:

@@ -63,6 +63,7 @@ RELEASE_KINDS: Mapping[type, Mapping[str, Kind]] = {
         "below.failures": "metrics",
         "below.sent": "metrics",
         "below.received": "metrics",
+        "below.arrivals": "metrics",
         "layers.residuals": "layers",
         "layers.attention": "layers",
         "layers.refused": "layers",

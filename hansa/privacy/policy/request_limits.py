@@ -5,6 +5,9 @@ for another round, for scores of the training data, or for scores that the run d
 was not approved.
 """
 
+from math import prod
+
+from hansa.config.asynchrony import rules_above
 from hansa.config.federation import Federation
 from hansa.config.method import build_method
 from hansa.config.nodes import repeats
@@ -37,7 +40,7 @@ class RequestLimits:
         self._federation = federation
         self._repeats = repeats(federation.silos).get(node, 1)
         self._method = build_method(federation)
-        self._buffer = self._method.participation.buffer or 1
+        self._buffer = prod(rule.buffer or 1 for rule in rules_above(federation, node))
         masking = federation.secure_aggregation
         self._masks_scores = masking is not None and masking.metrics
 

@@ -32,9 +32,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
+from hansa.config.asynchrony import rules_above
 from hansa.config.federation import Federation
 from hansa.config.file import load_yaml, sentence
-from hansa.config.method import build_method
 from hansa.config.nodes import Node
 from hansa.core.errors import ConfigError
 from hansa.core.participation import Participation, cohort_size
@@ -114,7 +114,7 @@ class Purpose:
     def of(federation: Federation, node: str) -> "Purpose":
         """What the federation file promises to ``node``."""
         smallest = 1  # with asynchronous participation, one update may make a step
-        if build_method(federation).participation.synchronous:
+        if rules_above(federation, node)[-1].synchronous:
             siblings, participation = _siblings(federation.silos, node, federation.participation)
             smallest = max(1, ceil(participation.quorum * min(siblings, cohort_size(participation, siblings))))
         name = federation.method.name if federation.kind in ("federated", "survey") else federation.kind
