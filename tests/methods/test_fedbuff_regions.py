@@ -1,0 +1,115 @@
+"""FedBuff on a tree: an asynchronous root over regions, and regions that are asynchronous themselves."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hansa.config.checks import check_settings
+from hansa.config.file import parse
+from hansa.core.errors import ConfigError
+from hansa.core.region_rounds import keep, recall, recorded
+from hansa.core.round import Record
+from hansa.core.state import ServerState
+from hansa.core.tensors import Tensors
+from hansa.runs.ledger import Ledger, recorded_arrivals
+from hansa.runs.run import run
+from tests.conftest import Build, same, weights
+
+SIZES = {"north": 60, "south": 50, "east": 40, "north-2": 30}
+BUFFERED = {"name": "fedbuff", "buffer": 2}
+
+
+def tree(federation: Build, root: Any, west: Any, rounds: int = 4, **settings: Any) -> Any:
+    flat = federation(sizes=SIZES, rounds=rounds, **settings)
+    raw = flat.model_dump(exclude_defaults=True)
+    silos = {name: {"sources": node["sources"]} for name, node in raw["silos"].items()}
+    regions = {
+        "west": {"silos": {name: silos[name] for name in ("north", "south")}, "rounds": 2},
+        "far": {"silos": {name: silos[name] for name in ("east", "north-2")}},
+    }
+    if west is not None:
+        regions["west"]["method"] = west
+    return parse(raw | {"silos": regions, "method": root})
+
+
+def select(folder: Path, query: str) -> list[Any]:
+    ledger = Ledger(folder)
+    try:
+        return [value for (value,) in ledger.select(query)]
+    finally:
+        ledger.close()
+
+
+def test_the_root_goes_on_without_a_slow_region(federation: Build, tmp_path: Path) -> None:
+    """By the virtual clock; the limit, equal delays and a full buffer, is a round of all regions."""
+    slow = {"simulate": {"delay": {"south": 10.0}}}
+    waiting = run(tree(federation, "fedavg", None, **slow), tmp_path / "a", workers=0).folder
+    buffered = run(tree(federation, {"name": "fedbuff", "buffer": 1}, None, **slow), tmp_path / "b", workers=0).folder
+    assert select(waiting, "select clock from rounds order by round") == [20.0, 40.0, 60.0, 80.0]
+    assert select(buffered, "select clock from rounds order by round") == [1.0, 2.0, 3.0, 4.0]
+    assert set(select(buffered, "select node from arrivals")) == {"far"}
+
+
+def test_a_region_goes_on_without_a_slow_silo(federation: Build, tmp_path: Path) -> None:
+    settings = tree(federation, "fedavg", {"name": "fedbuff", "buffer": 1}, simulate={"delay": {"south": 5.5}})
+    folder = run(settings, tmp_path / "a", workers=0).folder
+    order = select(folder, "select node from region_arrivals where region = 'west' order by own_round, position")
+    assert order == ["north"] * 5 + ["south"] + ["north"] * 2, "south's update counts in the third round of the root"
+    assert select(folder, "select clock from rounds order by round")[0] == 2.0
+
+
+@pytest.mark.parametrize("root", ["fedavg", BUFFERED])
+def test_a_recorded_order_gives_the_same_bits_and_another_does_not(
+    federation: Build, tmp_path: Path, root: Any
+) -> None:
+    settings = tree(federation, root, BUFFERED, simulate={"delay": {"south": 2.7}, "jitter": 0.3})
+    whole = run(settings, tmp_path / "a", workers=0).folder
+    order = recorded_arrivals(whole)
+    assert set(order["region_arrivals"]) == {"west"}
+    other = order | {"region_arrivals": {"west": [["south", "north"]] * len(order["region_arrivals"]["west"])}}
+    for name, simulate, equal in (("replay", order, True), ("other", other, False)):
+        again = settings.model_copy(update={"simulate": settings.simulate.model_copy(update=simulate)})
+        folder = run(again, tmp_path / name, workers=0).folder
+        assert same(weights(folder / "model"), weights(whole / "model")) == equal, name
+
+
+def test_the_same_after_a_resume_with_works_under_way_in_a_region(federation: Build, tmp_path: Path) -> None:
+    import shutil
+
+    settings = tree(federation, BUFFERED, BUFFERED, simulate={"delay": {"south": 2.7}}, checkpoint={"every": 2})
+    whole = run(settings, tmp_path / "a", workers=0).folder
+    model = weights(whole / "model")
+    shutil.rmtree(whole / "checkpoints" / "round-4")
+    shutil.rmtree(whole / "model")
+    run(settings, whole, resume=True, workers=0)
+    assert same(weights(whole / "model"), model)
+
+
+def test_after_a_round_without_updates_the_works_stay_under_way(tmp_path: Path) -> None:
+    from hansa.client.state import StateFolder
+
+    store, state = StateFolder(tmp_path), ServerState(Tensors.of({}), round=2)
+    keep(store, Record(3, [], failed="nobody answered"), state, ["b", "a"], 0)
+    assert recorded(store, 3) == ()
+    later = ServerState(Tensors.of({}))
+    recall(store, later, 7)
+    works = later.slots["participation"]
+    assert [(w.node, w.version, w.number) for w in works.pending] == [("a", 2, 1), ("b", 2, 1)]
+    assert (set(works.versions), later.round) == ({2}, 6)
+
+
+def test_what_makes_no_sense_is_refused(federation: Build) -> None:
+    def recording(west: Any, child: str) -> Any:
+        raw = tree(federation, "fedavg", west).model_dump(exclude_defaults=True)
+        return parse(raw | {"simulate": {"region_arrivals": {"west": [[child]]}}})
+
+    check_settings(recording(BUFFERED, "north"))
+    with pytest.raises(ConfigError, match="which waits for all its nodes"):
+        check_settings(recording(None, "north"))
+    with pytest.raises(ConfigError, match="which is not below 'west'"):
+        recording(BUFFERED, "east")
+    private = tree(federation, BUFFERED, None).model_dump(exclude_defaults=True)
+    private["silos"]["west"]["silos"]["north"]["privacy"] = {"noise_multiplier": 1.0, "clip": 1.0}
+    with pytest.raises(ConfigError, match="how often silo 'north' trains"):
+        check_settings(parse(private))
