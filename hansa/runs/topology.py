@@ -134,8 +134,8 @@ class _Builder:
         name = server.name if server.name in runtime.nodes else ""
         if settings is None or name not in masked_families(runtime.federation):
             below_root = name and tree is None and not server.method.participation.synchronous
-            store = StateFolder(runtime.folder / "silos" / name / "region") if below_root else None
-            return InnerNode(server, rounds, tree, lambda: runtime.sizes, lambda: runtime.factors, store)
+            works = StateFolder(runtime.folder / "silos" / name / "region") if below_root else None
+            return InnerNode(server, rounds, tree, lambda: runtime.sizes, lambda: runtime.factors, works)
         masking = partial(MaskingServer, settings, runtime.distributed)
         return InnerNode(server, rounds, tree, sizes=lambda: runtime.sizes, masking=masking)
 

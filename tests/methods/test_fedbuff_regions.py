@@ -20,11 +20,11 @@ SIZES = {"north": 60, "south": 50, "east": 40, "north-2": 30}
 BUFFERED = {"name": "fedbuff", "buffer": 2}
 
 
-def tree(federation: Build, root: Any, west: Any, rounds: int = 4, **settings: Any) -> Any:
-    flat = federation(sizes=SIZES, rounds=rounds, **settings)
+def tree(federation: Build, root: Any, west: Any, **settings: Any) -> Any:
+    flat = federation(sizes=SIZES, rounds=4, **settings)
     raw = flat.model_dump(exclude_defaults=True)
     silos = {name: {"sources": node["sources"]} for name, node in raw["silos"].items()}
-    regions = {
+    regions: dict[str, Any] = {
         "west": {"silos": {name: silos[name] for name in ("north", "south")}, "rounds": 2},
         "far": {"silos": {name: silos[name] for name in ("east", "north-2")}},
     }
