@@ -1,10 +1,11 @@
 """Which inner nodes of a federation file are asynchronous, and what follows for the nodes below them."""
 
 from collections.abc import Mapping
+from math import prod
 
 from hansa.config.federation import Federation
 from hansa.config.method import build_method
-from hansa.config.nodes import Node
+from hansa.config.nodes import Node, repeats
 from hansa.core.participation import ParticipationRule, without_waiting
 
 
@@ -22,6 +23,15 @@ def rules_above(federation: Federation, name: str) -> list[ParticipationRule]:
     """The participation rules of all inner nodes above a node, the root's first."""
     regions = [region_rule(federation, region) for region in _path(federation.silos, name) or []]
     return [build_method(federation).participation, *regions]
+
+
+def most_trainings(federation: Federation, name: str, rounds: int) -> int:
+    """How often a node trains in ``rounds`` rounds of the root, at most.
+
+    An asynchronous inner node may take every update of its buffer from the same child, if that is the fastest.
+    """
+    buffers = prod(rule.buffer or 1 for rule in rules_above(federation, name))
+    return rounds * repeats(federation.silos).get(name, 1) * buffers
 
 
 def _path(silos: Mapping[str, Node], name: str) -> list[Node] | None:

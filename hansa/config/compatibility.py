@@ -347,12 +347,6 @@ def _buffered(federation: Federation, method: Method, node: Node | None) -> None
         raise ConfigError(
             f"method '{method.name}' has every silo at work all the time: leave participation.share and .count out"
         )
-    private = sorted(protected(federation))
-    if private and is_tree(federation):
-        raise ConfigError(
-            f"privacy: on a tree with method '{method.name}' it is not known how often silo '{private[0]}' trains, and "
-            "so not what its updates cost: list all silos at the top level of 'silos', or leave privacy out"
-        )
     if federation.train.keep_optimizer or federation.train.samples.adapt is not None:
         raise ConfigError(
             f"method '{method.name}' keeps no state at the silos between rounds: leave train.keep_optimizer "

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from hansa.config.asynchrony import most_trainings
 from hansa.config.checks import check_settings
 from hansa.config.file import parse
 from hansa.core.errors import ConfigError
@@ -12,12 +13,14 @@ from hansa.core.region_rounds import keep, recall, recorded
 from hansa.core.round import Record
 from hansa.core.state import ServerState
 from hansa.core.tensors import Tensors
+from hansa.privacy.dp.prices import update_prices
 from hansa.runs.ledger import Ledger, recorded_arrivals
 from hansa.runs.run import run
 from tests.conftest import Build, same, weights
 
 SIZES = {"north": 60, "south": 50, "east": 40, "north-2": 30}
-BUFFERED = {"name": "fedbuff", "buffer": 2}
+BUFFER = 2
+BUFFERED = {"name": "fedbuff", "buffer": BUFFER}
 
 
 def tree(federation: Build, root: Any, west: Any, **settings: Any) -> Any:
@@ -109,7 +112,21 @@ def test_what_makes_no_sense_is_refused(federation: Build) -> None:
         check_settings(recording(None, "north"))
     with pytest.raises(ConfigError, match="which is not below 'west'"):
         recording(BUFFERED, "east")
-    private = tree(federation, BUFFERED, None).model_dump(exclude_defaults=True)
-    private["silos"]["west"]["silos"]["north"]["privacy"] = {"noise_multiplier": 1.0, "clip": 1.0}
-    with pytest.raises(ConfigError, match="how often silo 'north' trains"):
-        check_settings(parse(private))
+
+
+def test_a_private_silo_pays_for_every_buffer_above_it(federation: Build) -> None:
+    """The fastest silo may fill every buffer by itself: 3 rounds of the root, 2 of the region for each."""
+
+    def private(root: Any, west: Any) -> Any:
+        raw = tree(federation, root, west).model_dump(exclude_defaults=True)
+        raw["silos"]["west"]["silos"]["north"]["privacy"] = {"noise_multiplier": 1.0, "clip": 1.0}
+        made = parse(raw)
+        check_settings(made)
+        return made
+
+    waiting, asynchronous = private("fedavg", None), private(BUFFERED, BUFFERED)
+    factor = BUFFER**2
+    assert most_trainings(asynchronous, "north", 3) == factor * most_trainings(waiting, "north", 3) > 3
+    paid = update_prices(asynchronous, 3)["north"].epsilon
+    assert paid == update_prices(waiting, factor * 3)["north"].epsilon
+    assert paid > update_prices(waiting, 3)["north"].epsilon, "without the buffers the price would be too low"

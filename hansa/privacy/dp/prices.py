@@ -5,9 +5,10 @@ Every price comes from the mechanism that protects the release (`hansa.core.mech
 
 from math import isfinite
 
+from hansa.config.asynchrony import most_trainings
 from hansa.config.federation import Federation
 from hansa.config.method import build_method
-from hansa.config.nodes import leaves, repeats
+from hansa.config.nodes import leaves
 from hansa.config.tree import protected
 from hansa.core.mechanism import Event
 from hansa.privacy.dp.accounting import Spent, composed, price
@@ -30,9 +31,11 @@ def update_mechanisms(federation: Federation) -> dict[str, UpdateNoise]:
 
 
 def update_prices(federation: Federation, rounds: int) -> dict[str, Spent]:
-    """Silo → the price of its updates after ``rounds`` rounds of the root, if it took part in all of them."""
-    times = repeats(federation.silos)
-    return {name: price(mechanism, rounds * times[name]) for name, mechanism in update_mechanisms(federation).items()}
+    """Silo → the price of its updates after ``rounds`` rounds of the root, if it trained as often as it can."""
+    return {
+        name: price(mechanism, most_trainings(federation, name, rounds))
+        for name, mechanism in update_mechanisms(federation).items()
+    }
 
 
 def seeded_noise(federation: Federation) -> list[str]:
@@ -61,7 +64,7 @@ def silo_price(federation: Federation, node: str, at: float | None = None) -> tu
     if mechanism is None or federation.kind != "federated":
         return None
     exchange = build_method(federation).exchange
-    events: list[Event] = [mechanism.event(federation.rounds * repeats(federation.silos)[node])]
+    events: list[Event] = [mechanism.event(most_trainings(federation, node, federation.rounds))]
     delta = mechanism.delta
     if exchange is not None and exchange.release is not None:
         events, delta = [*events, exchange.release.event(federation.rounds)], min(delta, exchange.release.delta)

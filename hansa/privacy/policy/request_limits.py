@@ -5,9 +5,7 @@ for another round, for scores of the training data, or for scores that the run d
 was not approved.
 """
 
-from math import prod
-
-from hansa.config.asynchrony import rules_above
+from hansa.config.asynchrony import most_trainings
 from hansa.config.federation import Federation
 from hansa.config.method import build_method
 from hansa.config.nodes import repeats
@@ -40,7 +38,7 @@ class RequestLimits:
         self._federation = federation
         self._repeats = repeats(federation.silos).get(node, 1)
         self._method = build_method(federation)
-        self._buffer = prod(rule.buffer or 1 for rule in rules_above(federation, node))
+        self._most = most_trainings(federation, node, federation.rounds)
         masking = federation.secure_aggregation
         self._masks_scores = masking is not None and masking.metrics
 
@@ -94,8 +92,7 @@ class RequestLimits:
         return NO_SKETCHES if request.sealed and not settings.sketches else ""
 
     def _round(self, number: int) -> str:
-        most = self._federation.rounds * self._repeats * self._buffer
-        return "" if 1 <= number <= most else f"it is for round {number}, and the settings have {most}"
+        return "" if 1 <= number <= self._most else f"it is for round {number}, and the settings have {self._most}"
 
     def _extra(self, request: Train) -> str:
         """Why a request to train has something that the method does not use; empty if it has nothing of the kind."""
