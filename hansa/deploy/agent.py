@@ -242,7 +242,7 @@ class Agent:
                 raise EnvelopeError("the envelope belongs to another run than the subject on which it arrived")
             self._replay_guard.check(envelope, self._open_runs)
             if self._service.anchors is not None:
-                self._service.anchors.book.note(self._parent.node, envelope.audit, data)
+                self._service.anchors.book.note(self._parent.node, envelope.audit, data, envelope.run)
             if envelope.members < self._kit.serial:
                 self._note_once(
                     f"'{self._parent.node}' uses list of members {envelope.members}, and this node has "

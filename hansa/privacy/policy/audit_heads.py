@@ -37,11 +37,15 @@ class HeadBook:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self._last: dict[str, str] = {}
+        self._last: dict[tuple[str, str], str] = {}
 
-    def note(self, node: str, head: str, proof: bytes) -> None:
-        """Keep a head; the same head twice is kept once."""
-        if not head or self._last.get(node) == head:
+    def note(self, node: str, head: str, proof: bytes, run: str = "") -> None:
+        """Keep a head; the same head twice is kept once.
+
+        ``run``: of the message. A coordinator has a log for each run, and agents read its stored requests again and
+        again: the heads of two runs that are open at once take turns, and must not be kept each time.
+        """
+        if not head or self._last.get((node, run)) == head:
             return
         line = {"node": node, "head": head, "time": datetime.now(UTC).isoformat(timespec="seconds")}
         self.file.parent.mkdir(parents=True, exist_ok=True)
@@ -49,7 +53,7 @@ class HeadBook:
             stream.write(json.dumps(line | {"proof": b64encode(proof).decode()}, ensure_ascii=False) + "\n")
             stream.flush()
             os.fsync(stream.fileno())
-        self._last[node] = head
+        self._last[node, run] = head
 
     def heads(self) -> Iterator[NotedHead]:
         """All heads; lines that a crash cut off are left out."""

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hansa.core.errors import RunFailed, UserError
+from hansa.privacy.policy.audit_heads import HeadBook
 from hansa.privacy.policy.audit_log import AuditError, AuditLog, Head, anchor_file, entries, verify
 
 
@@ -220,3 +222,12 @@ def test_the_command_line_verifies_and_shows(tmp_path: Path) -> None:
         ok("audit", "verify", str(tmp_path / "elsewhere"))
     with pytest.raises(UserError, match="NUMBER:HASH"):
         ok("audit", "verify", str(tmp_path / "run"), "--noted", "7")
+
+
+def test_the_heads_of_two_runs_that_are_read_in_turn_are_kept_once(tmp_path: Path) -> None:
+    book = HeadBook(tmp_path / "heads.jsonl")
+    one, other = f"1:{'a' * 64}", f"1:{'b' * 64}"
+    for _ in range(3):
+        book.note("coordinator", one, b"first", "run1")
+        book.note("coordinator", other, b"second", "run2")
+    assert [found.proof for found in book.heads()] == [b64encode(b"first").decode(), b64encode(b"second").decode()]
