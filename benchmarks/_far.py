@@ -116,6 +116,7 @@ class Memory:
         return found
 
 
-def private() -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
+def private(process: int | str = "self") -> int:
+    """Private memory of a process now, in bytes; raises `OSError` if it has ended."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon", "RssShmem")))
