@@ -110,6 +110,7 @@ def prepare(folder: Path, studies: Sequence[Federation], files: Mapping[str, str
 def started(folder: Path, runs: Path, files: Mapping[str, str], processes: int) -> Iterator[dict[str, int]]:
     """The process ids of the coordinator and of the agents' processes, which end with the context."""
     context, names = get_context("forkserver"), list(files)
+    context.set_forkserver_preload(["hansa.deploy.join", "hansa.models.preloaded"])
     workers, pipes = {}, []
     for number in range(processes):
         ours, theirs = context.Pipe()
