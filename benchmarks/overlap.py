@@ -1,12 +1,15 @@
 """A round of DiLoCo over a link of 20 Mbit/s, against the local steps alone, with and without overlap.
 
 A coordinator and two silos are processes as operators start them; each silo connects through an HTTP proxy of its own,
-which forwards 20 Mbit/s in each direction. Updates and models travel in 4 bits. The peer is the time that the silos
-spend in their steps, as they report it, in the same run; the median over the rounds in which both directions carry a
-difference counts.
+which forwards 20 Mbit/s in each direction. Updates and models travel in 4 bits. A round lasts from the end of the round
+before it to its own end, with the server step and the checkpoint. It is compared with the time that a silo spends in
+its steps, as silos report it, twice: in the same run, and in the run without overlap, where nothing is sent while steps
+are taken. The larger ratio counts; both are medians over the rounds in which both directions carry a difference.
 """
 
 import tempfile
+from itertools import pairwise
+from operator import truediv
 from pathlib import Path
 from statistics import median
 
@@ -26,8 +29,8 @@ SILOS, BATCH, ROUNDS = 2, 8, 6
 def main() -> None:
     torch.set_num_threads(1)
     figures = Figures.from_arguments()
-    entries, width, layers, local, rounds = (60, 32, 1, 2, 3) if figures.smoke else (400, 256, 4, 50, ROUNDS)
-    ratios = {}
+    entries, width, layers, local, rounds = (60, 32, 1, 2, 4) if figures.smoke else (400, 256, 4, 50, ROUNDS)
+    lengths, steps = dict[str, list[float]](), dict[str, list[float]]()  # seconds of rounds, and of their steps
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         vocabulary = words(entries)
@@ -63,17 +66,27 @@ def main() -> None:
             for proxy in proxies.values():
                 proxy.close()
             ledger = Ledger(place / name / "run")
-            rows = ledger.select("select round, work_seconds, step_seconds from rounds order by round")
+            # Seconds of steps are the mean over the silos, which work at the same time.
+            rows = ledger.select("select round, at, work_seconds, step_seconds from rounds order by round")
             [[sent, received]] = ledger.select("select max(sent), max(received) from traffic where round = 3")
             ledger.close()
-            for number, work, steps in rows:
-                print(f"{name}, round {number}: {work:.2f} s, steps {steps / SILOS:.2f} s", flush=True)
+            lengths[name], steps[name] = [], []
+            for (_, before, *_), (number, at, work, stepping) in pairwise(rows):
+                print(
+                    f"{name}, round {number}: {at - before:.2f} s, asking {work:.2f} s, steps {stepping:.2f} s",
+                    flush=True,
+                )
+                if 2 < number < rounds:  # the first two carry whole models, and the last one ends with an evaluation
+                    lengths[name].append(at - before)
+                    steps[name].append(stepping)
             print(f"{name}: {sent / 1e6:.2f} MB down and {received / 1e6:.2f} MB up per silo", flush=True)
-            # The last round has no steps ahead of it to wait for, and the first two carry whole models.
-            ratios[name] = median(work / (steps / SILOS) for number, work, steps in rows if number > 2)
-    print(f"without overlap a round takes {ratios['waiting']:.2f} times its steps")
+    alone = median(steps["waiting"])
+    print(f"without overlap a round takes {median(lengths['waiting']) / alone:.2f} times its steps")
+    same_run = median(map(truediv, lengths["overlapping"], steps["overlapping"]))
+    other_run = median(lengths["overlapping"]) / alone
+    print(f"with overlap {same_run:.2f} times its own steps, and {other_run:.2f} times those without overlap")
     what = "a round of DiLoCo over 20 Mbit/s with overlap, against its local steps alone"
-    figures.add("overlap_round", what, ratios["overlapping"], "ratio", "<=", 1.1)
+    figures.add("overlap_round", what, max(same_run, other_run), "ratio", "<=", 1.1)
     figures.end()
 
 

@@ -101,7 +101,10 @@ class Ledger:
     def round(
         self, record: Record, seconds: Mapping[str, float], workers: int, weights: Mapping[str, float] | None = None
     ) -> None:
-        """Note a round; ``seconds``: by phase; ``weights``: each node's share of the aggregate, if known."""
+        """Note a round; ``seconds``: by phase; ``weights``: each node's share of the aggregate, if known.
+
+        ``workers``: nodes that work at the same time. ``step_seconds`` is the sum over all nodes, divided by it.
+        """
         updates, totals = record.updates.values(), record.totals
         row = {
             "round": record.round,
