@@ -12,8 +12,14 @@ goes with its update.
 """
 
 from dataclasses import dataclass
+from math import inf, isfinite
 
-from hansa.config.sections import AdaptiveSampling
+from hansa.client.personalisation import overall
+from hansa.client.resident import ResidentSilo
+from hansa.client.state import StoredStates
+from hansa.config.sections import AdaptiveSampling, Training
+
+SAMPLING = "sampling"  # slot of the state
 
 
 @dataclass(frozen=True)
@@ -32,3 +38,17 @@ def next_factor(factor: float, before: float, now: float, settings: AdaptiveSamp
     elif now < before - settings.tolerance:
         factor *= 1.25
     return min(settings.most, max(settings.least, factor))
+
+
+def adapted(resident: ResidentSilo, round: int, states: StoredStates) -> tuple[Training, SampleFactor | None]:
+    """Return the training of a round, and what to remember where the number of samples adapts."""
+    training = resident.runtime.federation.train
+    settings = training.samples.adapt
+    if settings is None:
+        return training, None
+    kept = states.get(SAMPLING, SampleFactor) or SampleFactor(1.0, inf, -inf)
+    if round - kept.round >= settings.every:  # a silo that is not in every cohort evaluates when its turn comes
+        now = overall(resident.runtime.task, resident.score("valid", 1.0))["loss"]
+        known = isfinite(kept.loss)
+        kept = SampleFactor(next_factor(kept.factor, kept.loss, now, settings) if known else kept.factor, now, round)
+    return training.model_copy(update={"samples": training.samples.scaled(kept.factor)}), kept

@@ -12,7 +12,9 @@ other silos learned in round r − 1 reaches θᵢ at the end of the steps of ro
 is, so the result does not depend on time. In the first round θᵢ = aᵢ = θ.
 The steps of round r + 1 need nothing that has yet to arrive. An agent therefore takes them in a thread (`StepsAhead`)
 while the update of round r travels up and the model of round r + 1 travels down; a simulation takes them when it is
-asked for. Both give the same bits.
+asked for. Both give the same bits. The agent writes the state after round r to its disk while these steps run, and
+stores and sends the reply after that: whoever has seen a byte of the reply can rely on the state. If the state cannot
+be written, the steps ahead do not count.
 Deviations from Streaming DiLoCo: what arrives is added to the local steps instead of averaged with them (α), and the
 delay is a whole round.
 """
@@ -24,8 +26,12 @@ from dataclasses import dataclass
 
 import torch
 
-from hansa.client.training import Trained
-from hansa.core.tensors import Tensors
+from hansa.client.resident import ResidentSilo
+from hansa.client.silo_training import train_silo
+from hansa.client.training import OptimizerState, Trained
+from hansa.config.sections import Training
+from hansa.core.learner import Work
+from hansa.core.tensors import NOTHING, Tensors
 
 OVERLAP = "overlap"  # slot of the state
 log = logging.getLogger("hansa.silo")
@@ -65,6 +71,7 @@ class StepsAhead:
         self.round = round
         self._steps, self._model = steps, model
         self._found: tuple[Trained, Tensors] | None = None
+        self._confirmed = False
         self._threads = torch.get_num_threads()
         self._thread = threading.Thread(target=self._run, name="hansa-steps-ahead", daemon=True)
         self._thread.start()
@@ -81,8 +88,30 @@ class StepsAhead:
         """Wait until the steps are taken, so that the resident model is free."""
         self._thread.join()
 
+    def confirm(self, round: int) -> None:
+        """The state after ``round`` is on the disk: the steps count if they are those of the round after it."""
+        self._confirmed = self._confirmed or round == self.round - 1
+
     def take(self, round: int) -> tuple[Trained, Tensors] | None:
-        """The steps of a round and the model they led to; None if they are not there."""
+        """The steps of a round and the model they led to; None if they are not there, or not confirmed.
+
+        Without the state that they start from, the disk has an older one, and the steps are taken again from there.
+        """
         self.wait()
-        found, self._found = self._found if round == self.round else None, None
+        found, self._found = self._found if round == self.round and self._confirmed else None, None
         return found
+
+
+def steps_ahead(
+    resident: ResidentSilo,
+    training: Training,
+    round: int,
+    rate: float | Callable[[int], float],
+    optimizer: OptimizerState | None,
+) -> StepsAhead:
+    """Begin the steps of ``round`` from the resident model as it is; ``optimizer``: its state after the last round."""
+    learner = resident.runtime.learner
+    work = Work(learner, NOTHING, round)
+    return StepsAhead(
+        round, lambda: train_silo(resident, work, training, round, rate, optimizer), lambda: learner.state
+    )

@@ -4,17 +4,17 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from math import ceil, inf, isfinite
+from math import ceil
 from typing import Any, cast
 
 import numpy as np
 import torch
 
-from hansa.client.adaptive_sampling import SampleFactor, next_factor
+from hansa.client.adaptive_sampling import SAMPLING, SampleFactor, adapted
 from hansa.client.behind import samples_behind
 from hansa.client.masking import mask_scores, mask_update, masking_client, noise_share
-from hansa.client.overlap import OVERLAP, OverlapState, StepsAhead, kept_state, merge
-from hansa.client.personalisation import overall, personalise
+from hansa.client.overlap import OVERLAP, OverlapState, StepsAhead, kept_state, merge, steps_ahead
+from hansa.client.personalisation import personalise
 from hansa.client.private_training import train_private
 from hansa.client.release_log import log_knowledge, log_update
 from hansa.client.resident import PERSONAL, REFERENCE_ROUNDS, PersonalTensors, ResidentSilo
@@ -60,7 +60,7 @@ from hansa.privacy.secure_aggregation.protocol import Refused
 from hansa.tasks.base import NamedSums
 
 log = logging.getLogger("hansa.silo")
-OPTIMIZER, OBJECTIVE, UPLOAD, PRIVACY, SAMPLING = "optimizer", "objective", "upload", "privacy", "sampling"  # slots
+OPTIMIZER, OBJECTIVE, UPLOAD, PRIVACY = "optimizer", "objective", "upload", "privacy"  # slots
 
 
 @dataclass
@@ -185,7 +185,7 @@ class Silo:
             restored = upload.restore_local(learner.state) if upload is not None else []
             if {*restored, *request.model.layout.names} < {*runtime.shared.names}:
                 return Failure("it was sent some of the tensors only, and does not remember the others")
-        training, factor = self._amount(request.round, states)
+        training, factor = adapted(resident, request.round, states)
         work, rate = self._work(request, states), self._rate(request)
         number = request.round + REFERENCE_ROUNDS * request.reference
         if method.keeps_optimizer and not training.keep_optimizer:
@@ -208,12 +208,14 @@ class Silo:
         if method.overlaps:
             received = merge(learner.state, before, received)
         outgoing, norm, sent = self._outgoing(request, received, upload, states)
+        write_state: Callable[[], None] | None = None
         if not request.reference:
             slots = self._slots(done, factor, outgoing.kept, norm, own)
             if method.overlaps:
                 names = sent.names if isinstance(sent, EncodedUpdate) else sent.layout.names
                 slots[OVERLAP] = kept_state(learner.state, received, names)
-            resident.store.keep(request.round, slots, request.durable)
+            changing = (learner.state.flat, learner.grad)
+            write_state = resident.store.prepare(request.round, slots, request.durable, changing)
             if federation.release_log.updates:
                 left = sent.open(received.layout) if isinstance(sent, EncodedUpdate) else sent
                 several = isinstance(mechanism, UnitMechanism)  # any of its samples may have been drawn
@@ -228,17 +230,23 @@ class Silo:
             reply = replace(update, encoded=sent)
         else:
             reply = replace(update, gradient=runtime.rank_limit.cut(sent))
-        return self._go_on(request, training, done, reply) if method.overlaps and runtime.deployed else reply
+        if method.overlaps and runtime.deployed:
+            reply = self._go_on(request, training, done, reply)
+        if write_state is not None:
+            write_state()  # while the next steps are taken, and before the reply is stored and leaves
+            if self._ahead is not None:
+                self._ahead.confirm(request.round)
+        return reply
 
     def _go_on(self, request: Train, training: Training, done: Trained, reply: Reply) -> Reply:
         """Take the steps of the next round while the reply travels; return the reply, in memory of its own."""
-        runtime, following = self.resident.runtime, replace(request, round=request.round + 1)
-        if request.reference or following.round > runtime.federation.rounds or not isinstance(reply, Update):
+        following = replace(request, round=request.round + 1)
+        last = following.round > self.resident.runtime.federation.rounds
+        if request.reference or last or not isinstance(reply, Update):
             return reply
         reply = replace(reply, gradient=reply.gradient.copy())  # it lies where the steps have their gradient
-        work = Work(runtime.learner, NOTHING, following.round)
-        given = (self.resident, work, training, following.round, self._rate(following), done.optimizer)
-        self._ahead = StepsAhead(following.round, lambda: train_silo(*given), lambda: runtime.learner.state)
+        rate = self._rate(following)
+        self._ahead = steps_ahead(self.resident, training, following.round, rate, done.optimizer)
         return reply
 
     def _work(self, request: Train, states: StoredStates) -> Work:
@@ -307,21 +315,6 @@ class Silo:
             often = runtime.repeats.get(self.name, 1)  # below a region with rounds of its own
             return schedule_factor(schedule, request.round, federation.rounds * often)
         return lambda step: schedule_factor(schedule, begin + step + 1, total)
-
-    def _amount(self, round: int, states: StoredStates) -> tuple[Training, SampleFactor | None]:
-        """Return the training of this round, and what to remember where the number of samples adapts."""
-        training = self.resident.runtime.federation.train
-        settings = training.samples.adapt
-        if settings is None:
-            return training, None
-        kept = states.get(SAMPLING, SampleFactor) or SampleFactor(1.0, inf, -inf)
-        if round - kept.round >= settings.every:  # a silo that is not in every cohort evaluates when its turn comes
-            now = overall(self.resident.runtime.task, self.resident.score("valid", 1.0))["loss"]
-            known = isfinite(kept.loss)
-            kept = SampleFactor(
-                next_factor(kept.factor, kept.loss, now, settings) if known else kept.factor, now, round
-            )
-        return training.model_copy(update={"samples": training.samples.scaled(kept.factor)}), kept
 
     # ── secure aggregation ────────────────────────────────────────────────────────────────────────────────────────
 

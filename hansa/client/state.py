@@ -6,18 +6,19 @@ is durable; redoing a round then starts from the same state and ends in the same
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from hansa.core.codec import Packed, Vectors, header_line, put_together, take_apart, words
 from hansa.core.errors import RunFailed
+from hansa.core.wire import as_bytes
 
 DELETED = "deleted"  # the file with the newest round whose state was deleted
+ALIGNMENT = 8  # of the vectors in a safetensors file
 
 T = TypeVar("T")
 
@@ -51,6 +52,26 @@ def encoded(states: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor
     return headers, vectors
 
 
+def write_vectors(file: Path, vectors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
+    """Write flat float32 vectors on the CPU as a safetensors file with the metadata ``about``.
+
+    The bytes go from the tensors' own memory to the file without a copy, and other threads can run meanwhile;
+    `safetensors.torch.save_file` copies every tensor while it holds the interpreter's lock.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(about)}
+    end = 0
+    for name, vector in vectors.items():
+        begin, end = end, end + vector.nbytes
+        header[name] = {"dtype": "F32", "shape": [vector.numel()], "data_offsets": [begin, end]}
+    text = json.dumps(header, ensure_ascii=False).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    with file.open("wb", buffering=0) as stream:
+        for part in (len(text).to_bytes(8, "little"), text, *map(as_bytes, vectors.values())):
+            view = memoryview(part).cast("B")
+            while view:  # one call may write a part only
+                view = view[stream.write(view) :]
+
+
 class StateFolder:
     """Implements `hansa.core.state.StateStore` in a folder."""
 
@@ -79,13 +100,31 @@ class StateFolder:
 
     def keep(self, round: int, states: Mapping[str, Any], durable: int) -> None:
         """Store the state after ``round``; states from before the ``durable`` round are deleted."""
+        self.prepare(round, states, durable)()
+
+    def prepare(
+        self, round: int, states: Mapping[str, Any], durable: int, changing: Sequence[Tensor] = ()
+    ) -> Callable[[], None]:
+        """Return a function that does what `keep` does: it stores the state as it is now, whenever it is called.
+
+        ``changing``: tensors that may be overwritten before that call; parts of the state that lie in their memory are
+        copied. The function raises `OSError` if the state cannot be written; earlier states are intact then.
+        """
         if not states:
-            return
-        self.folder.mkdir(parents=True, exist_ok=True)
+            return lambda: None
         headers, vectors = encoded(states)
-        draft = self._file(round).with_suffix(".draft")
+        shared = {one.untyped_storage().data_ptr() for one in changing}
         tensors = {name: vector.cpu().contiguous() for name, vector in vectors.items()}
-        save_file(tensors, draft, {"states": json.dumps(headers, ensure_ascii=False)})
+        for name, tensor in tensors.items():
+            if tensor.untyped_storage().data_ptr() in shared:
+                tensors[name] = tensor.clone()
+        about = {"states": json.dumps(headers, ensure_ascii=False)}
+        return lambda: self._write(round, tensors, about, durable)
+
+    def _write(self, round: int, tensors: Mapping[str, Tensor], about: Mapping[str, str], durable: int) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        draft = self._file(round).with_suffix(".draft")
+        write_vectors(draft, tensors, about)
         os.replace(draft, self._file(round))
         kept = self._rounds()
         needed = max((r for r in kept if r <= durable), default=0)

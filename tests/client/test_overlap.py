@@ -1,14 +1,17 @@
 """Overlap of training and transfer: one round late, each step counted once, the same bits with and without a thread."""
 
+import errno
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from hansa.client.host import SiloHost
 from hansa.client.overlap import kept_state, merge
 from hansa.client.runtime import Runtime
+from hansa.client.state import StateFolder
 from hansa.config.method import build_method
 from hansa.core.errors import ConfigError
 from hansa.core.messages import Evaluate, Scores, Train, Update
@@ -93,6 +96,105 @@ def test_quantised_fragments_both_ways_and_any_number_of_workers(federation: Bui
     run(settings, tmp_path / "one", workers=0)
     run(settings, tmp_path / "two", workers=2)
     assert same(weights(tmp_path / "one" / "model"), weights(tmp_path / "two" / "model"))
+
+
+CHAIN = {"steps": [{"name": "fragments", "count": 2}, "int4"]}
+
+
+@pytest.mark.parametrize("upload", ["int4", CHAIN])
+def test_the_state_that_is_written_beside_the_steps_is_the_one_before_them(
+    federation: Build, tmp_path: Path, upload: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state is written only when the steps ahead are over, and has overwritten nothing that the steps changed."""
+    train = STEPS | {"overlap": True, "optimizer": "adamw", "lr": 0.01, "keep_optimizer": True}
+    settings = federation(**SETTINGS, train=train, upload=upload)
+    simulated, agent = silo(settings, tmp_path / "a", False), silo(settings, tmp_path / "b", True)
+    write = StateFolder._write
+
+    def late(self: StateFolder, *given: Any) -> None:
+        if agent._ahead is not None:
+            agent._ahead.wait()
+        write(self, *given)
+
+    updates(simulated)
+    monkeypatch.setattr(StateFolder, "_write", late)
+    updates(agent)
+    for number in (1, 2, 3):
+        files = [one.resident.store._file(number) for one in (simulated, agent)]
+        assert same(*map(load_file, files)), f"round {number}"
+
+
+def test_after_a_crash_at_any_point_the_silo_sends_the_same_bits(
+    federation: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that ends while the steps ahead run, before or after the state is on the disk, and a new one after."""
+    train = STEPS | {"overlap": True, "optimizer": "adamw", "lr": 0.01, "keep_optimizer": True}
+    settings = federation(**SETTINGS, train=train, upload="int4")
+    requests, whole = [], silo(settings, tmp_path / "whole", True)
+    expected = updates(whole, requests)
+    for written in (False, True):
+        folder = tmp_path / f"{written}"
+        first = silo(settings, folder, True)
+        assert sent(first.answer(requests[0])).equal(expected[0])
+        write = StateFolder._write
+
+        def crash(self: StateFolder, *given: Any, last: bool = written, do: Any = write) -> None:
+            if last:
+                do(self, *given)
+            raise KeyboardInterrupt  # no reply has left
+
+        with monkeypatch.context() as patch:
+            patch.setattr(StateFolder, "_write", crash)
+            with pytest.raises(KeyboardInterrupt):
+                first.answer(requests[1])
+        first._ahead.wait()
+        second = SiloHost(Runtime(settings, folder, deployed=True)).silo("north")
+        assert all(sent(second.answer(requests[i])).equal(expected[i]) for i in (1, 2))
+
+
+def test_steps_ahead_of_a_state_that_could_not_be_written_do_not_count(
+    federation: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The silo fails in round 2, so its round 3 goes on from round 1: as in a silo that was never asked for round 2."""
+    train = STEPS | {"overlap": True, "optimizer": "adamw", "lr": 0.01, "keep_optimizer": True}
+    settings = federation(**SETTINGS, train=train, upload="int4")
+    requests, found = list[Train](), []
+    updates(silo(settings, tmp_path / "whole", True), requests)
+    for name in ("full", "absent"):
+        one = silo(settings, tmp_path / name, True)
+        one.answer(requests[0])
+        if name == "full":
+            with monkeypatch.context() as patch:
+                patch.setattr(StateFolder, "_write", no_space)
+                with pytest.raises(OSError, match="No space"):
+                    one.answer(requests[1])
+        found.append(sent(one.answer(requests[2])))
+    assert found[0].equal(found[1])
+
+
+def no_space(self: StateFolder, *given: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def sent(reply: Any) -> torch.Tensor:
+    """The words of an encoded update."""
+    assert isinstance(reply, Update)
+    assert reply.encoded is not None
+    words: torch.Tensor = reply.encoded.words.clone().view(torch.int32)
+    return words
+
+
+def updates(one: Any, requests: list[Train] | None = None) -> list[torch.Tensor]:
+    """The encoded updates of three rounds, whose models do not depend on them; the requests are added to a list."""
+    found, start = [], one.resident.runtime.start
+    for number in (1, 2, 3):
+        model = start.copy()
+        model.flat.add_(1e-3 * number)
+        request = Train(number, model, 0)
+        found.append(sent(one.answer(request)))
+        if requests is not None:
+            requests.append(request)
+    return found
 
 
 @pytest.mark.parametrize(
