@@ -66,8 +66,7 @@ def write_vectors(file: Path, vectors: Mapping[str, Tensor], about: Mapping[str,
     text = json.dumps(header, ensure_ascii=False).encode()
     text += b" " * (-len(text) % ALIGNMENT)
     with file.open("wb", buffering=0) as stream:
-        for part in (len(text).to_bytes(8, "little"), text, *map(as_bytes, vectors.values())):
-            view = memoryview(part).cast("B")
+        for view in (memoryview(len(text).to_bytes(8, "little") + text), *map(as_bytes, vectors.values())):
             while view:  # one call may write a part only
                 view = view[stream.write(view) :]
 
