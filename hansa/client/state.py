@@ -55,8 +55,8 @@ def encoded(states: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor
 def write_vectors(file: Path, vectors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
     """Write flat float32 vectors on the CPU as a safetensors file with the metadata ``about``.
 
-    The bytes go from the tensors' own memory to the file without a copy, and other threads can run meanwhile;
-    `safetensors.torch.save_file` copies every tensor while it holds the interpreter's lock.
+    The bytes go from the tensors' own memory to the file, and other threads run meanwhile, such as the steps ahead of
+    the next round; `safetensors.torch.save_file` holds the interpreter's lock until the file is written.
     """
     header: dict[str, Any] = {"__metadata__": dict(about)}
     end = 0
