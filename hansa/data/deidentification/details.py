@@ -6,9 +6,10 @@ an institution), ``year_cues``, ``ages`` and ``professions``.
 # ruff: noqa: RUF001 (letters of several scripts are intended)
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
-from hansa.data.deidentification.lexicon import CAPITAL, LETTER, UNCASED, UPPER, Vocabulary, matches, one_of
+from hansa.data.deidentification.anchors import NumberPlaces, Places, matches
+from hansa.data.deidentification.lexicon import CAPITAL, LETTER, UNCASED, UPPER, Vocabulary, one_of
 
 Claim = tuple[int, int, str]
 AGE_LIMIT = 89  # higher ages identify (HIPAA Safe Harbor, 45 CFR 164.514(b)(2)(i)(C))
@@ -120,25 +121,30 @@ class Details:
         before = text[max(0, start - 24) : start]
         return before.endswith((", ", "، ", "(")) or self.former.search(before) is not None
 
-    def anchors(self) -> list[str]:
-        """Words at which `labelled`, `institutions` and `professions` may begin."""
-        fields = [w for labels in self.words.raw.get("fields", {}).values() for w in labels]
-        hospitals = [*self.words.words("hospitals", "before"), *self.words.words("hospitals", "after")]
-        return [*fields, *hospitals, *self.words.words("professions"), *self.words.words("jobs", "names")]
+    def anchors(self) -> dict[str, Iterable[str]]:
+        """Words at which `labelled`, `institutions` and `professions` may begin, by the kind of their places."""
+        paths = {
+            "before": ("hospitals", "before"),
+            "after": ("hospitals", "after"),
+            "profession": ("professions",),
+            "job": ("jobs", "names"),
+        }
+        fields = {f"field {kind}": labels for kind, labels in self.words.raw.get("fields", {}).items()}
+        return fields | {kind: self.words.words(*path) for kind, path in paths.items()}
 
-    def labelled(self, text: str, anchors: list[int]) -> Iterator[Claim]:
+    def labelled(self, text: str, anchors: Places) -> Iterator[Claim]:
         """The values of labelled fields."""
         for kind, pattern in self.fields:
-            for m in matches(pattern, text, anchors):
+            for m in matches(pattern, text, anchors.get(f"field {kind}", ())):
                 value = m["value"]
                 digits = sum(c.isdigit() for c in value)
                 written = not self.words.cased or value[:1].isupper() or kind == "PROFESSION"
                 if digits > 2 if kind == "ID" else digits or (value.strip() and written):
                     yield (*m.span("value"), kind)
 
-    def institutions(self, text: str, anchors: list[int]) -> Iterator[Claim]:
+    def institutions(self, text: str, anchors: Places) -> Iterator[Claim]:
         """Hospitals and other institutions with a name of their own."""
-        for m in matches(self.before, text, anchors) if self.before else ():
+        for m in matches(self.before, text, anchors.get("before", ())) if self.before else ():
             rest = m[0].split()[1:]
             named = (
                 any(w[:1].isupper() or w[:1].isdigit() for w in rest)
@@ -154,7 +160,7 @@ class Details:
                 end = end if end > m.end("head") else 0
             if end:
                 yield self._with_adjectives(text, m.start()), end, "HOSPITAL"
-        for m in matches(self.after, text, anchors) if self.after else ():
+        for m in matches(self.after, text, anchors.get("after", ())) if self.after else ():
             lead = self.leading.search(text, max(0, m.start() - 60), m.start())
             if lead and self.words.cased and m[0][:1].isupper():
                 yield lead.start(), m.end(), "HOSPITAL"
@@ -170,25 +176,25 @@ class Details:
         before = self.adjectives.search(text, max(0, start - 40), start)
         return before.start() if before else start
 
-    def professions(self, text: str, anchors: list[int]) -> Iterator[Claim]:
+    def professions(self, text: str, anchors: Places) -> Iterator[Claim]:
         """Professions after words such as "works as a"."""
-        for m in matches(self.profession, text, anchors) if self.profession else ():
+        for m in matches(self.profession, text, anchors.get("profession", ())) if self.profession else ():
             yield (*m.span("value"), "PROFESSION")
-        for m in matches(self.job, text, anchors) if self.job else ():
+        for m in matches(self.job, text, anchors.get("job", ())) if self.job else ():
             if m["retired"] or self._in_apposition(text, m.start()):
                 yield m.start(), m.start("retired") if m["retired"] else m.end(), "PROFESSION"
 
-    def towns(self, text: str, numbers: list[int]) -> Iterator[Claim]:
+    def towns(self, text: str, numbers: NumberPlaces) -> Iterator[Claim]:
         """Postcodes with their towns."""
-        for m in matches(self.postcode, text, numbers) if self.postcode else ():
+        for m in matches(self.postcode, text, numbers.five) if self.postcode else ():
             before = self.bare_street.search(text, max(0, m.start() - 70), m.start()) if self.words.cased else None
             if before:
                 yield before.start(), m.start(), "ADDRESS"
             yield m.start(), m.end(), "TOWN"
 
-    def years(self, text: str, numbers: list[int]) -> Iterator[Claim]:
+    def years(self, text: str, numbers: NumberPlaces) -> Iterator[Claim]:
         """Years after words such as "in" and "since", or before words such as "году"."""
-        for m in matches(YEAR, text, numbers):
+        for m in matches(YEAR, text, numbers.four):
             after = self.year_after.match(text, m.end()) if self.year_after else None
             if after or self.cue.search(text, max(0, m.start() - 24), m.start()):
                 word = YEAR_WORDS.search(text, max(0, m.start() - 8), m.start())
@@ -196,9 +202,9 @@ class Details:
             elif YEAR_PAIR.search(text, max(0, m.start() - 8), m.start()):
                 yield m.start(), m.end(), "DATE"
 
-    def misread_dates(self, text: str, numbers: list[int]) -> Iterator[Claim]:
+    def misread_dates(self, text: str, numbers: NumberPlaces) -> Iterator[Claim]:
         """Written dates whose month has one wrong character, as optical character recognition makes it."""
-        for m in matches(DAY_WORD_YEAR, text, numbers):
+        for m in matches(DAY_WORD_YEAR, text, numbers.one_or_two):
             if self._misread_month(m["month"].casefold()):
                 yield m.start(), m.end(), "DATE"
 
@@ -212,9 +218,9 @@ class Details:
             or word.replace("rn", "m") in self.months
         )
 
-    def ages(self, text: str, numbers: list[int]) -> Iterator[Claim]:
+    def ages(self, text: str, numbers: NumberPlaces) -> Iterator[Claim]:
         """Ages above the limit, with their unit."""
-        for m in matches(AGE, text, numbers):
+        for m in matches(AGE, text, numbers.two_or_more):
             if AGE_LIMIT < int(m["age"]) < 130:
                 unit = self.age_after.match(text, m.end())
                 if unit or self.age_before.search(text, max(0, m.start() - 20), m.start()):

@@ -26,6 +26,8 @@ CAPITAL = rf"(?:[A-Za-z]{{1,4}}['’\-])?[{UPPER}](?:{LETTER}|['’\-](?={LETTER
 SOFT_CAPITAL = rf"(?:[A-Za-z]{{1,4}}['’])?[{UPPER}](?:{LOWER}|[{UPPER}]{{2}})(?:{LETTER}|['’\-](?={LETTER}))*"
 INITIAL_OR_ROMAN = rf"(?:[{UPPER}]\.|[IVX]+(?!\w))"
 INITIAL = rf"[{UPPER}]\.(?:-?[{UPPER}]\.)*"
+SAMPLE = 1000  # characters by which a text is judged
+SMALL_SHARE = 0.003  # of capitals among the letters, below which a text is in small letters
 APOSTROPHES = str.maketrans("’׳״", "''\"")  # as on a keyboard
 UNCASED = rf"{LETTER}(?:[\w\u0300-\u036f\u05b0-\u05c7\u064b-\u0652״׳'’\-](?!\d))*"
 
@@ -52,8 +54,13 @@ def in_cases(word: str) -> set[str]:
 
 def one_of(words: Iterable[str], cases: bool = True) -> str:
     """A pattern for any of the words, longest first, grouped by first letter for speed."""
-    forms = {form for word in words for form in (in_cases(word) if cases else {word})}
+    forms = spellings(words) if cases else set(words)
     return grouped([literal(form) for form in sorted(forms, key=lambda f: (-len(f), f))])
+
+
+def spellings(words: Iterable[str]) -> set[str]:
+    """The words in all cases of `in_cases`."""
+    return {form for word in words for form in in_cases(word)}
 
 
 def grouped(patterns: list[str]) -> str:
@@ -62,18 +69,35 @@ def grouped(patterns: list[str]) -> str:
     for pattern in patterns:
         first = pattern[0] if pattern[0].isalpha() else ""
         groups.setdefault(first, []).append(pattern[len(first) :])
-    return (
-        "(?:" + "|".join(f"{first}(?:{'|'.join(rest)})" for first, rest in groups.items()) + ")" if groups else "(?!)"
-    )
+    alternatives = [first + (_factored(rest) if first else f"(?:{'|'.join(rest)})") for first, rest in groups.items()]
+    return "(?:" + "|".join(alternatives) + ")" if groups else "(?!)"
 
 
-def matches(pattern: re.Pattern[str], text: str, places: list[int]) -> Iterator[re.Match[str]]:
-    """The matches that begin at one of the given offsets, without overlaps."""
-    match, past = pattern.match, 0
-    for place in places:
-        if place >= past and (m := match(text, place)):
-            past = m.end()
-            yield m
+def _factored(patterns: list[str]) -> str:
+    """A pattern that matches as the patterns joined by bars do; common first letters are read once.
+
+    Patterns that begin with different letters exclude each other, so their order says nothing. No pattern is moved
+    across one that does not begin with a letter.
+    """
+    groups: list[tuple[str, list[str]]] = []
+    latest: dict[str, list[str]] = {}
+    for pattern in patterns:
+        first = pattern[0] if pattern[:1].isalpha() else ""
+        if not first:
+            groups.append(("", [pattern]))
+            latest = {}
+        elif first in latest:
+            latest[first].append(pattern[1:])
+        else:
+            latest[first] = [pattern[1:]]
+            groups.append((first, latest[first]))
+    made = [first + (rest[0] if len(rest) == 1 else _factored(rest)) if first else rest[0] for first, rest in groups]
+    return made[0] if len(made) == 1 else f"(?:{'|'.join(made)})"
+
+
+def trie(patterns: list[str]) -> str:
+    """As `grouped`, for patterns of which it only matters whether any matches; their order is not kept."""
+    return _factored(sorted(patterns, key=lambda p: (p[:1].isalpha(), p))) if patterns else "(?!)"
 
 
 FIRST_CAPITAL = re.compile(f"[{UPPER}]")
@@ -184,10 +208,28 @@ def caseless(words: Vocabulary) -> Vocabulary:
 
 def without_case(text: str) -> bool:
     """Whether the letters of a text are nearly all capitals, or nearly all small, so that case says nothing."""
-    sample = text[:1000]
+    sample = text[:SAMPLE]
+    for codec, lower_bytes, upper_bytes in _byte_letters():
+        # Letters that the codec lacks are not counted, so both counts may be too small; then all letters are counted.
+        written = sample.encode(codec, "replace")
+        lower = len(written) - len(written.translate(None, lower_bytes))
+        upper = len(written) - len(written.translate(None, upper_bytes))
+        if upper >= SMALL_SHARE * SAMPLE and len(sample) - lower <= 1.5 * lower:
+            return False
     lower = sum(map(str.islower, sample))
     upper = sum(map(str.isupper, sample)) if lower else len(sample)
-    return upper + lower > 20 and (upper > 1.5 * lower or upper < 0.003 * lower)
+    return upper + lower > 20 and (upper > 1.5 * lower or upper < SMALL_SHARE * lower)
+
+
+@cache
+def _byte_letters() -> list[tuple[str, bytes, bytes]]:
+    """Codecs of one byte per character, each with its small letters and its capital letters."""
+    made = []
+    for codec in ("latin-1", "cp1251"):
+        letters = {n: bytes([n]).decode(codec, "replace") for n in range(256)}
+        small = bytes(n for n, letter in letters.items() if letter.islower())
+        made.append((codec, small, bytes(n for n, letter in letters.items() if letter.isupper())))
+    return made
 
 
 def same_length(text: str, change: Callable[[str], str]) -> str:

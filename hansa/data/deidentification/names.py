@@ -2,9 +2,10 @@
 # ruff: noqa: RUF001 (letters of several scripts are intended)
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 
+from hansa.data.deidentification.anchors import Places, matches
 from hansa.data.deidentification.lexicon import (
     CAPITAL,
     INITIAL,
@@ -14,10 +15,9 @@ from hansa.data.deidentification.lexicon import (
     UPPER,
     Vocabulary,
     grouped,
-    in_cases,
     literal,
-    matches,
     one_of,
+    spellings,
     vocabulary,
 )
 
@@ -55,16 +55,21 @@ class Names:
         self.title_after = re.compile(rf" {one_of(after)}") if after else None
         self.word_before = re.compile(rf"(?:(?:{CAPITAL}) {self.particles}){{0,2}}(?:{CAPITAL})$")
 
-    def find(self, text: str, anchors: list[int]) -> Iterator[Span]:
-        """The spans of names; ``anchors`` are the offsets of words that may introduce one."""
+    def anchors(self) -> dict[str, Iterable[str]]:
+        """The words at which the patterns of this class begin, by the kind under which `find` expects their places."""
+        keys = {"name label": "name_labels", "person": "person_labels", "role": "roles", "kin": "kin"}
+        return {"title": title_forms(self.words)} | {kind: self.words.words(key) for kind, key in keys.items()}
+
+    def find(self, text: str, anchors: Places) -> Iterator[Span]:
+        """The spans of names; ``anchors`` are the places of words that may introduce one, see `anchors`."""
         spans = self._introduced(text, anchors)
         if not spans:
             return
         yield from _joined(text, spans + self._repeated(text, spans))
 
-    def _introduced(self, text: str, anchors: list[int]) -> list[Span]:
+    def _introduced(self, text: str, anchors: Places) -> list[Span]:
         spans = []
-        for m in matches(self.title, text, anchors):
+        for m in matches(self.title, text, anchors.get("title", ())):
             start = m.start("title")
             first = self.one_title.match(text, start)
             single = first is not None and sum(c.isalpha() for c in first[0]) < 2
@@ -73,7 +78,7 @@ class Names:
             end, count = self._sequence(text, m.end())
             if count and start < m.end():
                 spans.append((start, end))
-        for m in matches(self.label, text, anchors):
+        for m in matches(self.label, text, anchors.get("name label", ())):
             end, count = self._sequence(text, m.end())
             if count:
                 spans.append((m.end(), end))
@@ -83,23 +88,23 @@ class Names:
         spans += self._by_patronymic(text) + self._by_initials(text) + self._before_title(text)
         return _outermost(spans)
 
-    def _by_person(self, text: str, anchors: list[int]) -> list[Span]:
+    def _by_person(self, text: str, anchors: Places) -> list[Span]:
         """«Patient: John Smith»: at least two words and then the end, because other text may follow the label too."""
         spans = []
-        for m in matches(self.person, text, anchors) if self.person else ():
+        for m in matches(self.person, text, anchors.get("person", ())) if self.person else ():
             end, count = self._sequence(text, m.end())
             if count > 1 and NAME_ENDS.match(text, end):
                 spans.append((m.end(), end))
         return spans
 
-    def _by_role(self, text: str, anchors: list[int]) -> list[Span]:
+    def _by_role(self, text: str, anchors: Places) -> list[Span]:
         """«il paziente Mario Rossi»: at least two words, because a single capitalised word is ambiguous."""
         spans = []
-        for m in matches(self.role, text, anchors):
+        for m in matches(self.role, text, anchors.get("role", ())):
             end, count = self._sequence(text, m.end())
             if count > 1:
                 spans.append((m.end(), end))
-        for m in matches(self.kin, text, anchors) if self.kin else ():
+        for m in matches(self.kin, text, anchors.get("kin", ())) if self.kin else ():
             end, count = self._sequence(text, m.end())
             if count and (count > 1 or not m[0].endswith(", ")) and text[m.end() : end].split()[0].istitle():
                 spans.append((m.end(), end))
@@ -210,11 +215,15 @@ def is_eponym(words: Vocabulary, text: str, start: int, end: int) -> bool:
     return bool(before.search(text, max(0, start - 25), start) or after.match(text, end))
 
 
+def title_forms(words: Vocabulary) -> set[str]:
+    """The titles unchanged, capitalised and in capitals."""
+    short = {title.upper() for title in words.titles if sum(c.isalpha() for c in title) == 2}
+    return spellings(words.titles) | short
+
+
 def titles(words: Vocabulary) -> str:
     """A pattern for titles: unchanged, capitalised and in capitals; a one-letter title needs its full stop."""
-    forms: set[str] = set()
-    for title in words.titles:
-        forms |= in_cases(title) | ({title.upper()} if sum(c.isalpha() for c in title) == 2 else set())
+    forms = title_forms(words)
     singles = [re.escape(f) for f in forms if sum(c.isalpha() for c in f) == 1]
     several = sorted((f for f in forms if sum(c.isalpha() for c in f) > 1), key=lambda f: (-len(f), f))
     return grouped([*map(literal, several), *singles])

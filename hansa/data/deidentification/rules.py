@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from functools import cache
 
 from hansa.data.deidentification.addresses import address_patterns
+from hansa.data.deidentification.anchors import Anchors, NumberPlaces, Places, matches, number_places
 from hansa.data.deidentification.details import Details
 from hansa.data.deidentification.lexicon import (
     LETTER,
     UPPER,
     Vocabulary,
     caseless,
-    matches,
     one_of,
     same_length,
     vocabulary,
@@ -68,8 +68,6 @@ DOSED = re.compile(
     r"[\w.]{0,8}[\s:]{1,2}(?:\d+ ?\w{1,3} )?$",
     re.I,
 )
-DIGITS = re.compile(r"\d+")
-CODE_BEFORE = re.compile(rf"(?:[{UPPER}]{{2,5}}[- ]|(?<!\w)[a-z]{{2,5}}-)$")  # MRN-1234567
 INTERNATIONAL = r"(?:\+|00)[1-9]\d{0,2}(?: ?\(0\))?[ .\-/]?\(?\d{1,5}\)?(?:[ .\-/]?\(?\d{2,5}\)?){1,5}"
 IBAN = r"[A-Z]{2}\d{2}(?: ?[A-Z\d]{4}){3,7}(?: ?[A-Z\d]{1,4})?"
 NUMBER_SIGN = (
@@ -80,6 +78,7 @@ NUMBER_SIGN = (
 ANY_PHONE = r"\d{3}[ -]\d{3}[ -]\d{3,4}|\d{3} \d{2} \d{2} \d{2}|0\d{1,3}[ -]\d{6,8}"
 ANY_ID = r"\d{2}-\d{4}-\d{2}|\d{6}/\d{2}|[A-Za-z]{2,5}-\d{6,}|[A-Z]{2}\d{6,}|[A-Z]\d{7,}[A-Z]?|\d{7}|\d{2} \d{2} \d{5}"
 GROUPS = r"\d{2,4}(?: \d{2,4}){1,5}"
+NUMBER_LABELS = ("phone_labels", "id_prefixes", "id_labels")
 VALUE = rf"(?:[{UPPER}]{{1,5}}[-/ .]?)?\d(?:[\w./-]*\w)?"
 
 
@@ -116,7 +115,10 @@ class Patterns:
         self.ordinal_stop = "." in words.words("date", "ordinals")  # am 5.3. wieder
         self.street, self.inner_street, self.addresses, self.address_label = address_patterns(words)
         self.labelled, self.shapes = _number_patterns(words)
-        self.anchor = re.compile(_any_anchor(words, self.details.anchors()))
+        # all formats in one pattern: most numbers have none of them
+        every = "|".join(re.sub(r"\(\?P<\w+>", "(?:", pattern.pattern) for pattern, _, _ in self.shapes)
+        self.any_shape = re.compile(rf"(?<!\w)(?:{every})").match
+        self.anchors = _anchors(words, {**self.details.anchors(), **self.names.anchors()})
 
     def find(self, text: str) -> list[Finding]:
         """The personal details in a text, in order and without overlaps."""
@@ -142,8 +144,7 @@ class Patterns:
         add(_emails(text), "EMAIL")
         if "://" in text or "www." in text:
             add((m.span() for m in URL.finditer(text)), "URL")
-        anchors = [m.start() for m in self.anchor.finditer(text)]
-        numbers = _number_starts(text)
+        anchors, numbers = self.anchors.places(text), number_places(text)
         more = self.details
         claim(more.labelled(text, anchors))
         add(self._addresses(text, anchors), "ADDRESS")
@@ -158,8 +159,8 @@ class Patterns:
             claim(rest)
         return sorted(found, key=lambda f: f.start)
 
-    def _numeric_dates(self, text: str, numbers: list[int]) -> Spans:
-        for m in matches(NUMERIC_DATE, text, numbers):
+    def _numeric_dates(self, text: str, numbers: NumberPlaces) -> Spans:
+        for m in matches(NUMERIC_DATE, text, numbers.dates):
             if m[1]:
                 good = 1900 <= int(m[1]) <= 2099 and _day_and_month(m[4], m[3])
             else:
@@ -172,14 +173,14 @@ class Patterns:
                 good = four and not dose and _day_and_month(m[5], m[8], month_first=True)
             if good:
                 yield m.span()
-        for m in matches(DAY_AND_MONTH, text, numbers):
+        for m in matches(DAY_AND_MONTH, text, numbers.dates):
             padded = m[2] == "/" or len(m[1] + m[3]) == 4
             good = padded or (m["stop"] != "" and self.ordinal_stop)
             if good and _day_and_month(m[1], m[3]) and self.date_cue.search(text, max(0, m.start() - 14), m.start()):
                 yield m.start(), m.end() if self.ordinal_stop else m.start("stop")
 
-    def _written_dates(self, text: str, anchors: list[int]) -> Spans:
-        for m in matches(self.month, text, anchors):
+    def _written_dates(self, text: str, anchors: Places) -> Spans:
+        for m in matches(self.month, text, anchors.get("month", ())):
             start, end = m.start(), m.end()
             before = self.before_month.search(text, max(0, start - 32), start)
             after = self.after_month.match(text, end)
@@ -209,17 +210,18 @@ class Patterns:
         day = self.weekday.search(text, max(0, start - 20), start)
         return day.start() if day else start
 
-    def _numbers(self, text: str, anchors: list[int], numbers: list[int]) -> list[tuple[int, int, str]]:
+    def _numbers(self, text: str, anchors: Places, numbers: NumberPlaces) -> list[tuple[int, int, str]]:
         claims = []
-        for shapes, places in ((self.labelled, anchors), (self.shapes, numbers)):
-            for pattern, kind, good in shapes:
-                for m in matches(pattern, text, places):
-                    if good(m["value"]):
-                        claims.append((*m.span("value"), kind))
+        likely = [place for place in numbers.any if self.any_shape(text, place)]
+        places = [anchors.get(key, ()) for key in NUMBER_LABELS] + [likely] * len(self.shapes)
+        for (pattern, kind, good), here in zip(self.labelled + self.shapes, places, strict=True):
+            for m in matches(pattern, text, here) if here else ():
+                if good(m["value"]):
+                    claims.append((*m.span("value"), kind))
         return sorted(claims, key=lambda c: (c[0] - c[1], c[0]))  # longest first
 
-    def _addresses(self, text: str, anchors: list[int]) -> Spans:
-        streets = [(*m.span("word"), False) for m in matches(self.street, text, anchors)]
+    def _addresses(self, text: str, anchors: Places) -> Spans:
+        streets = [(*m.span("word"), False) for m in matches(self.street, text, anchors.get("street", ()))]
         if self.inner_street:
             streets = sorted(streets + [(*m.span(), True) for m in self.inner_street.finditer(text)])
         past = 0
@@ -266,33 +268,17 @@ def _emails(text: str) -> Spans:
         at = text.find("@", at + 1)
 
 
-def _number_starts(text: str) -> list[int]:
-    """Offsets where a number may begin: at its digits, at a sign before them, or at letters joined to them."""
-    places: set[int] = set()
-    for m in DIGITS.finditer(text):
-        start = m.start()
-        places.add(start)
-        if text[start - 1 : start] in ("+", "(", "*"):
-            places.add(start - 1)
-        letters = start
-        while letters and text[letters - 1].isalpha():
-            letters -= 1
-        places.add(letters)
-        code = text[start - 1 : start] in ("-", " ") and CODE_BEFORE.search(text, max(0, start - 7), start)
-        if code:
-            places.add(code.start())
-    return sorted(places)
-
-
-def _any_anchor(words: Vocabulary, more: list[str]) -> str:
-    """A pattern for the beginning of any word that can introduce a personal detail."""
+def _anchors(words: Vocabulary, kinds: dict[str, Iterable[str]]) -> Anchors:
+    """The words that can introduce a personal detail: those of ``kinds``, months, streets and labels of numbers."""
     months = [form for table in (words.full_months, words.short_months) for month in table for form in month]
-    address = [w for key in ("streets", "streets_after") for w in words.words("address", key)]
-    whole_suffixes = [] if "{compound}" in str(words.raw["address"]["patterns"]) else words.words("address", "suffixes")
-    keys = ("phone_labels", "id_labels", "id_prefixes", "name_labels", "person_labels", "roles", "kin")
-    labels = [w for key in keys for w in words.words(key)]
-    everything = [*months, *address, *whole_suffixes, *labels, *words.titles, *map(str.upper, words.titles), *more]
-    return rf"(?<![^\W\d]){words.prefixes}(?={one_of([*everything, *map(str.lower, months)])})\w"
+    months += [form.lower() for form in months]
+    streets = [w for key in ("streets", "streets_after") for w in words.words("address", key)]
+    if "{compound}" not in str(words.raw["address"]["patterns"]):
+        streets += words.words("address", "suffixes")
+    labels: dict[str, Iterable[str]] = {key: words.words(key) for key in NUMBER_LABELS}
+    everything = {**kinds, **labels, "month": months, "street": streets}
+    anchors = [*(w for some in everything.values() for w in some), *map(str.upper, words.titles)]
+    return Anchors(words, anchors, everything)
 
 
 def _day_and_month(day: str, month: str, month_first: bool = False) -> bool:
