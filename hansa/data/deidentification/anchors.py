@@ -7,7 +7,7 @@ that begins so, and the number of digits in a row tells which formats are possib
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from hansa.data.deidentification.lexicon import UPPER, Vocabulary, literal, spellings, trie
 
@@ -16,6 +16,8 @@ OPENING = 3  # letters of a word that are compared
 DIGITS = re.compile(r"\d+")
 CODE_BEFORE = re.compile(rf"(?:[{UPPER}]{{2,5}}[- ]|(?<!\w)[a-z]{{2,5}}-)$")  # MRN-1234567
 SIGNS = "+(*"  # before the first digit of a number
+AFTER_DAY = " .ºesnrt"  # 3 May, 3. Mai, 3º, 1er, 1st, 2nd, 3rd, 4th
+AFTER_DATE_PART = " ./-"
 
 
 def matches(pattern: re.Pattern[str], text: str, places: Sequence[int]) -> Iterator[re.Match[str]]:
@@ -67,46 +69,48 @@ class Anchors:
         return found
 
 
-@dataclass(frozen=True)
-class NumberPlaces:
-    """Offsets where numbers begin, in ascending order, by the number of digits in a row."""
+class NumberPlaces(NamedTuple):
+    """Offsets where numbers begin, in ascending order, by the number of digits in a row and what follows them."""
 
-    any: list[int] = field(default_factory=list)  # also at a sign or letters before the digits
-    one_or_two: list[int] = field(default_factory=list)
-    two_or_more: list[int] = field(default_factory=list)
-    four: list[int] = field(default_factory=list)
-    five: list[int] = field(default_factory=list)
-    dates: list[int] = field(default_factory=list)  # 1, 2 or 4 digits before a separator of dates
+    any: list[int]  # also at a sign or letters before the digits
+    days: list[int]  # 1 or 2 digits, then a space or the beginning of an ordinal ending
+    two_or_more: list[int]
+    four: list[int]
+    five: list[int]
+    dates: list[int]  # 1, 2 or 4 digits, then a separator of dates
 
 
 def number_places(text: str) -> NumberPlaces:
     """The offsets where a number may begin: at its digits, at a sign before them, or at letters joined to them."""
-    found = NumberPlaces()
-    anywhere = found.any
-    for m in DIGITS.finditer(text):
-        start, end = m.span()
-        before = text[start - 1] if start else ""
-        if before in SIGNS and before:
+    found = NumberPlaces([], [], [], [], [], [])
+    anywhere, days, two_or_more, four, five, dates = found
+    for m in DIGITS.finditer("\n" + text + "\n"):  # so that every number has neighbours
+        start, end = m.start() - 1, m.end() - 1
+        before, after = m.string[start], m.string[end + 1]
+        if before in SIGNS:
             anywhere.append(start - 1)
-        elif before in ("-", " "):
-            code = CODE_BEFORE.search(text, max(0, start - 7), start) if text[max(0, start - 2)].isalpha() else None
-            if code:
-                anywhere.append(code.start())
         elif before.isalpha():
             letters = start - 1
             while letters and text[letters - 1].isalpha():
                 letters -= 1
             anywhere.append(letters)
+        elif start > 1 and (text[start - 2].isupper() if before == " " else before == "-"):
+            code = CODE_BEFORE.search(text, max(0, start - 7), start)
+            if code:
+                anywhere.append(code.start())
         anywhere.append(start)
         digits = end - start
-        if digits <= 2:
-            found.one_or_two.append(start)
-        if digits >= 2:
-            found.two_or_more.append(start)
-        if digits == 4:
-            found.four.append(start)
+        if digits > 1:
+            two_or_more.append(start)
+        if digits < 3:
+            if after in AFTER_DAY:
+                days.append(start)
+            if after in AFTER_DATE_PART:
+                dates.append(start)
+        elif digits == 4:
+            four.append(start)
+            if after in AFTER_DATE_PART:
+                dates.append(start)
         elif digits == 5:
-            found.five.append(start)
-        if digits in (1, 2, 4) and text[end : end + 1] in (" ", ".", "/", "-"):
-            found.dates.append(start)
+            five.append(start)
     return found

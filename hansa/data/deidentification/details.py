@@ -204,7 +204,7 @@ class Details:
 
     def misread_dates(self, text: str, numbers: NumberPlaces) -> Iterator[Claim]:
         """Written dates whose month has one wrong character, as optical character recognition makes it."""
-        for m in matches(DAY_WORD_YEAR, text, numbers.one_or_two):
+        for m in matches(DAY_WORD_YEAR, text, numbers.days):
             if self._misread_month(m["month"].casefold()):
                 yield m.start(), m.end(), "DATE"
 

@@ -7,7 +7,7 @@ among numbers, the longest.
 # ruff: noqa: RUF001 (letters of several scripts are intended)
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -213,9 +213,11 @@ class Patterns:
     def _numbers(self, text: str, anchors: Places, numbers: NumberPlaces) -> list[tuple[int, int, str]]:
         claims = []
         likely = [place for place in numbers.any if self.any_shape(text, place)]
-        places = [anchors.get(key, ()) for key in NUMBER_LABELS] + [likely] * len(self.shapes)
-        for (pattern, kind, good), here in zip(self.labelled + self.shapes, places, strict=True):
-            for m in matches(pattern, text, here) if here else ():
+        tried: list[tuple[Shape, Sequence[int]]]
+        tried = [(shape, anchors.get(key, ())) for shape, key in zip(self.labelled, NUMBER_LABELS, strict=True)]
+        tried += [(shape, likely) for shape in self.shapes] if likely else []
+        for (pattern, kind, good), places in tried:
+            for m in matches(pattern, text, places):
                 if good(m["value"]):
                     claims.append((*m.span("value"), kind))
         return sorted(claims, key=lambda c: (c[0] - c[1], c[0]))  # longest first
