@@ -23,6 +23,7 @@ from hansa.data.deidentification.lexicon import (
 
 Span = tuple[int, int]
 WORD = re.compile(rf"{LETTER}[\w'’׳״\u064b-\u0652]*")
+AFTER_EPONYM = " -'’"
 AFTER_TITLE = r"(?:(?<=[.ªº/׳'״]) ?| +)"
 NAME_ENDS = re.compile(r" *(?:[,;(/\n]|$| - | – |\d| geb| DOB| born| aged)")  # after the name that follows a label
 
@@ -93,7 +94,11 @@ class Names:
         spans = []
         for m in matches(self.person, text, anchors.get("person", ())) if self.person else ():
             end, count = self._sequence(text, m.end())
-            if count > 1 and NAME_ENDS.match(text, end):
+            if count > 2 and text.startswith(
+                ":", end
+            ):  # the last word is the next label: «Patient: John Smith Age: 93»
+                spans.append((m.end(), text.rindex(" ", m.end(), end)))
+            elif count > 1 and NAME_ENDS.match(text, end):
                 spans.append((m.end(), end))
         return spans
 
@@ -212,7 +217,9 @@ def _eponyms(code: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
 def is_eponym(words: Vocabulary, text: str, start: int, end: int) -> bool:
     """Whether the words around a span make it part of a medical term, as in "Parkinson's disease"."""
     before, after = _eponyms(words.code)
-    return bool(before.search(text, max(0, start - 25), start) or after.match(text, end))
+    if text[end : end + 1] in AFTER_EPONYM and after.match(text, end):
+        return True
+    return text[start - 1 : start] in " \n" and before.search(text, max(0, start - 25), start) is not None
 
 
 def title_forms(words: Vocabulary) -> set[str]:

@@ -31,6 +31,7 @@ def found(text: str, language: str, finder: Any = BOTH) -> dict[str, list[str]]:
         ("Seen by DR. SMITH today.", "en", "NAME", "SMITH"),
         ("SMITH, JOHN - DOB:03/14/1969", "en", "NAME", "SMITH, JOHN"),
         ("SMITH, JOHN - DOB:03/14/1969", "en", "DATE", "03/14/1969"),
+        ("Patient:\tQuillon Abbatrest\tAge:\t47", "en", "NAME", "Quillon Abbatrest"),
         ("Yesterday Maria Lopez called.", "en", "NAME", "Maria Lopez"),
         ("Her daughter Emily came along.", "en", "NAME", "Emily"),
         ("A man of 93 years was admitted.", "en", "AGE", "93"),
