@@ -154,15 +154,20 @@ def _plain(m: re.Match[str]) -> str:
 # Misread characters: a digit in a word (Wa1ker, 5utton), a letter in a number (498S896, 20l7).
 MISREAD_WORD = re.compile(
     r"(?<![^\W_])(?=[^\W_]*[^\W\d_]{2})[^\W\d_]*[01358][^\W\d_]+(?![^\W_])|(?<![^\W_])[^\W\d_]{3,}[018](?![^\W_])"
+    r"|(?<![^\W_])[^\W\d_]{2,}4[^\W\d_]{2,}(?![^\W_])"  # Ferr4nte
 )
 MISREAD_NUMBER = re.compile(
     r"(?<![^\W_])\d+[lIOoSB]\d+(?![^\W_])|(?<=[\d)] )[lIOSB]\d{2,}(?![^\W_])|(?<![^\W_])\d{3,}[lIOoSB](?![^\W_])"
     r"|(?<=\d )\d[lIOoSB](?![^\W_])"
-    r"|(?<![^\W_])(?:[lIOoS]\d|\d[lIOoS])(?=[./-][\dlIOoS]{1,2}[./-])|(?<=[./-])(?:[lIOoS]\d|\d[lIOoS])(?=[./-]\d)"
+    r"|(?<![^\W_])(?:[lIOoSB]\d|\d[lIOoSB])(?=[./-][\dlIOoSB]{1,2}[./-])|(?<=[./-])(?:[lIOoSB]\d|\d[lIOoSB])(?=[./-]\d)"
+    r"|(?<![^\W_])(?:19|2[0O])[\dlIOoSB]{2}(?![^\W_])"  # 2O2S
+    r"|(?<![^\W_])(?:[lIO]\d|[0-3][lIOoSB])"  # l1 mai 2015, 2O de mayo de 2022
+    r"(?=\.? (?:[^\W\d_]{1,3} )?[^\W\d_]{3,12}\.?,? (?:[^\W\d_]{1,3} )?[12]\d{3})"
+    r"|(?<![^\W_])(?:O\d|\d[lIOoSB])(?= \d{2,3} \d\d)|(?<![^\W_])O\d{2,4}(?=[ /-]\d{3})"  # O1 51 34, O773/756519
 )
 MIXED = re.compile(r"\d[^\W\d_]|[^\W\d_]\d")  # a token of letters and digits
-AS_LETTER = str.maketrans("01358", "olesb")
-AS_CAPITAL = str.maketrans("01358", "OIESB")
+AS_LETTER = str.maketrans("013458", "oleasb")
+AS_CAPITAL = str.maketrans("013458", "OIEASB")
 AS_DIGIT = str.maketrans("lIOoSB", "110058")
 
 

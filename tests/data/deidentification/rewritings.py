@@ -6,10 +6,6 @@ import unicodedata
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from hansa.data.corpora.identified_notes import ocr_noise
-
 LETTERS = re.compile(r"(?<=[^\W\d_]{2})(?=[^\W\d_]{2})")
 
 
@@ -83,11 +79,6 @@ REWRITINGS: dict[str, Callable[[str], str]] = {
     "indented lines": _every_third_space("\n    "),
     "acute accents as apostrophes": lambda text: text.replace("'", "\u00b4"),
 }
-
-
-def ocr(text: str, seed: int = 0) -> str:
-    """One character in a hundred misread."""
-    return ocr_noise(text, np.random.Generator(np.random.PCG64(seed)), 0.01)
 
 
 def rewritten(note: dict[str, Any], rewrite: Callable[[str], str]) -> dict[str, Any]:

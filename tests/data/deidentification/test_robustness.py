@@ -14,7 +14,7 @@ from hansa.data.deidentification.finders import load
 from hansa.data.deidentification.measuring import measure
 from hansa.data.deidentification.rules import Rules
 from hansa.data.deidentification.view import cleaned, repaired
-from tests.data.deidentification.rewritings import REWRITINGS, ocr, rewritten
+from tests.data.deidentification.rewritings import REWRITINGS, rewritten
 
 FINDER = load("rules+lists")
 CASES: dict[str, Callable[[str], str]] = {"capitals": str.upper, "small letters": str.lower}
@@ -32,10 +32,33 @@ def test_a_rewriting_changes_the_leak_rate_by_at_most_two_points(name: str) -> N
         assert leak_rate([rewritten(note, rewrite) for note in notes], code) <= leak_rate(notes, code) + 0.02, code
 
 
-def test_misread_characters_change_the_leak_rate_by_at_most_two_points_on_average() -> None:
-    more = [leak_rate([rewritten(n, ocr) for n in notes], c) - leak_rate(notes, c) for c, notes in NOTES.items()]
-    assert sum(more) / len(more) <= 0.02
-    assert max(more) <= 0.06, "one language, on a dozen notes"
+@pytest.mark.parametrize("code", generator.LANGUAGES)
+def test_misread_characters_change_the_leak_rate_by_at_most_two_points(code: str) -> None:
+    notes, rng = list(generator.notes(code, 60, seed=31)), np.random.Generator(np.random.PCG64(7))
+    misread = [rewritten(note, lambda text: ocr_noise(text, rng, 0.01)) for note in notes]
+    assert leak_rate(misread, code) - leak_rate(notes, code) <= 0.02
+
+
+@pytest.mark.parametrize(
+    ("misread", "meant"),
+    [
+        ("le l1 mars 2015", "le 11 mars 2015"),
+        ("el 2O de mayo de 2022", "el 20 de mayo de 2022"),
+        ("on 22 August 2O2S", "on 22 August 2025"),
+        ("02/0B/2018", "02/08/2018"),
+        ("Tel. O773/756519", "Tel. 0773/756519"),
+        ("9l 164 53 66", "91 164 53 66"),
+        ("Ms Ferr4nte", "Ms Ferrante"),
+    ],
+)
+def test_misread_numbers_and_words_are_corrected(misread: str, meant: str) -> None:
+    assert repaired(misread) == meant
+
+
+def test_codes_of_letters_and_digits_are_no_misread_numbers() -> None:
+    """The negative control: what is written so on purpose stays."""
+    for text in ("vitamin B12 and S100 protein", "CD34, HLA-B27, O157:H7", "1l of saline, 5S, T4 normal", "ICD I50.1"):
+        assert repaired(text) == text
 
 
 @given(st.lists(st.sampled_from(sorted(REWRITINGS)), min_size=1, max_size=2, unique=True), st.integers(0, 10_000))
