@@ -1,7 +1,8 @@
 """Notes that are hard to de-identify: names without titles, initials, dates in words, capitals, small letters, tabs, OCR.
 
 Each note marks its details as ``{N:Jane Doe}``, with the first letter of a type (`LETTERS`). The rules were written while
-looking at ``SEEN``; ``UNSEEN`` was written at the same time and only ever measured. The people are invented.
+looking at ``SEEN``; ``UNSEEN`` was written at the same time and first only measured; two general faults
+were mended later after its leaks had been looked at. The people are invented.
 """
 # ruff: noqa: RUF001, E501 (letters of several scripts are intended, and notes have long lines)
 
