@@ -214,7 +214,7 @@ class Silo:
             if method.overlaps:
                 names = sent.names if isinstance(sent, EncodedUpdate) else sent.layout.names
                 slots[OVERLAP] = kept_state(learner.state, received, names)
-            changing = (learner.state.flat, learner.grad)
+            changing = (learner.state.flat, learner.grad) if method.overlaps and runtime.deployed else ()
             write_state = resident.store.prepare(request.round, slots, request.durable, changing)
             if federation.release_log.updates:
                 left = sent.open(received.layout) if isinstance(sent, EncodedUpdate) else sent
