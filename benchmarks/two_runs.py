@@ -213,7 +213,7 @@ def main() -> None:
             refused += refusals(queue.directory(one))
             alone = run(study, folder / f"alone-{one.id}", workers=0).folder
             other += not same_bits(alone / "model", queue.directory(one) / "model")
-    what = "two runs at once, 200 agents in four processes, 20 rounds"
+    what = f"two runs at once, {count} agents in {processes} processes, {rounds} rounds"
     figures.add("updates_lost", f"{what}: updates lost, by the ledgers", lost, "of all", "<=", 0)
     figures.add("updates_doubled", f"{what}: updates counted twice", doubled, "of all", "<=", 0)
     figures.add("messages_refused", f"{what}: messages refused by the coordinator", refused, "of all", "<=", 0)
