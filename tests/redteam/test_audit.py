@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hansa.core.errors import UserError
-from hansa.privacy.policy.audit_heads import HEADS, compare
+from hansa.privacy.policy.audit_heads import HEADS, Anchors, HeadBook, compare
 from hansa.privacy.policy.audit_log import AuditLog, anchor_file, entries, verify
 from tests.conftest import Build
 from tests.deploy.conftest import make_kits
@@ -55,3 +55,27 @@ def test_heads_of_nobody_and_no_heads_are_one_sentence(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError, match="no head of the log of 'north'"):
         compare(log.file, tmp_path / HEADS)
+
+
+def test_the_logs_of_two_runs_are_compared_with_the_heads_of_their_own_run(tmp_path: Path) -> None:
+    """A coordinator has a log for each run, and a silo that took part in both has the heads of both."""
+    book, logs = HeadBook(tmp_path / HEADS), {}
+    for run in ("first", "second"):
+        logs[run] = AuditLog(tmp_path / run / "audit.jsonl", "coordinator")
+        for number in range(3):
+            logs[run].add("sent", message="Train", round=number, run_name=run)
+            book.note("coordinator", Anchors(logs[run], book).head(), b"", run)
+    for run, other in (("first", "second"), ("second", "first")):
+        found = compare(logs[run].file, book.file)
+        assert found.sound
+        assert (found.noted, found.others) == (3, (other,))
+        assert f"({other})" in found.text
+    file = logs["first"].file
+    kept = list(entries(file))
+    file.unlink()
+    anchor_file(file).unlink()
+    rewritten = AuditLog(file, "coordinator")
+    for entry in kept[:2]:
+        rewritten.add(entry["event"], message="Evaluate", round=entry["round"])
+    assert verify(file).sound
+    assert not compare(file, book.file).sound, "a log that was written anew has no head of any run"

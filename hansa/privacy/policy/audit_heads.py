@@ -24,12 +24,16 @@ HEAD_FORMAT = r"\d{1,15}:[0-9a-f]{64}"  # NUMBER:HASH
 
 @dataclass(frozen=True)
 class NotedHead:
-    """The head of a node's log as a message of that node stated it; ``proof``: the signed message, in base64."""
+    """The head of a node's log as a message of that node stated it; ``proof``: the signed message, in base64.
+
+    ``run``: of a parent's message, since a coordinator has a log for each run; empty for a child's.
+    """
 
     node: str
     head: Head
     time: str
     proof: str
+    run: str = ""
 
 
 class HeadBook:
@@ -42,12 +46,12 @@ class HeadBook:
     def note(self, node: str, head: str, proof: bytes, run: str = "") -> None:
         """Keep a head; the same head twice is kept once.
 
-        ``run``: of the message. A coordinator has a log for each run, and agents read its stored requests again and
-        again: the heads of two runs that are open at once take turns, and must not be kept each time.
+        ``run``: of a parent's message. A coordinator has a log for each run, and agents read its stored requests again
+        and again: the heads of two runs that are open at once take turns, and must not be kept each time.
         """
         if not head or self._last.get((node, run)) == head:
             return
-        line = {"node": node, "head": head, "time": datetime.now(UTC).isoformat(timespec="seconds")}
+        line = {"node": node, "run": run, "head": head, "time": datetime.now(UTC).isoformat(timespec="seconds")}
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with self.file.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(line | {"proof": b64encode(proof).decode()}, ensure_ascii=False) + "\n")
@@ -60,7 +64,7 @@ class HeadBook:
         for line in self.file.read_text(encoding="utf-8").splitlines():
             try:
                 raw: dict[str, Any] = json.loads(line)
-                yield NotedHead(raw["node"], parse_head(raw["head"]), raw["time"], raw["proof"])
+                yield NotedHead(raw["node"], parse_head(raw["head"]), raw["time"], raw["proof"], raw.get("run", ""))
             except (ValueError, KeyError, TypeError, UserError):
                 continue
 
@@ -85,12 +89,13 @@ class Anchors:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A log against the heads that another node kept of it."""
+    """A log against the heads that another node kept of it. ``others``: runs of which it has no head at all."""
 
     log: Path
     node: str
     noted: int
     damage: str = ""
+    others: tuple[str, ...] = ()
 
     @property
     def sound(self) -> bool:
@@ -102,13 +107,17 @@ class Comparison:
         """The result in one sentence."""
         if self.damage:
             return f"{self.log}: {self.damage}"
-        return f"{self.log}: it has all {self.noted} heads of '{self.node}' that the other side kept"
+        text = f"{self.log}: it has all {self.noted} heads of '{self.node}' that the other side kept"
+        if self.others:
+            text += f"; the heads of other runs ({', '.join(self.others)}) belong to the logs of these runs"
+        return text
 
 
 def compare(log: Path, heads: Path) -> Comparison:
     """Look for the heads that another node kept in ``heads`` in a node's log.
 
-    Raises `UserError` if there is no log, or no head of its node.
+    A coordinator has a log for each run. Where the log has a head of one run, the heads of runs of which it has none
+    are those of other logs, and are only named. Raises `UserError` if there is no log, or no head of its node.
     """
     node = next((str(entry["node"]) for entry in entries(log)), "")
     if not node:
@@ -122,6 +131,9 @@ def compare(log: Path, heads: Path) -> Comparison:
     if not found.sound:
         return Comparison(log, node, len(noted), found.damage)
     hashes = {int(entry["number"]): str(entry["hash"]) for entry in entries(log)}
+    of_this_log = {one.run for one in noted if hashes.get(one.head.number) == one.head.hash}
+    others = tuple(sorted({one.run for one in noted} - of_this_log)) if of_this_log else ()
+    noted = [one for one in noted if one.run not in others]
     for one in noted:
         if one.head.number not in hashes:
             damage = f"entry {one.head.number}, which '{node}' stated on {one.time}, is missing"
@@ -129,4 +141,4 @@ def compare(log: Path, heads: Path) -> Comparison:
         if hashes[one.head.number] != one.head.hash:
             damage = f"entry {one.head.number} is not the one that '{node}' stated on {one.time}"
             return Comparison(log, node, len(noted), f"{damage}: the log was rewritten")
-    return Comparison(log, node, len(noted))
+    return Comparison(log, node, len(noted), others=others)
