@@ -102,6 +102,11 @@ def approval_of(
     return Approval(federation.name, canonical(federation), digests, copy, {}, runs, now, user_name())
 
 
+def needed_approval(federation: Federation, plugins: Mapping[str, str]) -> Approval:
+    """What must have been approved for a run; ``plugins``: the digests of the silo's own plug-ins."""
+    return Approval(federation.name, canonical(federation), dict(plugins))
+
+
 def user_name() -> str:
     """The name of the user of this process."""
     try:
@@ -158,9 +163,12 @@ class Approvals:
 
         The run is noted as one of those that the approval is for. Raises `NotApproved`, and notes the run as pending.
         """
+        return self.cover(federation, needed_approval(federation, plugins), run, policy)
+
+    def cover(self, federation: Federation, wanted: Approval, run: str, policy: Policy) -> Approval:
+        """The same as `check` for what `needed_approval` returned, which one caller may use for many requests."""
         if rehearsal := rehearsal_settings(federation):
             raise NotApproved(rehearsal)
-        wanted = Approval(federation.name, canonical(federation), dict(plugins))
         # The digest is compared first: an agent checks every request, and reading older settings takes long.
         approvals = sorted(self.all(), key=lambda one: one.digest != wanted.digest)
         found = next((one for one in approvals if one.covers(wanted)), None)
@@ -170,7 +178,7 @@ class Approvals:
                 self._note_pending(wanted)
                 raise NotApproved(self._difference(wanted, objection), self._is_refused(wanted))
             assert policy.approve is not None
-            found = Approval(federation.name, wanted.settings, dict(plugins), runs=policy.approve.runs, by=BY_POLICY)
+            found = replace(wanted, runs=policy.approve.runs, by=BY_POLICY)
         self._count(found, run)
         return found
 
@@ -245,17 +253,29 @@ class Approvals:
         write_file(self._pending / f"{wanted.digest}.json", json.dumps(values, ensure_ascii=False).encode())
 
 
+_known: dict[Path, tuple[tuple[int, int, int], Approval]] = {}  # file → its state, and the approval in it
+
+
 def _read(folder: Path) -> Iterator[Approval]:
+    """The approvals in a folder. A file is parsed again when it has changed: an agent looks before every request."""
     for file in folder.glob("*.json"):
         try:
-            found = Approval(**json.loads(file.read_text(encoding="utf-8")))
+            about = file.stat()
+            state = about.st_ino, about.st_mtime_ns, about.st_size
+            if file not in _known or _known[file][0] != state:
+                _known[file] = state, _parsed(file)
+            yield _known[file][1]
         except (OSError, ValueError, TypeError) as error:
             raise UserError(
                 f"{file} is damaged ({type(error).__name__}): delete it, and approve the run again"
             ) from None
-        if not re.fullmatch("[0-9a-f]{64}", file.stem) or found.digest != file.stem:
-            raise UserError(f"{file} was changed after the approval: delete it, and approve the run again")
-        yield found
+
+
+def _parsed(file: Path) -> Approval:
+    found = Approval(**json.loads(file.read_text(encoding="utf-8")))
+    if not re.fullmatch("[0-9a-f]{64}", file.stem) or found.digest != file.stem:
+        raise UserError(f"{file} was changed after the approval: delete it, and approve the run again")
+    return found
 
 
 def rehearsal_settings(federation: Federation) -> str:

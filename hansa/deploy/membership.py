@@ -167,6 +167,8 @@ class MemberStore:
 
     def offer(self, text: str | bytes) -> bool:
         """Use a list from another source if it is newer; return whether it is. Raises `ValueError` if it is refused."""
+        if (text if isinstance(text, str) else bytes(text).decode(errors="replace")) == self.current().text:
+            return False  # it was verified before: a parent's note repeats the list every few seconds
         found = parse_members(text, self._ca())
         with self._lock:
             known = self.current()

@@ -11,7 +11,7 @@ from hansa.config.plugins import load_plugins
 from hansa.config.shared import digest, settings_digest
 from hansa.core.errors import UserError
 from hansa.core.messages import NOT_APPROVED, Failure, Reply, Request
-from hansa.deploy.approval import Approval, Approvals, NotApproved
+from hansa.deploy.approval import Approval, Approvals, NotApproved, needed_approval
 from hansa.deploy.kit import Kit
 from hansa.deploy.network.blob_protocol import InvalidRequest
 from hansa.deploy.start_check import start_files, verify_start
@@ -81,18 +81,20 @@ class PolicyEnforcer:
         return context
 
     def _approval(self, federation: Federation, folder: Path, plugins: Sequence[str]) -> Approval:
-        digests = {Path(file).name: sha256(Path(file).read_bytes()).hexdigest() for file in plugins}
-        return self.approvals.check(federation, digests, folder.name, Policy.read(self.policy))
+        return self.approvals.check(federation, _digests(plugins), folder.name, Policy.read(self.policy))
 
     def while_approved(
         self, answer: Answering, federation: Federation, folder: Path, plugins: Sequence[str]
     ) -> Answering:
         """Return ``answer`` for as long as the run is approved: a withdrawal takes effect with the next request."""
+        wanted = needed_approval(federation, _digests(plugins))
 
         def checked(request: Request) -> Reply:
             """The answer to a request, or a logged `Failure` if the run is not approved at this moment."""
+            now = _digests(plugins)  # a changed plug-in needs another approval
+            asked = wanted if now == wanted.plugins else needed_approval(federation, now)
             try:
-                self._approval(federation, folder, plugins)
+                self.approvals.cover(federation, asked, folder.name, Policy.read(self.policy))
             except NotApproved as error:
                 self.log_refusal(type(request).__name__, getattr(request, "round", 0), str(error))
                 return Failure(NOT_APPROVED)
@@ -129,3 +131,8 @@ class PolicyEnforcer:
         purpose = replace(Purpose.of(runtime.federation, self.kit.name), federation=self.kit.info.federation)
         parent = self.kit.parent.node
         return Guard(answer, self.policy, purpose, self.log, runtime.part_of, parent, context, checks, explain=False)
+
+
+def _digests(plugins: Sequence[str]) -> dict[str, str]:
+    """Name → SHA-256 of plug-in files."""
+    return {Path(file).name: sha256(Path(file).read_bytes()).hexdigest() for file in plugins}
