@@ -67,12 +67,22 @@ def load_yaml(path: Path, hint: str, what: str, shape: str) -> tuple[dict[str, A
 
     ``hint``, ``what`` and ``shape`` describe the expected file in error messages.
     """
+    text = read_text(path, hint)
+    return parse_yaml(text, path, what, shape), text
+
+
+def read_text(path: Path, hint: str) -> str:
+    """Return the text of a file; raises `ConfigError` if it cannot be read. ``hint``: where to get such a file."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such file; {hint}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read ({error})") from None
+
+
+def parse_yaml(text: str, path: Path, what: str, shape: str) -> dict[str, Any]:
+    """Return the settings in the text of the file ``path``; raises `ConfigError` if it is not a mapping in YAML."""
     try:
         raw = yaml.load(text, Loader=_StrictLoader)
     except ConfigError as error:
@@ -83,7 +93,7 @@ def load_yaml(path: Path, hint: str, what: str, shape: str) -> tuple[dict[str, A
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: {what} is a mapping of settings, {shape}")
-    return raw, text
+    return raw
 
 
 def parse(raw: dict[str, Any], where: str = "federation", base: Path | None = None, text: str = "") -> Federation:

@@ -29,6 +29,7 @@ from hansa.deploy.request_reader import NodeService
 from hansa.deploy.request_worker import RequestWorker
 from hansa.deploy.run_requests import RunRequests
 
+VERSION = version("hansa")  # heartbeats state it
 HEARTBEAT_SECONDS = 5.0
 POLL_SECONDS = 10.0  # between reads of the stored request, when no notification arrives
 PHASES = ("sending", "working", "fetching")  # of several workers, the first of these is the agent's
@@ -154,7 +155,7 @@ class Agent:
             parent=self._parent.node,
             instance=str(self._watch.instance),
             phase=PAUSED if paused(self._home) else self.phase,
-            version=version("hansa"),
+            version=VERSION,
             at=time(),
             serial=members.serial,
             digest=members.digest,

@@ -26,6 +26,7 @@ that the silo can verify.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -34,7 +35,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from hansa.config.asynchrony import rules_above
 from hansa.config.federation import Federation
-from hansa.config.file import load_yaml, sentence
+from hansa.config.file import parse_yaml, read_text, sentence
 from hansa.config.nodes import Node
 from hansa.core.errors import ConfigError
 from hansa.core.participation import Participation, cohort_size
@@ -224,7 +225,13 @@ def _smaller(own: Budget | None, outer: Budget | None) -> Budget | None:
 
 
 def _parse(path: Path) -> _File:
-    raw, text = load_yaml(path, "'hansa kit' writes one to start from", "a policy", "beginning with 'rules:'")
+    return _parsed(path, read_text(path, "'hansa kit' writes one to start from"))
+
+
+@lru_cache(maxsize=64)
+def _parsed(path: Path, text: str) -> _File:
+    """The policy in the text of a file; an agent reads its policy before every request, and it rarely changes."""
+    raw = parse_yaml(text, path, "a policy", "beginning with 'rules:'")
     try:
         return _File.model_validate(raw)
     except ValidationError as error:
