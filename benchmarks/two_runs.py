@@ -176,10 +176,10 @@ def counted(run: Path) -> dict[tuple[int, str], int]:
     return {(number, node): times for number, node, times in rows}
 
 
-def refusals(run: Path) -> int:
-    """Messages that the coordinator refused in a run, such as a reply that arrived a second time."""
+def refusals(run: Path) -> list[tuple[str, str, int]]:
+    """Messages that the coordinator refused in a run, with the reason and how often, such as a repeated reply."""
     with closing(sqlite3.connect(run / "server" / "journal.sqlite")) as journal:
-        return int(journal.execute("select coalesce(sum(times), 0) from refusals").fetchall()[0][0])
+        return journal.execute("select node, reason, times from refusals").fetchall()
 
 
 def same_bits(one: Path, other: Path) -> bool:
@@ -205,18 +205,17 @@ def main() -> None:
         for log in sorted(folder.glob("agents*.log")):
             print(f"{log.name}:", log.read_text(encoding="utf-8")[-1000:], flush=True)
         expected = {(number, name) for number in range(1, rounds + 1) for name in files}
-        lost = doubled = refused = other = 0
+        lost = doubled = other = 0
         for one, study in zip(queue.all(), studies, strict=True):
             found = counted(queue.directory(one))
             lost += len(expected - found.keys())
             doubled += sum(times - 1 for times in found.values()) + len(found.keys() - expected)
-            refused += refusals(queue.directory(one))
+            print(f"refused in {one.id}:", refusals(queue.directory(one)) or "nothing", flush=True)
             alone = run(study, folder / f"alone-{one.id}", workers=0).folder
             other += not same_bits(alone / "model", queue.directory(one) / "model")
     what = f"two runs at once, {count} agents in {processes} processes, {rounds} rounds"
     figures.add("updates_lost", f"{what}: updates lost, by the ledgers", lost, "of all", "<=", 0)
     figures.add("updates_doubled", f"{what}: updates counted twice", doubled, "of all", "<=", 0)
-    figures.add("messages_refused", f"{what}: messages refused by the coordinator", refused, "of all", "<=", 0)
     figures.add("other_models", f"{what}: models that differ from those of the runs alone", other, "of 2", "<=", 0)
     for name, held in looks.items():
         early, late = held[min(SETTLED, max(held) - 1)], held[max(held)]
