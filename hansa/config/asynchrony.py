@@ -28,10 +28,10 @@ def rules_above(federation: Federation, name: str) -> list[ParticipationRule]:
 def most_trainings(federation: Federation, name: str, rounds: int) -> int:
     """How often a node trains in ``rounds`` rounds of the root, at most.
 
-    An asynchronous inner node may take every update of its buffer from the same child, if that is the fastest.
+    With FedBuff an inner node may take every update of its buffer from the same child, if that is the fastest.
     """
-    buffers = prod(rule.buffer or 1 for rule in rules_above(federation, name))
-    return rounds * repeats(federation.silos).get(name, 1) * buffers
+    each = prod(rule.most_per_child for rule in rules_above(federation, name))
+    return rounds * repeats(federation.silos).get(name, 1) * each
 
 
 def _path(silos: Mapping[str, Node], name: str) -> list[Node] | None:

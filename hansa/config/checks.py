@@ -8,7 +8,7 @@ from hansa.config.asynchrony import region_rule
 from hansa.config.compatibility import refuse_node
 from hansa.config.federation import Federation
 from hansa.config.method import build_method
-from hansa.config.nodes import ROOT, Node, walk
+from hansa.config.nodes import ROOT, Node, repeats, walk
 from hansa.config.plugins import find_plugin, load_entry_points, load_plugins
 from hansa.config.sections import Training
 from hansa.config.tree import holders, protected
@@ -265,7 +265,18 @@ def _check_node(federation: Federation, name: str, node: Node, method: Method, t
 
 def _check_tree(federation: Federation, method: Method) -> None:
     nodes = dict(walk(federation.silos))
-    for name in federation.simulate.region_arrivals:
+    for name, recorded in federation.simulate.region_arrivals.items():
+        if name not in nodes or not nodes[name].silos:
+            raise ConfigError(
+                f"simulate.region_arrivals names '{name}', which is not a region of this federation: use the "
+                "federation file of the run that recorded it"
+            )
+        needed = federation.rounds * repeats(federation.silos)[name]
+        if method.participation.synchronous and len(recorded) < needed:
+            raise ConfigError(
+                f"simulate.region_arrivals has {len(recorded)} rounds of '{name}', and the file asks for {needed}: use "
+                "the rounds of the run that recorded it"
+            )
         if region_rule(federation, nodes[name]).synchronous:
             raise ConfigError(
                 f"simulate.region_arrivals has an order of updates for '{name}', which waits for all its nodes: leave "

@@ -11,13 +11,14 @@ from hansa.config.masked_sums import check_metrics, check_noise
 from hansa.config.nodes import Node, walk
 from hansa.config.transfers import refuse_transfers
 from hansa.config.tree import Family, is_tree, masked_families, mixtures, protected
+from hansa.core.arrivals import BufferState
 from hansa.core.errors import ConfigError
 from hansa.core.method import Method
 from hansa.core.participation import cohort_size
 
 PROTOCOLS = {"participation": "hansa/core/participation.py", "upload": "hansa/core/compression.py"}
 DECLARATIONS = {
-    "participation": ("synchronous", "buffer", "on_trees", "state"),
+    "participation": ("synchronous", "buffer", "most_per_child", "on_trees", "state"),
     "scope": ("shares_nothing",),
     "objective": ("needs_text_vectors", "state"),
     "exchange": ("description", "release", "min_samples", "needs_text_vectors"),
@@ -97,11 +98,12 @@ def refuse_aggregation(federation: Federation, method: Method) -> None:
 
 def refuse_node(name: str, own: Method, method: Method, region: bool = False) -> None:
     """Refuse what a node, which may be a ``region``, may not have for itself; ``method``: the root's."""
-    buffered = region and own.participation.buffer and method.hierarchy is None
+    rule = own.participation  # a region keeps the works that are under way (region_rounds.py)
+    buffered = region and rule.buffer and rule.state is BufferState and method.hierarchy is None
     if not own.participation.on_trees and own.participation != method.participation and not buffered:
         raise ConfigError(
-            f"silos.{name}.method is '{own.name}', which decides who takes part: that is the root's decision, give it "
-            "to the whole federation"
+            f"silos.{name}.method is '{own.name}', which decides who takes part: give it to the whole federation or "
+            "to a region, not to a silo"
         )
     if own.exchange != method.exchange:
         raise ConfigError(
@@ -346,6 +348,7 @@ def _buffered(federation: Federation, method: Method, node: Node | None) -> None
     if part.count is not None or part.share < 1.0:
         raise ConfigError(
             f"method '{method.name}' has every silo at work all the time: leave participation.share and .count out"
+            + (", or give the region a 'participation' of its own without them" if own else "")
         )
     if federation.train.keep_optimizer or federation.train.samples.adapt is not None:
         raise ConfigError(

@@ -96,7 +96,10 @@ class RecordedArrivals(VirtualClock):
         node = self._order.pop(0)
         found = next((work for work in pending if work.node == node), None)
         if found is None:
-            raise RunFailed(f"simulate.arrivals names '{node}', which is not a silo of this federation")
+            raise RunFailed(
+                f"the recorded order of arrivals names '{node}', which has no work under way: use the federation file "
+                "of the run that recorded it"
+            )
         self._clock += 1.0
         return replace(found, due=self._clock)
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from hansa.core.messages import NodeId, Update
 from hansa.core.participation import Child
 
+MAX_COUNT = 1 << 53  # of bytes and rounds that a region reports
 UNSTATED_SHARE = 0.99  # of all training samples, that one silo may claim where the federation file states no max_share
 
 
@@ -44,7 +45,12 @@ def bounded(children: Mapping[NodeId, Child], share: float | None) -> dict[NodeI
 
 
 def overclaim(update: Update, child: Child | None) -> str:
-    """Why an update's claim is refused; empty if the silo claims no more samples than when the run began."""
+    """Why an update's claims are refused; empty if it claims no more samples than its silo did when the run began."""
+    if update.below is not None:
+        counts = [*update.below.sent.values(), *update.below.received.values()]
+        rounds = [order.round for order in update.below.arrivals]
+        if not all(0 <= count <= MAX_COUNT for count in counts) or not all(0 < n <= MAX_COUNT for n in rounds):
+            return "its report on the nodes below it has a number of bytes or of a round that is out of range"
     if child is None or child.claimed is None or update.samples <= child.claimed:
         return ""
     return f"it claims {update.samples} samples, and it claimed {child.claimed} when the run began"

@@ -215,7 +215,8 @@ class InnerNode:
         window = request.schedule
         begin, total = (window.begin + (number - 1) * self.steps, window.total) if window is not None else (0, 0)
         own = (request.round - 1) * self.rounds + number
-        order = region_rounds.recorded(self.store, own) if self.store is not None else ()
+        live = self.store is not None and self.server.link.posting is not None  # a virtual clock repeats itself
+        order = region_rounds.recorded(self.store, own) if self.store is not None and live else ()
         return Turn(own, request.durable * self.rounds, begin, total, end, order)
 
     def _adopt(self, request: Train) -> tuple[Adopted | None, ServerState]:

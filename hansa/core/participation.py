@@ -151,6 +151,10 @@ class ParticipationRule(Protocol):
         """How many replies end a round; 0: those of the whole cohort."""
 
     @property
+    def most_per_child(self) -> int:
+        """How many updates of one child a round may take: what a private child pays for."""
+
+    @property
     def on_trees(self) -> bool:
         """Whether the root may use it where every node has a model of its own (a tree of models)."""
 
@@ -161,7 +165,8 @@ class ParticipationRule(Protocol):
     def plan(self, context: PlanContext, state: ServerState) -> Plan:
         """Choose who works; advance ``state.clock`` and the slot's own state.
 
-        The state must be replaced, not changed in place: a round that fails restores it.
+        A rule that takes updates as they arrive follows ``context.arrivals`` where a round is repeated. The state must
+        be replaced, not changed in place: a round that fails restores it.
         """
 
     def damping(self, staleness: int) -> float:
@@ -174,6 +179,7 @@ class Synchronous:
 
     synchronous: ClassVar[bool] = True
     buffer: ClassVar[int] = 0
+    most_per_child: ClassVar[int] = 1
     on_trees: ClassVar[bool] = True
     state: ClassVar[None] = None
 
@@ -201,6 +207,7 @@ class BufferedRegions:
     buffer: int
     power: float = 0.5
     synchronous: ClassVar[bool] = False
+    most_per_child: ClassVar[int] = 1
     on_trees: ClassVar[bool] = True
     state: ClassVar[type[BufferState]] = BufferState
 

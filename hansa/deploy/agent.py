@@ -15,7 +15,7 @@ from time import monotonic, time
 from hansa.core.errors import printable
 from hansa.deploy.agent_state import PAUSED, paused, state_of
 from hansa.deploy.identity_watch import IdentityWatch
-from hansa.deploy.kit import Kit
+from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.leave import LEFT_FILE
 from hansa.deploy.network.address import Proxy
 from hansa.deploy.network.connection import Connection
@@ -243,7 +243,8 @@ class Agent:
                 raise EnvelopeError("the envelope belongs to another run than the subject on which it arrived")
             self._replay_guard.check(envelope, self._open_runs)
             if self._service.anchors is not None:
-                self._service.anchors.book.note(self._parent.node, envelope.audit, data, envelope.run)
+                parent, log = self._parent.node, envelope.run if self._parent.node == COORDINATOR else ""
+                self._service.anchors.book.note(parent, envelope.audit, data, envelope.run, log)
             if envelope.members < self._kit.serial:
                 self._note_once(
                     f"'{self._parent.node}' uses list of members {envelope.members}, and this node has "

@@ -26,6 +26,7 @@ class RoundRobin:
 
     synchronous: ClassVar[bool] = False
     buffer: ClassVar[int] = 0
+    most_per_child: ClassVar[int] = 1
     on_trees: ClassVar[bool] = False
     state: ClassVar[None] = None
 

@@ -41,6 +41,11 @@ class Buffered:
     on_trees: ClassVar[bool] = False
     state: ClassVar[type[BufferState]] = BufferState
 
+    @property
+    def most_per_child(self) -> int:
+        """The whole buffer: a silo that is much faster than the others fills it by itself."""
+        return self.buffer
+
     def plan(self, context: PlanContext, state: ServerState) -> Plan:
         """Take the next ``buffer`` finished works, each with the model version that its silo started from.
 

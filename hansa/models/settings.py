@@ -135,5 +135,5 @@ class Tokenizer(Section):
     path: str | None = Field(default=None, description="Folder of another tokenizer.")
     size: int = Field(default=8000, ge=300, le=1_000_000, description="federated: size of the vocabulary.")
     min_count: Count = Field(
-        default=5, description="federated: a silo sends a word piece only if at least this many of its rows have it."
+        default=5, description="federated: a silo sends a word only if at least this many of its rows have it."
     )

@@ -173,7 +173,7 @@ def _duration(
     ahead, ends = ServerState(Tensors.of({})), [0.0]
 
     def duration(number: int) -> float:
-        """Virtual seconds of the region's reply ``number``: the sum over its own rounds of the slowest child."""
+        """Virtual seconds of the region's reply ``number``."""
         while not rule.synchronous and len(ends) <= number * rounds:
             rule.plan(PlanContext(name, below, settings, len(ends), 0), ahead)
             ahead.round += 1

@@ -106,7 +106,7 @@ CHAIN = {"steps": [{"name": "fragments", "count": 2}, "int4"]}
 def test_the_state_that_is_written_beside_the_steps_is_the_one_before_them(
     federation: Build, tmp_path: Path, upload: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The state is written only when the steps ahead are over, and has overwritten nothing that the steps changed."""
+    """The state is written only when the steps ahead are over, and holds nothing that the steps changed."""
     train = STEPS | {"overlap": True, "optimizer": "adamw", "lr": 0.01, "keep_optimizer": True}
     settings = federation(**SETTINGS, train=train, upload=upload)
     simulated, agent = silo(settings, tmp_path / "a", False), silo(settings, tmp_path / "b", True)

@@ -65,7 +65,7 @@ def test_an_aggregation_of_ones_own_is_not_replaced_in_silence(federation: Build
     ("method", "task", "sentence"),
     [
         ("moon", "mlm", "use it with 'classify'"),
-        ("fedbuff", "mlm", "that is the root's decision"),
+        ("fedbuff", "mlm", "or to a region, not to a silo"),
         ("fedkc", "classify", "the same for all"),
         ("worldlm", "mlm", "set it as the top-level 'method'"),
     ],

@@ -11,6 +11,7 @@ from hansa.config.file import parse
 from hansa.core.errors import ConfigError
 from hansa.core.region_rounds import keep, recall, recorded
 from hansa.core.round import Record
+from hansa.core.settings import Named
 from hansa.core.state import ServerState
 from hansa.core.tensors import Tensors
 from hansa.privacy.dp.prices import update_prices
@@ -77,14 +78,21 @@ def test_a_recorded_order_gives_the_same_bits_and_another_does_not(
         assert same(weights(folder / "model"), weights(whole / "model")) == equal, name
 
 
-def test_the_same_after_a_resume_with_works_under_way_in_a_region(federation: Build, tmp_path: Path) -> None:
+@pytest.mark.parametrize("delay", [{}, {"south": 2.7}])
+def test_the_same_after_a_resume_with_works_under_way_in_a_region(
+    federation: Build, tmp_path: Path, delay: dict[str, float]
+) -> None:
+    """It is killed after round 3 and resumes after round 2: round 3 is repeated, round 4 is new."""
     import shutil
 
-    settings = tree(federation, BUFFERED, BUFFERED, simulate={"delay": {"south": 2.7}}, checkpoint={"every": 2})
+    settings = tree(federation, BUFFERED, BUFFERED, simulate={"delay": delay}, checkpoint={"every": 2})
     whole = run(settings, tmp_path / "a", workers=0).folder
     model = weights(whole / "model")
     shutil.rmtree(whole / "checkpoints" / "round-4")
     shutil.rmtree(whole / "model")
+    for number in (7, 8):  # of the region's own rounds, two for each of the root's
+        (whole / "silos" / "west" / "region" / f"round-{number}.safetensors").unlink(missing_ok=True)
+    assert list((whole / "silos" / "west" / "region").glob("round-*.safetensors"))
     run(settings, whole, resume=True, workers=0)
     assert same(weights(whole / "model"), model)
 
@@ -103,13 +111,19 @@ def test_after_a_round_without_updates_the_works_stay_under_way(tmp_path: Path) 
 
 
 def test_what_makes_no_sense_is_refused(federation: Build) -> None:
-    def recording(west: Any, child: str) -> Any:
+    def recording(west: Any, child: str, rounds: int = 8) -> Any:
         raw = tree(federation, "fedavg", west).model_dump(exclude_defaults=True)
-        return parse(raw | {"simulate": {"region_arrivals": {"west": [[child]]}}})
+        return parse(raw | {"simulate": {"region_arrivals": {"west": [[child]] * rounds}}})
 
     check_settings(recording(BUFFERED, "north"))
+    with pytest.raises(ConfigError, match="has 7 rounds of 'west', and the file asks for 8"):
+        check_settings(recording(BUFFERED, "north", 7))
     with pytest.raises(ConfigError, match="which waits for all its nodes"):
         check_settings(recording(None, "north"))
+    short = recording(BUFFERED, "north").simulate
+    elsewhere = federation().model_copy(update={"simulate": short})  # as the command line takes it from a run
+    with pytest.raises(ConfigError, match="'west', which is not a region of this federation"):
+        check_settings(elsewhere)
     with pytest.raises(ConfigError, match="which is not below 'west'"):
         recording(BUFFERED, "east")
 
@@ -127,6 +141,8 @@ def test_a_private_silo_pays_for_every_buffer_above_it(federation: Build) -> Non
     waiting, asynchronous = private("fedavg", None), private(BUFFERED, BUFFERED)
     factor = BUFFER**2
     assert most_trainings(asynchronous, "north", 3) == factor * most_trainings(waiting, "north", 3) > 3
+    once = waiting.model_copy(update={"method": Named.model_validate({"name": "worldlm", "buffer": 2})})
+    assert most_trainings(once, "north", 3) == most_trainings(waiting, "north", 3), "each region once in a round"
     paid = update_prices(asynchronous, 3)["north"].epsilon
     assert paid == update_prices(waiting, factor * 3)["north"].epsilon
     assert paid > update_prices(waiting, 3)["north"].epsilon, "without the buffers the price would be too low"

@@ -64,7 +64,7 @@ def test_the_logs_of_two_runs_are_compared_with_the_heads_of_their_own_run(tmp_p
         logs[run] = AuditLog(tmp_path / run / "audit.jsonl", "coordinator")
         for number in range(3):
             logs[run].add("sent", message="Train", round=number, run_name=run)
-            book.note("coordinator", Anchors(logs[run], book).head(), b"", run)
+            book.note("coordinator", Anchors(logs[run], book).head(), b"", run, log=run)
     for run, other in (("first", "second"), ("second", "first")):
         found = compare(logs[run].file, book.file)
         assert found.sound
@@ -79,3 +79,21 @@ def test_the_logs_of_two_runs_are_compared_with_the_heads_of_their_own_run(tmp_p
         rewritten.add(entry["event"], message="Evaluate", round=entry["round"])
     assert verify(file).sound
     assert not compare(file, book.file).sound, "a log that was written anew has no head of any run"
+
+
+def test_a_region_cannot_hide_a_run_of_its_only_log(tmp_path: Path) -> None:
+    """A region has one log for all runs: entries of the second run that are forged are found."""
+    book, log = HeadBook(tmp_path / HEADS), AuditLog(tmp_path / "west" / "audit.jsonl", "west")
+    for number in range(6):
+        log.add("sent", message="Train", round=number)
+        book.note("west", Anchors(log, book).head(), b"", "first" if number < 3 else "second")
+    assert compare(log.file, book.file).sound
+    kept = list(entries(log.file))
+    log.file.unlink()
+    anchor_file(log.file).unlink()
+    forged = AuditLog(log.file, "west")
+    for entry in kept[:3]:
+        forged.add(entry["event"], message=entry["message"], round=entry["round"])
+    forged.add("sent", message="Evaluate", round=3)
+    assert verify(log.file).sound
+    assert not compare(log.file, book.file).sound

@@ -26,14 +26,14 @@ HEAD_FORMAT = r"\d{1,15}:[0-9a-f]{64}"  # NUMBER:HASH
 class NotedHead:
     """The head of a node's log as a message of that node stated it; ``proof``: the signed message, in base64.
 
-    ``run``: of a parent's message, since a coordinator has a log for each run; empty for a child's.
+    ``log``: the run whose log it is, since a coordinator has a log for each run; empty for a node with one log.
     """
 
     node: str
     head: Head
     time: str
     proof: str
-    run: str = ""
+    log: str = ""
 
 
 class HeadBook:
@@ -43,15 +43,15 @@ class HeadBook:
         self.file = file
         self._last: dict[tuple[str, str], str] = {}
 
-    def note(self, node: str, head: str, proof: bytes, run: str = "") -> None:
+    def note(self, node: str, head: str, proof: bytes, run: str = "", log: str = "") -> None:
         """Keep a head; the same head twice is kept once.
 
-        ``run``: of a parent's message. A coordinator has a log for each run, and agents read its stored requests again
-        and again: the heads of two runs that are open at once take turns, and must not be kept each time.
+        ``run``: of the message. Agents read the stored requests of open runs again and again: the heads of two runs
+        take turns, and must not be kept each time. ``log``: see `NotedHead`.
         """
         if not head or self._last.get((node, run)) == head:
             return
-        line = {"node": node, "run": run, "head": head, "time": datetime.now(UTC).isoformat(timespec="seconds")}
+        line = {"node": node, "log": log, "head": head, "time": datetime.now(UTC).isoformat(timespec="seconds")}
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with self.file.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(line | {"proof": b64encode(proof).decode()}, ensure_ascii=False) + "\n")
@@ -64,7 +64,7 @@ class HeadBook:
         for line in self.file.read_text(encoding="utf-8").splitlines():
             try:
                 raw: dict[str, Any] = json.loads(line)
-                yield NotedHead(raw["node"], parse_head(raw["head"]), raw["time"], raw["proof"], raw.get("run", ""))
+                yield NotedHead(raw["node"], parse_head(raw["head"]), raw["time"], raw["proof"], raw.get("log", ""))
             except (ValueError, KeyError, TypeError, UserError):
                 continue
 
@@ -116,8 +116,8 @@ class Comparison:
 def compare(log: Path, heads: Path) -> Comparison:
     """Look for the heads that another node kept in ``heads`` in a node's log.
 
-    A coordinator has a log for each run. Where the log has a head of one run, the heads of runs of which it has none
-    are those of other logs, and are only named. Raises `UserError` if there is no log, or no head of its node.
+    A coordinator has a log for each run. Where this one has a head of its run, the heads of its other logs are only
+    named. Raises `UserError` if there is no log, or no head of its node.
     """
     node = next((str(entry["node"]) for entry in entries(log)), "")
     if not node:
@@ -131,9 +131,9 @@ def compare(log: Path, heads: Path) -> Comparison:
     if not found.sound:
         return Comparison(log, node, len(noted), found.damage)
     hashes = {int(entry["number"]): str(entry["hash"]) for entry in entries(log)}
-    of_this_log = {one.run for one in noted if hashes.get(one.head.number) == one.head.hash}
-    others = tuple(sorted({one.run for one in noted} - of_this_log)) if of_this_log else ()
-    noted = [one for one in noted if one.run not in others]
+    of_this_log = {one.log for one in noted if one.log and hashes.get(one.head.number) == one.head.hash}
+    others = tuple(sorted({one.log for one in noted if one.log} - of_this_log)) if of_this_log else ()
+    noted = [one for one in noted if one.log not in others]
     for one in noted:
         if one.head.number not in hashes:
             damage = f"entry {one.head.number}, which '{node}' stated on {one.time}, is missing"
