@@ -60,7 +60,9 @@ def write_words(file: Path, words: list[str], count: int, seed: int = 0, labels:
         rows.append(
             {"text": " ".join(text)} | ({"label": "low" if first < len(words) // 2 else "high"} if labels else {})
         )
-    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    begun = file.with_suffix(".part")  # renamed when it is complete: a run under way may read the same file
+    begun.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    begun.rename(file)
     return file
 
 

@@ -4,7 +4,7 @@ A message or a field that is not listed here is refused by the guard (guard.py),
 accident; a test fails until it is listed.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from hashlib import sha256
 from typing import Any
@@ -63,7 +63,9 @@ RELEASE_KINDS: Mapping[type, Mapping[str, Kind]] = {
         "below.failures": "metrics",
         "below.sent": "metrics",
         "below.received": "metrics",
-        "below.arrivals": "metrics",
+        "below.arrivals.node": "metrics",
+        "below.arrivals.round": "metrics",
+        "below.arrivals.children": "metrics",
         "layers.residuals": "layers",
         "layers.attention": "layers",
         "layers.refused": "layers",
@@ -186,17 +188,22 @@ def state_part(part_of: PartOf) -> PartOf:
 def nonempty_fields(message: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The fields of a message that are not empty, with their values; those of an optional part as ``part.field``.
 
-    So are those of parts by silo, in a dict; of several such parts the last value is returned.
+    So are those of several parts, in a dict by silo or in a tuple; of these the last value is returned.
     """
     for name, _ in encoded_fields(message.__class__):
         value = getattr(message, name)
         if is_dataclass(value) and not isinstance(value, Tensors | EncodedUpdate):
             yield from nonempty_fields(value, f"{prefix}{name}.")
-        elif isinstance(value, dict) and any(is_dataclass(one) for one in value.values()):
-            for one in value.values():
+        elif several := [one for one in _members(value) if is_dataclass(one)]:
+            for one in several:
                 yield from nonempty_fields(one, f"{prefix}{name}.")
         elif not _empty(value):
             yield prefix + name, value
+
+
+def _members(value: Any) -> Iterable[Any]:
+    """The values in a dict or a tuple; none of anything else."""
+    return value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else ()
 
 
 def _tensor_names(value: Any) -> tuple[str, ...]:
