@@ -4,7 +4,7 @@
     interpolated   θ_int = α·θ_own + (1 − α)·θ                                                       (Equation 3)
         sweep      α from 21 values in [0, 1], the one of least loss on validation data (Figure 3); 0, the shared model,
                    unless that one is ahead of it by more than a standard error, in loss and in accuracy: a few
-                   samples must not decide by chance, and a better loss may still guess worse
+                   samples must not decide by chance, and a better loss may still guess worse (``fallback``)
         adaptive   APFL: θ_own ← θ_own − η·α·∇f(θ_int),  α ← α − η_α·⟨∇f(θ_int), θ_own − θ⟩, kept in [0, 1]
     nearby         θ_own starts from a mixture of the silos that are most like this one:
                    θ_start − ½·(uᵢ + Σⱼ sᵢⱼ·uⱼ),  sᵢⱼ ∝ max(0, cos(uᵢ, uⱼ)) over the nearest silos j
@@ -60,7 +60,7 @@ def personalise(silo: ResidentSilo, request: Personalise, settings: Settings) ->
         return PersonalScores(gradient, {}, {}, {}, alpha)
     curves: dict[str, tuple[float, ...]] = {}
     if settings.mix == "sweep":
-        alpha, curves = _sweep(silo, own, shared, settings.draws)
+        alpha, curves = _sweep(silo, own, shared, settings)
     models = ({FEDERATED: 0.0} if request.label == OWN else {}) | {request.label: 1.0}
     if settings.mix != "none":
         models[MIXED if request.label == OWN else f"{request.label}, {MIXED}"] = alpha
@@ -72,12 +72,16 @@ def personalise(silo: ResidentSilo, request: Personalise, settings: Settings) ->
     return PersonalScores(Tensors(Layout((), ()), torch.zeros(0)), sums, losses, curves, alpha)
 
 
-def _sweep(silo: ResidentSilo, own: Tensor, shared: Tensor, draws: int) -> tuple[float, dict[str, tuple[float, ...]]]:
+def _sweep(
+    silo: ResidentSilo, own: Tensor, shared: Tensor, settings: Settings
+) -> tuple[float, dict[str, tuple[float, ...]]]:
     """The α to keep, and each metric over all of them on validation data (Figure 3)."""
     looks = {a: overall(silo.runtime.task, _look(silo, own, shared, a)) for a in ALPHAS}
     curves = {metric: tuple(look[metric] for look in looks.values()) for metric in looks[0.0]}
     alpha = min(ALPHAS, key=lambda a: looks[a]["loss"])
-    plain, mixed = (_look(silo, own, shared, a, draws) for a in (0.0, alpha))
+    if not settings.fallback:
+        return alpha, curves
+    plain, mixed = (_look(silo, own, shared, a, settings.draws) for a in (0.0, alpha))
     return (alpha if ahead(silo.runtime.task, plain, mixed) else 0.0), curves
 
 

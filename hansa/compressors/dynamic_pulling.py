@@ -11,8 +11,9 @@ sends as many parameters as the rule it is compared with (``like``), chosen at r
 
 ``keep`` other than ½ puts θ at another quantile. The raw norm ranks tensors mostly by their size, and half of the
 tensors may contain nearly none of the parameters, or nearly all; so the fraction may be counted ``by`` parameters, and
-the norm may be ``relative`` (‖Δ‖/‖w‖) or per value (``rms``); `raw` by `tensors` is the paper's rule. With ``both`` the
-server also sends a silo only the tensors that it sent last (Section 5.5): the result is the same, with fewer bytes.
+the norm may be ``relative`` (‖Δ‖/‖w‖) or per value (``rms``); `raw` by `tensors` is the paper's rule. The paper
+does not name its norm: ``raw`` is the Euclidean one, ``l1`` the sum of absolute differences. With ``both`` the server
+also sends a silo only the tensors that it sent last (Section 5.5): the result is the same, with fewer bytes.
 Deviations: ties between equal d are broken by the position in the model, so that exactly the fraction ``keep`` is sent.
 """
 
@@ -29,7 +30,7 @@ from hansa.core.compression import COMPRESSORS, Compressor, EncodedTensors, Kind
 from hansa.core.seeds import stream
 from hansa.core.settings import Section
 
-Norm = Literal["raw", "relative", "rms"]
+Norm = Literal["raw", "l1", "relative", "rms"]
 Unit = Literal["tensors", "parameters"]
 
 
@@ -92,6 +93,8 @@ class DynamicPulling:
 
 def movement(now: Tensor, before: Tensor, norm: Norm) -> float:
     """How far a tensor moved: d_t in the given norm."""
+    if norm == "l1":
+        return float((now - before).abs().sum())
     distance = float((now - before).norm())
     if norm == "relative":
         return distance / max(float(before.norm()), 1e-12)
@@ -111,7 +114,7 @@ class PullingSettings(Section):
 
     keep: Kept = Field(default=0.5, description="Fraction of the tensors, or parameters, to send.")
     by: Unit = Field(default="tensors", description="What `keep` is a fraction of.")
-    norm: Norm = Field(default="raw", description="‖Δ‖ (raw), ‖Δ‖/‖w‖ (relative) or per value (rms).")
+    norm: Norm = Field(default="raw", description="‖Δ‖₂ (raw), ‖Δ‖₁ (l1), ‖Δ‖₂/‖w‖₂ (relative) or per value (rms).")
     embeddings: bool = Field(
         default=True, description="Whether embedding tables may be sent; false: only in the first round."
     )

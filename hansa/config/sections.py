@@ -240,15 +240,14 @@ class Personal(Section):
     start: int | None = Field(
         default=None, ge=0, description="Round whose shared model it starts from; default: the last."
     )
-    rounds: Count = Field(
-        default=20, description="Rounds of local training, each on as much data as a federated round."
-    )
-    train: Training | None = Field(
-        default=None, description="Its optimizer; default: `baseline`. The amount of data is the federation's."
-    )
+    rounds: Count = Field(default=20, description="Rounds of local training, each on as much data as a federated one.")
+    train: Training | None = Field(default=None, description="Its optimizer; default: `baseline`. Not its data.")
     mix: Literal["sweep", "adaptive", "none"] = Field(
         default="sweep",
         description="Interpolation α·own + (1 − α)·shared: α swept on validation data, adaptive (APFL), or none.",
+    )
+    fallback: bool = Field(
+        default=True, description="sweep: α = 0 unless the best α is ahead by more than a standard error."
     )
     draws: Count = Field(default=1, description="How often each sample is masked anew where models are compared.")
     alpha: Share = Field(default=0.5, description="adaptive: the first α.")

@@ -78,8 +78,13 @@ def watched(model: Any, inputs: dict[str, Tensor], run: Callable[[], Tensor]) ->
 
 
 def represent_with(model: Any, parameters: dict[str, Tensor], inputs: dict[str, Tensor]) -> Tensor:
-    """The pooled representation that the model would give with other parameters."""
-    return watched(model, inputs, lambda: functional_call(model, parameters, kwargs=inputs).logits)[0]
+    """The pooled representation that the model would give with other parameters, without dropout."""
+    training = model.training
+    model.eval()
+    try:
+        return watched(model, inputs, lambda: functional_call(model, parameters, kwargs=inputs).logits)[0]
+    finally:
+        model.train(training)
 
 
 def scaled(model: Any, inputs: dict[str, Tensor], factor: float, shift: Tensor | None = None) -> tuple[Tensor, Tensor]:

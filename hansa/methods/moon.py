@@ -5,7 +5,8 @@
 
 z: the representation of a text by the model in training; z_glob: by the global model it received; z_prev: by the
 silo's own model at the end of the last round it took part in; sim: cosine; τ: temperature; μ: weight. The silo keeps
-its model between rounds. In its first round there is no previous model and no term.
+its model between rounds. In its first round there is no previous model and no term. z_glob and z_prev are computed
+without dropout, so that they are the same whenever a text is seen.
 z is the input of the output layer, as in the paper, where a small projection head stands between the encoder and the
 output layer; in models such as BERT this is the output of the pooler or of the dense layer of the classification head.
 Deviations: no projection head is added to a classifier without such a layer (most decoders).

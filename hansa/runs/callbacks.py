@@ -15,6 +15,7 @@ which it can also stop the run:
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -46,7 +47,10 @@ class CurrentRun:
         return self.federation.name
 
     def stop(self, reason: str) -> None:
-        """End the run after this round: the model is evaluated and saved as after the last round."""
+        """End the run after this round: the model is evaluated and saved as after the last round.
+
+        Before the first round, while silos are awaited, the run fails with the reason.
+        """
         self.stop_reason = reason or "stopped by a callback"
 
 
@@ -142,6 +146,9 @@ class CallbackMethods(Protocol):
     def on_run_start(self, run: CurrentRun) -> None:
         """Before the first round."""
 
+    def on_wait(self, run: CurrentRun) -> None:
+        """Every second while the run waits for silos before the first round; `CurrentRun.stop` ends the wait."""
+
     def on_round_start(self, run: CurrentRun, number: int) -> None:
         """Before a round."""
 
@@ -167,6 +174,7 @@ class CallbackMethods(Protocol):
         """After the last round, with all models saved; ``result``: a `hansa.Result`."""
 
 
+WAIT_SECONDS = 1.0  # between two calls of `on_wait`
 EVENTS = tuple(name for name in vars(CallbackMethods) if name.startswith("on_"))
 
 
@@ -195,6 +203,13 @@ class RunEvents:
     def say(self, text: str) -> None:
         """Something for a person to read."""
         self.tell("on_message", text)
+
+    def wait(self, seconds: float) -> None:
+        """Wait, and tell the callbacks so; returns earlier if one of them stops the run."""
+        until = monotonic() + seconds
+        while (left := until - monotonic()) > 0 and not (self.run is not None and self.run.stop_reason):
+            self.tell("on_wait")
+            sleep(min(WAIT_SECONDS, left))
 
     def silo(self, node: NodeId, state: str) -> None:
         """A silo started working, is done, or was lost. Called for every silo of every round: keep it cheap."""

@@ -10,7 +10,7 @@ again; the others are.
 
 from collections.abc import Callable, Mapping
 from math import ceil
-from time import monotonic, sleep
+from time import monotonic
 from typing import TypeVar
 
 from hansa.core.claims import outsized
@@ -111,6 +111,7 @@ def _gather(
     needed = max(1, ceil(participation.quorum * total)) if link.remote else total
     given_up, said, pause = enrolment_deadline(participation), "", ASK_AGAIN_SECONDS
     while asked:
+        _stop_if_asked(events)
         deadline = enrolment_deadline(participation) if link.remote else None
         for answer in link.ask(dict.fromkeys(asked, request), deadline):
             reply = answer.reply
@@ -133,10 +134,16 @@ def _gather(
             said = waits_for
             events.say(said)
         if undecided:
-            sleep(pause)
+            events.wait(pause)
             pause = min(2 * pause, MAX_PAUSE_SECONDS)  # each answer is an entry in the silo's audit log
     _check_quorum(found, lost, total, participation, type(request).__name__, needed)
     return found, lost
+
+
+def _stop_if_asked(events: RunEvents) -> None:
+    """Raise `RunFailed` if a callback has stopped the run."""
+    if events.run is not None and events.run.stop_reason:
+        raise RunFailed(f"{events.run.stop_reason} before the first round, while silos were awaited")
 
 
 def _check_quorum(

@@ -83,6 +83,13 @@ def test_the_sweep_keeps_the_best_on_validation_and_every_silo_has_a_model(feder
     assert not all(same(one, weights(outcome.folder / "model")) for one in personal), "some have a model of their own"
 
 
+def test_without_the_fallback_the_sweep_keeps_the_best_whatever_its_lead(federation: Build, tmp_path: Path) -> None:
+    settings = PERSONAL | {"rounds": 12, "fallback": False}
+    outcome = run(federation(rounds=2, personal=settings, data=DATA), tmp_path / "r", workers=0)
+    for known in facts(outcome.folder)["silos"].values():
+        assert known["alpha"] == ALPHAS[int(np.argmin(known["curves"]["loss"]))]
+
+
 def parts(losses: Any, hits: Any) -> Any:
     """What a silo knows of a model, on four parts of a hundred tokens each."""
     return Scores(

@@ -89,10 +89,11 @@ def test_one_threshold_for_both_sides_would_choose_otherwise() -> None:
     assert {SIDES[n] for n in sent.layout.names} == {"encoder", "decoder"}
 
 
-@pytest.mark.parametrize("norm", ["raw", "relative", "rms"])
+@pytest.mark.parametrize("norm", ["raw", "l1", "relative", "rms"])
 def test_norms(norm: Any) -> None:
-    before, after = torch.tensor([3.0, 4.0]), torch.tensor([3.0, 5.0])
-    assert movement(after, before, norm) == pytest.approx({"raw": 1.0, "relative": 0.2, "rms": 0.5**0.5}[norm])
+    before, after = torch.tensor([3.0, 4.0]), torch.tensor([6.0, 0.0])
+    expected = {"raw": 5.0, "l1": 7.0, "relative": 1.0, "rms": 12.5**0.5}
+    assert movement(after, before, norm) == pytest.approx(expected[norm])
 
 
 @pytest.mark.parametrize("choose", ["active", "calm", "random"])

@@ -53,6 +53,21 @@ def test_the_three_representations_are_those_of_the_three_models() -> None:
     assert float(loss) == pytest.approx(0.5 + 3.0 * reference(z, z_glob, z_prev, 0.5), rel=1e-4)
 
 
+def test_the_references_are_computed_without_dropout() -> None:
+    work, other, _ = prepared()
+    model = work.learner.model
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.5
+    model.train()
+    seen = [inside.represent_with(model, other.state.named(), work.batch.inputs)[0] for _ in range(2)]
+    assert torch.equal(*seen)
+    assert model.training, "the model goes on training as before"
+    assert all(module.training for module in model.modules())
+    control = [inside.watched(model, work.batch.inputs, task_loss_of(work))[0] for _ in range(2)]
+    assert not torch.equal(*control), "negative control: the model in training has dropout"
+
+
 def test_gradients_reach_the_model_in_training_alone() -> None:
     work, other, _ = prepared()
     work.learner.grad.zero_()

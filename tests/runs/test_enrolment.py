@@ -10,9 +10,10 @@ from hansa.core.errors import RunFailed
 from hansa.core.link import Answer
 from hansa.core.messages import NOT_APPROVED, DataCard, Failure, NodeId, Reply, Request
 from hansa.core.participation import Participation
-from hansa.runs import enrolment
+from hansa.runs import callbacks, enrolment
 from hansa.runs.callbacks import CurrentRun, RunEvents
 from hansa.runs.ledger import Ledger
+from tests.conftest import Build
 
 CARD = DataCard({"train": {"en": 10}, "valid": {}, "test": {}}, 10)
 PENDING = Failure(f"the request cannot be used: {NOT_APPROVED}")
@@ -61,6 +62,33 @@ def test_a_run_waits_for_an_administrator_who_has_not_decided(tmp_path: Path) ->
     assert set(enrol(link, tmp_path, said, quorum=1.0)) == {"north", "south"}
     assert link.asked == [["north", "south"], ["south"], ["south"]], "those that have answered are not asked again"
     assert said.lines == ["1 of 2 silos have answered, 2 needed: not approved yet by south"], "said once"
+
+
+class Stops:
+    """A callback that stops the run while it waits."""
+
+    def __init__(self) -> None:
+        self.waited = 0
+
+    def on_wait(self, run: CurrentRun) -> None:
+        self.waited += 1
+        if self.waited == 2:
+            run.stop("stopped by the operator")
+
+
+def test_a_run_that_waits_for_an_administrator_can_be_stopped(
+    tmp_path: Path, federation: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callbacks, "WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(enrolment, "ASK_AGAIN_SECONDS", 60.0)
+    link: Any = Scripted(north=[CARD], south=[PENDING])
+    stops, ledger = Stops(), Ledger(tmp_path)
+    events = RunEvents([stops], CurrentRun(federation(), tmp_path))
+    with pytest.raises(RunFailed, match="stopped by the operator before the first round"):
+        enrolment.described(link, ["north", "south"], "", Participation(quorum=1.0), ledger, events, {})
+    ledger.close()
+    assert stops.waited == 2, "it does not wait to the end of the pause"
+    assert link.asked == [["north", "south"]]
 
 
 def test_the_quorum_does_not_end_the_time_to_decide(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ class Size:
     rates: Mapping[str, tuple[float, ...]]  # arm → the learning rates that are tried
     system: str = ""  # default: the system message of the model's own template
     lora: Mapping[str, Any] = field(default_factory=lambda: {"rank": 8, "alpha": 16, "targets": ["q_proj", "v_proj"]})
+    bf16: bool = False  # the frozen base and all products in bfloat16, what is trained in float32
     published: bool = False  # the setting that was asked for: 200 steps of 8 × 128 tokens, 20 answers
 
     def local_steps(self, silos: int) -> int:
@@ -57,7 +58,7 @@ _RATES = {"central": (3e-4, 1e-3, 3e-3), "average": (1e-3, 3e-3, 1e-2), "alone":
 SIZES = {
     "smoke": Size(6, 2, 2, 240, 1, 4, 2, 1, {"central": (1e-3, 3e-3), "average": (1e-3,), "alone": (1e-3,)}),
     "small": Size(54, 3, 4, 96, 5, 32, 16, 3, _RATES, system="Answer the question briefly."),
-    "medium": Size(198, 11, 8, 128, 20, 64, 40, 3, _RATES, published=True),
+    "medium": Size(198, 11, 8, 128, 20, 64, 40, 3, _RATES, bf16=True, published=True),
 }
 
 # Arms beside base, central and alone: the changes to plain averaging.
@@ -83,7 +84,13 @@ def federation(
     """The settings of a run; ``template``: the chat template, by default that of the model's own tokenizer."""
     kind = {"base": "base", "central": "central", "alone": "per-silo"}.get(arm, "federated")
     changes = FEDERATED.get(arm, {})
-    training = {"optimizer": "adamw", "lr": rate, "batch": size.batch, "clip": 1.0}
+    training = {
+        "optimizer": "adamw",
+        "lr": rate,
+        "batch": size.batch,
+        "clip": 1.0,
+        "precision": "bf16" if size.bf16 else "float32",
+    }
     local = size.local_steps(len(silos)) * size.batch
     settings: dict[str, Any] = {
         "name": "instruct",
@@ -93,14 +100,17 @@ def federation(
             "name": "instruct", "answers": size.answers, "answer_length": size.answer_length, "system": size.system,
             "template": template or template_of(model),
         },
-        "model": {"path": model, "adapt": "lora", "lora": {**size.lora, **changes.get("lora", {})}},
+        "model": {
+            "path": model, "adapt": "lora", "lora": {**size.lora, **changes.get("lora", {})},
+            "dtype": "bfloat16" if size.bf16 else None,
+        },
         "data": {"max_length": size.length},
         "silos": silos,
         "method": changes.get("method", "fedavg"),
         "rounds": size.rounds,
         "train": training | {"samples": {"floor": local, "replace": False}},
         "baseline": training | {"keep_optimizer": True},
-        "evaluate": {"every": size.rounds, "share": 1.0, "batch": 8},
+        "evaluate": {"every": size.rounds, "share": 1.0, "batch": 20},
         "checkpoint": {"every": 1},
     }  # fmt: skip
     return parse(settings)

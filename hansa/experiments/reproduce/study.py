@@ -5,11 +5,13 @@ seeds; the run of the first seed is the one of the grid. Arms that are not tuned
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
 from hansa.config.federation import Federation
+from hansa.core.device import cores
 from hansa.experiments.reproduce import Claim, Options, Table
 from hansa.experiments.reproduce.cell_run import finished, run_cell
 from hansa.experiments.reproduce.cells import Cell, Cells
@@ -38,16 +40,20 @@ class Study:
         return [BASE, *self.rates, *self.follows]
 
     def run(self) -> None:
-        """Run what is not finished: the middle of each grid, the rest of the grids, then all seeds."""
-        self.cell(BASE, 0)
-        for arm, rates in self.rates.items():
-            self.cell(arm, 0, rates[len(rates) // 2])
-        for arm, rates in self.rates.items():
-            for rate in rates:
-                self.cell(arm, 0, rate)
-        for seed in range(self.seeds):
-            for arm in (*self.rates, *self.follows):
-                self.cell(arm, seed, self.rate(arm))
+        """Run what is not finished, as many cells at a time as there are cores.
+
+        First the middle of each grid, then the rest of the grids, then all seeds, of the tuned arms first.
+        """
+        self._run_all([(BASE, 0, NO_RATE), *((arm, 0, rates[len(rates) // 2]) for arm, rates in self.rates.items())])
+        self._run_all([(arm, 0, rate) for arm, rates in self.rates.items() for rate in rates])
+        for arms in (self.rates, self.follows):
+            self._run_all([(arm, seed, self.rate(arm)) for seed in range(self.seeds) for arm in arms])
+
+    def _run_all(self, asked: Sequence[tuple[str, int, float]]) -> None:
+        """Run different cells, given by arm, seed and rate; raises `RunFailed` if one fails, after the others."""
+        with ThreadPoolExecutor(1 if self.options.scale == "smoke" else cores()) as threads:
+            for done in [threads.submit(self.cell, *one) for one in asked]:
+                done.result()
 
     def cell(self, arm: str, seed: int, rate: float = NO_RATE) -> Cell | None:
         """A cell: finished, or run now; with ``options.finished``, None if it is not finished."""
