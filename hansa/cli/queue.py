@@ -29,7 +29,7 @@ def submit(
     from hansa.config.file import read
     from hansa.deploy.coordinator import check_deployable
     from hansa.deploy.kit import Kit
-    from hansa.deploy.run_queue import RunQueue
+    from hansa.deploy.run_queue import ENDED, RunQueue
 
     settings = read(federation, set)
     check_deployable(settings, Kit(kit))
@@ -40,7 +40,7 @@ def submit(
 
     def show() -> None:
         """Print the number of the submitted run, how many runs are before it, and its directory."""
-        ahead = sum(other.state in ("queued", "running") for other in waiting.all() if other.id != one.id)
+        ahead = sum(other.state not in ENDED for other in waiting.all() if other.id != one.id)
         output.print(f"run {one.id} is in the queue, behind {ahead}: {waiting.directory(one)}", highlight=False)
 
     finish(format, asdict(one) | {"run": str(waiting.directory(one))}, show)
@@ -77,11 +77,17 @@ def stop(
     folder: RunsFolder,
     id: Annotated[str, typer.Argument(metavar="ID", help="the number that `hansa submit` printed")],
 ) -> None:
-    """End a submitted run after its current round; its model is evaluated and saved. A queued run is taken out."""
+    """End a submitted run after its current round; its model is evaluated and saved.
+
+    A run that waits for its turn, or for silos before the first round, ends without a model.
+    """
     from hansa.deploy.run_queue import RunQueue
 
     one = RunQueue(folder).stop(id)
-    after = "was taken out of the queue" if one.state == "stopped" else "ends after its current round"
+    after = {
+        "stopped": "was taken out of the queue",
+        "waiting": "ends: its first round has not begun",
+    }.get(one.state, "ends after its current round")
     output.print(f"run {one.id} {after}", highlight=False)
 
 

@@ -16,8 +16,9 @@ from hansa.deploy.coordinator import check_coordinator, serve, serve_run
 from hansa.deploy.kit import Kit
 from hansa.deploy.log_callbacks import LogCallbacks
 from hansa.deploy.public_certificate import PublicCertificate
+from hansa.deploy.queue_worker import QueueTurn, serve_queue
 from hansa.deploy.run_log import RunLog
-from hansa.deploy.run_queue import RunQueue, StopOnRequest, serve_queue
+from hansa.deploy.run_queue import RunQueue
 from hansa.deploy.standing import standing_server
 from hansa.deploy.status import SERVER_FOLDER
 from hansa.report import html
@@ -60,11 +61,11 @@ class Serving:
         files = runs / SERVER_FOLDER
         with standing_server(self.kit, files, self.nats, log.info, self.listen, self.pages, self.public) as server:
 
-            def one(settings: Federation, out: Path, stop: StopOnRequest) -> None:
-                """Run one submitted federation and write its report; ``stop`` is the callback that can end it."""
+            def one(settings: Federation, out: Path, turn: QueueTurn) -> None:
+                """Run one submitted federation and write its report; ``turn`` is the callback that can end it."""
                 self.open.append(out)
                 try:
-                    told = [*self._told(settings, out, at_once == 1), stop]
+                    told = [*self._told(settings, out, at_once == 1), turn]
                     _report(settings, serve_run(settings, self.kit, out, server.open_run, told))
                 finally:
                     self.open.remove(out)

@@ -20,7 +20,7 @@ from hansa.config.nodes import ROOT, walk
 from hansa.config.sections import Checkpointing
 from hansa.config.shared import NO_SOURCES, for_members, settings_digest
 from hansa.config.tree import masked_families
-from hansa.core.errors import ConfigError, UserError
+from hansa.core.errors import ConfigError, RunFailed, UserError
 from hansa.core.link import Link
 from hansa.deploy.approval import rehearsal_settings
 from hansa.deploy.bundle import pack
@@ -94,10 +94,12 @@ def serve_run(federation: Federation, kit: Kit, out: Path, open_run: OpenRun, ca
             link: Link = AuditedLink(verified, log, context)
             if federation.root is not None:
                 link = TreeLink(link, {ROOT: lambda request: host.silo(ROOT).answer(request)})
+            network.on_wait = lambda: _tell_waiting(events)
             begin(children, directory, link, ledger, events)
             network.share_start(pack(directory.start, files / "start.bundle"))
             events.say("silos prepare their data")
             cards = describe(children, directory, link, ledger, events)
+            network.on_wait = lambda: None
             children = children.model_copy(update={"silos": {n: s for n, s in children.silos.items() if n in cards}})
             return Run(children, directory, link, cards, ledger, events).go()
     except BaseException as error:
@@ -105,6 +107,13 @@ def serve_run(federation: Federation, kit: Kit, out: Path, open_run: OpenRun, ca
         raise
     finally:
         ledger.close()
+
+
+def _tell_waiting(events: RunEvents) -> None:
+    """Tell the callbacks that silos are awaited before the first round; `RunFailed` if one of them stops the run."""
+    events.tell("on_wait")
+    if events.run is not None and events.run.stop_reason:
+        raise RunFailed(f"{events.run.stop_reason} before the first round, while silos were awaited")
 
 
 def check_coordinator(kit: Kit) -> None:

@@ -2,30 +2,27 @@
 
 ``RUNS/.queue/0007.yaml`` is a federation file as it was submitted, ``0007.json`` its state, and ``RUNS/NAME-0007`` the
 run directory. All of it survives a restart: runs that were under way are continued first. Silos approve every run as if
-it were the only one.
+it were the only one. `queue_worker.py` works on the runs.
 """
 
 import json
 import os
 import re
-import threading
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from hansa.config.federation import Federation
-from hansa.config.file import dump, read
-from hansa.core.errors import HansaError, UserError, place, printable
-from hansa.deploy.lock_file import lock_folder
+from hansa.config.file import dump
+from hansa.core.errors import UserError
 from hansa.files import write_file
-from hansa.runs.callbacks import CurrentRun
 
 FOLDER = ".queue"
-QUEUED, RUNNING, FINISHED, FAILED, STOPPED = "queued", "running", "finished", "failed", "stopped"
+QUEUED, WAITING, RUNNING, FINISHED, FAILED, STOPPED = "queued", "waiting", "running", "finished", "failed", "stopped"
+BEGUN = (WAITING, RUNNING)  # waiting: its silos are asked, and the first round has not begun
 ENDED = (FINISHED, FAILED, STOPPED)
 ID = re.compile(r"\d{4,9}")
-POLL_SECONDS = 1.0
 STOP_REASON = "stopped by the operator"
 
 
@@ -82,8 +79,8 @@ class RunQueue:
 
         ``besides``: the ids of runs that are worked on already.
         """
-        waiting = [one for one in self.all() if one.state in (RUNNING, QUEUED) and one.id not in besides]
-        return min(waiting, key=lambda one: (one.state != RUNNING, int(one.id)), default=None)
+        open = [one for one in self.all() if one.state not in ENDED and one.id not in besides]
+        return min(open, key=lambda one: (one.state == QUEUED, int(one.id)), default=None)
 
     def file(self, one: QueuedRun) -> Path:
         """The federation file of a run."""
@@ -98,7 +95,7 @@ class RunQueue:
         self._write(replace(one, state=state, reason=reason, ended=_now() if state in ENDED else ""))
 
     def stop(self, id: str) -> QueuedRun:
-        """End a run after its current round, or take it out of the queue; raises `UserError` if it has ended."""
+        """End a run after its current round, or before the first one; raises `UserError` if it has ended."""
         one = self.find(id)
         if one.state in ENDED:
             raise UserError(f"run {id} has {one.state} already")
@@ -130,86 +127,6 @@ class RunQueue:
         if one.state in ENDED or one.state == QUEUED:
             (self.folder / f"{one.id}.stop").unlink(missing_ok=True)
         write_file(self.folder / f"{one.id}.json", json.dumps(asdict(one), ensure_ascii=False).encode(), mode=0o600)
-
-
-class StopOnRequest:
-    """A callback that ends a run after its current round when `RunQueue.stop` was called."""
-
-    required = True
-
-    def __init__(self, queue: RunQueue, one: QueuedRun) -> None:
-        self._queue, self._one = queue, one
-
-    def on_round_start(self, run: CurrentRun, number: int) -> None:
-        """Look for the request before a round."""
-        if self._queue.stop_requested(self._one):
-            run.stop(STOP_REASON)
-
-
-Serve = Callable[[Federation, Path, StopOnRequest], object]
-
-
-def serve_queue(
-    queue: RunQueue,
-    serve: Serve,
-    log: Callable[[str], None],
-    idle: Callable[[], bool] = lambda: True,
-    at_once: int = 1,
-) -> None:
-    """Work on the runs of a queue, up to ``at_once`` at the same time, in threads.
-
-    It goes on as long as ``idle`` is true whenever there is nothing to do. ``serve`` runs a federation file to its end
-    in a directory. A run that fails does not end the queue. Raises `UserError` if another process works on the queue.
-    """
-    with lock_folder(queue.folder, "hansa serve --queue"):
-        _serve_locked(queue, serve, log, idle, at_once)
-
-
-def _serve_locked(
-    queue: RunQueue, serve: Serve, log: Callable[[str], None], idle: Callable[[], bool], at_once: int
-) -> None:
-    log(f"waiting for runs in {queue.runs}: 'hansa submit FED.yaml --queue {queue.runs}'")
-    working: dict[str, threading.Thread] = {}
-    changed, errors = threading.Event(), list[BaseException]()
-
-    def work(one: QueuedRun) -> None:
-        """Serve one run in its thread, and keep its error for the main thread."""
-        try:
-            _work_on(queue, one, serve, log)
-        except BaseException as error:  # the main thread raises it
-            errors.append(error)
-        finally:
-            changed.set()
-
-    while True:
-        changed.clear()
-        working = {id: thread for id, thread in working.items() if thread.is_alive()}
-        if errors:
-            raise errors[0]
-        one = queue.next(working) if len(working) < at_once else None
-        if one is not None:
-            queue.mark(one, RUNNING)
-            working[one.id] = threading.Thread(target=work, args=(one,), name=f"hansa-run-{one.id}", daemon=True)
-            working[one.id].start()
-        elif working or idle():
-            changed.wait(POLL_SECONDS)
-        else:
-            return
-
-
-def _work_on(queue: RunQueue, one: QueuedRun, serve: Serve, log: Callable[[str], None]) -> None:
-    log(f"run {one.id} of '{printable(one.name)}', submitted by {printable(one.by)}: {queue.directory(one)}")
-    try:
-        serve(read(queue.file(one)), queue.directory(one), StopOnRequest(queue, one))
-    except Exception as error:  # whatever ends one run must not end the others
-        reason = str(error) if isinstance(error, HansaError) else f"{type(error).__name__} ({place(error)})"
-        again = f"; 'hansa runs {queue.runs} --retry {one.id}' continues it"
-        queue.mark(one, FAILED, reason)
-        log(f"run {one.id} failed: {reason}{'' if isinstance(error, UserError) else again}")
-        return
-    stopped = queue.stop_requested(one)
-    queue.mark(one, STOPPED if stopped else FINISHED, STOP_REASON if stopped else "")
-    log(f"run {one.id} has {STOPPED if stopped else FINISHED}")
 
 
 def _now() -> str:

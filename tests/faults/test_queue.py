@@ -1,6 +1,7 @@
 """A standing coordinator: runs that are submitted while it serves, killed in the middle, with the same agents."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from hansa.config.file import dump
 from hansa.deploy.kit import COORDINATOR
 from hansa.deploy.run_queue import RunQueue
 from hansa.deploy.status import SERVER_FOLDER, read_status
+from hansa.runs.ledger import Ledger
 from hansa.runs.run import run
 from tests.conftest import same, weights
 from tests.faults.processes import Deployment
@@ -79,7 +81,7 @@ def test_two_studies_at_once_with_a_kill_in_the_middle(gated: Any, tmp_path: Pat
         for name in sizes:
             deployment.start(name, at_once=2 if name == "north" else 1)
         directories = {id: runs / f"{study.name}-{id}" for id, study in studies.items()}
-        deployment.wait("north at work on both", lambda: all(map(north_trains, directories.values())))
+        deployment.wait("north at work on both", lambda: all(trains(one, "north") for one in directories.values()))
         pid = runs / SERVER_FOLDER / "broker" / "nats.pid"
         first = pid.read_text()
         deployment.kill(COORDINATOR)
@@ -99,9 +101,63 @@ def test_two_studies_at_once_with_a_kill_in_the_middle(gated: Any, tmp_path: Pat
         assert "ran out" not in deployment.log("north")
 
 
-def north_trains(run: Path) -> bool:
-    """Whether north works on a run's request to train."""
+def test_a_run_that_nobody_approved_does_not_hold_the_queue(gated: Any, tmp_path: Path) -> None:
+    """With one run at a time: the second run is finished while the first waits; the first can be stopped."""
+    unapproved, approved = gated(rounds=2, seed=9), gated(rounds=2)
+    with Deployment(approved, tmp_path / "deployment") as deployment:
+        runs = deployment.folder / "runs"
+        for settings in (unapproved, approved):
+            RunQueue(runs).add(settings, "ada")
+        deployment.start_all(queue=runs)
+        deployment.wait("the second run", lambda: RunQueue(runs).find("0002").state == "finished")
+        assert RunQueue(runs).find("0001").state == "waiting"
+        assert "not approved yet by" in deployment.log(COORDINATOR)
+        assert "run 0001 ends: its first round has not begun" in hansa("stop", str(runs), "0001")
+        deployment.wait("the end of the first", lambda: RunQueue(runs).find("0001").state == "stopped")
+        assert "waiting" not in hansa("runs", str(runs))
+        whole = run(approved, tmp_path / "whole", workers=0).folder
+        assert same(weights(whole / "model"), weights(runs / f"{approved.name}-0002" / "model"))
+
+
+def test_a_standing_coordinator_restored_from_a_backup_finds_its_place_in_both_runs(gated: Any, tmp_path: Path) -> None:
+    """The backup of all runs is of round 1; the silos have seen later rounds. No update counts twice."""
+    studies = {"0001": gated(rounds=4), "0002": gated(rounds=4, seed=5)}
+    gate = Gate(tmp_path / "marks", "south")
+    with Deployment(studies["0001"], tmp_path / "deployment") as deployment:
+        runs, backup = deployment.folder / "runs", tmp_path / "backup"
+        admit_everywhere(studies["0002"], deployment.kits)
+        for study in studies.values():
+            RunQueue(runs).add(study, "ada")
+        directories = {id: runs / f"{study.name}-{id}" for id, study in studies.items()}
+        gate.shut()
+        deployment.start(COORDINATOR, queue=runs, at_once=2)
+        for name in studies["0001"].silos:
+            deployment.start(name, at_once=2)
+        deployment.wait("south at work on both", lambda: all(trains(one, "south") for one in directories.values()))
+        deployment.kill(COORDINATOR)
+        shutil.copytree(runs, backup)
+        deployment.start(COORDINATOR, queue=runs, at_once=2)
+        gate.open()
+        deployment.wait(
+            "round 3", lambda: all((one / "checkpoints" / "round-3").exists() for one in directories.values())
+        )
+        deployment.kill(COORDINATOR)
+        shutil.rmtree(runs)
+        shutil.copytree(backup, runs)
+        deployment.start(COORDINATOR, queue=runs, at_once=2)
+        deployment.wait("both runs", lambda: [one.state for one in RunQueue(runs).all()] == ["finished"] * 2)
+        for id, study in studies.items():
+            whole = run(study, tmp_path / f"whole-{id}", workers=0).folder
+            assert same(weights(whole / "model"), weights(directories[id] / "model")), id
+            ledger = Ledger(directories[id])
+            counted = ledger.select("select round, node from traffic where seen > 0")
+            ledger.close()
+            assert len(counted) == len(set(counted)) == study.rounds * len(study.silos), id
+
+
+def trains(run: Path, silo: str) -> bool:
+    """Whether a silo works on a run's request to train."""
     if not (run / SERVER_FOLDER / "journal.sqlite").is_file():
         return False
-    north = next((node for node in read_status(run, time()) if node.node == "north"), None)
-    return north is not None and north.awaited.startswith("Train") and north.phase == "working"
+    found = next((node for node in read_status(run, time()) if node.node == silo), None)
+    return found is not None and found.awaited.startswith("Train") and found.phase == "working"

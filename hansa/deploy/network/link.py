@@ -70,6 +70,7 @@ class NatsLink:
         self._children: dict[str, NodeId] = {}
         self.attendance = attendance
         self.anchors: Anchors | None = None  # heads of audit logs, exchanged with every message
+        self.on_wait: Callable[[], None] = lambda: None  # called again and again while replies are awaited
         self._one_at_a_time = threading.Lock()
         self._settings: Ref | None = None
         self._start: Ref | None = None
@@ -318,6 +319,7 @@ class NatsLink:
 
     def _hear(self, until: float) -> bool:
         """Wait for a message and take it up; False if none came. Nodes that have answered go on with posted work."""
+        self.on_wait()
         message = self._session.next(min(POLL_SECONDS, max(0.01, until - monotonic())), until)
         if message is not None and (node := self._children.get(message.subject)) is not None:
             self._receive(node, message.payload, notified=True)
