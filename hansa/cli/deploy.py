@@ -58,6 +58,12 @@ PluginsOption = Annotated[
 ModelOption = Annotated[
     Path | None, typer.Option("--model", help="this node's copy of the base model, where only adapters travel")
 ]
+KeepDaysOption = Annotated[
+    float | None,
+    typer.Option(
+        "--keep-days", min=1.0, metavar="DAYS", help="delete hourly what `hansa prune` would after so many days"
+    ),
+]
 HealthOption = Annotated[
     str | None, typer.Option("--health", metavar="[HOST:]PORT", help="answer /healthz, /readyz and /metrics there")
 ]
@@ -98,6 +104,7 @@ def serve(
         ),
     ] = None,
     key: Annotated[Path | None, typer.Option(metavar="FILE", help="the private key of --certificate")] = None,
+    keep_days: KeepDaysOption = None,
     webhook: Annotated[
         str | None,
         typer.Option(metavar="URL", help="alerts of failed rounds and missing members; needs HANSA_WEBHOOK_SECRET"),
@@ -120,6 +127,8 @@ def serve(
         raise UserError(f"{kit} is the kit of a silo, which has no children; use 'hansa join {kit} --data …'")
     if (federation is None) == (queue is None):
         raise UserError("the coordinator needs a federation file or a queue: hansa serve FED.yaml, or --queue RUNS")
+    if keep_days is not None and queue is None:
+        raise UserError("--keep-days is for a coordinator with --queue; for single runs, use 'hansa prune RUNS'")
     from hansa.cli.serving import Serving, pages_of
     from hansa.config.file import read
     from hansa.deploy.alerts import Alerts, Webhook
@@ -141,7 +150,7 @@ def serve(
     metrics = exposition(coordinator_figures(lambda: (serving.open or [folder])[-1], own, folder))
     with serve_probes(health, lambda: unreachable_reason((host or "127.0.0.1", port)), metrics):
         if settings is None:
-            serving.queue(folder, at_once)
+            serving.queue(folder, at_once, keep_days)
             return
         outcome, report = serving.run(settings, folder)
     result = {"run": str(outcome.folder), "report": str(report), "metrics": outcome.metrics}
@@ -229,6 +238,7 @@ def join(
     proxy: ProxyOption = None,
     trust: TrustOption = None,
     health: HealthOption = None,
+    keep_days: KeepDaysOption = None,
     log_level: LogLevelOption = LogLevel.info,
     log_format: LogFormatOption = LogFormat.text,
     log_file: LogFileOption = None,
@@ -251,6 +261,7 @@ def join(
     from hansa.deploy.metrics import exposition, silo_figures
     from hansa.deploy.network.address import choose_proxy
     from hansa.deploy.policy_enforcer import PolicyEnforcer
+    from hansa.deploy.retention import deleting, old_files_of_silo
     from hansa.deploy.run_process import ProcessService
 
     if processes is not None:
@@ -262,7 +273,9 @@ def join(
         log.warning("the policy allows no release: %s", enforcer.problem)
     setup = SiloSetup(kit, folder, sources(own, data), paths(plugins or []), policy, threads, folder_of(model))
     service = setup.service_with(own, enforcer)
-    with lock_folder(folder, "hansa join"):
+    with lock_folder(folder, "hansa join"), ExitStack() as stack:
+        if keep_days is not None:
+            stack.enter_context(deleting(lambda: old_files_of_silo(folder, keep_days), log.info))
         services = [ProcessService(setup, service, log.warning) for _ in range(at_once)] if at_once > 1 else []
         agent = Agent(own, folder, service, log.info, http_proxy, log.warning, trust, services)
         on_stop(agent.stop)

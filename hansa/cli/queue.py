@@ -10,7 +10,7 @@ import typer
 from hansa.cli.console import Format, FormatOption, finish, output
 from hansa.cli.kit import require_extra
 from hansa.cli.options import FederationFile, SetOption
-from hansa.core.errors import printable
+from hansa.core.errors import UserError, printable
 from hansa.report.text import table
 
 RunsFolder = Annotated[Path, typer.Argument(metavar="RUNS", help="the folder with the runs and the queue")]
@@ -92,18 +92,35 @@ def stop(
 
 
 def prune(
-    folder: RunsFolder,
-    days: Annotated[float, typer.Option(min=0.0, help="runs whose ledger has not changed for so many days")] = 90.0,
+    folder: Annotated[
+        Path, typer.Argument(metavar="RUNS|KIT", help="the folder with the coordinator's runs, or a silo's kit")
+    ],
+    days: Annotated[
+        float,
+        typer.Option(min=0.0, help="runs whose ledger, or files of a silo that, have not changed for so many days"),
+    ] = 90.0,
     whole: Annotated[
         bool, typer.Option("--whole", help="delete whole runs, with models and logs; default: spools and checkpoints")
     ] = False,
+    home: Annotated[Path | None, typer.Option(help="of a silo: its own files; default KIT/home")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only list what would be deleted")] = False,
     format: FormatOption = Format.text,
 ) -> None:
-    """Delete what old runs no longer need."""
+    """Delete what old runs no longer need; at a silo its files of old runs and its cached token ids.
+
+    A silo's audit log, budget and approvals stay.
+    """
     from hansa.deploy import retention
 
-    found = list(retention.old_parts(folder, days, whole)) if dry_run else retention.prune(folder, days, whole)
+    silo = (folder / "kit.json").is_file()
+    if silo and whole:
+        raise UserError(
+            "--whole is for the coordinator's runs; at a silo all files of old runs are deleted: leave it out"
+        )
+    old = (
+        retention.old_files_of_silo(home or folder / "home", days) if silo else retention.old_parts(folder, days, whole)
+    )
+    found = list(old) if dry_run else retention.delete(old)
     listed = [{"run": one.run, "folder": str(one.folder), "bytes": one.size} for one in found]
 
     def show() -> None:

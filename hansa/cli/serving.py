@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from hansa.deploy.kit import Kit
 from hansa.deploy.log_callbacks import LogCallbacks
 from hansa.deploy.public_certificate import PublicCertificate
 from hansa.deploy.queue_worker import QueueTurn, serve_queue
+from hansa.deploy.retention import deleting, old_parts
 from hansa.deploy.run_log import RunLog
 from hansa.deploy.run_queue import RunQueue
 from hansa.deploy.standing import standing_server
@@ -52,14 +54,18 @@ class Serving:
         outcome = serve(settings, self.kit, out, self.nats, told, self.listen, self.pages, self.public)
         return outcome, _report(settings, outcome)
 
-    def queue(self, runs: Path, at_once: int) -> None:
+    def queue(self, runs: Path, at_once: int, keep_days: float | None = None) -> None:
         """Work on submitted runs, up to ``at_once`` at the same time, until the process is stopped.
 
-        The port stays open between runs.
+        The port stays open between runs. ``keep_days``: after how many days spools and checkpoints of runs go.
         """
         check_coordinator(self.kit)
         files = runs / SERVER_FOLDER
-        with standing_server(self.kit, files, self.nats, log.info, self.listen, self.pages, self.public) as server:
+        with ExitStack() as stack:
+            standing = standing_server(self.kit, files, self.nats, log.info, self.listen, self.pages, self.public)
+            server = stack.enter_context(standing)
+            if keep_days is not None:
+                stack.enter_context(deleting(lambda: old_parts(runs, keep_days), log.info))
 
             def one(settings: Federation, out: Path, turn: QueueTurn) -> None:
                 """Run one submitted federation and write its report; ``turn`` is the callback that can end it."""
