@@ -1,7 +1,8 @@
 """`hansa plan`: how long a round takes with many silos, and what limits it."""
 
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,13 +23,28 @@ def plan(
     silos: Annotated[
         list[int] | None, typer.Option(min=1, help="number of silos; give it several times to compare")
     ] = None,
-    regions: Annotated[list[int] | None, typer.Option(min=0, help="number of regions; 0: none (the default)")] = None,
+    regions: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="N[/N…]",
+            help="number of regions, or of those of each level from the root down, such as 4/16; 0, the default: none; "
+            "give it several times to compare",
+        ),
+    ] = None,
     uplink: RateOption = "100Mbit",
     coordinator_link: RateOption = "1Gbit",
     speed: Annotated[float, typer.Option(min=1e-6, help="how fast a silo trains, against this machine")] = 1.0,
     cores: Annotated[int, typer.Option(min=1, help="processors of the coordinator, and of each region")] = 4,
     samples: Annotated[
         int | None, typer.Option(min=1, help="samples of a silo in a round; default: as the file says")
+    ] = None,
+    gpu_hours: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="accelerator hours that a silo trains in a round, in place of what this machine measured; --samples "
+            "and --speed then have no effect",
+        ),
     ] = None,
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="measure this machine and the file's training first, and keep it")
@@ -42,6 +58,7 @@ def plan(
     """Predict time, bytes, memory, disk and broker load of a round from constants measured on this machine."""
     require_extra()
     from hansa.config.file import read
+    from hansa.config.nodes import walk
     from hansa.config.plugins import load_plugins
     from hansa.planning import calibration
     from hansa.planning.scale import Links, plan_round, thresholds
@@ -53,10 +70,13 @@ def plan(
     else:
         found = calibration.calibrate(settings) if calibrate else calibration.load(settings)
     links = Links(rate("--coordinator-link", coordinator_link), rate("--uplink", uplink), speed, cores)
-    work = found.work(samples)
-    counts = silos or [len(settings.silos)]
-    ways = regions or [0]
-    plans = [plan_round(found.constants, work, links, n, r) for n in counts for r in ways if r < n]
+    inner = [node for _, node in walk(settings.silos) if node.silos]
+    work = replace(found.work(samples), regions_train=any(node.sources for node in inner))
+    if gpu_hours is not None:
+        links, work = replace(links, speed=1.0), replace(work, training=3600 * gpu_hours)
+    counts = silos or [sum(not node.silos for _, node in walk(settings.silos))]
+    ways = [levels(text) for text in regions or ["0"]]
+    plans = [plan_round(found.constants, work, links, n, r) for n in counts for r in ways if not r or r[-1] < n]
     if not plans:
         raise UserError("--regions has at least as many regions as there are silos: give fewer")
     pays = thresholds(found.constants, work, links, calibration.INT8_RATIO)
@@ -94,7 +114,7 @@ def _where(pays: Any) -> str:
 def _row(one: Any) -> list[str]:
     return [
         f"{one.silos:,}",
-        str(one.regions or "–"),
+        "/".join(f"{count:,}" for count in one.regions) or "–",
         _time(one.seconds),
         one.limit,
         f"{one.parts[one.limit] / one.seconds:.0%}",
@@ -115,6 +135,19 @@ def _time(seconds: float) -> str:
 
 def _bytes(size: float) -> str:
     return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
+
+
+def levels(text: str) -> tuple[int, ...]:
+    """The numbers of regions of a text such as 4/16, from the root down; raises `UserError` if it is not one."""
+    parts = text.replace(" ", "").split("/")
+    found = tuple(int(part) for part in parts if part.isdecimal())
+    if found == (0,):
+        return ()
+    if len(found) != len(parts) or 0 in found or any(a >= b for a, b in pairwise(found)):
+        raise UserError(
+            f"--regions {text!r} is not a number of regions: write 10, or 4/16 for 4 regions with 16 below them"
+        )
+    return found
 
 
 def rate(option: str, text: str) -> float:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from time import perf_counter, process_time
+from time import perf_counter, process_time, sleep
 
 import torch
 
@@ -48,7 +48,9 @@ from hansa.runs.ledger import Ledger
 from hansa.runs.start import begin
 
 FILE = "plan.json"
-CHILDREN, ROUNDS = 4, 4
+CHILDREN, ROUNDS = 12, 4
+FEW = 2  # children of the rounds that tell the costs of a round from those of a child
+IDLE_SECONDS = 10.0  # two heartbeats
 SMALL, LARGE = 16 << 10, 8 << 20  # bytes of a model
 INT8_RATIO = 0.254  # bytes of an int8 update against float32: one byte, and one scale for 256 numbers
 BUSY_SECONDS = 0.2
@@ -191,33 +193,44 @@ def _free_port() -> int:
 def _network() -> dict[str, float]:
     with network(CHILDREN) as net:
 
-        def measured(size: int, back: bool) -> tuple[float, float, float]:
-            """Processor seconds of the coordinator, the broker and the agents, per child and round."""
-            net.round(size, back)
-            before = process_time(), _broker_seconds(), net.agents_seconds()
+        def used() -> tuple[float, float, float]:
+            """Processor seconds of the coordinator, the broker and the agents so far."""
+            return process_time(), _broker_seconds(), net.agents_seconds()
+
+        def measured(size: int, back: bool, names: list[str] | None = None) -> list[float]:
+            """The same, for a round."""
+            net.round(size, back, names)
+            before = used()
             for _ in range(ROUNDS):
-                net.round(size, back)
-            after = process_time(), _broker_seconds(), net.agents_seconds()
-            own, broker, agents = ((b - a) / (ROUNDS * CHILDREN) for a, b in zip(before, after, strict=True))
-            return own, broker, agents
+                net.round(size, back, names)
+            return [(b - a) / ROUNDS for a, b in zip(before, used(), strict=True)]
 
         little, down, both = measured(SMALL, True), measured(LARGE, False), measured(LARGE, True)
+        few = measured(SMALL, True, net.names[:FEW])
+        own, broker, agents = (max(0.0, (a - b) / (CHILDREN - FEW)) for a, b in zip(little, few, strict=True))
+        for_round = max(0.0, sum(few) - FEW * (own + broker + agents))
         fixed = []
         for _ in range(2 * ROUNDS):
             began = perf_counter()
             net.round(SMALL, True, net.names[:1])
             fixed.append(perf_counter() - began)
-    per_byte = 1.0 / (LARGE - SMALL)
+        before, began = used(), perf_counter()
+        sleep(IDLE_SECONDS)
+        waited = perf_counter() - began
+        idle = sum(b - a for a, b in zip(before, used(), strict=True)) / waited / CHILDREN
+    per_byte = 1.0 / (LARGE - SMALL) / CHILDREN
     return {
-        "request": little[0],
-        "broker_request": little[1],
-        "child_request": little[2],
+        "request": own,
+        "broker_request": broker,
+        "child_request": agents,
         "send": max(0.0, down[0] - little[0]) * per_byte,
         "receive": max(0.0, both[0] - down[0]) * per_byte,
         "child_receive": max(0.0, down[2] - little[2]) * per_byte,
         "child_send": max(0.0, both[2] - down[2]) * per_byte,
         "envelope": 1500.0,
-        "fixed": max(0.0, min(fixed) - sum(little)),
+        "round": for_round,
+        "fixed": max(0.0, min(fixed) - own - broker - agents - for_round),
+        "idle": idle,
     }
 
 

@@ -2,20 +2,22 @@
 
 A round of a parent with n children, each on a machine of its own:
 
-    prepare    n·r                            r: processor seconds of the parent for a child's request and reply
+    prepare    n·r + p                        r: processor seconds of the parent for a child's request and reply,
+                                              p: for a round
     down       max(n·D/L, D/l, n·D·d/c)       D: bytes to a child; L, l: links of the parent and of a child
     work       D·d′ + s·t/v + U·u′            s samples of t seconds on this machine, v times as fast at a silo
     up         max(n·U/L, U/l, n·U·u/c + n·M·a)   U: bytes of an update; M: of the model; a: to add one byte up
     step       3·M·a + f                      f: what a round takes with one child and no bytes
 
 d, u and d′, u′ are the processor seconds for a byte at the parent and at the child; c is the parent's processors. Links
-are full duplex. A child that is a region has its own round in place of ``work``. ``shared``: all nodes share this
-machine, as in a rehearsal: the processor seconds of all nodes are added up and divided by its processors.
+are full duplex. A child that is a region has its own round in place of ``work``, level by level; where regions train on
+data of their own, they do so before their children. ``shared``: all nodes share this machine, as in a rehearsal: the
+processor seconds of all nodes are added up and divided by its processors; heartbeats go on while the round lasts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, sqrt
+from math import ceil, inf, sqrt
 
 WAITING_BYTES = 2 << 30  # of updates that wait for their turn at most; beyond that silos pause
 HEARTBEAT_SECONDS = 5.0
@@ -38,9 +40,11 @@ class Constants:
     add: float  # of a parent, to add a byte of an update to the sum
     decode: float  # to turn an int8 update into a byte of plain numbers
     envelope: float  # bytes of a request or a reply in the broker
-    fixed: float  # seconds of a round with one child and next to no bytes
+    fixed: float  # seconds that a round with one child and next to no bytes waits, beside its processor seconds
     cores: int = 1
     stretch: float = 1.0  # seconds that a processor second took while the constants were measured
+    round: float = 0.0  # of a parent and its broker for a round, beside what is done for each child
+    idle: float = 0.0  # of a child, its parent and the broker together, for each second that it is connected
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class Work:
     update: int
     training: float
     encoded: bool = False  # the update is compressed, and has to be decoded before it is added
+    regions_train: bool = False  # every region and the root train as long as a silo, before their children
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ class RoundPlan:
     """A round: its parts in seconds, and what it needs."""
 
     silos: int
-    regions: int
+    regions: tuple[int, ...]  # of each level, from the root down; empty for a flat federation
     parts: dict[str, float]
     down: int  # bytes that leave the coordinator
     up: int  # bytes that reach it
@@ -88,28 +93,35 @@ class RoundPlan:
         return max(self.parts, key=lambda part: self.parts[part])
 
 
-def plan_round(constants: Constants, work: Work, links: Links, silos: int, regions: int = 0) -> RoundPlan:
-    """The plan of a round with each node on a machine of its own; ``regions``: 0 for a flat federation."""
-    children = regions or silos
-    below = ceil(silos / regions) if regions else 0
+def plan_round(constants: Constants, work: Work, links: Links, silos: int, regions: Sequence[int] = ()) -> RoundPlan:
+    """The plan of a round with each node on a machine of its own.
+
+    ``regions``: how many there are on each level, from the root down; empty for a flat federation.
+    """
+    counts = [1, *regions, silos]
+    children = counts[1]
+    plain = replace(work, update=work.model, encoded=False)  # a region's mean goes up as it is
     training = work.training / links.speed
     parts = {"training at the slowest silo": training}
-    _add(parts, _exchange(constants, work, links, below or silos, links.silo, "a region's" if regions else ""))
-    if regions:  # a region's mean goes up as it is
-        plain = replace(work, update=work.model, encoded=False)
-        _add(parts, _exchange(constants, plain, links, regions, links.parent, ""))
+    if work.regions_train:
+        _add(parts, {"training at the root and the regions": training * (len(counts) - 1)})
+    for level in range(len(counts) - 1):
+        leaves, root = level == len(counts) - 2, level == 0
+        moved, link = (work, links.silo) if leaves else (plain, links.parent)
+        below = ceil(counts[level + 1] / counts[level])
+        _add(parts, _exchange(constants, moved, links, below, link, "" if root else "a region's"))
     up = work.model if regions else work.update
     seconds = sum(parts.values())
     return RoundPlan(
         silos,
-        regions,
+        tuple(regions),
         parts,
         down=children * work.model,
         up=children * up,
         memory=3 * work.model + min(WAITING_BYTES, children * up),
         disk=2 * children * up + 4 * work.model,
         messages=children * (2 / seconds + 1 / HEARTBEAT_SECONDS),
-        compute=silos * work.training,
+        compute=(silos + (1 + sum(regions) if work.regions_train else 0)) * work.training,
     )
 
 
@@ -137,7 +149,7 @@ def _exchange(
         _add(parts, {longest: ways[longest]})
     child = work.model * constants.child_receive + work.update * constants.child_send + constants.child_request
     _add(parts, {"the silos' processors, for transfers": child / links.speed})
-    _add(parts, {f"{parent} requests and replies": constants.fixed + children * constants.request})
+    _add(parts, {f"{parent} requests and replies": constants.fixed + constants.round + children * constants.request})
     _add(parts, {"the server step": 3 * work.model * constants.add})
     return parts
 
@@ -147,24 +159,30 @@ def _add(parts: dict[str, float], more: dict[str, float]) -> None:
         parts[name] = parts.get(name, 0.0) + seconds
 
 
-def processor_seconds(constants: Constants, work: Work, silos: int, regions: int = 0) -> float:
-    """The processor seconds of all nodes of a round together."""
-    one = silos, work
-    exchanges = [one] if not regions else [one, (regions, replace(work, update=work.model, encoded=False))]
-    total = silos * work.training
-    for children, moved in exchanges:
-        requests = constants.request + constants.child_request + constants.broker_request
+def processor_seconds(
+    constants: Constants, work: Work, silos: int, regions: Sequence[int] = (), seconds: float = 0.0
+) -> float:
+    """The processor seconds of all nodes together, in a round that lasts so many ``seconds``."""
+    plain = replace(work, update=work.model, encoded=False)
+    trained = silos + (1 + sum(regions) if work.regions_train else 0)
+    total = trained * work.training
+    for children, moved in ((silos, work), *((count, plain) for count in regions)):
+        requests = constants.request + constants.child_request + constants.broker_request + seconds * constants.idle
         down = moved.model * (constants.send + constants.child_receive)
         up = moved.update * (constants.receive + constants.child_send) + moved.model * constants.add
         total += children * (requests + down + up)
-    parents = 1 + regions
-    return total + parents * 3 * work.model * constants.add
+    return total + (1 + sum(regions)) * (constants.round + 3 * work.model * constants.add)
 
 
-def shared_seconds(constants: Constants, work: Work, silos: int, regions: int = 0) -> float:
-    """The length of a round whose nodes all share this machine, as in a rehearsal."""
-    total = processor_seconds(constants, work, silos, regions)
-    return constants.stretch * total / constants.cores + (2 if regions else 1) * constants.fixed
+def shared_seconds(constants: Constants, work: Work, silos: int, regions: Sequence[int] = ()) -> float:
+    """The length of a round whose nodes all share this machine, as in a rehearsal.
+
+    Infinite if heartbeats and polling of so many nodes take all of its processors.
+    """
+    of_it = constants.stretch / constants.cores
+    idle = (silos + sum(regions)) * constants.idle * of_it  # of each second
+    busy = processor_seconds(constants, work, silos, regions) * of_it
+    return inf if idle >= 1.0 else busy / (1.0 - idle) + (len(regions) + 1) * constants.fixed
 
 
 def first_silos(pays: Callable[[int], bool]) -> int | None:
@@ -222,7 +240,7 @@ def thresholds(constants: Constants, work: Work, links: Links, ratio: float) -> 
 
     def tree(silos: int) -> float:
         """Seconds of a round with about √n regions, at least two."""
-        return plan_round(constants, work, links, silos, max(2, round(sqrt(silos)))).seconds
+        return plan_round(constants, work, links, silos, [max(2, round(sqrt(silos)))]).seconds
 
     def compressed(silos: int) -> float:
         """Seconds of a round with smaller updates."""

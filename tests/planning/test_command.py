@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hansa.cli.plan import rate
+from hansa.cli.plan import levels, rate
 from hansa.core.errors import UserError
 from tests.cli.test_cli import call, ok
 
@@ -30,7 +30,7 @@ def files(tmp_path: Path) -> list[str]:
 def test_rounds_are_compared_and_what_limits_them_is_named(files: list[str]) -> None:
     printed = json.loads(ok("plan", *files, "--silos", "10", "--silos", "10000", "--regions", "0", "--regions", "100",
                             "--format", "json"))  # fmt: skip
-    assert [(one["silos"], one["regions"]) for one in printed["rounds"]] == [(10, 0), (10_000, 0), (10_000, 100)]
+    assert [(one["silos"], one["regions"]) for one in printed["rounds"]] == [(10, []), (10_000, []), (10_000, [100])]
     flat, tree = printed["rounds"][1:]
     assert flat["limit"] == "the coordinator's link"
     assert tree["seconds"] < flat["seconds"]
@@ -49,6 +49,24 @@ def test_mistakes_are_one_sentence(files: list[str], tmp_path: Path) -> None:
     done = call("plan", *files)
     assert done.returncode == 2
     assert "has no constants" in done.stderr
+
+
+def test_levels_and_accelerator_hours(files: list[str]) -> None:
+    printed = json.loads(
+        ok("plan", *files, "--silos", "64", "--regions", "4/16", "--gpu-hours", "2", "--format", "json")
+    )
+    [one] = printed["rounds"]
+    assert one["regions"] == [4, 16]
+    assert one["parts"]["training at the slowest silo"] == 7200.0
+    assert "4/16" in ok("plan", *files, "--silos", "64", "--regions", "4/16")
+
+
+@pytest.mark.parametrize("text", ["4/", "16/4", "4/0", "-1", "many", "4/4"])
+def test_levels_grow_from_the_root_down(text: str) -> None:
+    with pytest.raises(UserError, match="is not a number of regions"):
+        levels(text)
+    assert levels("0") == ()
+    assert levels("4/16") == (4, 16)
 
 
 @pytest.mark.parametrize("text", ["100", "fast", "Mbit", "1..2Mbit", "0Mbit", "-1Gbit"])
