@@ -44,8 +44,9 @@ class Study:
 
         First the middle of each grid, then the rest of the grids, then all seeds, of the tuned arms first.
         """
-        self._run_all([(BASE, 0, NO_RATE), *((arm, 0, rates[len(rates) // 2]) for arm, rates in self.rates.items())])
-        self._run_all([(arm, 0, rate) for arm, rates in self.rates.items() for rate in rates])
+        middles = [(arm, 0, rates[len(rates) // 2]) for arm, rates in self.rates.items()]
+        grids = [(arm, 0, rate) for arm, rates in self.rates.items() for rate in rates]
+        self._run_all([(BASE, 0, NO_RATE), *dict.fromkeys(middles + grids)])
         for arms in (self.rates, self.follows):
             self._run_all([(arm, seed, self.rate(arm)) for seed in range(self.seeds) for arm in arms])
 
