@@ -17,7 +17,9 @@ from urllib.request import urlopen
 
 import pytest
 
+from hansa.cli.deploy import TERMINATED
 from hansa.deploy.broker import binary
+from hansa.runs.results import RunResults
 from tests.deploy.conftest import free_ports
 from tests.deploy.tunnel import Tunnel
 
@@ -47,6 +49,7 @@ class Walk:
         }
         self.waiting: list[subprocess.Popen[bytes]] = []  # agents and regions, which run until they are stopped
         self.serving: list[subprocess.Popen[bytes]] = []  # coordinators, which end by themselves
+        self.standing: list[subprocess.Popen[bytes]] = []  # coordinators of a queue, which run until they are stopped
 
     def home(self, user: str) -> Path:
         found = self.folder / user
@@ -74,8 +77,8 @@ class Walk:
         if words[:2] == ["tar", "-xzf"]:
             shutil.copy(self.folder / "coordinator" / words[2], self.home(user))
         if words[:2] in (["hansa", "join"], ["hansa", "serve"]) or words[0] == "nats-server":
-            process = self.start(user, words)
-            (self.serving if words[-1] and any(w.endswith(".yaml") for w in words) else self.waiting).append(process)
+            started = self.serving if any(w.endswith(".yaml") for w in words) else self.waiting
+            (self.standing if "--queue" in words else started).append(self.start(user, words))
             return
         until = monotonic() + WAIT_SECONDS
         while (done := self.run(user, words)).returncode and words[1] == "status" and monotonic() < until:
@@ -108,6 +111,16 @@ class Walk:
             code = process.wait(timeout=WAIT_SECONDS)
             assert code == 0, self.logs()
         self.serving = []
+        until = monotonic() + WAIT_SECONDS
+        while self.standing and not set(self.queue().values()) <= {"finished", "stopped"}:
+            assert "failed" not in self.queue().values(), self.logs()
+            assert monotonic() < until, self.logs()
+            sleep(1.0)
+
+    def queue(self) -> dict[str, str]:
+        """The submitted runs of the coordinator, with their states."""
+        listed = self.run("coordinator", ["hansa", "runs", "runs", "--format", "json"]).stdout
+        return {one["id"]: one["state"] for one in json.loads(listed)["runs"]}
 
     def stop(self) -> None:
         """Stop agents and regions with SIGTERM; their exit codes must be 0."""
@@ -116,6 +129,10 @@ class Walk:
         codes = [process.wait(timeout=WAIT_SECONDS) for process in self.waiting]
         self.waiting = []
         assert not any(codes), self.logs()
+        for process in self.standing:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=WAIT_SECONDS) == TERMINATED, self.logs()
+        self.standing = []
 
     def logs(self) -> str:
         return "\n".join(f"== {log}\n{log.read_text()[-2000:]}" for log in sorted(self.folder.glob("*/*.log")))
@@ -133,7 +150,7 @@ def walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Walk]:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
     begun = Walk(tmp_path)
     yield begun
-    for process in [*begun.waiting, *begun.serving]:
+    for process in [*begun.waiting, *begun.serving, *begun.standing]:
         process.kill()
         process.wait()
 
@@ -147,6 +164,10 @@ def test_two_hospitals_and_a_coordinator(walk: Any) -> None:
     assert all(json.loads(line)["level"] for line in lines), "every line of the log is JSON"
     status = json.loads(walk.run("coordinator", ["hansa", "status", "runs/clinics", "--format", "json"]).stdout)
     assert {node["node"]: bool(node["version"]) for node in status["nodes"]} == {"lyon": True, "turin": True}
+    assert walk.queue() == {"0001": "finished", "0002": "stopped", "0003": "finished"}
+    runs = walk.folder / "coordinator" / "runs"
+    assert set(RunResults.read(runs / "clinics-0001").samples) == {"lyon", "turin"}
+    assert set(RunResults.read(runs / "clinics-0003").samples) == {"lyon", "turin", "madrid"}, "the late member trains"
     assert all(abs(node["skew"]) < 60 for node in status["nodes"])
     keys = [file.relative_to(walk.folder) for file in walk.folder.glob("**/key.pem")]
     assert sorted(map(str, keys)) == [
@@ -158,6 +179,9 @@ def test_two_hospitals_and_a_coordinator(walk: Any) -> None:
     shown = json.loads(walk.run("madrid", ["hansa", "kit", "show", "madrid", "--format", "json"]).stdout)
     assert shown["serial"] == 2
     assert [row["node"] for row in shown["members"]] == ["coordinator", "lyon", "turin", "madrid"]
+    walk.through(section("## Leave a federation", "## Bill of materials"))
+    left = json.loads(walk.run("coordinator", ["hansa", "status", "runs", "--format", "json"]).stdout)
+    assert "left" in json.dumps(next(node for node in left["nodes"] if node["node"] == "lyon"))
     walk.stop()
 
 
