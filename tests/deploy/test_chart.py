@@ -137,6 +137,13 @@ def test_a_standing_coordinator_with_accounts_certificate_and_alerts() -> None:
     assert volumes["tls"]["secret"]["secretName"] == "web"
 
 
+def test_the_user_is_that_of_the_image_or_the_platforms_choice() -> None:
+    security = pod(render())["spec"]["securityContext"]
+    [user] = re.findall(r"^USER (\d+)$", (PACKAGING / "Containerfile").read_text(), re.M)
+    assert (security["runAsUser"], security["fsGroup"]) == (int(user), int(user))
+    assert pod(render("--set", "user=0"))["spec"]["securityContext"] == {"runAsNonRoot": True}
+
+
 def test_a_port_below_1024_needs_no_privilege() -> None:
     documents = render(*STANDING, "--set", "coordinator.listen=443")
     assert "--listen=443" in node(documents)["args"]
@@ -152,6 +159,7 @@ def test_retention_of_a_standing_coordinator() -> None:
     queue = next(arg for arg in node(documents)["args"] if arg.startswith("--queue="))
     assert one["args"][:3] == ["prune", queue.removeprefix("--queue="), "--days=90"]
     assert "--whole" in one["args"]
+    assert job["spec"]["securityContext"] == pod(documents)["spec"]["securityContext"]
     assert job["metadata"]["labels"] != pod(documents)["metadata"]["labels"], "the Service would lead to the job"
     [near] = job["spec"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert near["labelSelector"]["matchLabels"] == pod(documents)["metadata"]["labels"]

@@ -63,6 +63,10 @@ def lint(text: str, root: Path) -> Iterator[str]:
             yield f"EXPOSE {rest}: write a port"
         elif name == "ENV" and "=" not in rest:
             yield f"ENV {rest}: write NAME=value"
+    runs = [rest for name, rest in found if name == "RUN"]
+    for folder in (rest for name, rest in found if name == "VOLUME"):
+        if not any(re.search(rf"(install .*--owner|chown ).* {re.escape(folder)}( |$)", run) for run in runs):
+            yield f"VOLUME {folder}: its owner is root, and the user of the image cannot write there"
     for name in ("CMD", "ENTRYPOINT", "STOPSIGNAL"):
         if names.count(name) > 1:
             yield f"{name} is there more than once"
@@ -138,6 +142,7 @@ def test_the_containerfile_is_valid() -> None:
         (r"ENTRYPOINT .*", "ENTRYPOINT hansa", "write a list"),
         (r"EXPOSE .*", "EXPOSE https", "write a port"),
         (r"RUN useradd", "RUN (useradd", "RUN (useradd"),
+        (r" && install .*", "", "its owner is root"),
         (r"pip install --no-cache-dir '", "pip install '", "--no-cache-dir"),
     ],
 )

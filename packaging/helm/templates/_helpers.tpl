@@ -52,6 +52,15 @@ tolerations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
 
+{{- define "hansa.user" -}}
+runAsNonRoot: true
+{{- with .Values.user }}
+runAsUser: {{ int . }}
+fsGroup: {{ int . }}
+fsGroupChangePolicy: OnRootMismatch
+{{- end }}
+{{- end -}}
+
 {{- define "hansa.unprivileged" -}}
 {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}, seccompProfile: {type: RuntimeDefault}}
 {{- end -}}
