@@ -1,4 +1,4 @@
-"""The Slurm scripts run without Slurm: their bodies, with a stand-in for `scontrol`. Helm lints the chart."""
+"""The Slurm scripts run without Slurm: their bodies, with a stand-in for `scontrol`."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ import pytest
 from hansa.config.file import dump
 from tests.conftest import Build
 from tests.deploy.conftest import make_kits
-from tests.deploy.test_packaging import HELM, PACKAGING
+from tests.deploy.test_packaging import PACKAGING
 
 SCRIPTS = sorted((PACKAGING / "slurm").glob("*.sbatch"))
 SECONDS = 600.0  # a busy machine is slow, not wrong
@@ -48,17 +48,6 @@ def test_the_scripts_are_valid_and_ask_to_be_warned_and_requeued(script: Path) -
         assert done.returncode == 0, done.stdout
     options = [line.split(maxsplit=1)[1] for line in script.read_text().splitlines() if line.startswith("#SBATCH ")]
     assert {"--requeue", "--open-mode=append", "--signal=B:USR1@120"} <= set(options)
-
-
-def test_helm_lints_the_chart(tmp_path: Path) -> None:
-    (tmp_path / "fed.yaml").write_text("name: clinics\nsilos: {a: a.jsonl}\n")
-    for values in (
-        ["--set", "role=silo"],
-        ["--set", "role=coordinator", "--set-file", "coordinator.federation=fed.yaml"],
-    ):
-        command = [str(HELM), "lint", "--strict", str(PACKAGING / "helm"), *values]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-        assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.slow_fault

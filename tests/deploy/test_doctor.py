@@ -1,6 +1,7 @@
 """`hansa doctor`: each wrong thing is found and has a remedy; a healthy node has nothing wrong."""
 
 import json
+import os
 import socket
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -62,6 +63,21 @@ def test_a_readable_key_a_bad_policy_and_a_changed_log(kits: Path, tmp_path: Pat
     assert "other users can read" in found["certificate"]
     assert "nothing may leave" in found["policy"]
     assert "not an entry" in found["audit log"]
+
+
+def test_a_key_that_a_service_reads_through_its_group(kits: Path) -> None:
+    key = kits / "coordinator" / "key.pem"
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a file to another user")
+    key.chmod(0o640)
+    assert "other users can read" in wrong(examine(key.parent, None, None, None))["certificate"], "it is our own file"
+    os.chown(key, 4711, os.getegid())
+    assert wrong(examine(key.parent, None, None, None)) == {}
+    key.chmod(0o644)
+    assert "other users can read" in wrong(examine(key.parent, None, None, None))["certificate"]
+    key.chmod(0o640)
+    os.chown(key, 4711, 4711)
+    assert "other users can read" in wrong(examine(key.parent, None, None, None))["certificate"], "another group"
 
 
 def test_certificates_and_clocks(kits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
