@@ -14,6 +14,7 @@ import typer
 from hansa.cli.console import INTERRUPTED, Format, FormatOption, finish, output, show_metrics
 from hansa.cli.kit import require_extra
 from hansa.cli.logs import LogFileOption, LogFormat, LogFormatOption, LogLevel, LogLevelOption, configure
+from hansa.cli.options import PolicyOption, ProxyOption, TrustOption
 from hansa.core.errors import UserError, printable
 from hansa.report.text import table
 
@@ -21,26 +22,6 @@ log = logging.getLogger("hansa")
 
 MAX_REFUSALS = 20  # lines of `hansa status`
 TERMINATED = 143  # exit code of a coordinator after SIGTERM: the run is not done, and resumes with the same command
-ProxyOption = Annotated[
-    str | None,
-    typer.Option(
-        "--proxy",
-        metavar="http://HOST:PORT",
-        envvar="HANSA_PROXY",
-        help="the HTTP proxy for connections to the parent; with a password, use the variable HANSA_PROXY; "
-        "default: HTTPS_PROXY",
-    ),
-]
-TrustOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--trust",
-        metavar="CA.pem",
-        envvar="HANSA_TRUST",
-        help="where a proxy inspects TLS: the certificates of its authority; requests are then signed, and bodies "
-        "encrypted, between the two nodes",
-    ),
-]
 ListenOption = Annotated[
     str | None,
     typer.Option("--listen", metavar="[HOST:]PORT", help="where to listen; default: the port of the kit's address"),
@@ -213,9 +194,7 @@ def join(
     kit: Annotated[Path, typer.Argument(metavar="KIT", help="the silo's startup kit")],
     data: Annotated[list[Path], typer.Option(help="the file or folder with this silo's data; one for each source")],
     home: Annotated[Path | None, typer.Option(help="the folder for this silo's own files; default KIT/home")] = None,
-    policy: Annotated[
-        Path | None, typer.Option(help="the policy for what the silo may release; default KIT/policy.yaml")
-    ] = None,
+    policy: PolicyOption = None,
     model: ModelOption = None,
     threads: Annotated[int, typer.Option(min=1, help="threads for training; 1 gives the same bits as 'hansa run'")] = 1,
     at_once: Annotated[
