@@ -14,7 +14,7 @@ import typer
 from hansa.cli.console import INTERRUPTED, Format, FormatOption, finish, output, show_metrics
 from hansa.cli.kit import require_extra
 from hansa.cli.logs import LogFileOption, LogFormat, LogFormatOption, LogLevel, LogLevelOption, configure
-from hansa.cli.options import PolicyOption, ProxyOption, TrustOption
+from hansa.cli.options import OidcOption, PolicyOption, ProxyOption, TrustOption
 from hansa.core.errors import UserError, printable
 from hansa.report.text import table
 
@@ -72,6 +72,7 @@ def serve(
         Path | None,
         typer.Option(metavar="FILE", help="serve the dashboard on the same port to these accounts"),
     ] = None,
+    oidc: OidcOption = None,
     certificate: Annotated[
         Path | None,
         typer.Option(
@@ -114,7 +115,8 @@ def serve(
     settings = read(federation) if federation is not None else None
     folder = queue or out or Path("runs") / (settings.name if settings is not None else "")
     hook = Webhook.parse(webhook) if webhook is not None else None
-    pages = pages_of(queue or folder.parent, accounts) if accounts is not None else None
+    shown = accounts is not None or oidc is not None
+    pages = pages_of(queue or folder.parent, accounts, oidc) if shown else None
     alerts: Callable[[], list[object]] = lambda: [Alerts(hook, log.warning)] if hook is not None else []  # noqa: E731
     public = PublicCertificate.parse(certificate, key)
     serving = Serving(own, nats, listen, log_format, alerts, pages, public)

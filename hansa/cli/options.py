@@ -33,6 +33,10 @@ TrustOption = Annotated[
         "encrypted, between the two nodes",
     ),
 ]
+OidcOption = Annotated[
+    Path | None,
+    typer.Option("--oidc", metavar="FILE", help="a file that names an OpenID Connect provider, for logging in"),
+]
 PolicyOption = Annotated[
     Path | None, typer.Option("--policy", help="the policy for what the silo may release; default KIT/policy.yaml")
 ]
