@@ -155,10 +155,11 @@ def silo_page(
     from hansa.dashboard.accounts import Accounts, TokenAccount
     from hansa.dashboard.serving import LOOPBACK_HOSTS, Address, is_loopback, serve
     from hansa.dashboard.silo_app import create
-    from hansa.dashboard.silo_view import SiloView
+    from hansa.dashboard.silo_view import SiloView, check_silo
     from hansa.deploy.approval import user_name
     from hansa.deploy.kit import Kit
 
+    check_silo(Kit(kit))  # before anything is written into the kit
     address = Address.parse(listen, certificate, key)
     folder = home or kit / "home"
     view = SiloView(Kit(kit, folder), folder, policy, plugins or [], model)

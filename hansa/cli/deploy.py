@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +17,10 @@ from hansa.cli.logs import LogFileOption, LogFormat, LogFormatOption, LogLevel, 
 from hansa.cli.options import OidcOption, PolicyOption, ProxyOption, TrustOption
 from hansa.core.errors import UserError, printable
 from hansa.report.text import table
+
+if TYPE_CHECKING:
+    from hansa.deploy.alerts import Webhook
+    from hansa.deploy.public_certificate import PublicCertificate
 
 log = logging.getLogger("hansa")
 
@@ -82,7 +86,10 @@ def serve(
     key: Annotated[Path | None, typer.Option(metavar="FILE", help="the private key of --certificate")] = None,
     webhook: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="alerts of failed rounds and missing members; needs HANSA_WEBHOOK_SECRET"),
+        typer.Option(
+            metavar="URL",
+            help="alerts of failed rounds and missing members (of a region: members alone); needs HANSA_WEBHOOK_SECRET",
+        ),
     ] = None,
     log_level: LogLevelOption = LogLevel.info,
     log_format: LogFormatOption = LogFormat.text,
@@ -93,10 +100,15 @@ def serve(
     require_extra()
     configure(log_level, log_format, log_file)
     from hansa.deploy.kit import Kit
+    from hansa.deploy.public_certificate import PublicCertificate
 
     own = Kit(kit)
     if own.info.kind == "region":
-        serve_region(kit, out, nats, data or [], policy, plugins or [], proxy, health, model, trust, listen)
+        check_region_options(kit, federation, queue, at_once, accounts, oidc)
+        public, hook = PublicCertificate.parse(certificate, key), webhook_of(webhook)
+        serve_region(
+            kit, out, nats, data or [], policy, plugins or [], proxy, health, model, trust, listen, public, hook
+        )
         return
     if own.info.kind == "silo":
         raise UserError(f"{kit} is the kit of a silo, which has no children; use 'hansa join {kit} --data …'")
@@ -104,17 +116,16 @@ def serve(
         raise UserError("the coordinator needs a federation file or a queue: hansa serve FED.yaml, or --queue RUNS")
     from hansa.cli.serving import Serving, pages_of
     from hansa.config.file import read
-    from hansa.deploy.alerts import Alerts, Webhook
+    from hansa.deploy.alerts import Alerts
     from hansa.deploy.health import serve_probes, unreachable_reason
     from hansa.deploy.metrics import coordinator_figures, exposition
-    from hansa.deploy.public_certificate import PublicCertificate
     from hansa.deploy.standing import default_listen, parse_listen
 
     for which in (signal.SIGTERM, signal.SIGINT):
         signal.signal(which, end_coordinator)
     settings = read(federation) if federation is not None else None
     folder = queue or out or Path("runs") / (settings.name if settings is not None else "")
-    hook = Webhook.parse(webhook) if webhook is not None else None
+    hook = webhook_of(webhook)
     shown = accounts is not None or oidc is not None
     pages = pages_of(queue or folder.parent, accounts, oidc) if shown else None
     alerts: Callable[[], list[object]] = lambda: [Alerts(hook, log.warning)] if hook is not None else []  # noqa: E731
@@ -149,9 +160,12 @@ def serve_region(
     model: Path | None = None,
     trust: Path | None = None,
     listen: str | None = None,
+    public: "PublicCertificate | None" = None,
+    hook: "Webhook | None" = None,
 ) -> None:
     """Run the region with a kit until SIGTERM or Ctrl-C."""
     from hansa.deploy.agent import Agent
+    from hansa.deploy.alerts import Alerts
     from hansa.deploy.health import serve_probes
     from hansa.deploy.join import sources
     from hansa.deploy.kit import Kit
@@ -168,8 +182,12 @@ def serve_region(
     with ExitStack() as stack:
 
         def ready(agent: Agent) -> None:
-            """Let signals stop the agent, and serve its health probes until the region ends."""
+            """Let signals stop the agent; serve its health probes and watch its members until the region ends."""
             on_stop(agent.stop)
+            if hook is not None:
+                alerts = Alerts(hook, log.warning)
+                stack.callback(alerts.close)
+                alerts.watch(own.info.federation, folder)
             stack.enter_context(
                 serve_probes(health, agent.not_ready, exposition(coordinator_figures(lambda: folder, own)))
             )
@@ -188,8 +206,32 @@ def serve_region(
             folder_of(model),
             trust,
             listen,
+            public,
         )
     exit_agent()
+
+
+def check_region_options(
+    kit: Path, federation: Path | None, queue: Path | None, at_once: int, accounts: Path | None, oidc: Path | None
+) -> None:
+    """Raise `UserError` if `hansa serve` was given, with the kit of a region, what only a coordinator can use."""
+    pages = "the dashboard shows the coordinator's runs; 'hansa status RUN' shows a region, with its --out"
+    for option, given, why in (
+        ("the federation file", federation is not None, "a region gets the settings of every run from its parent"),
+        ("--queue", queue is not None, "only the coordinator has a queue of runs"),
+        ("--at-once", at_once != 1, "it belongs to the coordinator's --queue, and a region works on one run at a time"),
+        ("--accounts", accounts is not None, pages),
+        ("--oidc", oidc is not None, pages),
+    ):
+        if given:
+            raise UserError(f"{kit} is the kit of a region; leave {option} out: {why}")
+
+
+def webhook_of(url: str | None) -> "Webhook | None":
+    """The webhook of --webhook, if it was given; raises `UserError` if it cannot be used."""
+    from hansa.deploy.alerts import Webhook
+
+    return Webhook.parse(url) if url is not None else None
 
 
 def join(
