@@ -70,7 +70,7 @@ def check_silo(kit: Kit) -> None:
     """Raise `UserError` if a kit is not a silo's, so that there is no such page."""
     if kit.info.kind != "silo":
         raise UserError(
-            f"{kit.folder} is the kit of a {kit.info.kind}, and 'hansa silo-page' is for silos; 'hansa status RUN' "
+            f"{kit.folder} is the kit of a {kit.info.kind}, and only silos have such a page; 'hansa status RUN' "
             f"shows a {kit.info.kind}, with the --out of its 'hansa serve'"
         )
 

@@ -71,7 +71,7 @@ def test_the_page_of_a_silo_is_for_silos(kits: Path, node: str) -> None:
     refused = CliRunner().invoke(app, ["silo-page", str(kits / node), "--listen", "127.0.0.1:0"]).exception
     assert isinstance(refused, UserError)
     kind = "region" if node == "west" else node
-    assert f"is the kit of a {kind}, and 'hansa silo-page' is for silos; 'hansa status RUN' shows" in str(refused)
+    assert f"is the kit of a {kind}, and only silos have such a page; 'hansa status RUN' shows" in str(refused)
     assert refused.exit_code == 2
     assert not (kits / node / "home").exists()
 
