@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from hansa.cli.console import Format, FormatOption, errors, finish, output
 from hansa.cli.logs import LogFileOption, LogFormat, LogFormatOption, LogLevel, LogLevelOption, configure
+from hansa.cli.options import OidcOption
 from hansa.core.errors import UserError
 from hansa.report.text import table
 
@@ -65,7 +66,7 @@ def serve_dashboard(
     runs: Annotated[Path, typer.Argument(metavar="RUNS", help="the folder with the runs")],
     listen: ListenOption = "127.0.0.1:8080",
     accounts: AccountsOption = DEFAULT_ACCOUNTS,
-    oidc: Annotated[Path | None, typer.Option("--oidc", help="a file that names an OpenID Connect provider")] = None,
+    oidc: OidcOption = None,
     certificate: CertificateOption = None,
     key: KeyOption = None,
     log_level: LogLevelOption = LogLevel.info,
@@ -75,15 +76,11 @@ def serve_dashboard(
     """Serve the dashboard of the runs in a folder. `hansa dashboard RUNS` is short for it."""
     require_dashboard()
     configure(log_level, log_format, log_file)
-    from hansa.dashboard.accounts import Accounts, open_accounts
-    from hansa.dashboard.app import create
-    from hansa.dashboard.oidc import OidcSettings
+    from hansa.dashboard.app import open_dashboard
     from hansa.dashboard.serving import Address, serve
 
     address = Address.parse(listen, certificate, key)
-    held = Accounts(accounts) if oidc is not None else open_accounts(accounts)
-    settings = OidcSettings.read(oidc) if oidc is not None else None
-    app = create(runs, held, address.secure, settings)
+    app = open_dashboard(runs, accounts, oidc, address.secure)
     serve(app, address, lambda url: errors.print(f"Dashboard: {url}", highlight=False))
 
 
@@ -158,10 +155,11 @@ def silo_page(
     from hansa.dashboard.accounts import Accounts, TokenAccount
     from hansa.dashboard.serving import LOOPBACK_HOSTS, Address, is_loopback, serve
     from hansa.dashboard.silo_app import create
-    from hansa.dashboard.silo_view import SiloView
+    from hansa.dashboard.silo_view import SiloView, check_silo
     from hansa.deploy.approval import user_name
     from hansa.deploy.kit import Kit
 
+    check_silo(Kit(kit))  # before anything is written into the kit
     address = Address.parse(listen, certificate, key)
     folder = home or kit / "home"
     view = SiloView(Kit(kit, folder), folder, policy, plugins or [], model)

@@ -7,40 +7,25 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hansa.cli.console import INTERRUPTED, Format, FormatOption, finish, output, show_metrics
 from hansa.cli.kit import require_extra
 from hansa.cli.logs import LogFileOption, LogFormat, LogFormatOption, LogLevel, LogLevelOption, configure
+from hansa.cli.options import OidcOption, PolicyOption, ProxyOption, TrustOption
 from hansa.core.errors import UserError, printable
 from hansa.report.text import table
+
+if TYPE_CHECKING:
+    from hansa.deploy.alerts import Webhook
+    from hansa.deploy.public_certificate import PublicCertificate
 
 log = logging.getLogger("hansa")
 
 MAX_REFUSALS = 20  # lines of `hansa status`
 TERMINATED = 143  # exit code of a coordinator after SIGTERM: the run is not done, and resumes with the same command
-ProxyOption = Annotated[
-    str | None,
-    typer.Option(
-        "--proxy",
-        metavar="http://HOST:PORT",
-        envvar="HANSA_PROXY",
-        help="the HTTP proxy for connections to the parent; with a password, use the variable HANSA_PROXY; "
-        "default: HTTPS_PROXY",
-    ),
-]
-TrustOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--trust",
-        metavar="CA.pem",
-        envvar="HANSA_TRUST",
-        help="where a proxy inspects TLS: the certificates of its authority; requests are then signed, and bodies "
-        "encrypted, between the two nodes",
-    ),
-]
 ListenOption = Annotated[
     str | None,
     typer.Option("--listen", metavar="[HOST:]PORT", help="where to listen; default: the port of the kit's address"),
@@ -97,6 +82,7 @@ def serve(
         Path | None,
         typer.Option(metavar="FILE", help="serve the dashboard on the same port to these accounts"),
     ] = None,
+    oidc: OidcOption = None,
     certificate: Annotated[
         Path | None,
         typer.Option(
@@ -107,7 +93,10 @@ def serve(
     keep_days: KeepDaysOption = None,
     webhook: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="alerts of failed rounds and missing members; needs HANSA_WEBHOOK_SECRET"),
+        typer.Option(
+            metavar="URL",
+            help="alerts of failed rounds and missing members (of a region: members alone); needs HANSA_WEBHOOK_SECRET",
+        ),
     ] = None,
     log_level: LogLevelOption = LogLevel.info,
     log_format: LogFormatOption = LogFormat.text,
@@ -118,10 +107,15 @@ def serve(
     require_extra()
     configure(log_level, log_format, log_file)
     from hansa.deploy.kit import Kit
+    from hansa.deploy.public_certificate import PublicCertificate
 
     own = Kit(kit)
     if own.info.kind == "region":
-        serve_region(kit, out, nats, data or [], policy, plugins or [], proxy, health, model, trust, listen)
+        check_region_options(kit, federation, queue, at_once, accounts, oidc)
+        public, hook = PublicCertificate.parse(certificate, key), webhook_of(webhook)
+        serve_region(
+            kit, out, nats, data or [], policy, plugins or [], proxy, health, model, trust, listen, public, hook
+        )
         return
     if own.info.kind == "silo":
         raise UserError(f"{kit} is the kit of a silo, which has no children; use 'hansa join {kit} --data …'")
@@ -131,18 +125,18 @@ def serve(
         raise UserError("--keep-days is for a coordinator with --queue; for single runs, use 'hansa prune RUNS'")
     from hansa.cli.serving import Serving, pages_of
     from hansa.config.file import read
-    from hansa.deploy.alerts import Alerts, Webhook
+    from hansa.deploy.alerts import Alerts
     from hansa.deploy.health import serve_probes, unreachable_reason
     from hansa.deploy.metrics import coordinator_figures, exposition
-    from hansa.deploy.public_certificate import PublicCertificate
     from hansa.deploy.standing import default_listen, parse_listen
 
     for which in (signal.SIGTERM, signal.SIGINT):
         signal.signal(which, end_coordinator)
     settings = read(federation) if federation is not None else None
     folder = queue or out or Path("runs") / (settings.name if settings is not None else "")
-    hook = Webhook.parse(webhook) if webhook is not None else None
-    pages = pages_of(queue or folder.parent, accounts) if accounts is not None else None
+    hook = webhook_of(webhook)
+    shown = accounts is not None or oidc is not None
+    pages = pages_of(queue or folder.parent, accounts, oidc) if shown else None
     alerts: Callable[[], list[object]] = lambda: [Alerts(hook, log.warning)] if hook is not None else []  # noqa: E731
     public = PublicCertificate.parse(certificate, key)
     serving = Serving(own, nats, listen, log_format, alerts, pages, public)
@@ -175,9 +169,12 @@ def serve_region(
     model: Path | None = None,
     trust: Path | None = None,
     listen: str | None = None,
+    public: "PublicCertificate | None" = None,
+    hook: "Webhook | None" = None,
 ) -> None:
     """Run the region with a kit until SIGTERM or Ctrl-C."""
     from hansa.deploy.agent import Agent
+    from hansa.deploy.alerts import Alerts
     from hansa.deploy.health import serve_probes
     from hansa.deploy.join import sources
     from hansa.deploy.kit import Kit
@@ -194,8 +191,12 @@ def serve_region(
     with ExitStack() as stack:
 
         def ready(agent: Agent) -> None:
-            """Let signals stop the agent, and serve its health probes until the region ends."""
+            """Let signals stop the agent; serve its health probes and watch its members until the region ends."""
             on_stop(agent.stop)
+            if hook is not None:
+                alerts = Alerts(hook, log.warning)
+                stack.callback(alerts.close)
+                alerts.watch(own.info.federation, folder)
             stack.enter_context(
                 serve_probes(health, agent.not_ready, exposition(coordinator_figures(lambda: folder, own)))
             )
@@ -214,17 +215,39 @@ def serve_region(
             folder_of(model),
             trust,
             listen,
+            public,
         )
     exit_agent()
+
+
+def check_region_options(
+    kit: Path, federation: Path | None, queue: Path | None, at_once: int, accounts: Path | None, oidc: Path | None
+) -> None:
+    """Raise `UserError` if `hansa serve` was given, with the kit of a region, what only a coordinator can use."""
+    pages = "the dashboard shows the coordinator's runs; 'hansa status RUN' shows a region, with its --out"
+    for option, given, why in (
+        ("the federation file", federation is not None, "a region gets the settings of every run from its parent"),
+        ("--queue", queue is not None, "only the coordinator has a queue of runs"),
+        ("--at-once", at_once != 1, "it belongs to the coordinator's --queue, and a region works on one run at a time"),
+        ("--accounts", accounts is not None, pages),
+        ("--oidc", oidc is not None, pages),
+    ):
+        if given:
+            raise UserError(f"{kit} is the kit of a region; leave {option} out: {why}")
+
+
+def webhook_of(url: str | None) -> "Webhook | None":
+    """The webhook of --webhook, if it was given; raises `UserError` if it cannot be used."""
+    from hansa.deploy.alerts import Webhook
+
+    return Webhook.parse(url) if url is not None else None
 
 
 def join(
     kit: Annotated[Path, typer.Argument(metavar="KIT", help="the silo's startup kit")],
     data: Annotated[list[Path], typer.Option(help="the file or folder with this silo's data; one for each source")],
     home: Annotated[Path | None, typer.Option(help="the folder for this silo's own files; default KIT/home")] = None,
-    policy: Annotated[
-        Path | None, typer.Option(help="the policy for what the silo may release; default KIT/policy.yaml")
-    ] = None,
+    policy: PolicyOption = None,
     model: ModelOption = None,
     threads: Annotated[int, typer.Option(min=1, help="threads for training; 1 gives the same bits as 'hansa run'")] = 1,
     at_once: Annotated[

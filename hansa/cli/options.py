@@ -13,3 +13,30 @@ RunPlugins = Annotated[
 ]
 LINKS = ("pool", "ray")
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="a run directory")]
+ProxyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--proxy",
+        metavar="http://HOST:PORT",
+        envvar="HANSA_PROXY",
+        help="the HTTP proxy for connections to the parent; with a password, use the variable HANSA_PROXY; "
+        "default: HTTPS_PROXY",
+    ),
+]
+TrustOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--trust",
+        metavar="CA.pem",
+        envvar="HANSA_TRUST",
+        help="where a proxy inspects TLS: the certificates of its authority; requests are then signed, and bodies "
+        "encrypted, between the two nodes",
+    ),
+]
+OidcOption = Annotated[
+    Path | None,
+    typer.Option("--oidc", metavar="FILE", help="a file that names an OpenID Connect provider, for logging in"),
+]
+PolicyOption = Annotated[
+    Path | None, typer.Option("--policy", help="the policy for what the silo may release; default KIT/policy.yaml")
+]

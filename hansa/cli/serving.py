@@ -114,11 +114,13 @@ def _report(settings: Federation, outcome: Result) -> Path:
     return html.write([(settings.name, outcome.folder)], outcome.folder / "report.html")
 
 
-def pages_of(runs: Path, accounts: Path) -> Any:
-    """The dashboard of the runs below a folder, for the accounts in a file; raises `UserError` without accounts."""
+def pages_of(runs: Path, accounts: Path | None, oidc: Path | None = None) -> Any:
+    """The dashboard of the runs below a folder, for the accounts in a file, the provider that one names, or both.
+
+    Raises `UserError` if a file cannot be used, or if no person could log in.
+    """
     require_dashboard()
-    from hansa.dashboard.accounts import open_accounts
-    from hansa.dashboard.app import create
+    from hansa.dashboard.app import open_dashboard
 
     runs.mkdir(parents=True, exist_ok=True)
-    return create(runs, open_accounts(accounts), secure=True)
+    return open_dashboard(runs, accounts, oidc, secure=True)

@@ -7,10 +7,9 @@ from typing import Annotated
 import typer
 
 from hansa.cli.console import Format, FormatOption, errors, finish, output, show_metrics
-from hansa.cli.deploy import ProxyOption, TrustOption
 from hansa.cli.kit import require_extra
 from hansa.cli.logs import LogFormat, LogFormatOption, LogLevel, LogLevelOption, configure
-from hansa.cli.options import RunFolder, WorkersOption
+from hansa.cli.options import ProxyOption, RunFolder, TrustOption, WorkersOption
 
 log = logging.getLogger("hansa")
 

@@ -155,6 +155,18 @@ class TokenAccount:
         return Account(self._name, Role.approver) if name == self._name else None
 
 
+class NoAccounts:
+    """For a site without local accounts, where people log in with a provider alone."""
+
+    def check(self, name: str, password: str) -> Account | None:
+        """None: no password is right."""
+        return None
+
+    def find(self, name: str) -> Account | None:
+        """None: there is no account."""
+        return None
+
+
 def open_accounts(file: Path) -> Accounts:
     """The accounts in a file; raises `UserError` if there is none, since then no person could log in."""
     held = Accounts(file)

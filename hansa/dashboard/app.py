@@ -16,8 +16,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 
 from hansa.config.shared import differences
-from hansa.core.errors import HansaError, printable
-from hansa.dashboard.accounts import Account, Role
+from hansa.core.errors import HansaError, UserError, printable
+from hansa.dashboard.accounts import Account, Accounts, NoAccounts, Role, open_accounts
 from hansa.dashboard.download import zip_stream
 from hansa.dashboard.live import MAX_STREAMS, events, stream
 from hansa.dashboard.oidc import OidcSettings, add_oidc
@@ -59,14 +59,29 @@ class Chart:
     left_out: int = 0  # series that are not drawn
 
 
-def create(runs: Path, accounts: Authority, secure: bool, oidc: OidcSettings | None = None) -> FastAPI:
+def open_dashboard(runs: Path, accounts: Path | None, oidc: Path | None, secure: bool) -> FastAPI:
+    """`create` for the accounts in a file, the provider that a file names, or both.
+
+    Raises `UserError` if a file cannot be used, or if there is neither an account nor a provider to log in with.
+    """
+    settings = OidcSettings.read(oidc) if oidc is not None else None
+    if accounts is None:
+        return create(runs, None, secure, settings)
+    return create(runs, open_accounts(accounts) if settings is None else Accounts(accounts), secure, settings)
+
+
+def create(runs: Path, accounts: Authority | None, secure: bool, oidc: OidcSettings | None = None) -> FastAPI:
     """The dashboard of the runs below a folder; ``secure``: it is reached by HTTPS alone.
 
-    Raises `UserError` if there is no such folder.
+    Without ``accounts`` people log in with the provider of ``oidc`` alone. Raises `UserError` if there is neither, if
+    there is no such folder, or if the provider's settings do not fit.
     """
+    if accounts is None and oidc is None:
+        raise UserError("no person could log in: give a file of accounts, or one that names an OpenID Connect provider")
     menu = (("Runs", "/"), ("Compare", "/compare"), ("Submissions", "/submissions"))
     access = ACCESS | ({"oidc_begin": None, "oidc_done": None} if oidc is not None else {})
-    site = Site("Hansa dashboard", accounts, access, secure, menu=menu)
+    held = NoAccounts() if accounts is None else accounts
+    site = Site("Hansa dashboard", held, access, secure, menu=menu, passwords=accounts is not None)
     dashboard = Dashboard(site, RunFolder(runs), Submissions(runs))
     app = site.application()
     app.get("/", name="runs")(dashboard.runs)

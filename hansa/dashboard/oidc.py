@@ -36,7 +36,7 @@ UNREACHABLE = "The login provider cannot be reached, or it refused the login. Tr
 
 
 class OidcSettings(Section):
-    """The file of `hansa dashboard --oidc`."""
+    """The file of `hansa dashboard --oidc` and `hansa serve --oidc`."""
 
     issuer: str
     address: str
@@ -87,7 +87,15 @@ class OidcSettings(Section):
 
 
 def add_oidc(app: FastAPI, site: Site, settings: OidcSettings) -> None:
-    """Add the routes of the login to a site; raises `UserError` if the secret cannot be read."""
+    """Add the routes of the login to a site.
+
+    Raises `UserError` if the secret cannot be read, or if the settings have an address that the site does not have.
+    """
+    if site.secure and not settings.address.startswith("https://"):
+        raise UserError(
+            f"the settings of the OpenID Connect provider have the address {settings.address}, and these pages are "
+            "reached by HTTPS alone: write it with https://"
+        )
     oauth = OAuth()
     client = oauth.register(
         "provider",

@@ -66,12 +66,20 @@ class BudgetView:
         return min(1.0, self.spent / self.limit) if self.limit else 0.0
 
 
+def check_silo(kit: Kit) -> None:
+    """Raise `UserError` if a kit is not a silo's, so that there is no such page."""
+    if kit.info.kind != "silo":
+        raise UserError(
+            f"{kit.folder} is the kit of a {kit.info.kind}, and only silos have such a page; 'hansa status RUN' "
+            f"shows a {kit.info.kind}, with the --out of its 'hansa serve'"
+        )
+
+
 class SiloView:
     """The files of one silo; ``plugins``: the silo's own, needed to read settings that use them."""
 
     def __init__(self, kit: Kit, home: Path, policy: Path | None, plugins: Sequence[Path], model: Path | None) -> None:
-        if kit.info.kind != "silo":
-            raise UserError(f"{kit.folder} is the kit of a {kit.info.kind}, and only silos have such a page")
+        check_silo(kit)
         self.kit, self.home, self._policy_file = kit, home, policy or kit.folder / POLICY_FILE
         self._model = model
         load_plugins(tuple(str(file.resolve()) for file in plugins))

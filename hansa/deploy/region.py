@@ -32,6 +32,7 @@ from hansa.deploy.network.blob_protocol import InvalidRequest
 from hansa.deploy.network.deadline_link import DeadlineLink
 from hansa.deploy.network.link import NatsLink
 from hansa.deploy.policy_enforcer import PolicyEnforcer
+from hansa.deploy.public_certificate import PublicCertificate
 from hansa.deploy.signatures import KitSigner, VerifiedLink
 from hansa.deploy.standing import StandingServer, standing_server
 from hansa.deploy.status import SERVER_FOLDER
@@ -183,9 +184,13 @@ def serve_region(
     model: Path | None = None,
     trust: Path | None = None,
     listen: str | None = None,
+    public: PublicCertificate | None = None,
 ) -> None:
-    """Run a region until its agent is stopped; ``ready`` is called with the agent, by which it can be stopped."""
-    with standing_server(kit, out / SERVER_FOLDER, nats, log, listen) as server:
+    """Run a region until its agent is stopped; ``ready`` is called with the agent, by which it can be stopped.
+
+    ``nats``, ``listen`` and ``public`` are those of `standing_server`.
+    """
+    with standing_server(kit, out / SERVER_FOLDER, nats, log, listen, public=public) as server:
         service = RegionService(kit, server, out, sources, plugins, log, enforcer, model)
         agent = Agent(kit, out / "home", service, log, proxy, warn, trust)
         service.deadline = lambda: agent.deadline

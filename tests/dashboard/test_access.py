@@ -8,9 +8,11 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.testclient import TestClient
 
+from hansa.core.errors import UserError
 from hansa.dashboard import app as dashboard
 from hansa.dashboard import silo_app
-from hansa.dashboard.accounts import Role
+from hansa.dashboard.accounts import Accounts, NoAccounts, Role
+from hansa.dashboard.app import open_dashboard
 from hansa.dashboard.oidc import OidcSettings
 from hansa.dashboard.submissions import Submissions
 from hansa.deploy.run_queue import RunQueue
@@ -184,3 +186,45 @@ def test_oidc_claims_become_roles() -> None:
         {"sub": "42", "groups": {}},
     ):
         assert settings.account(claims) is None
+
+
+@pytest.fixture
+def provider(tmp_path: Path) -> Path:
+    """A file that names a provider, at which nothing answers."""
+    file = tmp_path / "oidc.yaml"
+    lines = ("issuer: https://127.0.0.1:9", "address: https://hansa.example.org", "client_id: hansa")
+    file.write_text("\n".join([*lines, "roles: {leads: approver}"]))
+    return file
+
+
+def test_with_a_provider_alone_there_is_no_form_and_no_password_is_right(
+    runs: Path, accounts: Accounts, provider: Path
+) -> None:
+    both = TestClient(open_dashboard(runs, accounts.file, provider, True), base_url="https://hansa.example.org")
+    page = both.get("/login").text
+    assert 'name="password"' in page
+    assert 'href="/login/oidc"' in page
+    assert log_in(both, "reader") == 303
+    alone = TestClient(open_dashboard(runs, None, provider, True), base_url="https://hansa.example.org")
+    page = alone.get("/login").text
+    assert 'name="password"' not in page
+    assert 'href="/login/oidc"' in page
+    assert alone.post("/login", data={"csrf": "x", "name": "reader", "password": PASSWORD}).status_code == 403
+    assert NoAccounts().check("reader", PASSWORD) is None
+    assert NoAccounts().find("reader") is None
+    assert alone.get("/", follow_redirects=False).headers["location"] == "/login"
+
+
+def test_pages_that_no_person_could_use_are_refused(
+    runs: Path, accounts: Accounts, provider: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match="no person could log in"):
+        open_dashboard(runs, None, None, True)
+    with pytest.raises(UserError, match="has no account"):
+        open_dashboard(runs, tmp_path / "none.json", None, True)
+    with pytest.raises(UserError, match="cannot be read"):
+        open_dashboard(runs, accounts.file, tmp_path / "none.yaml", True)
+    provider.write_text(provider.read_text().replace("https://hansa.example.org", "http://127.0.0.1:8080"))
+    with pytest.raises(UserError, match="reached by HTTPS alone"):
+        open_dashboard(runs, None, provider, True)
+    open_dashboard(runs, None, provider, False)

@@ -15,7 +15,6 @@ from hansa.core.errors import RunFailed
 from hansa.deploy import doctor
 from hansa.deploy.doctor import BAD, DOUBTFUL, GOOD, Finding, examine
 from hansa.deploy.kit import Kit
-from hansa.deploy.network.address import Proxy
 from tests.conftest import Build
 from tests.dashboard.conftest import write_run
 from tests.deploy.conftest import free_ports, make_kits
@@ -48,7 +47,7 @@ def test_a_silo_without_its_coordinator_and_with_an_unreachable_proxy(kits: Path
     assert set(found) == {"ports"}
     assert "cannot be reached" in found["ports"]
     [port] = free_ports(1)
-    behind = wrong(examine(kits / "north", tmp_path / "home", None, Proxy("127.0.0.1", port)))
+    behind = wrong(examine(kits / "north", tmp_path / "home", None, f"http://127.0.0.1:{port}"))
     assert "the proxy" in behind["ports"]
 
 
