@@ -15,6 +15,7 @@ from hansa.cli.console import INTERRUPTED, Format, FormatOption, finish, output,
 from hansa.cli.kit import require_extra
 from hansa.cli.logs import LogFileOption, LogFormat, LogFormatOption, LogLevel, LogLevelOption, configure
 from hansa.cli.options import OidcOption, PolicyOption, ProxyOption, TrustOption
+from hansa.cli.serve_options import refuse_for_coordinator, refuse_for_region, refuse_without_queue, webhook_of
 from hansa.core.errors import UserError, printable
 from hansa.report.text import table
 
@@ -111,7 +112,15 @@ def serve(
 
     own = Kit(kit)
     if own.info.kind == "region":
-        check_region_options(kit, federation, queue, at_once, accounts, oidc)
+        refuse_for_region(
+            kit,
+            federation=federation is not None,
+            queue=queue is not None,
+            at_once=at_once != 1,
+            keep_days=keep_days is not None,
+            accounts=accounts is not None,
+            oidc=oidc is not None,
+        )
         public, hook = PublicCertificate.parse(certificate, key), webhook_of(webhook)
         serve_region(
             kit, out, nats, data or [], policy, plugins or [], proxy, health, model, trust, listen, public, hook
@@ -121,8 +130,14 @@ def serve(
         raise UserError(f"{kit} is the kit of a silo, which has no children; use 'hansa join {kit} --data …'")
     if (federation is None) == (queue is None):
         raise UserError("the coordinator needs a federation file or a queue: hansa serve FED.yaml, or --queue RUNS")
-    if keep_days is not None and queue is None:
-        raise UserError("--keep-days is for a coordinator with --queue; for single runs, use 'hansa prune RUNS'")
+    refuse_for_coordinator(
+        kit,
+        data=bool(data),
+        policy=policy is not None,
+        model=model is not None,
+        plugins=bool(plugins),
+    )
+    refuse_without_queue(at_once=queue is None and at_once != 1, keep_days=queue is None and keep_days is not None)
     from hansa.cli.serving import Serving, pages_of
     from hansa.config.file import read
     from hansa.deploy.alerts import Alerts
@@ -218,29 +233,6 @@ def serve_region(
             public,
         )
     exit_agent()
-
-
-def check_region_options(
-    kit: Path, federation: Path | None, queue: Path | None, at_once: int, accounts: Path | None, oidc: Path | None
-) -> None:
-    """Raise `UserError` if `hansa serve` was given, with the kit of a region, what only a coordinator can use."""
-    pages = "the dashboard shows the coordinator's runs; 'hansa status RUN' shows a region, with its --out"
-    for option, given, why in (
-        ("the federation file", federation is not None, "a region gets the settings of every run from its parent"),
-        ("--queue", queue is not None, "only the coordinator has a queue of runs"),
-        ("--at-once", at_once != 1, "it belongs to the coordinator's --queue, and a region works on one run at a time"),
-        ("--accounts", accounts is not None, pages),
-        ("--oidc", oidc is not None, pages),
-    ):
-        if given:
-            raise UserError(f"{kit} is the kit of a region; leave {option} out: {why}")
-
-
-def webhook_of(url: str | None) -> "Webhook | None":
-    """The webhook of --webhook, if it was given; raises `UserError` if it cannot be used."""
-    from hansa.deploy.alerts import Webhook
-
-    return Webhook.parse(url) if url is not None else None
 
 
 def join(

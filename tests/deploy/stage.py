@@ -52,9 +52,9 @@ class Stage:
         return BlobClient(Kit(self.kits / name).route(proxy, trust), lambda: Retry(print, lambda: False, until))
 
     @contextmanager
-    def plain(self, name: str | None) -> Iterator[ssl.SSLSocket]:
-        """A TLS connection of a member, or of a stranger without a certificate."""
-        connection = socket.create_connection(self.address, timeout=120)
+    def plain(self, name: str | None, source: str = "127.0.0.1") -> Iterator[ssl.SSLSocket]:
+        """A TLS connection of a member, or of a stranger without a certificate, from an address of this machine."""
+        connection = socket.create_connection(self.address, timeout=120, source_address=(source, 0))
         if name is not None:
             secured = Kit(self.kits / name).client_tls().wrap_socket(connection, server_hostname="localhost")
         else:

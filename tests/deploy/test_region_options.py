@@ -43,9 +43,29 @@ def kits(federation: Build, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
+        (["--data", "a.jsonl"], "leave --data out: the coordinator takes it from the federation file"),
+        (["--policy", "p.yaml"], "leave --policy out: a coordinator releases nothing to a parent"),
+        (["--model", "m"], "leave --model out: the coordinator takes it"),
+        (["--plugins", "p.py"], "leave --plugins out: the coordinator takes it"),
+        (["--at-once", "2"], "--at-once is for a coordinator with --queue"),
+        (["--keep-days", "9"], "--keep-days is for a coordinator with --queue"),
+    ],
+)
+def test_options_that_a_coordinator_cannot_use_are_refused(
+    kits: Path, tmp_path: Path, options: Any, reason: str
+) -> None:
+    done = CliRunner().invoke(app, ["serve", str(tmp_path / "fed.yaml"), "--kit", str(kits / "coordinator"), *options])
+    assert isinstance(done.exception, UserError)
+    assert reason in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
         (["fed.yaml"], "leave the federation file out: a region gets the settings of every run from its parent"),
         (["--queue", "runs"], "leave --queue out: only the coordinator has a queue"),
         (["--at-once", "2"], "leave --at-once out: it belongs to the coordinator's --queue"),
+        (["--keep-days", "9"], "leave --keep-days out: it belongs to the coordinator's --queue"),
         (["--accounts", "a.json"], "leave --accounts out: the dashboard shows the coordinator's runs"),
         (["--oidc", "oidc.yaml"], "leave --oidc out: the dashboard shows the coordinator's runs"),
         (["--certificate", "cert.pem"], "--certificate and --key belong together"),

@@ -299,10 +299,12 @@ def test_the_pages_get_no_forged_headers_and_no_members_paths(kits: Any, tmp_pat
     from hansa.deploy.network.page_server import serve_pages
 
     seen: list[dict[str, str]] = []
+    visitors: list[str] = []
 
     async def pages(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return
+        visitors.append(scope["client"][0])
         seen.append({k.decode(): v.decode() for k, v in scope["headers"]} | {"path": scope["path"]})
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"5")]})
         await send({"type": "http.response.body", "body": b"hello"})
@@ -315,6 +317,8 @@ def test_the_pages_get_no_forged_headers_and_no_members_paths(kits: Any, tmp_pat
                 assert ask(connection, "GET /pages/runs?x=1", forged)[1] == b"hello"
             with stage.plain("north") as connection:
                 assert ask(connection, "GET /pages", forged)[1] == b"hello"
+            with stage.plain(None, "127.0.0.2") as connection:
+                assert ask(connection, "GET /pages", forged)[1] == b"hello"
             with stage.plain(None) as connection:
                 assert ask(connection, f"GET /blobs/{'f' * 32}")[0].status == 401
         finally:
@@ -322,5 +326,7 @@ def test_the_pages_get_no_forged_headers_and_no_members_paths(kits: Any, tmp_pat
     assert [(one["path"], one["x-forwarded-for"], one.get("x-hansa-member")) for one in seen] == [
         ("/pages/runs", "127.0.0.1", None),
         ("/pages", "127.0.0.1", "north"),
+        ("/pages", "127.0.0.2", None),
     ]
+    assert visitors == ["127.0.0.1", "127.0.0.1", "127.0.0.2"], "attempts to log in are counted by the real address"
     assert not any("forwarded" in one for one in seen)

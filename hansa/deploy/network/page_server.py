@@ -28,7 +28,13 @@ def serve_pages(app: Any) -> Iterator[Route]:
     listener = socket.create_server(("127.0.0.1", 0))
     port = int(listener.getsockname()[1])
     settings = uvicorn.Config(
-        app, log_level="warning", access_log=False, ws="none", server_header=False, proxy_headers=False
+        app,
+        log_level="warning",
+        access_log=False,
+        ws="none",
+        server_header=False,
+        proxy_headers=True,  # the address of a visitor, which limits attempts to log in, is that of X-Forwarded-For
+        forwarded_allow_ips="127.0.0.1",
     )
     server = uvicorn.Server(settings)
     thread = threading.Thread(target=server.run, args=([listener],), name="hansa-pages", daemon=True)
