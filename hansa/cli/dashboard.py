@@ -65,6 +65,10 @@ def serve_dashboard(
     runs: Annotated[Path, typer.Argument(metavar="RUNS", help="the folder with the runs")],
     listen: ListenOption = "127.0.0.1:8080",
     accounts: AccountsOption = DEFAULT_ACCOUNTS,
+    kit: Annotated[
+        Path | None,
+        typer.Option("--kit", help="the coordinator's kit: submitted files are checked against its members"),
+    ] = None,
     oidc: Annotated[Path | None, typer.Option("--oidc", help="a file that names an OpenID Connect provider")] = None,
     certificate: CertificateOption = None,
     key: KeyOption = None,
@@ -79,11 +83,16 @@ def serve_dashboard(
     from hansa.dashboard.app import create
     from hansa.dashboard.oidc import OidcSettings
     from hansa.dashboard.serving import Address, serve
+    from hansa.deploy.coordinator import check_coordinator
+    from hansa.deploy.kit import Kit
 
     address = Address.parse(listen, certificate, key)
     held = Accounts(accounts) if oidc is not None else open_accounts(accounts)
     settings = OidcSettings.read(oidc) if oidc is not None else None
-    app = create(runs, held, address.secure, settings)
+    own = Kit(kit) if kit is not None else None
+    if own is not None:
+        check_coordinator(own)
+    app = create(runs, held, address.secure, settings, own)
     serve(app, address, lambda url: errors.print(f"Dashboard: {url}", highlight=False))
 
 

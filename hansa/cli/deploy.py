@@ -133,7 +133,7 @@ def serve(
     settings = read(federation) if federation is not None else None
     folder = queue or out or Path("runs") / (settings.name if settings is not None else "")
     hook = Webhook.parse(webhook) if webhook is not None else None
-    pages = pages_of(queue or folder.parent, accounts) if accounts is not None else None
+    pages = pages_of(queue or folder.parent, accounts, own) if accounts is not None else None
     alerts: Callable[[], list[object]] = lambda: [Alerts(hook, log.warning)] if hook is not None else []  # noqa: E731
     public = PublicCertificate.parse(certificate, key)
     serving = Serving(own, nats, listen, log_format, alerts, pages, public)

@@ -107,11 +107,14 @@ def _report(settings: Federation, outcome: Result) -> Path:
     return html.write([(settings.name, outcome.folder)], outcome.folder / "report.html")
 
 
-def pages_of(runs: Path, accounts: Path) -> Any:
-    """The dashboard of the runs below a folder, for the accounts in a file; raises `UserError` without accounts."""
+def pages_of(runs: Path, accounts: Path, kit: Kit) -> Any:
+    """The dashboard of the runs below a folder, for the accounts in a file; raises `UserError` without accounts.
+
+    ``kit``: the coordinator's, against which submitted files are checked.
+    """
     require_dashboard()
     from hansa.dashboard.accounts import open_accounts
     from hansa.dashboard.app import create
 
     runs.mkdir(parents=True, exist_ok=True)
-    return create(runs, open_accounts(accounts), secure=True)
+    return create(runs, open_accounts(accounts), secure=True, kit=kit)

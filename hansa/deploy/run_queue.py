@@ -9,9 +9,11 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from fcntl import LOCK_EX, flock
 from pathlib import Path
 
 from hansa.config.federation import Federation
@@ -26,7 +28,7 @@ QUEUED, RUNNING, FINISHED, FAILED, STOPPED = "queued", "running", "finished", "f
 ENDED = (FINISHED, FAILED, STOPPED)
 ID = re.compile(r"\d{4,9}")
 POLL_SECONDS = 1.0
-STOP_REASON = "stopped by the operator"
+OPERATOR = "the operator"
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,14 @@ class RunQueue:
         waiting = [one for one in self.all() if one.state in (RUNNING, QUEUED) and one.id not in besides]
         return min(waiting, key=lambda one: (one.state != RUNNING, int(one.id)), default=None)
 
+    def begin(self, besides: Collection[str] = ()) -> QueuedRun | None:
+        """The run that `next` returns, noted as under way."""
+        with self._changing():
+            one = self.next(besides)
+            if one is not None:
+                self.mark(one, RUNNING)
+            return one
+
     def file(self, one: QueuedRun) -> Path:
         """The federation file of a run."""
         return self.folder / f"{one.id}.yaml"
@@ -97,28 +107,47 @@ class RunQueue:
         """Note the state of a run."""
         self._write(replace(one, state=state, reason=reason, ended=_now() if state in ENDED else ""))
 
-    def stop(self, id: str) -> QueuedRun:
-        """End a run after its current round, or take it out of the queue; raises `UserError` if it has ended."""
-        one = self.find(id)
-        if one.state in ENDED:
-            raise UserError(f"run {id} has {one.state} already")
-        if one.state == QUEUED:
-            self.mark(one, STOPPED, STOP_REASON)
-        else:
-            (self.folder / f"{id}.stop").touch()
-        return self.find(id)
+    def stop(self, id: str, by: str = OPERATOR) -> QueuedRun:
+        """End a run after its current round, or take it out of the queue; ``by``: who does it.
+
+        Raises `UserError` if it has ended.
+        """
+        self.find(id)
+        with self._changing():
+            one = self.find(id)
+            if one.state in ENDED:
+                raise UserError(f"run {id} has {one.state} already")
+            if one.state == QUEUED:
+                self.mark(one, STOPPED, _stopped(by))
+            else:
+                write_file(self.folder / f"{id}.stop", by.encode(), mode=0o600)
+            return self.find(id)
 
     def retry(self, id: str) -> QueuedRun:
         """Put a run that failed or was stopped into the queue again; it continues from its newest checkpoint."""
-        one = self.find(id)
-        if one.state not in (FAILED, STOPPED):
-            raise UserError(f"run {id} is {one.state}; only a run that failed or was stopped can be tried again")
-        self.mark(one, QUEUED)
-        return self.find(id)
+        self.find(id)
+        with self._changing():
+            one = self.find(id)
+            if one.state not in (FAILED, STOPPED):
+                raise UserError(f"run {id} is {one.state}; only a run that failed or was stopped can be tried again")
+            self.mark(one, QUEUED)
+            return self.find(id)
 
-    def stop_requested(self, one: QueuedRun) -> bool:
-        """Whether `stop` was called for a run that is under way."""
-        return (self.folder / f"{one.id}.stop").exists()
+    def stop_requested(self, one: QueuedRun) -> str:
+        """Who called `stop` for a run that is under way, as the reason of its end; empty if nobody did."""
+        file = self.folder / f"{one.id}.stop"
+        try:
+            return _stopped(file.read_text(encoding="utf-8") or OPERATOR)
+        except (OSError, ValueError):
+            return _stopped(OPERATOR) if file.exists() else ""
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Let one process at a time decide on a state by the one before: a run that begins is not taken out."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / ".changes").open("wb") as lock:
+            flock(lock, LOCK_EX)
+            yield
 
     def _read(self, file: Path) -> QueuedRun | None:
         try:
@@ -142,8 +171,8 @@ class StopOnRequest:
 
     def on_round_start(self, run: CurrentRun, number: int) -> None:
         """Look for the request before a round."""
-        if self._queue.stop_requested(self._one):
-            run.stop(STOP_REASON)
+        if reason := self._queue.stop_requested(self._one):
+            run.stop(reason)
 
 
 Serve = Callable[[Federation, Path, StopOnRequest], object]
@@ -186,9 +215,8 @@ def _serve_locked(
         working = {id: thread for id, thread in working.items() if thread.is_alive()}
         if errors:
             raise errors[0]
-        one = queue.next(working) if len(working) < at_once else None
+        one = queue.begin(working) if len(working) < at_once else None
         if one is not None:
-            queue.mark(one, RUNNING)
             working[one.id] = threading.Thread(target=work, args=(one,), name=f"hansa-run-{one.id}", daemon=True)
             working[one.id].start()
         elif working or idle():
@@ -208,8 +236,12 @@ def _work_on(queue: RunQueue, one: QueuedRun, serve: Serve, log: Callable[[str],
         log(f"run {one.id} failed: {reason}{'' if isinstance(error, UserError) else again}")
         return
     stopped = queue.stop_requested(one)
-    queue.mark(one, STOPPED if stopped else FINISHED, STOP_REASON if stopped else "")
+    queue.mark(one, STOPPED if stopped else FINISHED, stopped)
     log(f"run {one.id} has {STOPPED if stopped else FINISHED}")
+
+
+def _stopped(by: str) -> str:
+    return f"stopped by {printable(by)}"
 
 
 def _now() -> str:
