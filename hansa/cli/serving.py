@@ -3,7 +3,6 @@
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from hansa.cli.console import errors
 from hansa.cli.dashboard import require_dashboard
 from hansa.cli.logs import LogFormat, log_files
 from hansa.config.federation import Federation
+from hansa.deploy.alerts import Alerts
 from hansa.deploy.coordinator import check_coordinator, serve, serve_run
 from hansa.deploy.kit import Kit
 from hansa.deploy.log_callbacks import LogCallbacks
@@ -31,15 +31,16 @@ log = logging.getLogger("hansa")
 class Serving:
     """The coordinator of a federation: its kit, where it listens, and who is told what.
 
-    ``callbacks`` returns those of a run, beside its log; ``pages``: an ASGI application for the same port;
-    ``public``: the port's certificate for browsers; ``open``: the directories of the runs that are under way.
+    ``alerts`` hear of all runs, and watch the members of a queue also between runs; ``pages``: an ASGI application for
+    the same port; ``public``: the port's certificate for browsers; ``open``: the directories of the runs that are under
+    way.
     """
 
     kit: Kit
     nats: str | None
     listen: str | None
     log_format: LogFormat
-    callbacks: Callable[[], Sequence[object]] = tuple
+    alerts: Alerts | None = None
     pages: Any | None = None
     public: PublicCertificate | None = None
     open: list[Path] = field(default_factory=list)
@@ -59,6 +60,8 @@ class Serving:
         check_coordinator(self.kit)
         files = runs / SERVER_FOLDER
         with standing_server(self.kit, files, self.nats, log.info, self.listen, self.pages, self.public) as server:
+            if self.alerts is not None:
+                self.alerts.watch(runs, self.kit.info.federation)
 
             def one(settings: Federation, out: Path, stop: StopOnRequest) -> None:
                 """Run one submitted federation and write its report; ``stop`` is the callback that can end it."""
@@ -83,7 +86,8 @@ class Serving:
         shows = alone and self.log_format is LogFormat.text
         watcher: object = Progress(errors, settings.name) if shows else LogCallbacks(_named(out.name, self.log_format))
         # What the progress display shows does not pass through the log.
-        return [watcher, RunLog(out, log_files() if shows else []), *self.callbacks()]
+        told = [watcher, RunLog(out, log_files() if shows else [])]
+        return [*told, self.alerts] if self.alerts is not None else told
 
 
 def _named(run: str, format: LogFormat) -> logging.Logger:
