@@ -241,8 +241,8 @@ def test_every_request_under_way_and_waiting_is_shown(app: FastAPI, view: SiloVi
     check(text)
     for words in ("<strong>Train of round 4</strong>", "<strong>Train of round 5</strong>", "Train of round 6"):
         assert words in text
-    assert text.count("work on it is under way") == 1  # beside the first
-    assert text.count("it waits for its turn") == 1
+    assert text.count("the agent works on it") == 1  # beside the first
+    assert text.count("the request waits for its turn") == 1
     assert text.count("<script>alert") == 0
     assert [one.split(" in run ")[0] for one in found["waiting"]] == ["Train of round 5", "Train of round 6"]
     (view.home / "agent.json").write_text('{"others": [3]}')  # of another version
