@@ -66,6 +66,10 @@ def serve_dashboard(
     runs: Annotated[Path, typer.Argument(metavar="RUNS", help="the folder with the runs")],
     listen: ListenOption = "127.0.0.1:8080",
     accounts: AccountsOption = DEFAULT_ACCOUNTS,
+    kit: Annotated[
+        Path | None,
+        typer.Option("--kit", help="the coordinator's kit: submitted files are checked against its members"),
+    ] = None,
     oidc: OidcOption = None,
     certificate: CertificateOption = None,
     key: KeyOption = None,
@@ -78,9 +82,14 @@ def serve_dashboard(
     configure(log_level, log_format, log_file)
     from hansa.dashboard.app import open_dashboard
     from hansa.dashboard.serving import Address, serve
+    from hansa.deploy.coordinator import check_coordinator
+    from hansa.deploy.kit import Kit
 
     address = Address.parse(listen, certificate, key)
-    app = open_dashboard(runs, accounts, oidc, address.secure)
+    own = Kit(kit) if kit is not None else None
+    if own is not None:
+        check_coordinator(own)
+    app = open_dashboard(runs, accounts, oidc, address.secure, own)
     serve(app, address, lambda url: errors.print(f"Dashboard: {url}", highlight=False))
 
 

@@ -151,13 +151,16 @@ def serve(
     folder = queue or out or Path("runs") / (settings.name if settings is not None else "")
     hook = webhook_of(webhook)
     shown = accounts is not None or oidc is not None
-    pages = pages_of(queue or folder.parent, accounts, oidc) if shown else None
-    alerts: Callable[[], list[object]] = lambda: [Alerts(hook, log.warning)] if hook is not None else []  # noqa: E731
+    pages = pages_of(queue or folder.parent, accounts, oidc, own) if shown else None
+    alerts = Alerts(hook, log.warning) if hook is not None else None
     public = PublicCertificate.parse(certificate, key)
     serving = Serving(own, nats, listen, log_format, alerts, pages, public)
     host, port = parse_listen(listen) if listen is not None else default_listen(own)
-    metrics = exposition(coordinator_figures(lambda: (serving.open or [folder])[-1], own, folder))
-    with serve_probes(health, lambda: unreachable_reason((host or "127.0.0.1", port)), metrics):
+    metrics = exposition(coordinator_figures(lambda: serving.open if queue is not None else [folder], own, folder))
+    with ExitStack() as stack:
+        if alerts is not None:
+            stack.callback(alerts.close)
+        stack.enter_context(serve_probes(health, lambda: unreachable_reason((host or "127.0.0.1", port)), metrics))
         if settings is None:
             serving.queue(folder, at_once, keep_days)
             return
@@ -211,9 +214,9 @@ def serve_region(
             if hook is not None:
                 alerts = Alerts(hook, log.warning)
                 stack.callback(alerts.close)
-                alerts.watch(own.info.federation, folder)
+                alerts.watch(folder, own.info.federation, folder.name)
             stack.enter_context(
-                serve_probes(health, agent.not_ready, exposition(coordinator_figures(lambda: folder, own)))
+                serve_probes(health, agent.not_ready, exposition(coordinator_figures(list, own, folder)))
             )
 
         serve_it(

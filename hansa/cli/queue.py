@@ -25,16 +25,13 @@ def submit(
 ) -> None:
     """Put a federation file into the queue of a standing coordinator. It is checked first."""
     require_extra()
-    from hansa.config.checks import check_labels, check_settings
     from hansa.config.file import read
-    from hansa.deploy.coordinator import check_deployable
+    from hansa.deploy.deployable import check_submission
     from hansa.deploy.kit import Kit
     from hansa.deploy.run_queue import ENDED, RunQueue
 
     settings = read(federation, set)
-    check_deployable(settings, Kit(kit))
-    check_settings(settings)
-    check_labels(settings)
+    check_submission(settings, Kit(kit))
     waiting = RunQueue(queue)
     one = waiting.add(settings, getpass.getuser())
 

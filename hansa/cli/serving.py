@@ -3,7 +3,6 @@
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from hansa.cli.console import errors
 from hansa.cli.dashboard import require_dashboard
 from hansa.cli.logs import LogFormat, log_files
 from hansa.config.federation import Federation
+from hansa.deploy.alerts import Alerts
 from hansa.deploy.coordinator import check_coordinator, serve, serve_run
 from hansa.deploy.kit import Kit
 from hansa.deploy.log_callbacks import LogCallbacks
@@ -34,15 +34,16 @@ log = logging.getLogger("hansa")
 class Serving:
     """The coordinator of a federation: its kit, where it listens, and who is told what.
 
-    ``callbacks`` returns those of a run, beside its log; ``pages``: an ASGI application for the same port;
-    ``public``: the port's certificate for browsers; ``open``: the directories of the runs that are under way.
+    ``alerts`` hear of all runs, and watch the members of a queue also between runs; ``pages``: an ASGI application for
+    the same port; ``public``: the port's certificate for browsers; ``open``: the directories of the runs that are under
+    way.
     """
 
     kit: Kit
     nats: str | None
     listen: str | None
     log_format: LogFormat
-    callbacks: Callable[[], Sequence[object]] = tuple
+    alerts: Alerts | None = None
     pages: Any | None = None
     public: PublicCertificate | None = None
     open: list[Path] = field(default_factory=list)
@@ -64,6 +65,8 @@ class Serving:
         with ExitStack() as stack:
             standing = standing_server(self.kit, files, self.nats, log.info, self.listen, self.pages, self.public)
             server = stack.enter_context(standing)
+            if self.alerts is not None:
+                self.alerts.watch(runs, self.kit.info.federation)
             if keep_days is not None:
                 stack.enter_context(deleting(lambda: old_parts(runs, keep_days), log.info))
 
@@ -90,7 +93,8 @@ class Serving:
         shows = alone and self.log_format is LogFormat.text
         watcher: object = Progress(errors, settings.name) if shows else LogCallbacks(_named(out.name, self.log_format))
         # What the progress display shows does not pass through the log.
-        return [watcher, RunLog(out, log_files() if shows else []), *self.callbacks()]
+        told = [watcher, RunLog(out, log_files() if shows else [])]
+        return [*told, self.alerts] if self.alerts is not None else told
 
 
 def _named(run: str, format: LogFormat) -> logging.Logger:
@@ -114,13 +118,14 @@ def _report(settings: Federation, outcome: Result) -> Path:
     return html.write([(settings.name, outcome.folder)], outcome.folder / "report.html")
 
 
-def pages_of(runs: Path, accounts: Path | None, oidc: Path | None = None) -> Any:
+def pages_of(runs: Path, accounts: Path | None, oidc: Path | None, kit: Kit) -> Any:
     """The dashboard of the runs below a folder, for the accounts in a file, the provider that one names, or both.
 
-    Raises `UserError` if a file cannot be used, or if no person could log in.
+    ``kit``: the coordinator's, against which submitted files are checked. Raises `UserError` if a file cannot be used,
+    or if no person could log in.
     """
     require_dashboard()
     from hansa.dashboard.app import open_dashboard
 
     runs.mkdir(parents=True, exist_ok=True)
-    return open_dashboard(runs, accounts, oidc, secure=True)
+    return open_dashboard(runs, accounts, oidc, secure=True, kit=kit)

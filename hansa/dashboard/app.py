@@ -1,4 +1,4 @@
-"""The consortium's dashboard as an ASGI application: runs, one run, comparisons, submissions.
+"""The consortium's dashboard as an ASGI application: runs, one run, comparisons, the queue, submissions.
 
 `create` returns an application that serves itself (`hansa dashboard`) or is mounted below another one: all links begin
 with the mount's path.
@@ -17,15 +17,19 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 
 from hansa.config.shared import differences
 from hansa.core.errors import HansaError, UserError, printable
+from hansa.dashboard import queue_pages
 from hansa.dashboard.accounts import Account, Accounts, NoAccounts, Role, open_accounts
 from hansa.dashboard.download import zip_stream
 from hansa.dashboard.live import MAX_STREAMS, events, stream
 from hansa.dashboard.oidc import OidcSettings, add_oidc
+from hansa.dashboard.queue_pages import QueuePages
 from hansa.dashboard.run_folder import RunFolder
 from hansa.dashboard.run_view import RunView, mean_curve, read_run
 from hansa.dashboard.sessions import Session
 from hansa.dashboard.site import NUMBER, Authority, Site
 from hansa.dashboard.submissions import APPROVED, REFUSED, WAITING, WITHDRAWN, Submissions
+from hansa.deploy.kit import Kit
+from hansa.deploy.run_queue import RunQueue
 from hansa.deploy.status import format_time
 from hansa.report.charts import bars, lines, short
 from hansa.report.traffic import size
@@ -44,6 +48,7 @@ ACCESS: dict[str, Role | None] = {
     "withdraw": Role.submitter,
     "approve": Role.approver,
     "refuse": Role.approver,
+    **queue_pages.ACCESS,
 }
 
 
@@ -59,30 +64,35 @@ class Chart:
     left_out: int = 0  # series that are not drawn
 
 
-def open_dashboard(runs: Path, accounts: Path | None, oidc: Path | None, secure: bool) -> FastAPI:
+def open_dashboard(
+    runs: Path, accounts: Path | None, oidc: Path | None, secure: bool, kit: Kit | None = None
+) -> FastAPI:
     """`create` for the accounts in a file, the provider that a file names, or both.
 
     Raises `UserError` if a file cannot be used, or if there is neither an account nor a provider to log in with.
     """
     settings = OidcSettings.read(oidc) if oidc is not None else None
     if accounts is None:
-        return create(runs, None, secure, settings)
-    return create(runs, open_accounts(accounts) if settings is None else Accounts(accounts), secure, settings)
+        return create(runs, None, secure, settings, kit)
+    return create(runs, open_accounts(accounts) if settings is None else Accounts(accounts), secure, settings, kit)
 
 
-def create(runs: Path, accounts: Authority | None, secure: bool, oidc: OidcSettings | None = None) -> FastAPI:
+def create(
+    runs: Path, accounts: Authority | None, secure: bool, oidc: OidcSettings | None = None, kit: Kit | None = None
+) -> FastAPI:
     """The dashboard of the runs below a folder; ``secure``: it is reached by HTTPS alone.
 
-    Without ``accounts`` people log in with the provider of ``oidc`` alone. Raises `UserError` if there is neither, if
-    there is no such folder, or if the provider's settings do not fit.
+    Without ``accounts`` people log in with the provider of ``oidc`` alone. ``kit``: the coordinator's, so that a
+    submitted file is refused if its silos are not members. Raises `UserError` if there is neither, if there is no such
+    folder, or if the provider's settings do not fit.
     """
     if accounts is None and oidc is None:
         raise UserError("no person could log in: give a file of accounts, or one that names an OpenID Connect provider")
-    menu = (("Runs", "/"), ("Compare", "/compare"), ("Submissions", "/submissions"))
+    menu = (("Runs", "/"), ("Compare", "/compare"), ("Queue", "/queue"), ("Submissions", "/submissions"))
     access = ACCESS | ({"oidc_begin": None, "oidc_done": None} if oidc is not None else {})
     held = NoAccounts() if accounts is None else accounts
     site = Site("Hansa dashboard", held, access, secure, menu=menu, passwords=accounts is not None)
-    dashboard = Dashboard(site, RunFolder(runs), Submissions(runs))
+    dashboard = Dashboard(site, RunFolder(runs), Submissions(runs, kit))
     app = site.application()
     app.get("/", name="runs")(dashboard.runs)
     app.get("/runs/{run}", name="run")(dashboard.run)
@@ -94,6 +104,7 @@ def create(runs: Path, accounts: Authority | None, secure: bool, oidc: OidcSetti
     app.post("/submissions/{id}/approve", name="approve")(dashboard.approve)
     app.post("/submissions/{id}/refuse", name="refuse")(dashboard.refuse)
     app.post("/submissions/{id}/withdraw", name="withdraw")(dashboard.withdraw)
+    QueuePages(site, RunQueue(runs)).add_to(app)
     if oidc is not None:
         add_oidc(app, site, oidc)
     app.state.site = site
@@ -228,7 +239,10 @@ class Dashboard:
             raise HTTPException(404)
         if state == APPROVED and found.by == account.name:
             raise HTTPException(403, "Another person must approve what you submitted.")
-        self._submissions.decide(id, state, account.name)
+        try:
+            self._submissions.decide(id, state, account.name)
+        except UserError as error:
+            return self._submissions_page(request, printable(str(error), 1000), status=400)
         return self._back(request)
 
     def _back(self, request: Request) -> Response:

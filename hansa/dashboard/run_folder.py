@@ -47,13 +47,18 @@ class RunFolder:
             yield SEPARATOR.join(folder.relative_to(self.folder).parts), folder
 
 
+def is_run(folder: Path) -> bool:
+    """Whether a folder is a run directory whose run has begun."""
+    return (folder / "federation.yaml").is_file() and (folder / "ledger.sqlite").is_file()
+
+
 def _walk(folder: Path, depth: int) -> Iterator[Path]:
     try:
         inside = sorted(one for one in folder.iterdir() if one.is_dir() and not one.is_symlink())
     except OSError:
         return
     for one in inside:
-        if (one / "federation.yaml").is_file() and (one / "ledger.sqlite").is_file():
+        if is_run(one):
             yield one
         elif depth > 1 and not one.name.startswith("."):
             yield from _walk(one, depth - 1)

@@ -6,17 +6,24 @@
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from secrets import token_hex
+from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
-from hansa.config.file import parse
+from hansa.config.chat import with_template
+from hansa.config.checks import named_code
+from hansa.config.federation import Federation
+from hansa.config.file import parse, parse_yaml
 from hansa.config.shared import canonical, differences
-from hansa.core.errors import ConfigError, UserError, printable
+from hansa.core.errors import ConfigError, UserError
+from hansa.deploy.deployable import check_submission
+from hansa.deploy.kit import Kit
 from hansa.deploy.run_queue import RunQueue
 from hansa.files import write_file
 
@@ -25,6 +32,7 @@ WAITING, APPROVED, REFUSED, WITHDRAWN = "waiting", "approved", "refused", "withd
 ID = re.compile("[0-9a-f]{16}")
 MAX_TEXT = 200_000  # characters of a federation file
 MAX_HELD = 1000
+WHERE = "the submitted file"
 
 
 @dataclass(frozen=True)
@@ -43,10 +51,10 @@ class Submission:
 
 
 class Submissions:
-    """The submissions below a folder of runs."""
+    """The submissions below a folder of runs; ``kit``: the coordinator's, against whose members files are checked."""
 
-    def __init__(self, runs: Path) -> None:
-        self._folder, self._queue = runs / FOLDER, RunQueue(runs)
+    def __init__(self, runs: Path, kit: Kit | None = None) -> None:
+        self._folder, self._queue, self._kit = runs / FOLDER, RunQueue(runs), kit
 
     def all(self) -> list[Submission]:
         """All submissions, the newest first; files that cannot be read are left out."""
@@ -63,29 +71,30 @@ class Submissions:
             return None
 
     def add(self, text: str, by: str) -> Submission:
-        """Keep a federation file; raises `UserError` in one sentence if it is none. Nothing that it names is run."""
+        """Keep a federation file; raises `UserError` in one sentence if it is none, or cannot be run.
+
+        Nothing that it names is executed.
+        """
         if len(text) > MAX_TEXT:
             raise UserError(f"the file has {len(text)} characters, and {MAX_TEXT} are allowed")
         if len(self.all()) >= MAX_HELD:
             raise UserError(f"there are {MAX_HELD} submissions already; delete old ones in {self._folder}")
-        settings = parse(read_yaml(text), where="the submitted file")
-        if settings.plugins:
-            raise UserError(
-                "the submitted file names plug-ins, which the coordinator would execute; its operator submits such a "
-                "file with 'hansa submit'"
-            )
+        settings = self._checked(text)
         one = Submission(token_hex(8), settings.name, by, _now(), text)
         self._write(one)
         return one
 
     def decide(self, id: str, state: str, by: str) -> Submission:
-        """Approve, refuse or withdraw a submission that waits; raises `UserError` if it does not wait."""
+        """Approve, refuse or withdraw a submission that waits.
+
+        Raises `UserError` if it does not wait, or if one that is approved cannot be run any more.
+        """
         found = self.find(id)
         if found is None or found.state != WAITING:
             raise UserError("this submission was decided before; reload the page")
         decided = replace(found, state=state, decided_by=by, decided_at=_now())
         if state == APPROVED:
-            queued = self._queue.add(parse(read_yaml(decided.text), where="the submitted file"), decided.by)
+            queued = self._queue.add(self._checked(decided.text), decided.by)
             decided = replace(decided, run=queued.id)
         self._write(decided)
         return decided
@@ -98,26 +107,37 @@ class Submissions:
         if before is None:
             return []
         try:
-            old, new = (canonical(parse(read_yaml(text), where="it")) for text in (before.text, one.text))
+            old, new = (canonical(parse(read_yaml(text), WHERE)) for text in (before.text, one.text))
         except (ConfigError, ValidationError):
             return ["the settings cannot be compared"]
         return list(differences(old, new)) or ["none"]
+
+    def _checked(self, text: str) -> Federation:
+        """The settings in a text, checked as `hansa submit` checks a file; its paths are relative to the runs."""
+        settings = parse(read_yaml(text), WHERE, self._queue.runs.absolute(), text)
+        if named_code(settings):
+            what = "plug-ins" if settings.plugins else "a finder in data.deidentify other than 'rules' and 'lists'"
+            raise UserError(
+                f"{WHERE} names {what}, which the coordinator would load and execute; its operator submits such a file "
+                "with 'hansa submit'"
+            )
+        settings = with_template(settings)
+        check_submission(settings, self._kit)
+        return settings
 
     def _write(self, one: Submission) -> None:
         write_file(self._folder / f"{one.id}.json", json.dumps(asdict(one), ensure_ascii=False).encode(), mode=0o600)
 
 
-def read_yaml(text: str) -> dict[str, object]:
+def read_yaml(text: str) -> dict[str, Any]:
     """The mapping in a YAML text; raises `UserError` if it is none, or has aliases, which can grow without end."""
     try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
-            raise UserError("the submitted file uses YAML aliases (*name); write the values out")
-        found = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise UserError(f"the submitted file is not YAML ({printable(str(error).splitlines()[0])})") from None
-    if not isinstance(found, dict):
-        raise UserError("the submitted file is not a federation file: it needs settings such as 'name' and 'silos'")
-    return found
+        with suppress(yaml.YAMLError):  # `parse_yaml` says what is wrong
+            if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
+                raise UserError(f"{WHERE} uses YAML aliases (*name); write the values out")
+        return parse_yaml(text, Path(WHERE), "a federation file", "beginning with 'silos:'")
+    except RecursionError:
+        raise UserError(f"{WHERE} has too many levels; write it with fewer") from None
 
 
 def _now() -> str:

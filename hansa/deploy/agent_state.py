@@ -23,6 +23,17 @@ STALE_SECONDS = 20.0  # since the last heartbeat, after which the agent has no c
 
 
 @dataclass(frozen=True)
+class OpenRequest:
+    """A request that an agent has not answered. ``working``: it is worked on; else it waits for its turn."""
+
+    asked: str
+    run: str
+    since: float  # when the parent sent it
+    deadline: float | None
+    working: bool
+
+
+@dataclass(frozen=True)
 class AgentState:
     """The state of an agent at its last heartbeat. Times are seconds since 1970."""
 
@@ -39,7 +50,7 @@ class AgentState:
     since: float | None = None  # when the parent sent that request
     deadline: float | None = None
     last: str = ""  # the newest request, also if it is answered
-    waiting: tuple[str, ...] = ()  # requests of other runs that are not answered either
+    others: tuple[OpenRequest, ...] = ()  # requests of other runs that are not answered either
     rejected: Mapping[str, int] = field(default_factory=dict)  # why envelopes were rejected → how often
 
     def write(self, home: Path) -> None:
@@ -55,8 +66,10 @@ class AgentState:
     def read(home: Path) -> "AgentState | None":
         """The state that the agent wrote last; None if there is none, or it is of another version."""
         try:
-            return AgentState(**json.loads((home / STATE_FILE).read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
+            found = json.loads((home / STATE_FILE).read_text(encoding="utf-8"))
+            others = tuple(OpenRequest(**one) for one in found.pop("others", ()))
+            return AgentState(**found, others=others)
+        except (OSError, ValueError, TypeError, AttributeError):
             return None
 
     @property
@@ -77,9 +90,9 @@ def state_of(sent: Heartbeat, address: Address, newest: Envelope | None, open: S
     if not open:
         return state
     now, *others = open
-    waiting = tuple(f"{_title(one)} in run {one.run}" for one in others)
+    more = tuple(OpenRequest(_title(one), one.run, one.sent_at, one.deadline, one.run in sent.runs) for one in others)
     state = replace(state, since=now.sent_at, deadline=now.deadline)
-    return replace(state, asked=_title(now), run=now.run, waiting=waiting)
+    return replace(state, asked=_title(now), run=now.run, others=more)
 
 
 def _title(envelope: Envelope) -> str:

@@ -4,8 +4,9 @@ A region has no run of its own: its alerts are about its members, and ``run`` is
 
     POST URL
     X-Hansa-Signature: sha256=HMAC-SHA256(secret, "TIME." + body)      X-Hansa-Time: TIME
-    {"event": "member missing", "federation": "clinics", "run": "clinics", "round": 3, "node": "lyon", "text": "…"}
+    {"event": "member missing", "federation": "clinics", "run": "clinics", "time": …, "node": "lyon", "text": "…"}
 
+One `Alerts` serves all runs of a process, so that a member that is missing is told once, whatever the number of runs.
 The text is Hansa's own: it has names of nodes and figures, and no reason that a silo stated, so that no text of a silo
 can leave by it. Alerts are sent by a thread, with a bound on attempts, on time and on how many wait; the run never
 waits for them.
@@ -37,7 +38,7 @@ PAUSES = (1.0, 5.0, 20.0)  # seconds between attempts
 SECONDS = 10.0  # of one attempt
 MAX_WAITING = 100
 LOOK_SECONDS = 5.0  # between looks at the members
-CLOSE_SECONDS = 15.0  # for alerts that wait when the run ends
+CLOSE_SECONDS = 15.0  # for alerts that wait when the process ends
 SECRET = "HANSA_WEBHOOK_SECRET"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -90,9 +91,10 @@ def sign(secret: bytes, at: str, body: bytes) -> str:
 
 
 class Alerts:
-    """A callback of a coordinator's run that sends alerts; ``log`` gets a sentence for each that could not be sent.
+    """Sends the alerts of a coordinator; a callback of all its runs.
 
-    Of a region, which runs no callbacks, `watch` and `close` are called instead.
+    Of a region, which runs no callbacks, `watch` and `close` are called instead. ``log`` gets a sentence for each alert
+    that could not be sent. ``grace``: seconds for which members that were connected before may connect again.
     """
 
     def __init__(
@@ -106,55 +108,50 @@ class Alerts:
         self._waiting: Queue[dict[str, Any]] = Queue(MAX_WAITING)
         self._closing = threading.Event()
         self._missing: set[str] = set()
-        self._about: tuple[str, Path] | None = None  # the federation, and the folder whose members are watched
-        self._looked = self._watched = 0.0
+        self._watched: _Watched | None = None
+        self._looked = 0.0
         self._look_seconds = LOOK_SECONDS
         self._thread = threading.Thread(target=self._work, name="hansa-alerts", daemon=True)
         self._thread.start()
 
-    def watch(self, federation: str, folder: Path) -> None:
-        """Watch the members of a run or of a region from now on; ``folder``: its --out."""
-        self._about = federation, folder
+    def watch(self, folder: Path, federation: str, run: str = "") -> None:
+        """Watch the members in the journal below ``folder`` from now on.
 
-    # ── what happens in the run ───────────────────────────────────────────────────────────────────────────────────
-
-    def on_message(self, run: CurrentRun, text: str) -> None:
-        """The run has begun: its members are watched from now on."""
-        self.watch(run.name, run.folder)
-
-    def on_round_start(self, run: CurrentRun, number: int) -> None:
-        """A round begins."""
-        self.watch(run.name, run.folder)
-
-    def on_round_end(self, run: CurrentRun, record: RoundRecord) -> None:
-        """Alert if silos had no part in the round."""
-        self.watch(run.name, run.folder)
-        if record.failures:
-            lost, asked = sorted(record.failures), len(record.participants)
-            text = f"{len(lost)} of {asked} silos had no part in round {record.number}: {', '.join(lost)}"
-            self._add("round incomplete", run.name, run.folder, text, round=record.number, nodes=lost)
-
-    def on_failure(self, run: CurrentRun, error: BaseException) -> None:
-        """Alert that the run ended with an error, or was stopped."""
-        if isinstance(error, Exception):
-            kind = type(error).__name__
-            text = f"the run ended after round {run.round} with {kind}; the coordinator's log has the reason"
-            self._add("run failed", run.name, run.folder, text, round=run.round)
-        self.close()
-
-    def on_run_end(self, run: CurrentRun, result: Any) -> None:
-        """Send what waits."""
-        self.close()
+        ``run``: the run that the folder is of; empty for a queue, whose members are watched also while no run is under
+        way.
+        """
+        self._watched = _Watched(folder, federation, run, monotonic())
 
     def close(self) -> None:
-        """Send what waits, for a bounded time."""
+        """Send what waits, for a bounded time. Nothing is sent after that."""
         self._closing.set()
         self._thread.join(CLOSE_SECONDS)
 
+    # ── what happens in the runs ──────────────────────────────────────────────────────────────────────────────────
+
+    def on_message(self, run: CurrentRun, text: str) -> None:
+        """A run has begun: its members are watched from now on, unless those of the queue are."""
+        if self._watched is None:
+            self.watch(run.folder, run.name, run.folder.name)
+
+    def on_round_end(self, run: CurrentRun, record: RoundRecord) -> None:
+        """Alert if silos had no part in the round."""
+        if record.failures:
+            lost, asked = sorted(record.failures), len(record.participants)
+            text = f"{len(lost)} of {asked} silos had no part in round {record.number}: {', '.join(lost)}"
+            self._add("round incomplete", run.name, run.folder.name, text, round=record.number, nodes=lost)
+
+    def on_failure(self, run: CurrentRun, error: BaseException) -> None:
+        """Alert that a run ended with an error."""
+        if isinstance(error, Exception):
+            kind = type(error).__name__
+            text = f"the run ended after round {run.round} with {kind}; the coordinator's log has the reason"
+            self._add("run failed", run.name, run.folder.name, text, round=run.round)
+
     # ── sending ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _add(self, event: str, federation: str, folder: Path, text: str, **fields: Any) -> None:
-        about = {"event": event, "federation": federation, "run": folder.name, "time": time(), "text": text}
+    def _add(self, event: str, federation: str, run: str, text: str, **fields: Any) -> None:
+        about = {"event": event, "federation": federation, "run": run, "time": time(), "text": text}
         with suppress(Full):
             self._waiting.put_nowait(about | fields)
 
@@ -183,25 +180,39 @@ class Alerts:
                 if 400 <= status < 500 and status not in (408, 429):
                     break
             if attempt + 1 < ATTEMPTS and self._closing.wait(self._pauses[min(attempt, len(self._pauses) - 1)]):
-                self._pauses = (0.2,)  # the run is over: the remaining attempts follow at once
+                self._pauses = (0.2,)  # the process ends: the remaining attempts follow at once
         self._log(f"the alert '{alert['event']}' could not be sent to the webhook ({why})")
 
     def _look(self) -> None:
         """Alert once for each member that goes missing, and once when it is back."""
-        about = self._about
-        if about is None or monotonic() - self._looked < self._look_seconds or self._closing.is_set():
+        watched = self._watched
+        if watched is None or monotonic() - self._looked < self._look_seconds or self._closing.is_set():
             return
-        self._watched = self._watched or monotonic()
-        if monotonic() - self._watched < self._grace:  # members connect again after a restart of the coordinator
+        if monotonic() - watched.since < self._grace:  # members connect again after a restart of the coordinator
             return
         self._looked = monotonic()
-        for node, missing in missing_members(about[1]).items():
+        found = missing_members(watched.folder)
+        if found:  # empty: the journal cannot be read now
+            self._missing &= found.keys()
+        for node, missing in found.items():
             if missing and node not in self._missing:
                 self._missing.add(node)
-                self._add("member missing", *about, f"'{node}' sends no heartbeat", node=node)
+                text = f"'{node}' sends no heartbeat"
+                self._add("member missing", watched.federation, watched.run, text, node=node)
             elif not missing and node in self._missing:
                 self._missing.discard(node)
-                self._add("member back", *about, f"'{node}' is connected again", node=node)
+                text = f"'{node}' is connected again"
+                self._add("member back", watched.federation, watched.run, text, node=node)
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """Whose members are watched: the folder with their journal, what alerts say about it, and since when."""
+
+    folder: Path
+    federation: str
+    run: str
+    since: float
 
 
 def missing_members(folder: Path) -> dict[str, bool]:

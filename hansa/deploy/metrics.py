@@ -1,12 +1,14 @@
 """Figures for Prometheus at `/metrics` of the health port, on both sides.
 
-They are read when they are asked for: at the coordinator from the run's ledger and journal, at a silo from its files.
+They are read when they are asked for: at the coordinator from the ledgers and journals of the runs that are under way,
+at a silo from its files.
 Labels are the names of nodes and of reasons that Hansa itself states; no figure is made from a silo's text.
 """
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from shutil import disk_usage
@@ -52,24 +54,30 @@ def exposition(families: Families) -> Callable[[], tuple[str, bytes]]:
     return lambda: (CONTENT_TYPE_LATEST, generate_latest(registry))
 
 
-def coordinator_figures(where: Callable[[], Path], kit: Kit, standing: Path | None = None) -> Families:
+def coordinator_figures(runs: Callable[[], Sequence[Path]], kit: Kit, folder: Path) -> Families:
     """The figures of a coordinator or a region.
 
-    ``where`` returns the folder of the run that is under way, of several the one that began last; ``standing``: the
-    folder whose journal has all nodes, where that is another one.
+    ``runs`` returns the folders of the runs that are under way, whose names are the label ``run``; ``folder``: where
+    the journal with all nodes is, the folder of the run itself or that of a queue.
     """
 
     def families() -> Iterator[Metric]:
-        """The families of the node itself, the run's rounds and the nodes below, as far as their files exist."""
-        folder = where()
+        """The families of the node itself, of the runs' rounds and of the nodes below, as far as their files exist."""
+        under_way = {one.absolute().name: one for one in runs()}
         yield from _common(kit, folder)
-        if (folder / "ledger.sqlite").is_file():
-            yield from _rounds(folder)
-        nodes = standing or folder
-        if (nodes / SERVER_FOLDER / JOURNAL).is_file():
-            yield from _nodes(nodes)
+        if _has_journal(folder):
+            yield from _nodes(folder)
+        own = {} if folder in under_way.values() else {"": folder}
+        if journals := {run: one for run, one in (own | under_way).items() if _has_journal(one)}:
+            yield _refused(journals)
+        if ledgers := {run: one for run, one in under_way.items() if (one / "ledger.sqlite").is_file()}:
+            yield from _rounds(ledgers)
 
     return families
+
+
+def _has_journal(folder: Path) -> bool:
+    return (folder / SERVER_FOLDER / JOURNAL).is_file()
 
 
 def _common(kit: Kit, folder: Path) -> Iterator[Metric]:
@@ -81,30 +89,66 @@ def _common(kit: Kit, folder: Path) -> Iterator[Metric]:
     yield GaugeMetricFamily("hansa_disk_free_bytes", "Free bytes where the node writes", disk_usage(place).free)
 
 
-def _rounds(folder: Path) -> Iterator[Metric]:
+def _rounds(folders: Mapping[str, Path]) -> Iterator[Metric]:
+    """The figures of the runs in folders, by name; a family has those of all runs, as Prometheus demands.
+
+    A run whose ledger cannot be read is left out, and the error is raised after the others' figures.
+    """
+    by_run, by_node = ["run"], ["run", "node"]
+    rounds = CounterMetricFamily("hansa_rounds", "Rounds that are done", labels=by_run)
+    seconds = CounterMetricFamily("hansa_round_seconds", "Seconds of all rounds together", labels=by_run)
+    lost = CounterMetricFamily(
+        "hansa_replies_lost", "Silos that had no part in a round, summed over rounds", labels=by_run
+    )
+    last = GaugeMetricFamily("hansa_last_round_timestamp_seconds", "When the last round was done", labels=by_run)
+    loss = GaugeMetricFamily("hansa_training_loss", "Mean training loss of the last round", labels=by_run)
+    sent = CounterMetricFamily("hansa_sent_bytes", "Bytes to each node", labels=by_node)
+    received = CounterMetricFamily("hansa_received_bytes", "Bytes from each node", labels=by_node)
+    events = CounterMetricFamily(
+        "hansa_events", "Failures and refusals of nodes in rounds", labels=["run", "node", "kind"]
+    )
+    problem: sqlite3.Error | None = None
+    for run, folder in folders.items():
+        try:
+            found = _ledger_figures(folder)
+        except sqlite3.Error as error:
+            problem = error
+            continue
+        done, at, spent, missed = found.totals
+        for family, value in ((rounds, done), (last, at), (seconds, spent), (lost, missed)):
+            family.add_metric([run], value)
+        if found.loss is not None:
+            loss.add_metric([run], found.loss)
+        for node, down, up in found.moved:
+            sent.add_metric([run, node], down or 0)
+            received.add_metric([run, node], up or 0)
+        for node, kind, times in found.kinds:
+            events.add_metric([run, node, kind], times)
+    yield from (rounds, seconds, lost, last, loss, sent, received, events)
+    if problem is not None:
+        raise problem
+
+
+@dataclass(frozen=True)
+class _LedgerFigures:
+    """What a ledger says: totals (rounds, time of the last, seconds, lost replies), the last loss, traffic, events."""
+
+    totals: tuple[int, float, float, int]
+    loss: float | None
+    moved: Sequence[tuple[str, int | None, int | None]]
+    kinds: Sequence[tuple[str, str, int]]
+
+
+def _ledger_figures(folder: Path) -> _LedgerFigures:
     file = folder / "ledger.sqlite"
     with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)) as db:
-        [(done, last, seconds, lost)] = db.execute(
+        [totals] = db.execute(
             "select count(*), coalesce(max(at), 0), coalesce(sum(seconds), 0), coalesce(sum(lost), 0) from rounds"
         ).fetchall()
         loss = db.execute("select loss from rounds order by round desc limit 1").fetchall()
         moved = db.execute("select node, sum(sent), sum(received) from traffic group by node").fetchall()
         kinds = db.execute("select node, kind, count(*) from events group by node, kind").fetchall()
-    yield CounterMetricFamily("hansa_rounds", "Rounds that are done", done)
-    yield CounterMetricFamily("hansa_round_seconds", "Seconds of all rounds together", seconds)
-    yield CounterMetricFamily("hansa_replies_lost", "Silos that had no part in a round, summed over rounds", lost)
-    yield GaugeMetricFamily("hansa_last_round_timestamp_seconds", "When the last round was done", last)
-    if loss and loss[0][0] is not None:
-        yield GaugeMetricFamily("hansa_training_loss", "Mean training loss of the last round", loss[0][0])
-    sent = CounterMetricFamily("hansa_sent_bytes", "Bytes to each node", labels=["node"])
-    received = CounterMetricFamily("hansa_received_bytes", "Bytes from each node", labels=["node"])
-    for node, down, up in moved:
-        sent.add_metric([node], down or 0)
-        received.add_metric([node], up or 0)
-    events = CounterMetricFamily("hansa_events", "Failures and refusals of nodes in rounds", labels=["node", "kind"])
-    for node, kind, times in kinds:
-        events.add_metric([node, kind], times)
-    yield from (sent, received, events)
+    return _LedgerFigures(totals, loss[0][0] if loss else None, moved, kinds)
 
 
 def _nodes(folder: Path) -> Iterator[Metric]:
@@ -119,13 +163,19 @@ def _nodes(folder: Path) -> Iterator[Metric]:
             skew.add_metric([node.node], node.skew)
         if node.deadline is not None:
             until.add_metric([node.node], node.deadline)
-    refused = CounterMetricFamily("hansa_refused", "Messages and connections that were refused", labels=["node"])
-    counts: dict[str, int] = {}
-    for one in read_refusals(folder):
-        counts[one.node] = counts.get(one.node, 0) + one.times
-    for name, times in counts.items():
-        refused.add_metric([name], times)
-    yield from (connected, skew, awaited, until, refused)
+    yield from (connected, skew, awaited, until)
+
+
+def _refused(journals: Mapping[str, Path]) -> Metric:
+    """What was refused, by run; that at the port of a queue, which belongs to no run, has an empty label."""
+    refused = CounterMetricFamily("hansa_refused", "Messages and connections that were refused", labels=["run", "node"])
+    for run, folder in journals.items():
+        counts: dict[str, int] = {}
+        for one in read_refusals(folder):
+            counts[one.node] = counts.get(one.node, 0) + one.times
+        for name, times in counts.items():
+            refused.add_metric([run, name], times)
+    return refused
 
 
 def silo_figures(kit: Kit, home: Path, policy: Path, not_ready: Callable[[], str]) -> Families:

@@ -14,7 +14,7 @@ from hansa.config.federation import Federation
 from hansa.config.file import read
 from hansa.core.errors import HansaError, UserError, place, printable
 from hansa.deploy.lock_file import lock_folder
-from hansa.deploy.run_queue import FAILED, FINISHED, RUNNING, STOP_REASON, STOPPED, WAITING, QueuedRun, RunQueue
+from hansa.deploy.run_queue import FAILED, FINISHED, RUNNING, STOPPED, WAITING, QueuedRun, RunQueue
 from hansa.runs.callbacks import CurrentRun
 
 POLL_SECONDS = 1.0
@@ -74,7 +74,7 @@ class QueueTurn:
 
     def on_run_start(self, run: CurrentRun) -> None:
         """The silos have answered: wait until there is a place for the run."""
-        self._places.take(self._one.id, lambda: self._queue.stop_requested(self._one))
+        self._places.take(self._one.id, lambda: bool(self._queue.stop_requested(self._one)))
         if self._state != RUNNING:
             self._note(RUNNING)
 
@@ -88,8 +88,8 @@ class QueueTurn:
         return not self._places.has(self._one.id) and monotonic() - self._began > PATIENCE_SECONDS
 
     def _stop_if_asked(self, run: CurrentRun) -> None:
-        if self._queue.stop_requested(self._one):
-            run.stop(STOP_REASON)
+        if reason := self._queue.stop_requested(self._one):
+            run.stop(reason)
 
     def _note(self, state: str) -> None:
         self._state = state
@@ -137,9 +137,8 @@ def _serve_locked(
             raise errors[0]
         soon = sum(not places.has(id) and not turn.waits_long for id, (_, turn) in working.items())
         may_begin = places.free(soon) and len(working) < at_once + MOST_WAITING
-        one = queue.next(working) if may_begin else None
+        one = queue.begin(working) if may_begin else None
         if one is not None:
-            queue.mark(one, RUNNING)
             turn = QueueTurn(queue, one, places)
             thread = threading.Thread(target=work, args=(one, turn), name=f"hansa-run-{one.id}", daemon=True)
             working[one.id] = thread, turn
@@ -156,8 +155,8 @@ def _work_on(queue: RunQueue, one: QueuedRun, turn: QueueTurn, serve: Serve, log
         serve(read(queue.file(one)), queue.directory(one), turn)
     except Exception as error:  # whatever ends one run must not end the others
         reason = str(error) if isinstance(error, HansaError) else f"{type(error).__name__} ({place(error)})"
-        if queue.stop_requested(one):
-            queue.mark(one, STOPPED, STOP_REASON)
+        if stopped := queue.stop_requested(one):
+            queue.mark(one, STOPPED, stopped)
             log(f"run {one.id} has {STOPPED}: {reason}")
             return
         again = f"; 'hansa runs {queue.runs} --retry {one.id}' continues it"
@@ -165,5 +164,5 @@ def _work_on(queue: RunQueue, one: QueuedRun, turn: QueueTurn, serve: Serve, log
         log(f"run {one.id} failed: {reason}{'' if isinstance(error, UserError) else again}")
         return
     stopped = queue.stop_requested(one)
-    queue.mark(one, STOPPED if stopped else FINISHED, STOP_REASON if stopped else "")
+    queue.mark(one, STOPPED if stopped else FINISHED, stopped)
     log(f"run {one.id} has {STOPPED if stopped else FINISHED}")

@@ -8,14 +8,16 @@ it were the only one. `queue_worker.py` works on the runs.
 import json
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from fcntl import LOCK_EX, flock
 from pathlib import Path
 
 from hansa.config.federation import Federation
 from hansa.config.file import dump
-from hansa.core.errors import UserError
+from hansa.core.errors import UserError, printable
 from hansa.files import write_file
 
 FOLDER = ".queue"
@@ -23,7 +25,7 @@ QUEUED, WAITING, RUNNING, FINISHED, FAILED, STOPPED = "queued", "waiting", "runn
 BEGUN = (WAITING, RUNNING)  # waiting: its silos are asked, and the first round has not begun
 ENDED = (FINISHED, FAILED, STOPPED)
 ID = re.compile(r"\d{4,9}")
-STOP_REASON = "stopped by the operator"
+OPERATOR = "the operator"
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,14 @@ class RunQueue:
         open = [one for one in self.all() if one.state not in ENDED and one.id not in besides]
         return min(open, key=lambda one: (one.state == QUEUED, int(one.id)), default=None)
 
+    def begin(self, besides: Collection[str] = ()) -> QueuedRun | None:
+        """The run that `next` returns, noted as under way."""
+        with self._changing():
+            one = self.next(besides)
+            if one is not None:
+                self.mark(one, RUNNING)
+            return one
+
     def file(self, one: QueuedRun) -> Path:
         """The federation file of a run."""
         return self.folder / f"{one.id}.yaml"
@@ -94,28 +104,47 @@ class RunQueue:
         """Note the state of a run."""
         self._write(replace(one, state=state, reason=reason, ended=_now() if state in ENDED else ""))
 
-    def stop(self, id: str) -> QueuedRun:
-        """End a run after its current round, or before the first one; raises `UserError` if it has ended."""
-        one = self.find(id)
-        if one.state in ENDED:
-            raise UserError(f"run {id} has {one.state} already")
-        if one.state == QUEUED:
-            self.mark(one, STOPPED, STOP_REASON)
-        else:
-            (self.folder / f"{id}.stop").touch()
-        return self.find(id)
+    def stop(self, id: str, by: str = OPERATOR) -> QueuedRun:
+        """End a run after its current round, or before the first one; ``by``: who does it.
+
+        Raises `UserError` if it has ended.
+        """
+        self.find(id)
+        with self._changing():
+            one = self.find(id)
+            if one.state in ENDED:
+                raise UserError(f"run {id} has {one.state} already")
+            if one.state == QUEUED:
+                self.mark(one, STOPPED, _stopped(by))
+            else:
+                write_file(self.folder / f"{id}.stop", by.encode(), mode=0o600)
+            return self.find(id)
 
     def retry(self, id: str) -> QueuedRun:
         """Put a run that failed or was stopped into the queue again; it continues from its newest checkpoint."""
-        one = self.find(id)
-        if one.state not in (FAILED, STOPPED):
-            raise UserError(f"run {id} is {one.state}; only a run that failed or was stopped can be tried again")
-        self.mark(one, QUEUED)
-        return self.find(id)
+        self.find(id)
+        with self._changing():
+            one = self.find(id)
+            if one.state not in (FAILED, STOPPED):
+                raise UserError(f"run {id} is {one.state}; only a run that failed or was stopped can be tried again")
+            self.mark(one, QUEUED)
+            return self.find(id)
 
-    def stop_requested(self, one: QueuedRun) -> bool:
-        """Whether `stop` was called for a run that is under way."""
-        return (self.folder / f"{one.id}.stop").exists()
+    def stop_requested(self, one: QueuedRun) -> str:
+        """Who called `stop` for a run that is under way, as the reason of its end; empty if nobody did."""
+        file = self.folder / f"{one.id}.stop"
+        try:
+            return _stopped(file.read_text(encoding="utf-8") or OPERATOR)
+        except (OSError, ValueError):
+            return _stopped(OPERATOR) if file.exists() else ""
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Let one process at a time decide on a state by the one before: a run that begins is not taken out."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / ".changes").open("wb") as lock:
+            flock(lock, LOCK_EX)
+            yield
 
     def _read(self, file: Path) -> QueuedRun | None:
         try:
@@ -127,6 +156,10 @@ class RunQueue:
         if one.state in ENDED or one.state == QUEUED:
             (self.folder / f"{one.id}.stop").unlink(missing_ok=True)
         write_file(self.folder / f"{one.id}.json", json.dumps(asdict(one), ensure_ascii=False).encode(), mode=0o600)
+
+
+def _stopped(by: str) -> str:
+    return f"stopped by {printable(by)}"
 
 
 def _now() -> str:

@@ -25,7 +25,7 @@ def silo_status(kit: Kit, home: Path) -> dict[str, Any]:
         "phase": state.phase if state and runs else "",
         "asked": state.asked if state and runs else "",
         "run": state.run if state and runs else "",
-        "waiting": list(state.waiting) if state and runs else [],
+        "waiting": [f"{one.asked} in run {one.run}" for one in state.others] if state and runs else [],
         "deadline": state.deadline if state and runs else None,
         "alarm": state.alarm if state else "",
         "rejected": dict(state.rejected) if state else {},

@@ -13,7 +13,7 @@ from hansa.config.plugins import load_plugins
 from hansa.config.shared import for_members, settings_digest
 from hansa.core.errors import UserError
 from hansa.core.participation import enrolment_deadline
-from hansa.deploy.coordinator import check_deployable
+from hansa.deploy.deployable import check_deployable
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.server_session import server_session
 from hansa.deploy.status import SERVER_FOLDER

@@ -14,10 +14,12 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.testclient import TestClient
 
+from hansa.config.file import parse
 from hansa.dashboard import accounts as accounts_module
 from hansa.dashboard.accounts import Accounts, Role
 from hansa.dashboard.app import create
 from hansa.deploy.network.journal import HEARTBEAT, Journal
+from hansa.deploy.run_queue import QueuedRun, RunQueue
 from hansa.deploy.status import JOURNAL, SERVER_FOLDER
 from hansa.runs.ledger import SCHEMA
 
@@ -81,6 +83,20 @@ def add_round(db: sqlite3.Connection, round: int, silos: tuple[str, ...]) -> Non
         db.execute(
             "insert into silo_metrics values (?,?,?,?,?,?,?)", (round, "valid", 1.0, silo, silo, "perplexity", 9.0)
         )
+
+
+def add_queued(runs: Path, name: str, state: str, by: str = "ada", reason: str = "") -> QueuedRun:
+    """A submitted run in some state."""
+    queue = RunQueue(runs)
+    settings = {
+        "name": name,
+        "task": "mlm",
+        "model": "mini",
+        "silos": {"lyon": {"train": "a"}, "turin": {"train": "b"}},
+    }
+    one = queue.add(parse(settings), by)
+    queue.mark(one, state, reason)
+    return queue.find(one.id)
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from hansa.dashboard.app import open_dashboard
 from hansa.dashboard.oidc import OidcSettings
 from hansa.dashboard.submissions import Submissions
 from hansa.deploy.run_queue import RunQueue
-from tests.dashboard.conftest import PASSWORD, Clients, log_in, token
+from tests.dashboard.conftest import PASSWORD, Clients, add_queued, log_in, token
 
 FEDERATION = "name: clinics\ntask: mlm\nmodel: mini\nsilos:\n  lyon: {train: a.jsonl}\n  turin: {train: b.jsonl}\n"
 STREAMS = {"run_events", "now_events"}  # endless answers; test_live.py reads them
@@ -41,22 +41,59 @@ def test_every_route_needs_its_role(app: FastAPI, client_of: Clients, runs: Path
         if route.name in STREAMS or route.name in OPEN or route.name == "logout":
             continue
         held = Submissions(runs).add(FEDERATION, "somebody")
+        queued = add_queued(runs, "clinics", "failed" if route.name == "retry" else "queued")
         client = client_of(name)
         csrf = token(client) if name else "x"
-        status = ask(client, route, csrf, run="clinics", id=held.id)
+        status = ask(client, route, csrf, run="clinics", id=queued.id if "queue" in route.path else held.id)
         needed = dashboard.ACCESS[route.name]
         assert needed is not None
         if role is None:
             assert status in (303, 403), route.path  # to the login, or refused
             assert Submissions(runs).find(held.id) == held
+            assert RunQueue(runs).find(queued.id) == queued
         elif role < needed:
             assert status == 403, route.path
             assert Submissions(runs).find(held.id) == held
+            assert RunQueue(runs).find(queued.id) == queued
+        elif route.name in ("stop", "retry"):
+            assert status == 303, route.path
+            assert RunQueue(runs).find(queued.id).state == {"stop": "stopped", "retry": "queued"}[route.name]
         elif route.name == "withdraw":
             assert status == 404, route.path  # it is another's
             assert Submissions(runs).find(held.id) == held
         else:
             assert status in (200, 303, 400), route.path
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_another_studys_run_in_the_queue_does_not_exist(runs: Path, client_of: Clients, role: Role) -> None:
+    own, other = add_queued(runs, "clinics", "failed"), add_queued(runs, "secret", "failed")
+    client = client_of(role.name)
+    text = client.get("/queue").text
+    assert own.id in text
+    assert other.id not in text
+    assert "secret" not in text
+    for id in (other.id, "9999", "....", f"{own.id}.json"):
+        for what in ("stop", "retry"):
+            answer = client.post(f"/queue/{id}/{what}", data={"csrf": token(client)})
+            assert answer.status_code == (404 if role == Role.approver else 403), (id, what)
+    assert RunQueue(runs).find(other.id) == other
+
+
+def test_forged_forms_change_no_queue(runs: Path, client_of: Clients) -> None:
+    queued = add_queued(runs, "clinics", "queued")
+    client, other = client_of("approver"), client_of("submitter")
+    path, right = f"/queue/{queued.id}/stop", token(client)
+    for form, headers in (
+        ({}, {}),
+        ({"csrf": token(other)}, {}),
+        ({"csrf": right}, {"Sec-Fetch-Site": "cross-site"}),
+    ):
+        assert client.post(path, data=form, headers=headers).status_code == 403
+        assert RunQueue(runs).find(queued.id) == queued
+    assert client.get(path).status_code == 405
+    assert client.post(path, data={"csrf": right}).status_code == 200
+    assert RunQueue(runs).find(queued.id).reason == "stopped by approver"
 
 
 def test_a_route_without_an_entry_is_refused(app: FastAPI, client_of: Clients) -> None:

@@ -3,7 +3,9 @@
 import sqlite3
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from time import monotonic, sleep, time
 
 import pytest
 from fastapi import FastAPI
@@ -18,12 +20,15 @@ from hansa.dashboard.accounts import TokenAccount
 from hansa.dashboard.silo_app import create as create_silo
 from hansa.dashboard.silo_view import SiloView
 from hansa.dashboard.submissions import Submissions
+from hansa.deploy.agent_state import AgentState, OpenRequest
 from hansa.deploy.approval import Approval, NotApproved
 from hansa.deploy.kit import Kit
+from hansa.deploy.lock_file import lock_folder
+from hansa.deploy.run_queue import RunQueue
 from hansa.privacy.policy.rules import Policy
 from tests.conftest import Build
 from tests.dashboard.browser import browser, complaints, needs_browser, served, shoot
-from tests.dashboard.conftest import EVIL, PASSWORD, add_round, write_run
+from tests.dashboard.conftest import EVIL, PASSWORD, add_queued, add_round, write_run
 from tests.dashboard.test_access import FEDERATION
 from tests.deploy.conftest import make_kits
 
@@ -139,6 +144,41 @@ def test_the_dashboard_in_a_browser(app: FastAPI, runs: Path, stack: ExitStack) 
     assert driver.current_url == f"{address}/login"
 
 
+def test_the_queue_in_a_browser(app: FastAPI, runs: Path, stack: ExitStack) -> None:
+    """Without JavaScript, by keyboard: an approver stops a run that waits, and puts it back."""
+    running, name = add_queued(runs, "clinics", "running", by=HEBREW), "מרפאה"
+    write_run(runs / f"clinics-{running.id}")
+    waits, later = add_queued(runs, "clinics", "queued", by=EVIL), add_queued(runs, f"clinics-{name}", "queued")
+    add_queued(runs, "clinics", "failed", reason="round 2: 1 of 3 sent a valid update, 2 needed; " + 30 * "more ")
+    add_queued(runs, "clinics", "finished")
+    address = stack.enter_context(served(app))
+    options = ("--blink-settings=scriptEnabled=false", "--window-size=420,900")
+    wide, narrow = stack.enter_context(browser()), stack.enter_context(browser(*options))
+    log_in(wide, address, "approver")
+    wide.find_element(By.LINK_TEXT, "Queue").click()
+    wait(wide, "location.pathname === '/queue'")
+    examine(wide, "queue")
+    direction = "return getComputedStyle(document.evaluate(arguments[0], document, null, 9).singleNodeValue).direction"
+    assert wide.execute_script(direction, f"//bdi[text()='{HEBREW}']") == "rtl"
+    wide.set_window_size(420, 900)
+    examine(wide, "queue-narrow")
+    narrow.get(f"{address}/login")
+    narrow.switch_to.active_element.send_keys("approver", Keys.TAB, PASSWORD, Keys.ENTER)
+    WebDriverWait(narrow, SECONDS).until(lambda driver: driver.find_elements(By.LINK_TEXT, "Queue"))
+    narrow.get(f"{address}/runs/clinics")
+    assert narrow.find_element(By.ID, "connection").text == "as of the last reload"  # no script of the page has run
+    for button, label, state in (("Stop", "Stop run", "stopped"), ("Retry", "Retry run", "queued")):
+        narrow.get(f"{address}/queue")
+        found = narrow.find_element(By.CSS_SELECTOR, f"button[aria-label='{label} {waits.id}']")
+        assert (found.accessible_name, found.text) == (f"{label} {waits.id}", button)
+        found.send_keys(Keys.ENTER)
+        until = monotonic() + SECONDS
+        while RunQueue(runs).find(waits.id).state != state:
+            assert monotonic() < until, label
+            sleep(0.05)
+    assert RunQueue(runs).find(later.id) == later
+
+
 def test_the_keyboard_reaches_the_content_first(app: FastAPI, stack: ExitStack) -> None:
     """Dark, and as narrow as a telephone: the first key goes to the link that skips the menu; the focus is visible."""
     address = stack.enter_context(served(app))
@@ -178,6 +218,15 @@ def test_a_silos_page_in_a_browser(federation: Build, tmp_path: Path, stack: Exi
     wait(driver, "document.body.textContent.includes('No run waits for a decision')")
     digest = Approval(changed.name, canonical(changed)).digest
     assert digest in {one.digest for one in view.approvals.all()}
+    state = AgentState("north", "coordinator", "localhost:1", "working", "0", time(), 1, asked="Train of round 3")
+    more = OpenRequest("Train of round 1", HEBREW, time(), time() + 600, True)
+    state = replace(state, run="5f2c", since=time(), others=(more, replace(more, run=EVIL, working=False)))
+    with lock_folder(home, "hansa join"):
+        state.write(home)
+        driver.get(f"{address}/")
+        wait(driver, "document.getElementById('connection').textContent === 'live'")
+        assert len(driver.find_elements(By.CSS_SELECTOR, "#live-now li")) == 2
+        examine(driver, "silo-requests")
     driver.get(f"{address}/")
     driver.find_element(By.XPATH, "//button[text()='Pause the agent']").click()
     wait(driver, "document.querySelector('#live-now .problem') !== null")

@@ -157,9 +157,10 @@ def test_a_damaged_run_is_one_sentence(runs: Path, client_of: Clients) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("name: [", "not YAML"),
+        ("name: [", "not valid YAML"),
         ("a: &x [1]\nb: *x\n", "aliases"),
-        ("just words", "not a federation file"),
+        ("just words", "a federation file is a mapping of settings"),
+        ("name: x\nname: y\nsilos: {a: {train: b}}", "&#39;name&#39; is given twice"),
         ("name: x\nnonsense: 1\nsilos: {a: {train: b}}", "nonsense"),
     ],
 )

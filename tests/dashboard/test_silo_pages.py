@@ -1,6 +1,7 @@
 """The page of a silo's administrator: state, approvals with their difference, the audit log, budget, policy, pause."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from time import sleep, time
 
@@ -16,13 +17,16 @@ from hansa.dashboard.accounts import Accounts, Role, TokenAccount
 from hansa.dashboard.silo_app import ACCESS, create
 from hansa.dashboard.silo_view import SiloView
 from hansa.deploy.agent import Agent
-from hansa.deploy.agent_state import AgentState, pause, paused
+from hansa.deploy.agent_state import AgentState, pause, paused, state_of
 from hansa.deploy.approval import Approval, Approvals, NotApproved
 from hansa.deploy.coordinator import serve
 from hansa.deploy.join import SiloService
 from hansa.deploy.kit import Kit
 from hansa.deploy.lock_file import lock_folder
+from hansa.deploy.network.envelope import Envelope
+from hansa.deploy.network.heartbeat import Heartbeat
 from hansa.deploy.policy_enforcer import PolicyEnforcer
+from hansa.deploy.run_requests import RunRequests
 from hansa.deploy.silo_status import silo_status, status_lines
 from hansa.privacy.policy.audit_log import AUDIT_LOG, AuditLog, entries, verify
 from hansa.privacy.policy.rules import Policy
@@ -216,6 +220,33 @@ def test_the_state_names_what_is_asked(app: FastAPI, view: SiloView) -> None:
     assert "<strong>Train of round 3</strong>" in text
     assert lines[0].endswith("the agent runs, connected, working")
     assert lines[1].startswith("asked for: Train of round 3 in run r, until ")
+
+
+def test_every_request_under_way_and_waiting_is_shown(app: FastAPI, view: SiloView) -> None:
+    """Two workers, three runs: two requests are worked on, one waits; the state is the agent's own."""
+    view.home.mkdir()
+    requests = RunRequests(2)
+    for number, run in enumerate(("first", EVIL, "third")):
+        sent = Envelope("coordinator", "north", run, time(), "x" * 32, 1, "Train", number + 4, ("0" * 64, 1))
+        requests.put(replace(sent, deadline=time() + 60 if number else None))
+    for worker in range(2):
+        assert requests.take(worker, lambda: False, lambda: True, 1.0) is not None
+    sent_now = Heartbeat(
+        "north", "coordinator", "x", "working", "0", time(), 1, "", False, runs=tuple(requests.working())
+    )
+    state_of(sent_now, ("localhost", 1), requests.newest(), requests.open()).write(view.home)
+    with lock_folder(view.home, "hansa join"):
+        text = client_of(app, "reader").get("/").text
+        found = silo_status(view.kit, view.home)
+    check(text)
+    for words in ("<strong>Train of round 4</strong>", "<strong>Train of round 5</strong>", "Train of round 6"):
+        assert words in text
+    assert text.count("the agent works on it") == 1  # beside the first
+    assert text.count("the request waits for its turn") == 1
+    assert text.count("<script>alert") == 0
+    assert [one.split(" in run ")[0] for one in found["waiting"]] == ["Train of round 5", "Train of round 6"]
+    (view.home / "agent.json").write_text('{"others": [3]}')  # of another version
+    assert AgentState.read(view.home) is None
 
 
 def test_the_coordinators_kit_has_no_such_page(view: SiloView) -> None:

@@ -1,6 +1,7 @@
 """Alerts by webhook: what is sent, its signature, bounded attempts, and no text of a silo."""
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,7 +14,7 @@ import pytest
 from hansa.core.errors import RunFailed, UserError
 from hansa.deploy.alerts import ATTEMPTS, Alerts, Webhook, sign
 from hansa.deploy.network.journal import HEARTBEAT, Journal
-from hansa.deploy.status import JOURNAL, SERVER_FOLDER
+from hansa.deploy.status import JOURNAL, SERVER_FOLDER, STANDING
 from hansa.runs.callbacks import CurrentRun, RoundRecord
 
 SECRET = "a secret with 24 letters"
@@ -73,6 +74,7 @@ def test_alerts_are_signed_and_quote_no_silo(receiver: Receiver, run: CurrentRun
     alerts.on_round_end(run, record({}))  # nothing failed: no alert
     alerts.on_round_end(run, record({"north": f"ValueError {CANARY}"}))
     alerts.on_failure(run, RunFailed(f"the quorum was missed {CANARY}"))
+    alerts.close()
     assert receiver.events == ["round incomplete", "run failed"]
     for headers, body in receiver.got:
         assert headers["X-Hansa-Signature"] == sign(SECRET.encode(), headers["X-Hansa-Time"], body)
@@ -117,7 +119,7 @@ def test_a_missing_member_is_named_once_and_when_it_is_back(receiver: Receiver, 
     beat(300)
     alerts = Alerts(Webhook.parse(receiver.url, SECRET), print, grace=0.0)
     alerts._look_seconds = 0.05
-    alerts.on_round_start(run, 1)
+    alerts.on_message(run, "the run begins")
     wait_for(lambda: receiver.events == ["member missing"])
     sleep(0.5)
     beat(0)
@@ -125,6 +127,57 @@ def test_a_missing_member_is_named_once_and_when_it_is_back(receiver: Receiver, 
     alerts.close()
     journal.close()
     assert json.loads(receiver.got[0][1])["node"] == "north"
+    assert json.loads(receiver.got[0][1])["run"] == "run"
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_missing_member_is_told_once_also_with_two_runs_and_without_any(
+    receiver: Receiver, federation: Any, tmp_path: Path, shared: bool
+) -> None:
+    """The control has an object of its own for each run, as if each watched its members by itself."""
+    runs, settings = tmp_path / "runs", federation(rounds=2)
+    standing = Journal(runs / SERVER_FOLDER / JOURNAL)
+    standing.set_fact("children", ["north", "south"])
+    beat = {"phase": "idle", "version": "", "last_seen": time() - 300, "skew": 0, "serial": 1}
+    standing.set_fact(HEARTBEAT + "north", beat)
+    hook, made = Webhook.parse(receiver.url, SECRET), list[Alerts]()
+
+    def alerts() -> Alerts:
+        if not made or not shared:
+            made.append(Alerts(hook, print, grace=0.0))
+            made[-1]._look_seconds = 0.05
+        return made[-1]
+
+    if shared:
+        alerts().watch(runs, "small")  # the queue is idle
+        wait_for(lambda: receiver.events == ["member missing"])
+    for name in ("small-0001", "small-0002"):
+        journal = Journal(runs / name / SERVER_FOLDER / JOURNAL)
+        journal.set_fact("children", ["north", "south"])
+        journal.set_fact(STANDING, os.path.relpath(runs / SERVER_FOLDER / JOURNAL, runs / name / SERVER_FOLDER))
+        journal.close()
+        alerts().on_message(CurrentRun(settings, runs / name), "the run begins")
+    if not shared:
+        wait_for(lambda: len(receiver.events) == 2)
+    sleep(1.0)
+    standing.set_fact(HEARTBEAT + "north", beat | {"last_seen": time()})
+    back = 1 if shared else 2
+    wait_for(lambda: receiver.events.count("member back") == back)
+    for one in made:
+        one.close()
+    standing.close()
+    assert receiver.events == ["member missing"] * back + ["member back"] * back
+    first = json.loads(receiver.got[0][1])
+    assert (first["federation"], first["run"], first["node"]) == ("small", "" if shared else first["run"], "north")
+
+
+def test_alerts_of_a_run_follow_those_of_another_that_has_failed(receiver: Receiver, run: CurrentRun) -> None:
+    alerts = Alerts(Webhook.parse(receiver.url, SECRET), print)
+    alerts.on_failure(run, RunFailed("x"))
+    wait_for(lambda: receiver.events == ["run failed"])
+    alerts.on_round_end(run, record({"north": "x"}))
+    alerts.close()
+    assert receiver.events == ["run failed", "round incomplete"]
 
 
 def wait_for(condition: Any) -> None:

@@ -30,7 +30,8 @@ def test_a_coordinators_figures(federation: Build, tmp_path: Path) -> None:
     settings: Federation = federation(rounds=2)
     kits = make_kits(settings, tmp_path / "kits")
     folder = write_run(tmp_path / "run", (EVIL, "turin"))
-    server = HealthServer("0", lambda: "", exposition(coordinator_figures(lambda: folder, Kit(kits / "coordinator"))))
+    figures = exposition(coordinator_figures(lambda: [folder], Kit(kits / "coordinator"), folder))
+    server = HealthServer("0", lambda: "", figures)
     try:
         with urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=60) as reply:
             assert reply.headers["Content-Type"].startswith("text/plain")
@@ -45,9 +46,39 @@ def test_a_coordinators_figures(federation: Build, tmp_path: Path) -> None:
     assert found["hansa_refused_total", EVIL] == 1
     assert found["hansa_figures_unreadable", ""] == 0
     (folder / "ledger.sqlite").write_bytes(b"damaged" * 100)
-    assert read(exposition(coordinator_figures(lambda: folder, Kit(kits / "coordinator")))()[1].decode())[
-        "hansa_figures_unreadable", ""
-    ] == 1  # fmt: skip
+    assert read(figures()[1].decode())["hansa_figures_unreadable", ""] == 1
+
+
+def test_several_runs_at_once_have_a_label_each(federation: Build, tmp_path: Path) -> None:
+    kits, runs, under_way = make_kits(federation(rounds=2), tmp_path / "kits"), tmp_path / "runs", list[Path]()
+    write_run(runs, ("lyon", "turin"))  # the folder of the queue, whose journal has the nodes; its ledger is not read
+    figures = exposition(coordinator_figures(lambda: under_way, Kit(kits / "coordinator"), runs))
+
+    def by_run() -> dict[tuple[str, str, str], float]:
+        return {
+            (sample.name, sample.labels.get("run", ""), sample.labels.get("node", "")): sample.value
+            for family in text_string_to_metric_families(figures()[1].decode())
+            for sample in family.samples
+        }
+
+    idle = by_run()
+    assert not any(run for _, run, _ in idle)
+    assert ("hansa_rounds_total", "", "") not in idle
+    assert idle["hansa_node_connected", "", "lyon"] == 1
+    assert idle["hansa_refused_total", "", "lyon"] == 1
+    under_way += [write_run(runs / "a-0001", done=2), write_run(runs / "b-0002", ("lyon", "bern"), done=1)]
+    found = by_run()
+    assert [found["hansa_rounds_total", run, ""] for run in ("a-0001", "b-0002")] == [2, 1]
+    assert [found["hansa_training_loss", run, ""] for run in ("a-0001", "b-0002")] == [2.5, 5]
+    assert [found["hansa_sent_bytes_total", run, "lyon"] for run in ("a-0001", "b-0002")] == [8_000_000, 4_000_000]
+    assert [found["hansa_refused_total", run, "lyon"] for run in ("", "a-0001", "b-0002")] == [1, 1, 1]
+    assert {node for name, _, node in found if name == "hansa_node_connected"} == {"lyon", "turin"}
+    (under_way[0] / "ledger.sqlite").write_bytes(b"damaged" * 100)
+    rest = by_run()
+    assert rest["hansa_figures_unreadable", "", ""] == 1
+    assert ("hansa_rounds_total", "a-0001", "") not in rest
+    assert rest["hansa_rounds_total", "b-0002", ""] == 1  # one damaged ledger does not hide the others
+    assert figures()[1].decode().count("# TYPE hansa_rounds_total ") == 1
 
 
 def test_a_silos_figures(federation: Build, tmp_path: Path) -> None:

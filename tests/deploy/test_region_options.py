@@ -169,7 +169,7 @@ def test_the_members_of_a_region_are_watched_without_a_run(receiver: Receiver, t
         alerts._look_seconds = 0.05
         sleep(0.5)
         assert receiver.events == [], "nothing is watched yet"
-        alerts.watch("small", tmp_path / "west")
+        alerts.watch(tmp_path / "west", "small", (tmp_path / "west").name)
         wait_for(lambda: receiver.events == ["member missing"], tmp_path)
         beat(0)
         wait_for(lambda: receiver.events == ["member missing", "member back"], tmp_path)

@@ -88,6 +88,36 @@ def test_a_stopped_run_ends_after_its_round_and_a_queued_one_never_starts(federa
         queue.stop("0001")
 
 
+def test_a_run_is_either_taken_out_or_begun(federation: Build, tmp_path: Path) -> None:
+    """Many threads stop a run while another begins it: never is one told that it was taken out while it begins."""
+    queue, settings = RunQueue(tmp_path / "runs"), federation()
+    for _ in range(20):
+        one, begun, stopped = queue.add(settings, "ada"), list[Any](), list[Any]()
+        both = threading.Barrier(2)
+
+        def begin(both: threading.Barrier = both, begun: list[Any] = begun) -> None:
+            both.wait()
+            begun.append(RunQueue(queue.runs).begin())
+
+        def stop(both: threading.Barrier = both, id: str = one.id, stopped: list[Any] = stopped) -> None:
+            both.wait()
+            stopped.append(RunQueue(queue.runs).stop(id, "eve").state)
+
+        threads = [threading.Thread(target=begin), threading.Thread(target=stop)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if stopped == ["stopped"]:
+            assert begun == [None]
+            assert queue.find(one.id).reason == "stopped by eve"
+        else:
+            assert stopped == ["running"]
+            assert queue.stop_requested(one) == "stopped by eve"
+        queue.mark(one, "finished")
+        assert queue.stop_requested(one) == ""
+
+
 @pytest.mark.parametrize("id", ["../0001", "9999", "", "0001.json"])
 def test_an_unknown_id_is_one_sentence(federation: Build, tmp_path: Path, id: str) -> None:
     queue = RunQueue(tmp_path / "runs")

@@ -7,7 +7,7 @@ import pytest
 
 from hansa.core.errors import UserError
 from hansa.deploy import authority
-from hansa.deploy.coordinator import check_deployable
+from hansa.deploy.deployable import check_deployable
 from hansa.deploy.kit import COORDINATOR, Kit
 from hansa.deploy.leave import leave
 from hansa.runs.ledger import Ledger
