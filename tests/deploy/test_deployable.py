@@ -13,7 +13,8 @@ from hansa.config.federation import Federation
 from hansa.config.file import dump
 from hansa.config.nodes import Node
 from hansa.core.errors import ConfigError
-from hansa.deploy.deployable import check_deployable, serve
+from hansa.deploy.coordinator import serve
+from hansa.deploy.deployable import check_deployable
 from hansa.deploy.kit import COORDINATOR, Kit
 from tests.conftest import Build
 from tests.deploy.conftest import make_kits
