@@ -31,6 +31,7 @@ from hansa.experiments.reproduce.medical_tables import (
 from hansa.report import html
 from hansa.runs.results import RunResults
 
+UNUSED: tuple[str, ...] = ()  # options of the command that this paper does not use
 RUNS = {"FL": "federated", "CL": "central", "own silo": "per-silo", "base": "base"}
 
 
@@ -43,13 +44,13 @@ def reproduce(options: Options) -> Reproduction:
     say("writing the silos' data")
     silos = corpora.lay_out(data, out / "data", everything=size.published) if data else corpora.generate(out / "data")
     tasks = downstream.tasks(data, out / "data", size.limit)
-    with Jobs(out, say, scale != "smoke", options.cells_of("medical")) as jobs:
+    with Jobs.of(options, "medical") as jobs:
         if model is None:
-            jobs.start("snapshot", snapshot(out / "data", list(silos), size))
-        shape = model or str(jobs.start_folder("snapshot").resolve())
+            jobs.start("snapshot", snapshot(out / "data", list(silos), size), directory=True)
+        shape = model or jobs.start_folder("snapshot")
         # At the same time as the snapshot, which takes one core: they need only its configuration.
         downstream.start(jobs, "none", tasks, size, shape, fresh=True)
-        base = model or _model_of(jobs, "snapshot")
+        base = model or jobs.model("snapshot")
         share = tuning.equal_tokens(silos, base, size.length)
         if options.tune:
             ready = perf_counter()
@@ -57,12 +58,13 @@ def reproduce(options: Options) -> Reproduction:
             choosing = perf_counter() - ready
         for kind in RUNS.values():
             # The federation takes longest, and its personal models follow: it may use every core.
-            jobs.start(kind, federation(kind, silos, size, base, share), None if kind == "federated" else 0)
+            workers = None if kind == "federated" else 0
+            jobs.start(kind, federation(kind, silos, size, base, share), workers, directory=True)
         medical_rivals.start(jobs, silos, size, base, share)
         table_5_tasks = {name: task for name, task in tasks.items() if name.startswith("E3C")}
-        downstream.start(jobs, medical_rivals.PUBLIC, table_5_tasks, size, _model_of(jobs, medical_rivals.PUBLIC))
+        downstream.start(jobs, medical_rivals.PUBLIC, table_5_tasks, size, jobs.model(medical_rivals.PUBLIC))
         for kind in ("central", "federated"):  # the federation takes longest
-            downstream.start(jobs, kind, tasks, size, _model_of(jobs, kind))
+            downstream.start(jobs, kind, tasks, size, jobs.model(kind))
         if options.encoder is not None:
             encoder.start(jobs, options.encoder, tasks["NCBI-disease"], out / "data")
         outcomes = {column: jobs.result(kind) for column, kind in RUNS.items()}
@@ -72,7 +74,7 @@ def reproduce(options: Options) -> Reproduction:
         scores = {name: {kind: downstream.score(jobs, kind, name, size) for kind in kinds} for name in tasks}
         for name in table_5_tasks:
             scores[name][medical_rivals.PUBLIC] = downstream.score(jobs, medical_rivals.PUBLIC, name, size)
-        related = jobs.result("federated E3C relation")
+        skipped = jobs.cell("federated E3C relation").facts[downstream.SKIPPED]
         fine_tuned = encoder.results(jobs) if options.encoder is not None else None
     languages = list(silos)
     results = {column: RunResults.read(outcomes[column].folder) for column in ("FL", "CL")}
@@ -84,7 +86,7 @@ def reproduce(options: Options) -> Reproduction:
         own_models,
         medical_rivals.rules_table(rivals),
         table_4(scores, fine_tuned, size.tries),
-        table_5(scores, related, 2 * size.length),
+        table_5(scores, skipped, 2 * size.length),
         table_6(personal, languages),
         table_7(results, languages),
     ]
@@ -104,7 +106,3 @@ def reproduce(options: Options) -> Reproduction:
     return Reproduction(
         "medical", scale, tables, claims, report, took, {"snapshot": model or "ours"}, choosing, cells=jobs.kept
     )
-
-
-def _model_of(jobs: Jobs, name: str) -> str:
-    return str((jobs.result(name).folder / "model").resolve())

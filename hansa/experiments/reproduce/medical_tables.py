@@ -84,8 +84,8 @@ def table_4(scores: downstream.Scores, fine_tuned: dict[str, float] | None, trie
     return Table(title, columns, rows, f"{note}The notes of i2b2-2009 are not public.")
 
 
-def table_5(scores: downstream.Scores, pairs: Result, length: int) -> Table:
-    """Downstream tasks; ``pairs``: a run on relations, for the number of samples that are longer than ``length``."""
+def table_5(scores: downstream.Scores, skipped: Mapping[str, int], length: int) -> Table:
+    """Downstream tasks; ``skipped``: split → relations that are longer than ``length``."""
 
     def both(kind: str) -> str:
         """Strict and type F1 of the entities, as the text of one cell; ``kind``: the pre-training."""
@@ -99,7 +99,6 @@ def table_5(scores: downstream.Scores, pairs: Result, length: int) -> Table:
     rows.append(["Relation extraction", *relation, *TABLE_5["Relation Extraction"]])
     rows.append(["Assertion detection (weighted)", *assertion, "–", "–"])
     columns = ["", "CL, public text", "FL", "CL, all text", "no pre-training", "paper CL (public)", "paper FL"]
-    skipped = downstream.skipped(pairs)
     note = (
         "Public text: central training without the private silo (Basque here, Hebrew in the paper), which the "
         "federation adds. The paper's data are proprietary: the tasks are the same, the corpora are not. "
