@@ -48,10 +48,9 @@ class Session:
 
     def one(self, settings: Federation, out: str = "out", facts: dict[str, Fact] | None = None, **how: bool) -> Cell:
         """The cell of one run, named ``a run``."""
-        directory = how.pop("directory", False)
         self.said.clear()
         with Jobs(self.folder / out, self.said.append, False, self.cells, **how) as jobs:
-            jobs.start("a run", settings, facts=facts, directory=directory)
+            jobs.start("a run", settings, facts=facts)
             return jobs.cell("a run")
 
     @property
@@ -79,8 +78,7 @@ def test_a_run_whose_cell_is_kept_is_not_repeated_without_its_directory(build: B
     assert session.said == ["a run: started", "a run: done"]
     assert session.one(build(), "elsewhere") == cell
     assert session.said == ["a run: finished before"]
-    session.one(build(), "elsewhere", directory=True)
-    assert session.said == ["a run: started", "a run: done"], "its directory is needed"
+    assert not list((session.folder / "elsewhere").glob("*"))
 
 
 def test_finished_runs_nothing(build: Build, session: Session) -> None:
@@ -90,7 +88,7 @@ def test_finished_runs_nothing(build: Build, session: Session) -> None:
     cell = session.one(build())
     assert session.one(build(), finished=True) == cell
     with pytest.raises(Unfinished, match="not everything that the tables need"):
-        session.one(build(), "elsewhere", finished=True, directory=True)
+        session.one(build(), "elsewhere", facts={"losses": rounds_of}, finished=True)
 
 
 def test_a_stale_run_is_repeated_if_that_is_asked_for_and_its_cell_is_of_today(build: Build, session: Session) -> None:
@@ -181,10 +179,10 @@ def test_a_run_that_failed_for_another_reason_leaves_no_cell(build: Build, sessi
     assert session.cells.all() == []
 
 
-def followed(session: Session, build: Build, out: str, rate: float = 0.1) -> dict[str, str]:
+def followed(session: Session, build: Build, out: str, rate: float = 0.1, again: bool = False) -> dict[str, str]:
     """A first run, and one that starts from its model; what was said of each."""
     session.said.clear()
-    with Jobs(session.folder / out, session.said.append, False, session.cells) as jobs:
+    with Jobs(session.folder / out, session.said.append, False, session.cells, again=again) as jobs:
         jobs.start("first", build())
         later = build(model={"path": jobs.model("first")}, tokenizer={}, train={"lr": rate, "batch": 4})
         jobs.start("later", later)
@@ -199,6 +197,33 @@ def test_a_follow_up_needs_the_earlier_model_only_if_it_is_not_finished(build: B
     said = followed(session, build, "elsewhere", rate=0.2)
     assert said == {"first": "finished before", "later": "started"}
     assert session.said == ["first: finished before", "first: started", "first: done", "later: started", "later: done"]
+
+
+def test_a_stale_follow_up_is_repeated_also_if_the_earlier_model_is_gone(build: Build, session: Session) -> None:
+    followed(session, build, "out")
+    [first], [later] = ((session.folder / "out").glob(f"{name}.0-*") for name in ("first", "later"))
+    before = session.cells.find("later", 0)
+    assert before is not None
+    age(later)
+    session.cells.file("later", 0).unlink()
+    shutil.rmtree(first)
+    followed(session, build, "out", again=True)
+    assert session.said == ["first: finished before", "first: started", "first: done", "later: started", "later: done"]
+    after = session.cells.find("later", 0)
+    assert after is not None
+    assert (after.commit, after.scores) == (sources.commit(), before.scores), "the same start, so the same scores"
+
+
+def test_nobody_starts_from_files_of_a_run_that_is_made_again(build: Build, session: Session) -> None:
+    session.one(build())
+    age(session.run)
+    (session.run / "start" / "old").write_text("")
+    session.cells.file("a run", 0).unlink()
+    with Jobs(session.folder / "out", print, False, session.cells, again=True) as jobs:
+        jobs.start("a run", build())
+        start = Path(jobs.start_folder("a run"))
+    assert start.is_dir()
+    assert not (start / "old").exists()
 
 
 @pytest.mark.docs

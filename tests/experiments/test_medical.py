@@ -63,6 +63,15 @@ def test_the_json_output_names_every_claim(smoke: tuple[Reproduction, list[str]]
     assert "federated: started" in said
 
 
+def test_tables_come_from_the_cells(smoke: tuple[Reproduction, list[str]], tmp_path: Path) -> None:
+    before, said = smoke[0], list[str]()
+    cells = before.report.parent / "cells"
+    found = medical.reproduce(Options("smoke", None, tmp_path / "out", said.append, cells=cells, finished=True))
+    assert found.tables == before.tables
+    assert [claim.line for claim in found.claims] == [claim.line for claim in before.claims]
+    assert not [line for line in said if "started" in line]
+
+
 def test_the_published_weights_and_the_rejected_ones_stand_beside_ours(smoke: tuple[Reproduction, list[str]]) -> None:
     [table] = [table for table in smoke[0].tables if table.title.startswith("Weights")]
     assert [row[0] for row in table.rows] == ["N^0.35, our rounds", "central training", *medical_runs.RULES]
@@ -211,7 +220,6 @@ def test_a_federated_encoder_takes_one_step_per_round_and_sees_as_many_samples(t
             federation: Federation,
             workers: int | None = 0,
             facts: Mapping[str, Fact] | None = None,
-            directory: bool = False,
         ) -> None:
             noted[name] = federation
 

@@ -61,7 +61,7 @@ def reproduce(options: Options) -> Reproduction:
         choosing = perf_counter() - laid_out if options.tune else 0.0
         runs = Runs(jobs, corpora, size, tuned, model_of(options.model) if options.model else None)
         runs.start()
-        leaks: Leaks = {layer: runs.cell(SHAPE, method).facts["hits"] for layer, method in LAYERS.items()}
+        leaks: Leaks = {layer: runs.cell(SHAPE, method).facts[runs.hits] for layer, method in LAYERS.items()}
         tables = [shape_table(runs), *(task_table(runs, task) for task in TASKS), k_means_table(runs)]
         tables += [sensitivity_table(runs), figure_4(leaks), defence_table(runs), traffic_table(runs)]
         claims = [*all_claims(runs), privacy_claim(leaks)]
@@ -200,7 +200,7 @@ def defence_table(runs: Runs) -> Table:
     """The cost of defences of all-layers centroids, and what an attack still recovers, with the first seed."""
     tried = []
     for name in DEFENCES:
-        leaks = [runs.cell(SHAPE, ALL, defence=name).facts["leak"]]
+        leaks = [runs.cell(SHAPE, ALL, defence=name).facts[runs.leak]]
         run = federation(runs.corpora[SHAPE], ALL, runs.size, runs.tuned, runs.size.rounds, defence=name)
         tried.append(price.DefenceRuns(name, run, leaks, [runs.mean(SHAPE, ALL, defence=name)]))
     found = price.findings("accuracy", tried, {"defences": tuple(DEFENCES)})

@@ -269,8 +269,18 @@ class Runs:
 
     def _attacks(self, method: str) -> dict[str, Fact]:
         """Facts of the runs with a release log: what our attacks read in it."""
-        hits: dict[str, Fact] = {"hits": partial(attacked, centroids=self.size.attacked)}
-        return hits | ({"leak": partial(price.leak_of, centroids=self.size.attacked)} if method == ALL else {})
+        hits: dict[str, Fact] = {self.hits: partial(attacked, centroids=self.size.attacked)}
+        return hits | ({self.leak: partial(price.leak_of, centroids=self.size.attacked)} if method == ALL else {})
+
+    @property
+    def hits(self) -> str:
+        """The name of the fact of `attacked`."""
+        return f"hits in {self.size.attacked} centroids"
+
+    @property
+    def leak(self) -> str:
+        """The name of the fact of `price.leak_of`."""
+        return f"leak of {self.size.attacked} centroids"
 
     def cell(self, *what: Any, **which: Any) -> Cell:
         """The cell of a run; arguments as for `name`."""

@@ -38,13 +38,12 @@ DIVERGENCE = ("not finite", "its training loss is", "no node could evaluate the 
 
 @dataclass(frozen=True)
 class Job:
-    """A run that was asked for. ``facts``: what its cell needs; ``directory``: the run directory itself is needed."""
+    """A run that was asked for. ``facts``: what its cell needs."""
 
     name: str
     federation: Federation
     workers: int | None = 0
     facts: Mapping[str, Fact] = field(default_factory=dict)
-    directory: bool = False
 
 
 class Jobs:
@@ -90,14 +89,13 @@ class Jobs:
         federation: Federation,
         workers: int | None = 0,
         facts: Mapping[str, Fact] | None = None,
-        directory: bool = False,
     ) -> None:
         """Start a run, unless its cell is there with the same settings and all facts.
 
-        ``facts``: name → function of the run directory, a function of a module; its value is kept in the cell.
-        ``directory``: the run directory is needed, so that the run is repeated if only its cell is there.
+        ``facts``: name → function of the run directory, a function of a module; its value is kept in the cell. What it
+        depends on besides the run directory must be in its name.
         """
-        job = Job(name, federation, workers, facts or {}, directory)
+        job = Job(name, federation, workers, facts or {})
         self._jobs[name] = job
         self._homes[name] = self._home(job)
         self._futures[name] = self._threads.submit(self._run, job)
@@ -118,7 +116,7 @@ class Jobs:
         return Result(self._homes[name], cell.scores, cell.own)
 
     def folder(self, name: str) -> Path:
-        """Wait for a run and return its directory, which is there if it was asked for."""
+        """Wait for a run and return its directory, which need not be there if its cell is."""
         return self.result(name).folder
 
     def model(self, name: str) -> str:
@@ -130,7 +128,7 @@ class Jobs:
 
     def start_folder(self, name: str) -> str:
         """Wait until a run has written its tokenizer and initial weights, or is finished; return their folder."""
-        while not (start := self._homes[name] / "start").exists():
+        while self._is_stale(self._homes[name]) or not (start := self._homes[name] / "start").exists():
             if self._futures[name].done():
                 return self._kept_folder(name, "start")
             sleep(0.2)
@@ -151,10 +149,10 @@ class Jobs:
     def _run(self, job: Job) -> Cell:
         digest, home = settings_digest(job.federation, self._contents), self._homes[job.name]
         known, made = finished(self._cells, job.name, job.federation.seed, digest, self._again), stamp.read(home)
-        if made is not None and self._again and sources.differing(made.files):
+        if self._is_stale(home):
             made = None
         enough = known is not None and (bool(known.diverged) or job.facts.keys() <= known.facts.keys())
-        if known is not None and enough and (made is not None or not job.directory):
+        if known is not None and enough:
             self._say(f"{job.name}: finished before")
             self._made[job.name] = known
         elif self._finished and made is None:
@@ -166,14 +164,21 @@ class Jobs:
             self._execute(job)
         return self._made[job.name]
 
+    def _is_stale(self, home: Path) -> bool:
+        """Whether a finished run directory is to be made again: source files that its run imported have changed."""
+        made = stamp.read(home) if self._again else None
+        return made is not None and bool(sources.differing(made.files))
+
     def _execute(self, job: Job) -> None:
         """Run a job, or resume it, or read its finished directory; keep its cell."""
-        if stamp.read(self._homes[job.name]) is None:
+        if stamp.read(self._homes[job.name]) is None or self._is_stale(self._homes[job.name]):
             self._provide(job)
         home = self._homes[job.name] = self._home(job)
-        made = stamp.read(home)
-        if made is not None and self._again and sources.differing(made.files):
-            shutil.rmtree(home)
+        if self._is_stale(home):
+            gone = home.with_name(f"{home.name}.stale")
+            shutil.rmtree(gone, ignore_errors=True)  # of an earlier session that was stopped here
+            home.rename(gone)  # at once: another thread may be waiting for its files
+            shutil.rmtree(gone)
         verb = "read" if stamp.read(home) else "resumed" if (home / "federation.yaml").is_file() else "started"
         self._say(f"{job.name}: {verb}")
         digest = settings_digest(job.federation, self._contents)

@@ -202,10 +202,14 @@ class Study:
         """What the tables need of a run beside its scores."""
         facts = matrix(self._share(name)) | {"curve": curve_of}
         if seed == 0 and name == SERVER:
-            facts["generic"] = partial(generic_scores, share=self.size.others)
+            facts[self._generic_fact] = partial(generic_scores, share=self.size.others)
         if seed == 0 and name.startswith("DP_l"):
             facts["movement"] = movement_of
         return facts
+
+    @property
+    def _generic_fact(self) -> str:
+        return f"generic model, others {self.size.others:g}"
 
     def _share(self, name: str) -> float:
         """The share of the test data on which every model of a run is scored; generating translations is slow."""
@@ -256,7 +260,7 @@ class Study:
         """The results of all runs; waits for them."""
         scored = {name: [self._scored(name, seed) for seed in seeds] for name, seeds in self.variants.items()}
         single = {} if self.size.brief else dict(self.jobs.cell(SINGLE).facts[matrix_name(1.0)])
-        generic = self._fact(SERVER, "generic")
+        generic = self._fact(SERVER, self._generic_fact)
         start = generic["all"]
         return Found(
             rounds=self.size.rounds,
