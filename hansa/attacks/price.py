@@ -34,11 +34,11 @@ NOTHING: dict[str, Any] = {"same": 0.0, "rare": None, "same_frequent": None}
 
 @dataclass(frozen=True)
 class DefenceRuns:
-    """One defence: its name, the federation with it, and its runs with their scores, one for each seed."""
+    """One defence: its name, the federation with it, and for each seed the run's score and its `leak`."""
 
     defence: str
     federation: Federation
-    folders: Sequence[Path]
+    leaks: Sequence[dict[str, Any]]  # of the runs whose release log has shared knowledge
     scores: Sequence[float]
 
 
@@ -54,7 +54,7 @@ def price_defences(
     defended = defences(federation)
     for one in defended.values():
         check(one)
-    tried = []
+    tried, runs = [], list[Path]()
     for name, one in defended.items():
         folders, scores = [], []
         for seed in range(federation.seed, federation.seed + seeds):
@@ -62,28 +62,26 @@ def price_defences(
             outcome = run(one.model_copy(update={"seed": seed}), folder, workers=workers, callbacks=watch(folder.name))
             scores.append(average(outcome.metrics, RunResults.read(folder).task.headline) or 0.0)
             folders.append(folder)
-        tried.append(DefenceRuns(name, one, folders, scores))
-    metric = RunResults.read(tried[0].folders[0]).task.headline
+        leaks = [leak_of(folder, CENTROIDS) for folder in folders if has_logged_knowledge(folder)]
+        tried.append(DefenceRuns(name, one, leaks, scores))
+        runs += folders
+    metric = RunResults.read(runs[0]).task.headline
     found = findings(metric, tried, {"floor": (NONE, "floor"), "noise": (NONE, "noise")})
-    save_audit(tried[0].folders[0], found)
-    runs = [(folder.name, folder) for one in tried for folder in one.folders]
-    html.write(runs, out / "report.html", f"{federation.name}: the price of defences")
+    save_audit(runs[0], found)
+    html.write(
+        [(folder.name, folder) for folder in runs], out / "report.html", f"{federation.name}: the price of defences"
+    )
     return found
 
 
-def findings(
-    metric: str, tried: Sequence[DefenceRuns], kinds: Mapping[str, tuple[str, ...]], centroids: int = CENTROIDS
-) -> dict[str, Any]:
+def findings(metric: str, tried: Sequence[DefenceRuns], kinds: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
     """What each defence costs, and what an attacker still reads, as plain values.
 
-    ``tried``: the runs, first those without a defence; runs with a release log are attacked. ``kinds``: curve → how the
-    names of its defences begin.
+    ``tried``: the runs, first those without a defence. ``kinds``: curve → how the names of its defences begin.
     """
     rows: list[dict[str, Any]] = []
     for one in tried:
-        rows.append(
-            _row(one, [_leak(folder, centroids) for folder in one.folders if has_logged_knowledge(folder)], rows)
-        )
+        rows.append(_row(one, rows))
     found = {
         "kind": "price",
         "metric": metric,
@@ -119,7 +117,8 @@ def defences(federation: Federation) -> dict[str, Federation]:
     return found | {f"noise {z:g}": variant(floor=1, noise={"multiplier": z, "seeded": True}) for z in NOISES}
 
 
-def _leak(folder: Path, centroids: int) -> dict[str, Any]:
+def leak_of(folder: Path, centroids: int) -> dict[str, Any]:
+    """What the release log of a run shared and withheld, and what embedding inversion reads in ``centroids`` of it."""
     logged = list(logged_releases(folder, "knowledge"))
     shared = sum(len(one.notes["members"]) for one in logged)
     counted = {"shared": shared, "withheld": sum(one.notes["withheld"] for one in logged)}
@@ -133,10 +132,10 @@ def _leak(folder: Path, centroids: int) -> dict[str, Any]:
     }
 
 
-def _row(one: DefenceRuns, leaks: Sequence[dict[str, Any]], before: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _row(one: DefenceRuns, before: Sequence[dict[str, Any]]) -> dict[str, Any]:
     def mean(key: str) -> float | None:
         """Mean of one figure over the attacked runs that have it; None if no run has it."""
-        known = [found[key] for found in leaks if found[key] is not None]
+        known = [found[key] for found in one.leaks if found[key] is not None]
         return fmean(known) if known else None
 
     score, cost = fmean(one.scores), exchange_price(one.federation, one.federation.rounds)
@@ -148,8 +147,8 @@ def _row(one: DefenceRuns, leaks: Sequence[dict[str, Any]], before: Sequence[dic
         "same": mean("same"),
         "rare": mean("rare"),
         "same_frequent": mean("same_frequent"),
-        "shared": sum(found["shared"] for found in leaks),
-        "withheld": sum(found["withheld"] for found in leaks),
+        "shared": sum(found["shared"] for found in one.leaks),
+        "withheld": sum(found["withheld"] for found in one.leaks),
         "epsilon": cost.epsilon if cost else None,
     }
 

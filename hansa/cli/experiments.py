@@ -78,7 +78,9 @@ def reproduce(
         Path | None,
         typer.Option(help="write the tables into this page, and finished runs into the folder 'cells' of its name"),
     ] = None,
-    finished: Annotated[bool, typer.Option("--finished", help="run nothing: tables of the runs that are done")] = False,
+    finished: Annotated[
+        bool, typer.Option("--finished", help="run nothing: tables of papers whose runs are done")
+    ] = False,
     again: Annotated[bool, typer.Option("--again", help="repeat finished runs whose source files changed")] = False,
     status: Annotated[
         bool,
@@ -114,9 +116,18 @@ def reproduce(
         if folder.exists() and any(folder.iterdir()) and not (resume or finished or paper == ALL):
             raise UserError(f"{folder} is not empty; choose another --out, or go on there with --resume")
         cells = page.cells_folder(results) if results is not None else folder / "cells"
+        options = asked
+        if paper == ALL and (left_out := asked.given(*module.UNUSED)):
+            say(f"{one} does not use {', '.join(f'--{option}' for option in left_out)}")
+            options = asked.without(*left_out)
         began = perf_counter()
         try:
-            outcome: reproduction.Reproduction = module.reproduce(replace(asked, out=folder, cells=cells))
+            outcome: reproduction.Reproduction = module.reproduce(replace(options, out=folder, cells=cells))
+        except reproduction.Unfinished as error:
+            if paper != ALL:
+                raise
+            say(str(error))
+            continue
         finally:
             took = reproduction.record_duration(folder, 0.0 if finished else perf_counter() - began)
         found.append(replace(outcome, seconds=sum(took), sessions=len(took)))

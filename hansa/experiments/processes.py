@@ -25,12 +25,14 @@ def run_in_process(
     command = [sys.executable, "-m", "hansa", "run", str(file), "--out", str(folder)]
     command += ["--format", "json", *(["--workers", str(workers)] if workers is not None else [])]
     command += ["--resume"] if resume else []
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8")
-    assert process.stdout is not None
-    assert process.stderr is not None
-    for line in process.stderr:
-        say(line.rstrip())
-    result = process.stdout.read()
-    if process.wait() != 0:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8"
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        for line in process.stderr:
+            say(line.rstrip())
+        result = process.stdout.read()
+    if process.returncode != 0:
         raise RunFailed(f"the run '{federation.name}' in {folder} failed; the lines above show why")
     return Result(folder, json.loads(result)["metrics"])

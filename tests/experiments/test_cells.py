@@ -14,7 +14,6 @@ from hansa.core.errors import RunFailed
 from hansa.experiments.reproduce import sources
 from hansa.experiments.reproduce.cell_run import finished, run_cell
 from hansa.experiments.reproduce.cells import Cell, Cells, experiments, settings_digest
-from hansa.experiments.reproduce.jobs import Jobs
 
 pytestmark = pytest.mark.docs  # real runs, in processes of their own
 
@@ -61,13 +60,12 @@ def test_a_finished_cell_is_not_run_again_unless_settings_or_data_changed(run: t
     said: list[str] = []
     same = run_cell(cells, "average lr 0.1", 0, federation(folder), folder / "runs", said.append)
     assert (same, said) == (cell, ["average lr 0.1, seed 0: finished before"])
-    assert finished(cells, "average lr 0.1", 0, federation(folder, rounds=3)) is None
+    assert finished(cells, "average lr 0.1", 0, settings_digest(federation(folder, rounds=3))) is None
     other = folder / "other"
     other.mkdir()
     moved = federation(other)
     assert settings_digest(moved) == cell.settings, "the same data in another place"
     (other / "silo.jsonl").write_text((folder / "silo.jsonl").read_text() + '{"text": "one more"}\n')
-    sys.modules["hansa.experiments.reproduce.cells"].content_of.cache_clear()
     assert settings_digest(moved) != cell.settings
 
 
@@ -80,9 +78,10 @@ def test_a_cell_is_stale_when_a_file_that_its_run_imported_changed(run: tuple[Pa
     assert cells.changed(cell) == []
     older = replace(cell, sources=sources.keep(kept | {"hansa/core/round.py": "0" * 12}, folder / "cells"))
     assert cells.changed(older) == ["hansa/core/round.py"]
-    assert finished(cells, "average lr 0.1", 0, federation(folder)) == cell
+    settings = settings_digest(federation(folder))
+    assert finished(cells, "average lr 0.1", 0, settings) == cell
     cells.keep(replace(older, arm="stale"))
-    assert finished(cells, "stale", 0, federation(folder), again=True) is None, "it is repeated if that is asked for"
+    assert finished(cells, "stale", 0, settings, again=True) is None, "it is repeated if that is asked for"
     cells.file("stale", 0).unlink()
 
 
@@ -98,17 +97,3 @@ def test_a_run_that_fails_is_named(tmp_path: Path) -> None:
     (tmp_path / "silo.jsonl").unlink()
     with pytest.raises(RunFailed, match="'a', seed 1"):
         run_cell(Cells(tmp_path / "cells", "toy", "small"), "a", 1, broken, tmp_path / "runs", lambda line: None)
-
-
-def test_jobs_keep_cells_and_use_them_when_the_run_directories_are_gone(tmp_path: Path) -> None:
-    cells, said = Cells(tmp_path / "cells", "toy", "small"), list[str]()
-    with Jobs(tmp_path / "first", said.append, side_by_side=False, cells=cells) as jobs:
-        jobs.start("a run", federation(tmp_path))
-        outcome = jobs.result("a run")
-    [cell] = jobs.kept
-    assert cell.scores["en"]["loss"] == pytest.approx(outcome.metrics["en"]["loss"], rel=1e-5)
-    with Jobs(tmp_path / "second", said.append, side_by_side=False, cells=cells) as jobs:
-        jobs.start("a run", federation(tmp_path), scores_only=True)
-        assert jobs.result("a run").metrics == cell.scores
-    assert said[-1] == "a run: finished before"
-    assert jobs.kept == [cell]

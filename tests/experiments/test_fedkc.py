@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from hansa.attacks.centroids import MIN_CONTROL
 from hansa.core.errors import UserError
 from hansa.experiments.reproduce import Options, Reproduction, fedkc, multilingual
 from hansa.experiments.reproduce.encoder import model_of
-from hansa.experiments.reproduce.fedkc import clearly
-from hansa.experiments.reproduce.fedkc_runs import ALL, GRID, LAST, SIZES, Tuned, federation, methods
+from hansa.experiments.reproduce.fedkc import CONTROL, INVERSION, Leaks, clearly, privacy_claim
+from hansa.experiments.reproduce.fedkc_runs import ALL, GRID, LAST, SIZES, Hits, Tuned, federation, methods
 from hansa.experiments.reproduce.published_fedkc import AVERAGES
+from hansa.experiments.reproduce.verdict import OPEN
 
 pytestmark = pytest.mark.xdist_group("fedkc")  # one process: its tests share a run
 
@@ -92,4 +94,43 @@ def test_a_pre_trained_encoder_has_its_own_tokenizer_and_a_small_learning_rate(t
 def test_a_difference_within_the_spread_of_the_seeds_is_not_clear() -> None:
     assert clearly([0.5, 0.6], [0.4, 0.5])
     assert not clearly([0.5, 0.4], [0.4, 0.5])
+    assert not clearly([0.50, 0.70], [0.40, 0.60]), "0.1 apart in every seed, but seeds differ by more"
     assert clearly([0.5], [0.4, 0.3]), "one seed has no spread"
+
+
+def leaks(control: float, everything: float = 0.1, last: float = 0.9) -> Leaks:
+    """Shares of tokens at their position: by the attack on each layer, and by its control on the last one."""
+
+    def hits(attack: float, control: float) -> Hits:
+        return {INVERSION: {"attack": {"same": [attack]}, CONTROL: {"same": [control]}}}
+
+    return {"last": hits(last, control), "all": hits(everything, 0.9)}
+
+
+def test_an_attack_that_fails_its_own_control_decides_nothing() -> None:
+    for everything, last in ((0.1, 0.9), (0.9, 0.1)):
+        claim = privacy_claim(leaks(MIN_CONTROL - 0.01, everything, last))
+        assert claim.verdict.state == OPEN
+        assert claim.verdict.why.startswith("undecided: the attack fails its control without averaging (last 49.0% of")
+    decided = privacy_claim(leaks(MIN_CONTROL))
+    assert "undecided" not in decided.line
+    assert decided.holds
+    assert not privacy_claim(leaks(MIN_CONTROL, everything=0.95)).holds
+
+
+def test_chance_is_the_majority_of_each_test_set(tmp_path: Path) -> None:
+    silos = {}
+    for language, labels in {"en": "aaab", "de": "ab"}.items():
+        file = tmp_path / f"{language}.jsonl"
+        file.write_text("".join(json.dumps({"text": "x", "label": label}) + "\n" for label in labels))
+        silos[language] = {"test": str(file)}
+    corpus = multilingual.Corpus("classify", silos, 1, 1, 8, ("a", "b", "c", "d"))
+    assert corpus.majority == pytest.approx((0.75 + 0.5) / 2), "not a quarter"
+
+
+def test_tables_come_from_the_cells(smoke: Reproduction, tmp_path: Path) -> None:
+    cells, said = smoke.report.parent / "cells", list[str]()
+    found = fedkc.reproduce(Options("smoke", None, tmp_path / "out", said.append, cells=cells, finished=True))
+    assert found.tables == smoke.tables, "with what the attacks found"
+    assert [claim.line for claim in found.claims] == [claim.line for claim in smoke.claims]
+    assert not [line for line in said if "started" in line]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hansa.core.errors import UserError
-from hansa.experiments.reproduce import Options, Reproduction, instruct
-from hansa.experiments.reproduce.cells import Cell
+from hansa.experiments.reproduce import Options, Reproduction, instruct, pretrained
+from hansa.experiments.reproduce.cells import Cell, content_of
 from hansa.experiments.reproduce.instruct_runs import FEDERATED, SIZES, federation, first_sentences, generate, half
 from hansa.experiments.reproduce.study import BASE, figure
 from hansa.experiments.reproduce.verdict import OPEN
@@ -43,6 +43,11 @@ def test_finished_cells_give_the_same_tables_without_any_run(smoke: tuple[Option
     nothing = instruct.reproduce(replace(options, finished=True, cells=options.out / "none"))
     assert all(row[1] == "–" for row in nothing.tables[0].rows)
     assert {claim.verdict.why for claim in nothing.claims} == {"its runs are not finished"}
+
+
+def test_the_tiny_model_is_the_same_each_time(tmp_path: Path) -> None:
+    one, other = (content_of(pretrained.tiny(tmp_path / name)) for name in ("one", "other"))
+    assert one == other
 
 
 def test_arms_differ_only_in_what_their_name_says(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The Medical experiments at their smallest: every table and claim is made, the results page is written."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from hansa.experiments.reproduce import (
     record_duration,
     tuning,
 )
-from hansa.experiments.reproduce.jobs import Jobs
+from hansa.experiments.reproduce.cells import Cells
+from hansa.experiments.reproduce.jobs import Fact, Jobs
 from hansa.models.tokenizer import byte_tokenizer
 from hansa.runs.result import Result
 from hansa.runs.results import PersonalModels
@@ -59,6 +61,15 @@ def test_the_json_output_names_every_claim(smoke: tuple[Reproduction, list[str]]
     assert all({"name", "holds", "ours", "paper", "verdict"} <= set(claim) for claim in parsed["claims"])
     assert all(claim.line.startswith(("not shown: ", "does not hold: ")) for claim in found.claims), "one seed"
     assert "federated: started" in said
+
+
+def test_tables_come_from_the_cells(smoke: tuple[Reproduction, list[str]], tmp_path: Path) -> None:
+    before, said = smoke[0], list[str]()
+    cells = before.report.parent / "cells"
+    found = medical.reproduce(Options("smoke", None, tmp_path / "out", said.append, cells=cells, finished=True))
+    assert found.tables == before.tables
+    assert [claim.line for claim in found.claims] == [claim.line for claim in before.claims]
+    assert not [line for line in said if "started" in line]
 
 
 def test_the_published_weights_and_the_rejected_ones_stand_beside_ours(smoke: tuple[Reproduction, list[str]]) -> None:
@@ -185,7 +196,7 @@ def test_rates_are_tuned_separately_on_validation_data(federation: Build, tmp_pa
         )
 
     usual = replace(medical_runs.SIZES["smoke"], rounds=8, server_lr=1e-2, central_lr=1e-3)
-    with Jobs(tmp_path / "tuned", lambda line: None, False) as jobs:
+    with Jobs(tmp_path / "tuned", lambda line: None, False, Cells(tmp_path / "cells", "toy", "small")) as jobs:
         size, [table], grids = tuning.tune(jobs, usual, build)
     assert len(table.rows) == 8
     assert min(grids["central"], key=lambda lr: grids["central"][lr]) == pytest.approx(size.central_lr)
@@ -194,21 +205,6 @@ def test_rates_are_tuned_separately_on_validation_data(federation: Build, tmp_pa
         [best] = [row for row in rows if row[3]]
         assert float(best[1]) == pytest.approx(chosen, rel=0.1)
         assert float(best[2].replace(",", "")) == min(float(row[2].replace(",", "")) for row in rows)
-
-
-def test_finished_runs_are_not_repeated(federation: Build, tmp_path: Path) -> None:
-    said = list[str]()
-
-    def scores(seed: int) -> dict[str, dict[str, float]]:
-        settings = federation(rounds=1, seed=seed, sizes={"north": 30, "south": 20})
-        with Jobs(tmp_path / "jobs", said.append, False) as jobs:
-            jobs.start("one", settings)
-            return jobs.result("one").metrics
-
-    assert scores(1) == scores(1)
-    assert said == ["one: started", "one: done", "one: resumed", "one: done"]
-    with pytest.raises(UserError, match="the federation file differs from the one"):
-        scores(2)
 
 
 def test_a_federated_encoder_takes_one_step_per_round_and_sees_as_many_samples(tmp_path: Path) -> None:
@@ -223,8 +219,7 @@ def test_a_federated_encoder_takes_one_step_per_round_and_sees_as_many_samples(t
             name: str,
             federation: Federation,
             workers: int | None = 0,
-            matrix: float = 0.0,
-            scores_only: bool = False,
+            facts: Mapping[str, Fact] | None = None,
         ) -> None:
             noted[name] = federation
 

@@ -8,7 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from hansa.cli.main import app
-from hansa.experiments.reproduce import PAPERS, page
+from hansa.core.errors import UserError
+from hansa.experiments.reproduce import PAPERS, Options, page
 
 
 @pytest.mark.parametrize("paper", PAPERS)
@@ -29,6 +30,33 @@ def test_status_writes_into_the_page_which_sections_are_stale(tmp_path: Path) ->
     assert (section["name"], section["status"]) == ("toy small", "stale since abc1234, legacy")
     assert "**Status:** stale since abc1234, legacy" in results.read_text()
     assert "| toy small: a | 2 | 1 | not shown |" in results.read_text()
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_a_paper_rejects_the_options_that_it_does_not_use(paper: str, tmp_path: Path) -> None:
+    module = import_module(f"hansa.experiments.reproduce.{paper.replace('-', '_')}")
+    given = Options("smoke", None, tmp_path, print, encoder="x", model="y", tune=True)
+    for option in module.UNUSED:
+        with pytest.raises(UserError, match=f"--{option} is not an option of"):
+            given.reject(paper, option)
+    left = given.without(*given.given(*module.UNUSED))
+    left.reject(paper, *module.UNUSED)
+    assert [option for option in ("encoder", "model", "tune") if option not in module.UNUSED] == left.given(
+        "encoder", "model", "tune"
+    )
+
+
+@pytest.mark.docs
+def test_all_papers_take_an_option_that_only_some_use_and_name_what_is_not_finished(tmp_path: Path) -> None:
+    arguments = ["reproduce", "all", "--tune", "--finished", "--out", str(tmp_path), "--format", "json"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert "worldlm does not use --tune" in done.stderr
+    assert "medical does not use --tune" not in done.stderr
+    assert "of translation is not finished; leave --finished out to run it" in " ".join(done.stderr.split())
+    assert not list(tmp_path.rglob("ledger.sqlite")), "nothing was run"
+    alone = CliRunner().invoke(app, ["reproduce", "worldlm", "--tune", "--out", str(tmp_path / "alone")])
+    assert alone.exit_code != 0
 
 
 def test_an_unknown_paper_or_scale_is_one_sentence() -> None:

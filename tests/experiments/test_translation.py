@@ -1,6 +1,7 @@
 """The Translation experiments at their smallest: every table is made, every claim is judged by its figures."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -50,12 +51,12 @@ def test_parts_send_fewer_bytes_than_everything(smoke: Reproduction) -> None:
     assert spent["no exchange"] < spent["DP_l"]
 
 
-def found(**losses: float) -> Found:
-    """Runs with the same cross-entropy everywhere; BLEU falls as it rises."""
+def found(valid: Mapping[str, float] | None = None, /, **losses: float) -> Found:
+    """Runs with the same cross-entropy everywhere; BLEU falls as it rises. ``valid``: another on validation data."""
 
-    def scored(loss: float, uplink: int = 100) -> list[Scored]:
+    def scored(loss: float, uplink: int = 100, valid: float | None = None) -> list[Scored]:
         by_domain = {d: {"loss": loss, "bleu": 20 - loss, "chrf": 40 - loss} for d in domains.DOMAINS}
-        return [Scored(by_domain, by_domain, by_domain, uplink)]
+        return [Scored(by_domain, by_domain, by_domain, uplink, loss if valid is None else valid)]
 
     names = {
         SERVER: 4.0, "after 1 round": 4.8, "no exchange": 4.6, "combination": 4.5, "chained": 4.7,
@@ -63,7 +64,8 @@ def found(**losses: float) -> Found:
         "DP_l ⅓": 4.05, "10 rounds": 4.0, "50 rounds": 3.9, "top-k 5% + int8": 4.1,
     } | losses  # fmt: skip
     bytes_of = {"DP_l": 60, "random": 60, "DP_g": 60, "DP_l ⅓": 46, "top-k 5% + int8": 8, "after 1 round": 20}
-    runs = {name: scored(loss, bytes_of.get(name, 100)) for name, loss in names.items()}
+    bytes_of |= {"DP_g ⅓": 46, "top-k 9% + int8": 9}
+    runs = {name: scored(loss, bytes_of.get(name, 100), (valid or {}).get(name)) for name, loss in names.items()}
     generic = {d: {"loss": 5.0, "bleu": 15.0, "chrf": 35.0} for d in domains.DOMAINS}
     curves = {5: [5.0, 4.0], 10: [5.0, 4.0], 50: [5.0, 3.9]}
     start = Scored(generic, generic, generic, 0)
@@ -78,6 +80,16 @@ def test_claims_are_judged_by_the_figures() -> None:
     assert [claim.holds for claim in worse] == [False, False, True, True, False, False, False, False, False, True]
     lossy = translation_tables.claims(found(**{"top-k 5% + int8": 6.0}))
     assert not lossy[-1].holds
+
+
+def test_the_best_of_several_is_selected_on_validation_data() -> None:
+    seen = found({"DP_g ⅓": 9.0, "top-k 9% + int8": 9.0}, **{"DP_g ⅓": 4.0, "top-k 9% + int8": 3.9})
+    claims = translation_tables.claims(seen)
+    assert claims[7].ours.startswith("DP_l ⅓:"), "DP_g ⅓ is better on test data"
+    assert claims[9].ours.startswith("top-k 5% + int8:")
+    assert seen.valid("DP_g ⅓") == 9.0
+    unknown = Found((5, 10, 50), seen.start, {"a": [Scored({}, {}, {}, 1)]}, {}, {}, {}, {}, ())
+    assert unknown.valid("a") == float("inf"), "it is never selected before one that was recorded"
 
 
 def test_gains_are_shares_of_the_full_exchanges_gain() -> None:
@@ -107,6 +119,15 @@ def test_real_pairs_must_be_given(tmp_path: Path) -> None:
         translation.reproduce(Options("small", None, tmp_path / "out", print))
     with pytest.raises(DataError, match="needs a folder with deen_parallel"):
         translation.reproduce(Options("small", tmp_path, tmp_path / "out", print))
+
+
+def test_tables_come_from_the_cells(smoke: Reproduction, tmp_path: Path) -> None:
+    cells, said = smoke.report.parent / "cells", list[str]()
+    options = Options("smoke", None, tmp_path / "out", said.append, cells=cells, finished=True)
+    found = translation.reproduce(options)
+    assert found.tables == smoke.tables
+    assert not [line for line in said if "started" in line]
+    assert not list((tmp_path / "out").glob("*/federation.yaml")), "no model of an earlier run was needed"
 
 
 def test_every_variant_survives_its_file(tmp_path: Path) -> None:

@@ -78,6 +78,13 @@ def test_without_evidence_no_claim_holds() -> None:
     assert judge(replace(GOOD, rival=())).why == "its runs are not finished"
     claim = Claim("better", True, "2", "3")
     assert claim.line == "not shown: better (ours: 2; paper: 3; the evidence for the rules was not recorded)"
-    assert Claim("better", False, "2", "3").verdict.state == FAILS
-    assert Claim("better", False, "2", "3", GOOD).verdict.state == FAILS, "evidence on the mean, but not its shape"
+    lost = Claim("better", False, "2", "3").verdict
+    assert lost.state == OPEN, "one seed refutes nothing either"
+    assert lost.why == "our figures do not have its shape; the evidence for the rules was not recorded"
+    assert Claim("better", False, "2", "3", GOOD).verdict.state == OPEN, "evidence on the mean, but not its shape"
+    worse = replace(GOOD, ours=GOOD.rival, rival=GOOD.ours)
+    assert Claim("better", False, "2", "3", worse).verdict.state == FAILS, "worse by more than three seeds differ"
+    control = Claim("better", True, "2", "3", GOOD, undecided="its control failed").verdict
+    assert (control.state, control.why) == (OPEN, "its control failed"), "whatever the other figures"
+    assert Claim("better", False, "2", "3", worse, undecided="its control failed").verdict.state == OPEN
     assert Claim.of("better", GOOD, "2", "3").line == "holds: better (ours: 2; paper: 3)"

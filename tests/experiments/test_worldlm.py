@@ -1,12 +1,14 @@
 """The WorldLM experiments at their smallest: every table is made, every claim is judged by its figures."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hansa.core.errors import UserError
 from hansa.experiments.reproduce import Options, Reproduction, worldlm
+from hansa.experiments.reproduce.cells import Cell
 from hansa.experiments.reproduce.trees import Layout
 from hansa.experiments.reproduce.worldlm import jobs_of
 from hansa.experiments.reproduce.worldlm_tables import Figures, claims_of, tables_of
@@ -42,6 +44,31 @@ def test_the_json_output_names_every_claim(smoke: tuple[Reproduction, list[str]]
     [privacy] = [claim for claim in parsed["claims"] if "private" in claim["name"]]
     assert "ε = " in privacy["ours"]
     assert "all data of the silo" in privacy["ours"]
+
+
+def test_tables_come_from_the_cells_and_the_report_from_what_is_there(
+    smoke: tuple[Reproduction, list[str]], tmp_path: Path
+) -> None:
+    before, said = smoke[0], list[str]()
+    cells = before.report.parent / "cells"
+    found = worldlm.reproduce(Options("smoke", None, tmp_path / "out", said.append, cells=cells, finished=True))
+    assert found.tables == before.tables
+    assert [claim.line for claim in found.claims] == [claim.line for claim in before.claims]
+    assert not [line for line in said if "started" in line]
+
+
+def test_a_run_that_diverged_counts_as_infinite() -> None:
+    scores = {leaf: {"perplexity": 5.0, "accuracy": 0.5, "bits_per_byte": 1.0} for leaf in ("fr", "bg")}
+    kept = Cell("worldlm", "small", "a", 0, "0", scores, {}, {}, {}, 1, 1, 1, 1.0, 0.0, "0", "abc1234", "2026-01-01")
+    lost = replace(kept, scores={}, facts={"diverged": "round 1: values that are not finite"})
+    found = Figures.of([kept, lost], ("fr", "bg"))
+    assert found.first.mean("own") == 5.0
+    assert found.mean("own") == found.mean("shared") == float("inf")
+    assert found.brief("own").endswith("(±∞)") or "inf" in found.brief("own")
+
+
+def test_deviations_are_those_of_a_sample() -> None:
+    assert figures(50.0).spread("own") == pytest.approx(0.5**0.5), "50 and 51"
 
 
 def figures(own: float, shared: float = 100.0) -> Figures:

@@ -15,15 +15,15 @@ from time import process_time
 from hansa.config.federation import Federation
 from hansa.config.file import parse
 from hansa.core.errors import RunFailed
-from hansa.experiments.reproduce import Say
+from hansa.experiments.reproduce import Say, stamp
 from hansa.experiments.reproduce.cells import Cell, Cells, settings_digest
 from hansa.experiments.reproduce.sources import imported
 from hansa.runs.run import run
 
 
-def finished(cells: Cells, arm: str, seed: int, federation: Federation, again: bool = False) -> Cell | None:
-    """The cell of these settings, if there is one; with ``again``, only if no source file has changed since."""
-    cell = cells.find(arm, seed, settings_digest(federation))
+def finished(cells: Cells, arm: str, seed: int, settings: str, again: bool = False) -> Cell | None:
+    """The cell of settings, given by digest, if there is one; with ``again``, only if no source file has changed."""
+    cell = cells.find(arm, seed, settings)
     return None if cell is not None and again and cells.changed(cell) else cell
 
 
@@ -43,11 +43,11 @@ def run_cell(
     this process, which may have imported more than the run needs. Raises `RunFailed` if the run fails; what it wrote
     stays in ``folder``, where the next call resumes it.
     """
-    found = finished(cells, arm, seed, federation, again)
+    digest = settings_digest(federation)
+    found = finished(cells, arm, seed, digest, again)
     if found is not None:
         say(f"{arm}, seed {seed}: finished before")
         return found
-    digest = settings_digest(federation)
     home = folder / f"{cells.file(arm, seed).stem}-{digest}"
     request = home.with_suffix(".json")
     request.parent.mkdir(parents=True, exist_ok=True)
@@ -82,10 +82,14 @@ def main(request: Path) -> None:
     """Run what a request asks for and write its cell."""
     asked = json.loads(request.read_text(encoding="utf-8"))
     home = Path(asked["run"])
-    run(parse(asked["federation"]), home, resume=(home / "federation.yaml").is_file(), workers=0)
+    made = stamp.read(home)
+    if made is None:
+        stamp.begin(home)
+        run(parse(asked["federation"]), home, resume=(home / "federation.yaml").is_file(), workers=0)
+        made = stamp.end(home, imported())
     cells = Cells(Path(asked["cells"]), asked["experiment"], asked["scale"])
     took = round(process_time())  # the machine may be shared: wall time says little
-    cells.from_run(asked["arm"], asked["seed"], asked["digest"], home, imported(), processor_seconds=took)
+    cells.from_run(asked["arm"], asked["seed"], asked["digest"], home, made, processor_seconds=took)
 
 
 if __name__ == "__main__":

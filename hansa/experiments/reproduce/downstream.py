@@ -14,10 +14,10 @@ from hansa.data.corpora import icd10
 from hansa.experiments.reproduce import Claim
 from hansa.experiments.reproduce.jobs import Jobs
 from hansa.experiments.reproduce.medical_runs import Size
-from hansa.runs.result import Result
 from hansa.runs.results import RunResults
 
 NER = ("NCBI-disease", "BC5CDR", "E3C NER")
+SKIPPED = "skipped"  # a fact
 CLOSE = 0.01  # one point of F1
 WELL_ABOVE = 0.02
 Scores = dict[str, dict[str, dict[str, float]]]  # task → snapshot → metric → value
@@ -87,7 +87,7 @@ def start(
     """Start the fine-tuning of a snapshot for every task; ``fresh``: of random weights instead."""
     for name, task in tasks.items():
         for seed, job in enumerate(_jobs(kind, name, size)):
-            jobs.start(job, federation(task, size, snapshot, fresh, seed), scores_only=name != "E3C relation")
+            jobs.start(job, federation(task, size, snapshot, fresh, seed), facts={SKIPPED: skipped})
 
 
 def _jobs(kind: str, name: str, size: Size) -> list[str]:
@@ -127,10 +127,10 @@ def score(jobs: Jobs, kind: str, name: str, size: Size) -> dict[str, float]:
     return {name: fmean(m[name] for m in metrics) for name in metrics[0]}
 
 
-def skipped(outcome: Result) -> dict[str, int]:
+def skipped(folder: Path) -> dict[str, int]:
     """Split → how many annotated rows a run could not use."""
     found = {"train": 0, "test": 0}
-    for card in RunResults.read(outcome.folder).cards.values():
+    for card in RunResults.read(folder).cards.values():
         for problem in card.problems:
             match = re.match(r"(train|test): (\d+) of \d+ lines left out", problem)
             if match is not None:

@@ -95,8 +95,8 @@ def start(jobs: Jobs, name: str, task: Downstream, folder: Path) -> None:
         },
         "evaluate": {"every": EPOCHS, "share": 0.2},
     }
-    jobs.start(NAMES["federated"], parse(common | federated), None, scores_only=True)
-    jobs.start(NAMES["central"], parse(common | central), scores_only=True)
+    jobs.start(NAMES["federated"], parse(common | federated), None)
+    jobs.start(NAMES["central"], parse(common | central))
 
 
 def split_rows(source: Source, folder: Path) -> tuple[dict[str, dict[str, str]], int]:

@@ -2,18 +2,22 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from hansa.attacks import centroids as leak
+from hansa.attacks import price
 from hansa.config.federation import Federation
 from hansa.config.file import parse
 from hansa.experiments.reproduce import Options, Table, multilingual
-from hansa.experiments.reproduce.jobs import Jobs
+from hansa.experiments.reproduce.cells import Cell
+from hansa.experiments.reproduce.jobs import Fact, Jobs
 from hansa.experiments.reproduce.multilingual import Corpus
-from hansa.runs.results import read_scores
+from hansa.runs.results import RunResults, read_scores, save_audit
 
 SHAPE = "ICD-10"
 LAST, ALL = "FedAvg+KC (last)", "FedAvg+KC (all)"
@@ -24,6 +28,9 @@ REPEATED = ("FedAvg", "FedProx", LAST, ALL, *WITHOUT.values())  # run with all s
 TASKS = ("PI", "QA", "NC")
 TASK_METHODS = (CENTRAL, "FedAvg", "FedProx", "MOON", "FedMix", LAST, ALL)
 EVERY_METHOD = (*TASK_METHODS, DOMINANT, "FedProx+KC (all)")
+ATTACKS: tuple[leak.Kind, ...] = ("embedding-inversion", "nearest-token")
+HITS = (1, 10, 90)
+Hits = dict[str, dict[str, dict[str, list[float]]]]  # attack → who guesses → where → share of tokens, for `HITS`
 LAYERS = {"last": LAST, "all": ALL}
 DEFENCES: dict[str, dict[str, Any]] = {  # of FedKC on all layers
     "none": {},
@@ -175,7 +182,7 @@ def with_vocabularies(jobs: Jobs, corpora: Mapping[str, Corpus], size: Size) -> 
     for task, corpus in corpora.items():
         run = federation(corpus, "FedAvg", size, Tuned(), 1).model_copy(update={"kind": "base"})
         jobs.start(f"{task} words", run)
-    return {task: replace(corpus, words=str(jobs.start_folder(f"{task} words"))) for task, corpus in corpora.items()}
+    return {task: replace(corpus, words=jobs.start_folder(f"{task} words")) for task, corpus in corpora.items()}
 
 
 Scores = dict[str, dict[str, float]]  # language → metric → value
@@ -250,12 +257,39 @@ class Runs:
             model=model,
             batch=batch,
         )
-        self.jobs.start(self.name(task, method, seed, epochs, active, defence), run, workers=0)
+        attack = task == SHAPE and run.release_log.knowledge
+        self.jobs.start(
+            self.name(task, method, seed, epochs, active, defence),
+            run,
+            facts=last(self._average(task)) | (self._attacks(method) if attack else {}) | {"exchange": exchange_of},
+        )
+
+    def _average(self, task: str) -> int:
+        return self.size.average if task == SHAPE else self.size.task_average
+
+    def _attacks(self, method: str) -> dict[str, Fact]:
+        """Facts of the runs with a release log: what our attacks read in it."""
+        hits: dict[str, Fact] = {self.hits: partial(attacked, centroids=self.size.attacked)}
+        return hits | ({self.leak: partial(price.leak_of, centroids=self.size.attacked)} if method == ALL else {})
+
+    @property
+    def hits(self) -> str:
+        """The name of the fact of `attacked`."""
+        return f"hits in {self.size.attacked} centroids"
+
+    @property
+    def leak(self) -> str:
+        """The name of the fact of `price.leak_of`."""
+        return f"leak of {self.size.attacked} centroids"
+
+    def cell(self, *what: Any, **which: Any) -> Cell:
+        """The cell of a run; arguments as for `name`."""
+        return self.jobs.cell(self.name(*what, **which))
 
     def scores(self, task: str, *what: Any, **which: Any) -> Scores:
         """The scores of a run by language, averaged over its last evaluations; arguments as for `name`."""
-        count = self.size.average if task == SHAPE else self.size.task_average
-        return last_evaluations(self.jobs.result(self.name(task, *what, **which)).folder, count)
+        found: Scores = self.cell(task, *what, **which).facts[last_name(self._average(task))]
+        return found
 
     def mean(self, *what: Any, metric: str = "accuracy", **which: Any) -> float:
         """The mean of a metric over languages; arguments as for `name`."""
@@ -265,6 +299,38 @@ class Runs:
         """The mean accuracy of a method on ICD-10, seed by seed."""
         seeds = range(self.size.seeds) if method in REPEATED else range(1)
         return [self.mean(SHAPE, method, seed) for seed in seeds]
+
+
+def last(count: int) -> dict[str, Fact]:
+    """The fact `last_name`: scores averaged over this many last evaluations."""
+    return {last_name(count): partial(last_evaluations, count=count)}
+
+
+def last_name(count: int) -> str:
+    """The name of the fact of `last`."""
+    return f"last {count} evaluations"
+
+
+def exchange_of(folder: Path) -> dict[str, int]:
+    """The traffic of the knowledge that silos shared: rounds, bytes up and down."""
+    return asdict(RunResults.read(folder).exchange)
+
+
+def attacked(folder: Path, centroids: int) -> Hits:
+    """Both attacks on the centroids that silos shared in a run; the findings are saved there.
+
+    ``centroids``: of each layer that are attacked, at most. Returns attack → who guesses → where → share of tokens that
+    are among the first `HITS` guesses.
+    """
+    found: Hits = {}
+    for kind in ATTACKS:
+        findings = leak.attack_knowledge(folder, kind, centroids)
+        save_audit(folder, findings)
+        found[kind] = {
+            who: {where: [curve[min(n, len(curve)) - 1] for n in HITS] for where, curve in curves.items()}
+            for who, curves in findings["curves"].items()
+        }
+    return found
 
 
 def last_evaluations(folder: Path, count: int) -> Scores:
@@ -297,13 +363,14 @@ def _choose(
     names = {(method, value): f"tune {method} {value:g}" for method in wanted for value in GRID[method][1]}
     for (method, value), name in names.items():
         settings = replace(tuned, **{GRID[method][0]: value})
-        jobs.start(name, federation(corpus, method, size, settings, size.tune_rounds, seed=99, tuning=True), workers=0)
+        run = federation(corpus, method, size, settings, size.tune_rounds, seed=99, tuning=True)
+        jobs.start(name, run, facts=last(size.average))
     rows, chosen = [], {}
     for method in wanted:
         setting, values = GRID[method]
         found = {}
         for value in values:
-            scores = last_evaluations(jobs.result(names[method, value]).folder, size.average)
+            scores = jobs.cell(names[method, value]).facts[last_name(size.average)]
             found[value] = fmean(metrics["accuracy"] for metrics in scores.values())
         chosen[setting] = best = max(found, key=lambda value: found[value])
         rows.append([method, setting, ", ".join(f"{v:g}: {a:.4f}" for v, a in found.items()), f"{best:g}"])

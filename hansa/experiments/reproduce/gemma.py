@@ -20,6 +20,7 @@ from hansa.experiments.reproduce.trees import Layout, halves
 from hansa.experiments.reproduce.verdict import Evidence
 from hansa.experiments.reproduce.worldlm import MOMENTUM, PLAIN, STAGES, baseline, worldlm
 
+UNUSED = ("encoder", "tune")  # options of the command that this paper does not use
 PAPER, METRIC = "gemma", "bits_per_byte"
 FLAT, TREE, WORLDLM, OURS = "flat FL", "HierFAVG", "WorldLM", "WorldLM, ours"
 ARMS: dict[str, dict[str, Any]] = {
@@ -90,7 +91,7 @@ def federation(arm: str, layout: Layout, model: str, size: Size, rate: float, se
 def reproduce(options: Options) -> Reproduction:
     """Run the experiments, or resume them; return the tables and claims."""
     options.require_data()
-    options.reject(PAPER, "encoder", "tune")
+    options.reject(PAPER, *UNUSED)
     began, size = perf_counter(), options.size_of(SIZES, PAPER)
     model = pretrained.model_of(options, pretrained.GEMMA3)
     options.say("writing the data of the tree")

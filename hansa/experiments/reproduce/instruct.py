@@ -15,6 +15,7 @@ from hansa.experiments.reproduce.study import BASE, SEEDS, Study, figure, writte
 from hansa.experiments.reproduce.verdict import Evidence
 
 PAPER = "instruct"
+UNUSED = ("encoder", "tune")  # options of the command that this paper does not use
 CENTRAL, AVERAGE, ALONE = "central", "average", "alone"
 CLOSE = 0.02  # the federated loss may be this share above central training's
 
@@ -22,7 +23,7 @@ CLOSE = 0.02  # the federated loss may be this share above central training's
 def reproduce(options: Options) -> Reproduction:
     """Run the experiments, or resume them; return the tables and claims."""
     options.require_data()
-    options.reject(PAPER, "encoder", "tune")
+    options.reject(PAPER, *UNUSED)
     began, size, folder = perf_counter(), options.size_of(SIZES, PAPER), options.out / "data"
     model = pretrained.model_of(options, pretrained.SMOLLM2)
     options.say("writing the silos' data")

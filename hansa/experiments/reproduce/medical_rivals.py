@@ -25,10 +25,10 @@ def start(jobs: Jobs, silos: dict[str, dict[str, str]], size: Size, base: str, s
     for seed in range(1, size.tries):
         for kind in REPEATED:
             settings = federation(kind, silos, size, base, share, personal=False, seed=seed)
-            jobs.start(f"{kind} {seed}", settings, scores_only=True)
+            jobs.start(f"{kind} {seed}", settings)
     for rule in RULES:
         for seed in range(size.tries):
-            jobs.start(f"{rule} {seed}", by_rule(rule, silos, size, base, seed), scores_only=True)
+            jobs.start(f"{rule} {seed}", by_rule(rule, silos, size, base, seed))
 
 
 def found(jobs: Jobs, size: Size) -> Rivals:

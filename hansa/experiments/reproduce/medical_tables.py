@@ -1,18 +1,18 @@
 """The tables and claims of the Medical paper (Manoel et al., 2023), our figures beside the published ones."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
 
 from hansa.experiments.reproduce import Claim, Table, corpora, downstream, tuning
+from hansa.experiments.reproduce.cells import Cell
+from hansa.experiments.reproduce.medical_facts import DEVIATIONS
 from hansa.experiments.reproduce.medical_rivals import PUBLIC
 from hansa.experiments.reproduce.published_medical import LANGUAGES as PUBLISHED
 from hansa.experiments.reproduce.published_medical import NER, TABLE_5, TABLE_6, TABLE_7
 from hansa.experiments.reproduce.verdict import Evidence
 from hansa.report.charts import short
-from hansa.runs.inference import load, score
 from hansa.runs.result import Result
-from hansa.runs.results import PersonalModels, RunResults
+from hansa.runs.results import PersonalModels
 
 ENOUGH = 8  # languages of nine in which the federated model must be better than the silo's own model
 
@@ -49,16 +49,13 @@ def table_3(outcomes: dict[str, Result], languages: list[str], counts: dict[str,
     return Table("Table 3: perplexity on each language's test set (lower is better)", columns, rows)
 
 
-def table_3_silos(outcome: Result, silos: dict[str, dict[str, str]], folder: Path) -> Table:
-    """Every silo's own model on every language: 81 evaluations, so only on the first texts of each test set."""
-    rows: list[list[str]] = [[corpora.NAMES[code]] for code in silos]
-    some = [corpora.first(Path(source["test"]), folder / f"{code}.some.jsonl") for code, source in silos.items()]
-    for silo in silos:
-        runtime, model = load(outcome.folder, silo)
-        for row, file in zip(rows, some, strict=True):
-            found = score(runtime, model, file, {})
-            row.append(short(next(iter(found.values()))["perplexity"]))
-    columns = ["", *(f"own {code}" for code in silos)]
+def table_3_silos(found: Mapping[str, Mapping[str, float]]) -> Table:
+    """Every silo's own model on every language: 81 evaluations, so only on the first texts of each test set.
+
+    ``found``: silo → language → perplexity.
+    """
+    rows = [[corpora.NAMES[code], *(short(by_language[code]) for by_language in found.values())] for code in found]
+    columns = ["", *(f"own {code}" for code in found)]
     note = f"On the first {corpora.SOME} texts of each test set; Table 3 uses all of them."
     return Table("Table 3, continued: perplexity of the silos' own models on every language", columns, rows, note)
 
@@ -84,8 +81,8 @@ def table_4(scores: downstream.Scores, fine_tuned: dict[str, float] | None, trie
     return Table(title, columns, rows, f"{note}The notes of i2b2-2009 are not public.")
 
 
-def table_5(scores: downstream.Scores, pairs: Result, length: int) -> Table:
-    """Downstream tasks; ``pairs``: a run on relations, for the number of samples that are longer than ``length``."""
+def table_5(scores: downstream.Scores, skipped: Mapping[str, int], length: int) -> Table:
+    """Downstream tasks; ``skipped``: split → relations that are longer than ``length``."""
 
     def both(kind: str) -> str:
         """Strict and type F1 of the entities, as the text of one cell; ``kind``: the pre-training."""
@@ -99,7 +96,6 @@ def table_5(scores: downstream.Scores, pairs: Result, length: int) -> Table:
     rows.append(["Relation extraction", *relation, *TABLE_5["Relation Extraction"]])
     rows.append(["Assertion detection (weighted)", *assertion, "–", "–"])
     columns = ["", "CL, public text", "FL", "CL, all text", "no pre-training", "paper CL (public)", "paper FL"]
-    skipped = downstream.skipped(pairs)
     note = (
         "Public text: central training without the private silo (Basque here, Hebrew in the paper), which the "
         "federation adds. The paper's data are proprietary: the tasks are the same, the corpora are not. "
@@ -126,15 +122,15 @@ def table_6(personal: Mapping[str, PersonalModels], languages: list[str]) -> Tab
     return Table("Table 6: masked-token accuracy of shared and personal models", columns, rows, note)
 
 
-def table_7(results: Mapping[str, RunResults], languages: list[str]) -> Table:
-    """Perplexity and its standard deviation; ``results`` of the columns FL and CL."""
+def table_7(cells: Mapping[str, Cell], languages: list[str]) -> Table:
+    """Perplexity and its standard deviation; ``cells`` of the columns FL and CL."""
     rows = []
     for code in languages:
-        cells = [
-            f"{short(run.final[code]['perplexity'])} ± {short(run.deviations[code]['perplexity'])}"
-            for run in (results["FL"], results["CL"])
+        ours = [
+            f"{short(cell.scores[code]['perplexity'])} ± {short(cell.facts[DEVIATIONS][code])}"
+            for cell in (cells["FL"], cells["CL"])
         ]
-        rows.append([corpora.NAMES[code], *cells, *TABLE_7.get(corpora.NAMES[code], ("–", "–"))])
+        rows.append([corpora.NAMES[code], *ours, *TABLE_7.get(corpora.NAMES[code], ("–", "–"))])
     title = "Table 7: perplexity, and its standard deviation over four parts of the test set"
     note = "Ours: perplexity on the whole test set; the paper's: the mean of the four parts."
     return Table(title, ["", "FL", "CL", "paper FL", "paper CL"], rows, note)

@@ -9,9 +9,12 @@ Files are written for training, validation (to select settings) and testing; a t
 the same split. Every client is tested on its share of its language's test set.
 """
 
+import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from hansa import templates
@@ -50,6 +53,12 @@ class Corpus:
         """The number of clients over all languages."""
         return sum(source.get("clients", 1) for source in self.silos.values())
 
+    @property
+    def majority(self) -> float:
+        """The accuracy of guessing the most frequent label of each language's test set, averaged over languages."""
+        counts = (Counter(str(row["label"]) for row in _rows(source["test"])) for source in self.silos.values())
+        return fmean(max(some.values()) / some.total() for some in counts)
+
     def sources(self, tuning: bool) -> dict[str, dict[str, Any]]:
         """Language → the settings of its source; for ``tuning``, the validation file is the test file."""
         kept = {name: {k: v for k, v in source.items() if k != "valid"} for name, source in self.silos.items()}
@@ -57,6 +66,10 @@ class Corpus:
 
 
 Splits = dict[str, list[Row]]
+
+
+def _rows(file: str) -> list[Row]:
+    return [json.loads(line) for line in Path(file).read_text(encoding="utf-8").splitlines()]
 
 
 def _source(folder: Path, language: str, splits: Splits, clients: int, **fields: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from hansa.experiments.reproduce import Reproduction
 from hansa.experiments.reproduce.cells import Cell, Cells
-from hansa.experiments.reproduce.verdict import FAILS, OPEN
+from hansa.experiments.reproduce.verdict import OPEN
 
 SUMMARY, CURRENT = "summary", "current"
 STATUS = "**Status:** "
@@ -110,7 +110,7 @@ def summary(found: Sequence[Section]) -> str:
 def adopt(results: Path, name: str, commit: str) -> None:
     """Keep the claims of a section that was written before cells were kept; its figures are of ``commit``.
 
-    Claims that were written as holding become not shown: the evidence for the rules was not recorded.
+    All its claims become not shown: the evidence for the rules was not recorded.
     """
     text = results.read_text(encoding="utf-8")
     begin, end = _edges(text, name)
@@ -120,13 +120,13 @@ def adopt(results: Path, name: str, commit: str) -> None:
             "name": match[2],
             "ours": match[3],
             "paper": match[4],
-            "verdict": FAILS if match[1] == FAILS else OPEN,
-            "why": "" if match[1] == FAILS else "the rules were not checked when it was run",
+            "verdict": OPEN,
+            "why": "the rules were not checked when it was run",
         }
         for match in shape.finditer(text[begin:end])
     ]
     _keep(results, name, {"claims": claims, "cells": [], "commit": commit, "legacy": True})
-    judged = text[begin:end].replace("\n- holds: ", f"\n- {OPEN}: ")
+    judged = shape.sub(lambda match: match[0].replace(match[1], OPEN, 1), text[begin:end])
     results.write_text(text[:begin] + judged + text[end:], encoding="utf-8")
 
 

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from hansa.data.cache import cache_folder
 from hansa.data.corpora import clinical_notes
 from hansa.data.corpora.icd10 import Wheel, fetch
@@ -72,10 +74,12 @@ def model_of(options: Options, model: Packaged) -> str:
 
 
 def tiny(folder: Path) -> str:
-    """Write a decoder with random weights and a small vocabulary, for runs that take seconds; return its folder."""
+    """Write a decoder with seeded weights and a small vocabulary, for runs that take seconds; return its folder."""
     texts = [{"text": note["text"]} for code in ("en", "fr") for note in clinical_notes.notes(code, 40, seed=1)]
     path = shape(folder, texts, vocabulary=400, length=256, blocks=2, width=32)
-    load(path, AUTO, fresh=True).save_pretrained(folder)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # the same weights each time, so that finished runs are found again
+        load(path, AUTO, fresh=True).save_pretrained(folder)
     return path
 
 

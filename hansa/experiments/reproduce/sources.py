@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tokenize
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from hashlib import sha256
 from pathlib import Path
 
@@ -38,10 +38,29 @@ def imported() -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
+def snapshot() -> dict[str, str]:
+    """All source files of Hansa that can count, whether imported or not, and the digest of each as it is now."""
+    files = (file for file in sorted(PACKAGE.rglob("*.py")) if file.relative_to(PACKAGE).parts[0] not in NOT_PART)
+    return {file.relative_to(PACKAGE.parent).as_posix(): digest_of(file) for file in files}
+
+
+@cache
+def loaded() -> dict[str, str]:
+    """The `snapshot` of the first call in this process, whose modules do not change when their files do."""
+    return snapshot()
+
+
 def digest_of(file: Path) -> str:
     """The beginning of a file's SHA-256, for Python files of their `code`; empty if there is no such file."""
     if not file.is_file():
         return ""
+    found = file.stat()
+    return _digest(file, found.st_mtime_ns, found.st_size)
+
+
+@lru_cache(maxsize=10_000)
+def _digest(file: Path, modified: int, size: int) -> str:
+    """The digest of a file; a file of another time or size is another entry of the cache."""
     content = code(file.read_text(encoding="utf-8")).encode() if file.suffix == ".py" else file.read_bytes()
     return sha256(content).hexdigest()[:SHORT]
 
@@ -84,12 +103,21 @@ def keep(files: Mapping[str, str], folder: Path) -> str:
 
 def changed(name: str, folder: Path, root: Path | None = None) -> list[str]:
     """The files of a kept set that differ today, or are gone; ``root``: the folder that holds the package."""
-    kept: dict[str, str] = json.loads((folder / FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-    return [file for file, digest in kept.items() if digest_of((root or PACKAGE.parent) / file) != digest]
+    return differing(json.loads((folder / FOLDER / f"{name}.json").read_text(encoding="utf-8")), root)
+
+
+def differing(files: Mapping[str, str], root: Path | None = None) -> list[str]:
+    """The files whose digest is another one today; ``root``: the folder that holds the package."""
+    return [file for file, digest in files.items() if digest_of((root or PACKAGE.parent) / file) != digest]
 
 
 @cache
 def commit() -> str:
+    """The `head` of the first call in this process."""
+    return head()
+
+
+def head() -> str:
     """The commit of the source files, with ``+`` if files of the package have changed since; else ``unknown``."""
     git = ["git", "-C", str(PACKAGE.parent)]
     try:

@@ -12,10 +12,11 @@ from statistics import fmean
 
 from hansa.config.federation import Federation
 from hansa.core.device import cores
-from hansa.experiments.reproduce import Claim, Options, Table
+from hansa.experiments.reproduce import Claim, Options, Table, stamp
 from hansa.experiments.reproduce.cell_run import finished, run_cell
-from hansa.experiments.reproduce.cells import Cell, Cells
+from hansa.experiments.reproduce.cells import Cell, Cells, settings_digest
 from hansa.experiments.reproduce.verdict import spread
+from hansa.report import html
 
 Build = Callable[[str, float, int], Federation]  # arm, learning rate, seed → the settings of a run
 BASE = "base"  # the arm that is not trained: one run
@@ -60,7 +61,7 @@ class Study:
         """A cell: finished, or run now; with ``options.finished``, None if it is not finished."""
         settings, name = self.build(arm, rate, seed), arm if arm == BASE else f"{arm} lr {rate:g}"
         if self.options.finished:
-            return finished(self.cells, name, seed, settings, self.options.again)
+            return finished(self.cells, name, seed, settings_digest(settings), self.options.again)
         options, here = self.options, self.options.scale == "smoke"  # seconds, less than a process takes to start
         return run_cell(self.cells, name, seed, settings, options.out / "runs", options.say, options.again, here)
 
@@ -103,6 +104,19 @@ def written(options: Options, tables: Sequence[Table], claims: Sequence[Claim]) 
     lines = [*(f"- {claim.line}" for claim in claims), "", *(table.markdown() for table in tables)]
     file.write_text("\n".join(lines), encoding="utf-8")
     return file
+
+
+def report_of(
+    options: Options, shown: Sequence[tuple[str, Path]], title: str, claims: Sequence[Claim], tables: Sequence[Table]
+) -> Path:
+    """Write the report of the runs, given by name and directory; without those whose directory is gone.
+
+    If none is left, tables and claims are written in Markdown. Returns the file.
+    """
+    there = [(name, folder) for name, folder in shown if stamp.read(folder) is not None]
+    if not there:
+        return written(options, tables, claims)
+    return html.write(there, options.out / "report.html", title, [claim.line for claim in claims], tables)
 
 
 def figure(values: Sequence[float], digits: int = 4) -> str:

@@ -9,6 +9,7 @@ nothing after the first round.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from time import perf_counter
@@ -17,13 +18,13 @@ from typing import Any
 from hansa.config.federation import Federation
 from hansa.config.file import parse
 from hansa.experiments.reproduce import Options, Reproduction, Say, Table, domains, translation_tables
-from hansa.experiments.reproduce.jobs import Jobs
+from hansa.experiments.reproduce.jobs import Fact, Jobs, matrix, matrix_name
+from hansa.experiments.reproduce.study import report_of
 from hansa.experiments.reproduce.translation_tables import SERVER, Found, Scored
-from hansa.report import html
 from hansa.runs.inference import SHARED, on_silos, open_run
-from hansa.runs.result import Result
 from hansa.runs.results import RunResults, read_scores
 
+UNUSED = ("encoder",)  # options of the command that this paper does not use
 PULLED = {"by": "parameters", "norm": "relative"}  # the default settings of dynamic pulling here
 CHAIN = ("WMT", "UB", "PHP", "TED", "OS")
 GENERIC, SINGLE, FINE_TUNED = "WMT", "single domain", "fine-tuned"
@@ -113,12 +114,12 @@ CODED = "top-k ⅔ + int4"
 def reproduce(options: Options) -> Reproduction:
     """Run the experiments, or resume them; return the tables and claims."""
     options.require_data()
-    options.reject("translation", "encoder")
+    options.reject("translation", *UNUSED)
     began, size, out = perf_counter(), options.size_of(SIZES, "translation"), options.out
     options.say("writing the silos' data")
     folder = out / "data"
     sources = domains.lay_out(options.data, folder, size.everything) if options.data else domains.generate(folder)
-    with Jobs(out, options.say, options.scale != "smoke", options.cells_of("translation")) as jobs:
+    with Jobs.of(options, "translation") as jobs:
         study = Study(jobs, sources, size, options.say)
         study.begin(options.model)
         ready = perf_counter()
@@ -127,11 +128,8 @@ def reproduce(options: Options) -> Reproduction:
         study.start()
         found = study.found()
     tables, claims = [*tuning, *translation_tables.tables(found)], translation_tables.claims(found)
-    shown = [(name, study.folder(name)) for name in study.reported]
-    reading = [claim.line for claim in claims]
-    report = html.write(
-        shown, out / "report.html", "Translation: one engine, five domains, five silos", reading, tables
-    )
+    shown = [(name, jobs.folder(f"{name} 0")) for name in study.reported]
+    report = report_of(options, shown, "Translation: one engine, five domains, five silos", claims, tables)
     facts = {"rates": study.size.lr, "signatures": list(found.signatures)}
     took = perf_counter() - began
     return Reproduction("translation", options.scale, tables, claims, report, took, facts, choosing, cells=jobs.kept)
@@ -160,14 +158,14 @@ class Study:
         self.generic = self.vocabulary = str(Path(model).resolve()) if model else ""
         if not model:
             self._start("vocabulary", federation(self.sources, size, "", 0, kind="base"))
-            self.vocabulary = self._trained("vocabulary")
+            self.vocabulary = self.jobs.model("vocabulary")
             self._start("generic", self._generic())
         if not size.brief:
             steps = size.single_steps
             single = federation(self.sources, size, self.vocabulary, 0, kind="per-silo", fresh=True, steps=steps)
-            self._start(SINGLE, single, matrix=1.0)
+            self._start(SINGLE, single, matrix(1.0))
         if not model:
-            self.generic = self._trained("generic")
+            self.generic = self.jobs.model("generic")
 
     def start(self) -> None:
         """Start all variants."""
@@ -196,20 +194,29 @@ class Study:
         """Start one run for every seed, from the generic model or from the final model of another run."""
         self.variants[name] = seeds
         for seed in seeds:
-            start = self._trained(f"{model} {seed}") if model else self.generic
-            self._start(
-                f"{name} {seed}", federation(self.sources, self.size, start, seed, **changes), self._share(name)
-            )
+            start = self.jobs.model(f"{model} {seed}") if model else self.generic
+            settings = federation(self.sources, self.size, start, seed, **changes)
+            self._start(f"{name} {seed}", settings, self._facts(name, seed))
+
+    def _facts(self, name: str, seed: int) -> dict[str, Fact]:
+        """What the tables need of a run beside its scores."""
+        facts = matrix(self._share(name)) | {"curve": curve_of}
+        if seed == 0 and name == SERVER:
+            facts[self._generic_fact] = partial(generic_scores, share=self.size.others)
+        if seed == 0 and name.startswith("DP_l"):
+            facts["movement"] = movement_of
+        return facts
+
+    @property
+    def _generic_fact(self) -> str:
+        return f"generic model, others {self.size.others:g}"
 
     def _share(self, name: str) -> float:
         """The share of the test data on which every model of a run is scored; generating translations is slow."""
         return 1.0 if name == FINE_TUNED else self.size.others if translation_tables.pulled(name) else 0.0
 
-    def _start(self, name: str, settings: Federation, matrix: float = 0.0) -> None:
-        self.jobs.start(name, settings, workers=0, matrix=matrix)
-
-    def _trained(self, name: str) -> str:
-        return str((self.jobs.result(name).folder / "model").resolve())
+    def _start(self, name: str, settings: Federation, facts: Mapping[str, Fact] | None = None) -> None:
+        self.jobs.start(name, settings, facts=facts)
 
     def _generic(self) -> Federation:
         """The settings of the generic model: the largest domain only, with a schedule over rounds."""
@@ -234,7 +241,7 @@ class Study:
                 self._start(f"tune {kind} {rate:g}", federation(self.sources, size, self.generic, 0, **changes))
         chosen, rows = {}, []
         for kind, some in rates.items():
-            losses = {rate: validation(self.jobs.result(f"tune {kind} {rate:g}")) for rate in some}
+            losses = {rate: self.jobs.cell(f"tune {kind} {rate:g}").valid["loss"] for rate in some}
             chosen[kind] = min(losses, key=lambda rate: losses[rate])
             tried = ", ".join(f"{rate:g}: {loss:.4f}" for rate, loss in losses.items())
             rows.append([kind, tried, f"{chosen[kind]:g}"])
@@ -242,10 +249,6 @@ class Study:
         return Table("Learning rates, by validation loss with one seed", ["", "tried", "chosen"], rows)
 
     # ── results ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def folder(self, name: str, seed: int = 0) -> Path:
-        """The directory of a run; waits for it."""
-        return self.jobs.result(f"{name} {seed}").folder
 
     @property
     def reported(self) -> list[str]:
@@ -256,43 +259,43 @@ class Study:
     def found(self) -> Found:
         """The results of all runs; waits for them."""
         scored = {name: [self._scored(name, seed) for seed in seeds] for name, seeds in self.variants.items()}
-        single = {} if self.size.brief else dict(self.jobs.matrix(SINGLE))
-        runtime = open_run(self.folder(SERVER))
-        generic = runtime.fresh().model  # after all runs: loading models is not safe in several threads
-        start = on_silos(runtime, generic)
+        single = {} if self.size.brief else dict(self.jobs.cell(SINGLE).facts[matrix_name(1.0)])
+        generic = self._fact(SERVER, self._generic_fact)
+        start = generic["all"]
         return Found(
             rounds=self.size.rounds,
-            start=Scored(start, start, on_silos(runtime, generic, self.size.others), 0),
+            start=Scored(start, start, generic["part"], 0),
             scored=scored,
             single=single | ({GENERIC: start} if single else {}),  # the largest domain's model is the generic one
-            fine_tuned=self.jobs.matrix(f"{FINE_TUNED} 0"),
+            fine_tuned=self._fact(FINE_TUNED, matrix_name(1.0)),
             curves={rounds: self._curve(rounds) for rounds in self.size.rounds},
             movement=self._movement(),
-            signatures=runtime.task.signatures,  # type: ignore[attr-defined]
+            signatures=tuple(generic["signatures"]),
         )
 
     def _scored(self, name: str, seed: int) -> Scored:
-        job = f"{name} {seed}"
-        outcome = self.jobs.result(job)
-        run = RunResults.read(outcome.folder)
-        own, sent = run.own or outcome.metrics, run.bytes_up
+        cell = self.jobs.cell(f"{name} {seed}")
+        scores, own, sent, valid = cell.scores, cell.own or cell.scores, cell.bytes_up, cell.valid.get("loss")
         if not translation_tables.pulled(name):
-            return Scored(outcome.metrics, own, outcome.metrics, sent)
-        matrix = self.jobs.matrix(job)
-        if not self.sources.keys() <= matrix.keys():  # clients have no models of their own
-            return Scored(outcome.metrics, own, matrix[SHARED], sent)
-        others = {d: _mean([matrix[silo][d] for silo in self.sources if silo != d]) for d in self.sources}
-        return Scored(outcome.metrics if SHARED in matrix else {}, own, others, sent)
+            return Scored(scores, own, scores, sent, valid)
+        models = cell.facts[matrix_name(self._share(name))]
+        if not self.sources.keys() <= models.keys():  # clients have no models of their own
+            return Scored(scores, own, models[SHARED], sent, valid)
+        others = {d: _mean([models[silo][d] for silo in self.sources if silo != d]) for d in self.sources}
+        return Scored(scores if SHARED in models else {}, own, others, sent, valid)
+
+    def _fact(self, name: str, fact: str) -> Any:
+        return self.jobs.cell(f"{name} 0").facts[fact]
 
     def _curve(self, rounds: int) -> list[float]:
         """Figure 3: the validation loss of the smallest domain, evaluation by evaluation."""
         name = SERVER if rounds == self.size.rounds[0] else f"{rounds} rounds"
-        return [score.value for score in read_scores(self.folder(name), "loss", "valid") if score.group == SMALLEST]
+        return list(self._fact(name, "curve"))
 
     def _movement(self) -> dict[str, Mapping[str, Sequence[float]]]:
         """Figure 1: how far each tensor of three clients moved between the last two rounds, by side."""
         name = "DP_l, literal" if "DP_l, literal" in self.variants else "DP_l"
-        found = RunResults.read(self.folder(name)).movement
+        found = self._fact(name, "movement")
         return {client: found[client] for client in list(self.sources)[:3] if client in found}
 
 
@@ -349,11 +352,25 @@ def federation(
     return parse(settings | changes)
 
 
-def validation(outcome: Result) -> float:
-    """The mean over domains of the last validation loss."""
-    scores = read_scores(outcome.folder, "loss", "valid")
-    last = max(score.round for score in scores)
-    return fmean(score.value for score in scores if score.round == last)
+def curve_of(folder: Path) -> list[float]:
+    """The validation loss of the smallest domain, evaluation by evaluation."""
+    return [score.value for score in read_scores(folder, "loss", "valid") if score.group == SMALLEST]
+
+
+def movement_of(folder: Path) -> Mapping[str, Mapping[str, Sequence[float]]]:
+    """Client → side → how far each tensor moved in the last round."""
+    return RunResults.read(folder).movement
+
+
+def generic_scores(folder: Path, share: float) -> dict[str, Any]:
+    """Scores of the model that a run started from on every silo's test data, and on a share; the metrics' signatures.
+
+    They are made with the run's own task, so that they can be compared with its scores.
+    """
+    runtime = open_run(folder)
+    model = runtime.fresh().model
+    signatures = runtime.task.signatures  # type: ignore[attr-defined]
+    return {"all": on_silos(runtime, model), "part": on_silos(runtime, model, share), "signatures": signatures}
 
 
 def _mean(several: list[Mapping[str, float]]) -> dict[str, float]:

@@ -15,8 +15,6 @@ from hansa.experiments.reproduce.jobs import Jobs
 from hansa.experiments.reproduce.medical_runs import Size
 from hansa.models import tokenizer
 from hansa.report.charts import short
-from hansa.runs.result import Result
-from hansa.runs.results import RunResults
 from hansa.tasks.base import Vocabulary, windows
 
 Silos = dict[str, dict[str, str]]
@@ -57,7 +55,7 @@ def tune(jobs: Jobs, size: Size, build: Callable[[str, Size], Federation]) -> tu
     for kind, lr in sorted(tried):
         file = build(kind, _with(brief, kind, lr))
         jobs.start(f"tune {kind} {lr:.0e}", file, None if kind == "federated" else 0)
-    means = {(kind, lr): _mean(jobs.result(f"tune {kind} {lr:.0e}")) for kind, lr in sorted(tried)}
+    means = {(kind, lr): jobs.cell(f"tune {kind} {lr:.0e}").valid["perplexity"] for kind, lr in sorted(tried)}
     for kind in RATES:
         best = min((lr for k, lr in means if k == kind), key=lambda lr: means[kind, lr])
         size = _with(size, kind, best)
@@ -73,8 +71,3 @@ def tune(jobs: Jobs, size: Size, build: Callable[[str, Size], Federation]) -> tu
 
 def _with(size: Size, kind: str, lr: float) -> Size:
     return replace(size, server_lr=lr) if kind == "federated" else replace(size, central_lr=lr)
-
-
-def _mean(outcome: Result) -> float:
-    """The mean over languages at the last evaluation."""
-    return RunResults.read(outcome.folder).times[-1][1]

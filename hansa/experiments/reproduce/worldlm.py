@@ -10,21 +10,21 @@ on the leaves' test sets.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from hansa.config.federation import Federation
 from hansa.config.file import parse
-from hansa.core.errors import RunFailed
 from hansa.experiments.reproduce import Options, Reproduction
 from hansa.experiments.reproduce.jobs import Jobs
+from hansa.experiments.reproduce.study import report_of
 from hansa.experiments.reproduce.trees import Layout, lay_out, shape
 from hansa.experiments.reproduce.worldlm_tables import Figures, claims_of, curve_of, tables_of
 from hansa.privacy.dp.prices import update_prices
-from hansa.report import html
-from hansa.runs.result import Result
 
+UNUSED = ("encoder", "model", "tune")  # options of the command that this paper does not use
 EVALUATED = 0.1  # the share of the test data that is used after every pass
 NODES = 7
 STAGES = 3  # root, regions, leaves: sequential steps of one pass over the tree, in units of one node's
@@ -195,7 +195,7 @@ def federation(name: str, job: Job, layout: Layout, size: Size, path: str, seed:
 def reproduce(options: Options) -> Reproduction:
     """Run the experiments, or resume them; return the tables and claims."""
     options.require_data()
-    options.reject("worldlm", "encoder", "model", "tune")
+    options.reject("worldlm", *UNUSED)
     began, size = perf_counter(), options.size_of(SIZES, "worldlm")
     options.say("writing the data of the trees")
     layouts = lay_out(options.data, options.out / "data")
@@ -203,35 +203,25 @@ def reproduce(options: Options) -> Reproduction:
     paths["languages"] = paths["everything"]
     planned = jobs_of()
     seeds = {name: size.seeds[:1] if job.once else size.seeds for name, job in planned.items()}
-    with Jobs(options.out, options.say, options.scale != "smoke", options.cells_of("worldlm")) as jobs:
+    leaves = layouts["languages"].leaves
+    with Jobs.of(options, "worldlm") as jobs:
         for seed in size.seeds:
             for name, job in planned.items():
                 if seed in seeds[name]:
                     file = federation(name, job, layouts[job.layout], size, paths[job.layout], seed)
-                    jobs.start(f"{name} {seed}", file, workers=0)
-        outcomes = {name: [_result(jobs, f"{name} {seed}") for seed in seeds[name]] for name in planned}
-    found = {name: Figures.of(outcome, layouts[planned[name].layout].leaves) for name, outcome in outcomes.items()}
-    first = {name: outcome[0] for name, outcome in outcomes.items() if outcome[0]}
+                    drawn = name in SHOWN and seed == size.seeds[0]
+                    facts = {"curve": partial(curve_of, leaves=leaves)} if drawn else None
+                    jobs.start(f"{name} {seed}", file, facts=facts)
+        cells = {name: [jobs.cell(f"{name} {seed}") for seed in seeds[name]] for name in planned}
+        ended = [name for name in SHOWN if not cells[name][0].diverged]
+        shown = [(name, jobs.folder(f"{name} {size.seeds[0]}")) for name in ended]
+    found = {name: Figures.of(some, layouts[planned[name].layout].leaves) for name, some in cells.items()}
     private = federation("price", planned["WorldLM, DP"], layouts["languages"], size, paths["languages"], 0)
     claims = claims_of(found, price(private))
-    curves = {name: curve_of(first[name].folder, layouts["languages"].leaves) for name in SHOWN if name in first}
+    curves = {name: cells[name][0].facts["curve"] for name in ended}
     tables = tables_of(found, curves, len(size.seeds))
-    report = html.write(
-        [(name, first[name].folder) for name in SHOWN if name in first],
-        options.out / "report.html",
-        "WorldLM: federations of federations",
-        [claim.line for claim in claims],
-        tables,
-    )
+    report = report_of(options, shown, "WorldLM: federations of federations", claims, tables)
     return Reproduction("worldlm", options.scale, tables, claims, report, perf_counter() - began, cells=jobs.kept)
-
-
-def _result(jobs: Jobs, name: str) -> Result | None:
-    """The outcome of a run; None if an attack or noise made its updates infinite."""
-    try:
-        return jobs.result(name)
-    except RunFailed:
-        return None
 
 
 def start(layouts: Mapping[str, Layout], name: str, folder: Path, size: Size) -> str:

@@ -4,13 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import Any
 
 from hansa.experiments.reproduce import Claim, Table
+from hansa.experiments.reproduce.cells import Cell
+from hansa.experiments.reproduce.verdict import spread
 from hansa.report.charts import short
-from hansa.runs.result import Result
-from hansa.runs.results import RunResults, Score, read_scores
+from hansa.runs.results import Score, read_scores
 
 # Tables 1 to 4 of the paper; of Table 4, the average improvement over FL.
 TABLE_1 = {
@@ -54,11 +55,11 @@ class Figures:
     bits: list[dict[str, float]]
 
     @staticmethod
-    def of(outcomes: Sequence[Result | None], leaves: Sequence[str]) -> "Figures":
-        """Read the figures of runs with different seeds; None: the run failed, which counts as infinite."""
+    def of(cells: Sequence[Cell], leaves: Sequence[str]) -> "Figures":
+        """The figures of runs with different seeds; those of a run that diverged count as infinite."""
         broken = {leaf: {"perplexity": inf, "accuracy": 0.0, "bits_per_byte": inf} for leaf in leaves}
-        own = [_own(outcome, leaves) if outcome else broken for outcome in outcomes]
-        shared = [outcome.metrics if outcome else broken for outcome in outcomes]
+        own = [broken if cell.diverged else _own(cell, leaves) for cell in cells]
+        shared = [broken if cell.diverged else cell.scores for cell in cells]
 
         def values(found: Sequence[Mapping[str, Mapping[str, float]]], metric: str, names: Sequence[str] = ()) -> Any:
             """For each seed, name → one metric; of the given names only, or of all if none are given."""
@@ -88,24 +89,23 @@ class Figures:
 
     def brief(self, which: str) -> str:
         """The mean over leaves and seeds, and with several seeds their standard deviation, as text."""
-        spread = f" (±{short(self.spread(which))})" if len(self.own) > 1 else ""
-        return f"{short(self.mean(which))}{spread}"
+        between = f" (±{short(self.spread(which))})" if len(self.own) > 1 else ""
+        return f"{short(self.mean(which))}{between}"
 
     def text(self, which: str) -> str:
         """Mean ± standard deviation over nodes, as in the paper's tables."""
-        spread = fmean(deviation(list(one.values())) for one in getattr(self, which))
-        return f"{short(self.mean(which))} ± {short(spread)}"
+        over_nodes = fmean(deviation(list(one.values())) for one in getattr(self, which))
+        return f"{short(self.mean(which))} ± {short(over_nodes)}"
 
 
 def deviation(values: Sequence[float]) -> float:
-    """The standard deviation; infinite if a value is."""
-    return pstdev(values) if inf not in values else inf
+    """The sample standard deviation; infinite if a value is."""
+    return spread(values) if inf not in values else inf
 
 
-def _own(outcome: Result, leaves: Sequence[str]) -> dict[str, dict[str, float]]:
+def _own(cell: Cell, leaves: Sequence[str]) -> dict[str, dict[str, float]]:
     """The scores of own models by node; by language if the run has only one model, or only models of silos."""
-    own = RunResults.read(outcome.folder).own
-    return own if set(leaves) <= set(own) else {leaf: outcome.metrics[leaf] for leaf in leaves}
+    return cell.own if set(leaves) <= set(cell.own) else {leaf: cell.scores[leaf] for leaf in leaves}
 
 
 def curve_of(folder: Path, leaves: Sequence[str]) -> Curve:
@@ -311,12 +311,12 @@ def _own_claim(found: Found) -> Claim:
     best = found["WorldLM, ours"]
     others = {name: found[name] for name in ("HierFAVG", "FL", "FedPer")}
     strongest = min(others, key=lambda name: others[name].mean("own"))
-    spread = max(best.spread("own"), others[strongest].spread("own"))
+    between = max(best.spread("own"), others[strongest].spread("own"))
     listed = ", ".join(f"{name} {short(figures.mean('own'))}" for name, figures in others.items())
     return Claim(
         "WorldLM's own models with our settings are at least as good as every other method's, within the seeds' spread",
-        best.mean("own") <= others[strongest].mean("own") + spread,
-        f"{short(best.mean('own'))} / {listed}, spread {short(spread)}; "
+        best.mean("own") <= others[strongest].mean("own") + between,
+        f"{short(best.mean('own'))} / {listed}, spread {short(between)}; "
         f"as published {short(found['WorldLM'].mean('own'))}",
         "not shown",
     )
