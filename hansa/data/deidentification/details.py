@@ -30,7 +30,7 @@ YEAR_PAIR = re.compile(r"(?P<first>(?:19|20)\d\d)(?: ?[-–/] ?| )$")
 NAMED_BY = frozenset(["№", "имени", "им.", "імені", "ім."])  # before the name or number of an institution
 NAMING = r"(?:имени|им\.|імені|ім\.|г\.|гр\.|м\.|города|міста)"
 WORDS = re.compile(r"\S+")
-AGE = re.compile(r"(?<![\w.,/-])(?P<age>\d{2,3})[ -]?")
+AGE = re.compile(r"(?<![\w.,/-])(?P<age>\d{1,3})(?!\d)[ -]?")
 LONGEST_PROFESSION = 3  # words
 
 
@@ -84,6 +84,10 @@ class Details:
         self.holes = frozenset(hole for form in self.months for hole in holes(form))
         self.shorter = frozenset(one.replace("*", "") for one in self.holes)
         self.age_after = re.compile(one_of(words.words("ages")))
+        durations = words.words("durations")
+        self.duration = (
+            re.compile(rf"(?<!\w){words.prefixes}{one_of(durations)} (?:{LETTER}{{2,8}} )?$") if durations else None
+        )
         before = words.words("age_labels")
         self.age_before = re.compile(rf"(?<!\w){one_of(before)} ?:? ?$" if before else "(?!)")
         jobs = words.words("professions")
@@ -218,10 +222,19 @@ class Details:
             or word.replace("rn", "m") in self.months
         )
 
-    def ages(self, text: str, numbers: NumberPlaces) -> Iterator[Claim]:
-        """Ages above the limit, with their unit."""
-        for m in matches(AGE, text, numbers.two_or_more):
-            if AGE_LIMIT < int(m["age"]) < 130:
+    def ages(self, text: str, numbers: NumberPlaces, limit: int = AGE_LIMIT) -> Iterator[Claim]:
+        """Ages above the limit, with their unit.
+
+        Up to `AGE_LIMIT`, a number of years after a word such as "for" or "since" is a duration.
+        """
+        for m in matches(AGE, text, numbers.two_or_more if limit > 9 else numbers.any):
+            age = int(m["age"])
+            if limit < age < 130:
                 unit = self.age_after.match(text, m.end())
-                if unit or self.age_before.search(text, max(0, m.start() - 20), m.start()):
+                labelled = self.age_before.search(text, max(0, m.start() - 20), m.start()) is not None
+                if labelled or (unit and not (age <= AGE_LIMIT and self._lasts(text, m.start()))):
                     yield m.start("age"), unit.end() if unit else m.end("age"), "AGE"
+
+    def _lasts(self, text: str, start: int) -> bool:
+        """Whether the number at ``start`` counts the years that something lasts, not those of a person."""
+        return self.duration is not None and self.duration.search(text, max(0, start - 32), start) is not None
