@@ -27,8 +27,8 @@ def show_scores(scores: dict[str, Any]) -> None:
         output.print(f"{code}: {one['leaking']:,} of {one['texts']:,} texts leak at least one detail", highlight=False)
     output.print(
         "leak rate: share of details with a letter or digit left in clear; character recall: share of personal "
-        "characters covered; recall: details covered to the last character; precision: findings that overlap a detail; a "
-        "name is labelled if a label with a colon, or a header field, stands before it on its line",
+        "characters covered; recall: details covered to the last character; precision: findings that overlap a detail; "
+        "a name is labelled if a label with a colon, or a header field, stands before it on its line",
         highlight=False,
     )
     show_problems(scores)

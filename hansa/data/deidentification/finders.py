@@ -138,9 +138,9 @@ def find_all(finder: Deidentifier, texts: list[str], language: str) -> list[list
 def load(spec: str, keep: Iterable[str] = (), also: Iterable[str] = (), age_limit: int = AGE_LIMIT) -> Union:
     """The finder that ``spec`` names, without the types in ``keep``; see the head of this module for what it may name.
 
-    ``also``: types of `OPTIONAL` that are found, too. ``age_limit``: the finder ``rules`` finds ages above it. A class is
-    instantiated without arguments. Raises `UserError` if it cannot be loaded or has no suitable method, or if a type is
-    not known, not optional, or both in ``keep`` and ``also``.
+    ``also``: types of `OPTIONAL` that are found, too. ``age_limit``: the finder ``rules`` finds ages above it. A class
+    is instantiated without arguments. Raises `UserError` if it cannot be loaded or has no suitable method, or if a type
+    is not known, not optional, or both in ``keep`` and ``also``.
     """
     left_alone, wanted = (frozenset(kind.strip().upper() for kind in some if kind.strip()) for some in (keep, also))
     for kind in sorted(left_alone - set(TYPES)):

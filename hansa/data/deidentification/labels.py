@@ -9,6 +9,7 @@ A name is *labelled* if, on its line, nothing but spaces, an opening quote or ti
 
 All other names are in running text, such as the one in «Report: a man of 60 years, seen by Dr. Smith».
 """
+# ruff: noqa: RUF001 (signs of several scripts are intended)
 
 import re
 from functools import cache

@@ -1,8 +1,8 @@
 """Find relatives: "his mother", «su hermano». They are frequent and rarely identify, so a user switches them on.
 
 The words come from ``kin`` of `languages/LANG.yaml`, which also introduce names, and from ``relatives``: ``more`` words
-and forms (an asterisk stands for up to three letters), and ``unclear`` words, which mean a relative only after one of the
-``possessives`` («su mujer» is a wife, «mujer» may be any woman). The possessive is no part of the finding.
+and forms (an asterisk stands for up to three letters), and ``unclear`` words, which mean a relative only after one of
+the ``possessives`` («su mujer» is a wife, «mujer» may be any woman). The possessive is no part of the finding.
 """
 
 import re
