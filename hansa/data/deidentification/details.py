@@ -67,10 +67,13 @@ class Details:
             "before",
             lambda some: (
                 rf"{words.prefixes}(?P<head>{some})"
-                rf"(?: (?:\"|“|«|[Nn][º°]? ?|№ ?|{NAMING} )?"
+                rf"(?: (?:\"|“|«|'|‘|(?:of|&|and) |[Nn][º°]? ?|№ ?|{NAMING} )?"
                 rf"(?:{named}|\d{{1,3}}(?!\d))){{1,{7 if words.cased else 2}}}"
             ),
         )
+        not_after = words.words("hospitals", "not_after")  # «examen clinique»
+        self.adjective = re.compile(rf"(?<!\w){one_of(not_after)} $" if not_after and not words.cased else "(?!)")
+        self.short = re.compile(rf"['’»”\"]? ?\((?P<short>[{UPPER}]{{3,8}})\)")  # Hospital La Paz (HLP)
         self.after = self._pattern("after", lambda some: some)
         small = rf"(?<!\w)(?:{UNCASED} ){{1,2}}$"
         self.leading = re.compile(rf"(?:(?:St\.|{CAPITAL})(?: (?:of|and|the|for|&))*[ -])+$" if words.cased else small)
@@ -108,7 +111,7 @@ class Details:
         # Los Alisos, 10. 13002 …: a street without a street word, before a postcode
         self.bare_street = re.compile(
             rf"{word}(?: {particle}{word}){{0,4}},? (?:\d{{1,4}}(?:[-–]\d{{1,4}})?{LETTER}?|[sS]/[nN])"
-            rf"(?:, ?\d{{1,2}}[ºª°o]? ?{LETTER}?)?[ .,–-]{{1,4}}(?:[A-Z]-)?$"
+            rf"(?:, ?[A-Z]?\d{{1,2}}[ºª°o]?(?: ?\d?{LETTER}(?!\w))?)?[ .,–-]{{1,4}}(?:[A-Z]-)?$"
         )
 
     def _pattern(self, key: str, make: Callable[[str], str]) -> re.Pattern[str] | None:
@@ -149,6 +152,8 @@ class Details:
     def institutions(self, text: str, anchors: Places) -> Iterator[Claim]:
         """Hospitals and other institutions with a name of their own."""
         for m in matches(self.before, text, anchors.get("before", ())) if self.before else ():
+            if self.adjective.search(text, max(0, m.start() - 24), m.start()):
+                continue
             rest = m[0].split()[1:]
             named = (
                 any(w[:1].isupper() or w[:1].isdigit() for w in rest)
@@ -164,6 +169,9 @@ class Details:
                 end = end if end > m.end("head") else 0
             if end:
                 yield self._with_adjectives(text, m.start()), end, "HOSPITAL"
+                short = self.short.match(text, end) if self.words.cased else None
+                for again in re.finditer(rf"(?<!\w){short['short']}(?!\w)", text) if short else ():
+                    yield *again.span(), "HOSPITAL"
         for m in matches(self.after, text, anchors.get("after", ())) if self.after else ():
             lead = self.leading.search(text, max(0, m.start() - 60), m.start())
             if lead and self.words.cased and m[0][:1].isupper():

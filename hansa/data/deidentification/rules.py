@@ -120,6 +120,10 @@ class Patterns:
         self.month_cue = re.compile(rf"(?:(?<!\w){one_of(words.words('year_cues'))} |\()$")
         self.ordinal_stop = "." in words.words("date", "ordinals")  # am 5.3. wieder
         self.street, self.inner_street, self.addresses, self.address_label = address_patterns(words)
+        # abbreviations of street words that mean nothing else, so that no number is needed
+        self.sure = tuple(words.words("address", "sure")) if words.cased else ()
+        postcode = words.raw["address"]["postcode"]
+        self.postcode_after = re.compile(rf"[.,]? ?[-–]? ?(?:{postcode}) +[{UPPER}]" if words.cased else "(?!)")
         self.labelled, self.shapes = _number_patterns(words)
         # all formats in one pattern: most numbers have none of them
         every = "|".join(re.sub(r"\(\?P<\w+>", "(?:", pattern.pattern) for pattern, _, _ in self.shapes)
@@ -261,6 +265,8 @@ class Patterns:
         labelled = self.address_label.search(text, max(0, m.start() - 40), m.start())
         return bool(
             labelled
+            or m[0].casefold().startswith(self.sure)
+            or self.postcode_after.match(text, m.end())
             or self.words.words("address", "city_words")
             or any(c.isdigit() for c in m[0])
             or "/n" in m[0].lower()

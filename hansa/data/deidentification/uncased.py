@@ -76,18 +76,16 @@ class Uncased:
     def _count(self, text: str, words: list[Place], at: int) -> int:
         """The number of words of the name that begins at a word; 0 if none does."""
         start, _, word = words[at]
-        double = self._double(text, words, at)
+        double, cased = self._double(text, words, at), self.words.raw.get("cased", True)
         opens = word in COMPOUND or double or (word in self.particles and self._comma_given(text, words, at))
         if self._stops(word) and not opens:
             return 0
         before = text[max(0, start - 32) : start]
         role = self.role.search(before) is not None
-        initial = INITIALS.search(before) is not None and self.words.raw.get("cased", True)
+        initial = INITIALS.search(before) is not None and cased
         near = role or initial or self.near.search(before) is not None or self._attached(word)
-        pair = double or self._own_pair(text, words, at)
-        weak = (
-            near and not self.words.raw.get("cased", True) and self._own_name(word) and ENDS.match(text, words[at][1])
-        )
+        pair = double or self._own_pair(text, words, at, near)
+        weak = near and not cased and self._own_name(word) and ENDS.match(text, words[at][1])
         inverted = self._inverted(text, words, at)
         listed, unknown = self._listed(word) or opens or pair or inverted or bool(weak), self._unknown(word)
         if word in self.own_given and ALONE.search(before) and ENDS.match(text, words[at][1]):
@@ -96,12 +94,24 @@ class Uncased:
         begins = BEGINS.search(text, max(0, start - 3), start) is not None
         acts = begins and self.verb.match(text, words[at][1]) is not None
         if acts and not listed and not frequencies(self.words.code) and len(word) > 2:
-            return int(not is_common(self.words.code, word))  # before a verb that people govern
+            return int(not (cased and is_common(self.words.code, word)))  # before a verb that people govern
         listed = listed or (acts and word in self.own_family)
         if near and not listed and at + 1 < len(words) and self.shape.fullmatch(words[at + 1][2]):
             return 2 if text[words[at][1] : words[at + 1][0]] == " " else 0
-        if not (listed or shaped or (unknown and (role or acts or self._given_next(text, words, at, self.given)))):
+        if not (
+            listed
+            or shaped
+            or (
+                unknown
+                and (
+                    (role and not is_verb(self.words.code, word))
+                    or acts
+                    or self._given_next(text, words, at, self.given)
+                )
+            )
+        ):
             return self._introduced(text, words, at) if role else 0
+        near = near and (not cased or role or initial or pair or inverted or self._may_follow(word))
         count, names = (2, 2) if pair or inverted else (1, int(listed))
         while at + count < len(words) and count < LONGEST:
             beside = text[words[at + count - 1][1] : words[at + count][0]]
@@ -122,9 +132,13 @@ class Uncased:
             count -= 1
         if count > 1:
             return count if names > 1 or (names and self._given_in(words[at : at + count])) or near else 0
-        if near and not (role or initial):
-            near = word in self.own or not (self._ordinary(word) or is_term(word))
         return 1 if near or acts or shaped or self._surely(word) else 0
+
+    def _may_follow(self, word: str) -> bool:
+        """Whether a word after one such as "with" is a name of the language, or a foreign one that is no other word."""
+        if word in self.own:
+            return True
+        return not (self._ordinary(word) or is_term(word) or word in self.words.words("ordinary_given"))
 
     def _double(self, text: str, words: list[Place], at: int) -> bool:
         """Whether a family name of two words begins at a particle, as in "de luca"."""
@@ -209,7 +223,7 @@ class Uncased:
             return False
         return not (self._everyday(word) or self._everyday(name) or is_common(self.words.code, word))
 
-    def _own_pair(self, text: str, words: list[Place], at: int) -> bool:
+    def _own_pair(self, text: str, words: list[Place], at: int, near: bool) -> bool:
         """Whether two names of the language stand side by side.
 
         The dictionary counts how often a name occurs, too, so it does not tell frequent names from ordinary words.
@@ -217,9 +231,10 @@ class Uncased:
         if at + 1 >= len(words):
             return False
         here, after = words[at], words[at + 1]
-        if self.words.raw.get("cased", True):  # "grace hughes": the second word is no everyday word
+        if self.words.raw.get("cased", True):  # "grace hughes"
             names = here[2] in self.own_given and (after[2] in self.own_family or after[2] in self.certain)
-            return names and text[here[1] : after[0]] == " " and not (self._everyday(after[2]) or is_term(after[2]))
+            ordinary = is_term(after[2]) or (self._everyday(after[2]) and not near)
+            return names and text[here[1] : after[0]] == " " and not ordinary
         if text[here[1] : after[0]] not in (" ", ", ", "، ") or here[2] in self.stop or after[2] in self.stop:
             return False
         first = any(w in self.own for w in self._stripped(here[2]))
@@ -261,6 +276,8 @@ class Uncased:
         home = self.home.search(text, before, words[at][0]) is not None
         if not home and not self.place.search(text, before, words[at][0]):
             return 0
+        if not home and self._own_pair(text, words, at, near=True):
+            return 0  # «a Pilar García», where Pilar is a town, too
         for count in (3, 2, 1):
             some = words[at : at + count]
             if len(some) == count and text[some[0][0] : some[-1][1]].count(" ") == count - 1:
