@@ -52,6 +52,7 @@ class Uncased:
     verbs: frozenset[str]  # the words of ``verb``, in plain form, that are no names of the language
     own_given: frozenset[str]
     own_family: frozenset[str]
+    ordinary_given: frozenset[str]  # given names that are ordinary words, too
 
     def find(self, text: str) -> Iterator[Finding]:
         """The names and towns in a text in small letters."""
@@ -138,7 +139,7 @@ class Uncased:
         """Whether a word after one such as "with" is a name of the language, or a foreign one that is no other word."""
         if word in self.own:
             return True
-        return not (self._ordinary(word) or is_term(word) or word in self.words.words("ordinary_given"))
+        return not (self._ordinary(word) or is_term(word))
 
     def _double(self, text: str, words: list[Place], at: int) -> bool:
         """Whether a family name of two words begins at a particle, as in "de luca"."""
@@ -148,6 +149,8 @@ class Uncased:
 
     def _inverted(self, text: str, words: list[Place], at: int) -> bool:
         """Whether a family name begins at a word, and a given name follows after a comma, as in SMITH, JOHN."""
+        if text[words[at][1] : words[at][1] + 1] != ",":
+            return False
         word, nothing_known = words[at][2], not frequencies(self.words.code)
         if self._given_next(text, words, at, self.certain):
             return word in self.family or (nothing_known and len(word) > 3 and not is_common(self.words.code, word))
@@ -261,8 +264,10 @@ class Uncased:
 
     def _ordinary(self, word: str) -> bool:
         bare = word.removeprefix("ال") if self.words.code == "ar" else word
-        forms = {*self._stripped(word), *self._stripped(bare), ARTICLE.sub("", word)}
-        return any(is_ordinary(self.words.code, form) for form in forms)
+        forms = {*self._stripped(word), *self._stripped(bare)}
+        if not word.isalpha():
+            forms.add(ARTICLE.sub("", word))
+        return any(is_ordinary(self.words.code, form) or form in self.ordinary_given for form in forms)
 
     def _everyday(self, word: str) -> bool:
         return frequencies(self.words.code).get(word, 0) >= EVERYDAY
@@ -322,6 +327,7 @@ def uncased(
         frozenset(map(plain, verbs)) - own_given - own_family if words.raw.get("cased", True) else frozenset(),
         own_given,
         own_family,
+        frozenset(map(plain, words.words("ordinary_given"))),
     )
 
 
