@@ -169,6 +169,8 @@ def data_deidentify(
         typer.Option("--with", metavar="SPEC", help="rules, lists, model:FOLDER, presidio, module:Class, or A+B"),
     ] = "rules+lists",
     keep: Annotated[str, typer.Option(help="types to leave alone, e.g. AGE,PROFESSION")] = "",
+    also: Annotated[str, typer.Option(help="types that are not found by default: RELATIVE")] = "",
+    age_limit: Annotated[int, typer.Option(min=0, metavar="N", help="find ages above N; 0: all ages")] = 89,
     patient: Annotated[
         str, typer.Option(help="field that says which neighbouring rows are about one patient")
     ] = "patient",
@@ -186,7 +188,7 @@ def data_deidentify(
     from hansa.data.deidentification.keys import surrogate_key
 
     check_style(style)
-    chosen = load(finder, _listed(keep))
+    chosen = load(finder, _listed(keep), _listed(also), age_limit)
     if measure:
         scores = whole.score_files(paths, text, language, chosen, _mapped(types))
         finish(format, scores, lambda: show_scores(scores))

@@ -16,11 +16,10 @@ def show_scores(scores: dict[str, Any]) -> None:
     """Print leak rates by language and type, and by document."""
     rows = []
     for code, found in scores["languages"].items():
-        for kind, one in {"all": found["overall"], **found["types"]}.items():
-            values = [_share(one[share]) for share in SHARES]
-            rows.append(
-                [f"{code} {kind}", f"{one['entities']:,}", f"{one['leaked']:,}", f"{one['findings']:,}", *values]
-            )
+        for kind, one in _classes(found).items():
+            values = [_share(one.get(share)) for share in SHARES]
+            found_here = f"{one['findings']:,}" if "findings" in one else "–"  # told apart by type only
+            rows.append([f"{code} {kind}", f"{one['entities']:,}", f"{one['leaked']:,}", found_here, *values])
     columns = ["", "gold", "leaked", "found", *(s.replace("_", " ") for s in SHARES)]
     output.print(table(columns, rows, "Personal details that leak"))
     for code, found in scores["languages"].items():
@@ -28,10 +27,21 @@ def show_scores(scores: dict[str, Any]) -> None:
         output.print(f"{code}: {one['leaking']:,} of {one['texts']:,} texts leak at least one detail", highlight=False)
     output.print(
         "leak rate: share of details with a letter or digit left in clear; character recall: share of personal "
-        "characters covered; recall: details covered to the last character; precision: findings that overlap a detail",
+        "characters covered; recall: details covered to the last character; precision: findings that overlap a detail; "
+        "a name is labelled if a label with a colon, or a header field, stands before it on its line",
         highlight=False,
     )
     show_problems(scores)
+
+
+def _classes(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The scores of all details and of every type; after names, those of labelled names and names in running text."""
+    shown = {"all": found["overall"]}
+    for kind, one in found["types"].items():
+        shown[kind] = one
+        if kind == "NAME":
+            shown |= {f"NAME, {which}": some for which, some in found["names"].items()}
+    return shown
 
 
 def show_preview(details: list[dict[str, str]]) -> None:

@@ -29,7 +29,7 @@ def address_patterns(words: Vocabulary) -> AddressPatterns:
     if words.cased:
         stop = rf"(?!{one_of(words.stop)})"
         small = f"|{LOWER}{{3,}}" if address.get("small_letters") else ""
-        soft = rf"(?:\d{{1,2}} )?(?:{INITIAL_OR_ROMAN} ?)*{particle}(?:{ABBREVIATION} ?)?{SOFT_CAPITAL}"
+        soft = rf"(?:\d{{1,2}} )?(?:{INITIAL_OR_ROMAN} ?)*{particle}(?:{ABBREVIATION} ?|[AO] )?{SOFT_CAPITAL}"
         name = rf"(?P<street_name>{soft}(?:[ -]{particle}{stop}(?:{CAPITAL}|{INITIAL_OR_ROMAN}{small})){{0,4}})"
         article = f"(?:[{UPPER}]{LOWER}? )?"  # A Coruña, La Valletta
         city = rf"{particle}{article}{stop}{SOFT_CAPITAL}(?:[ -]{particle}{stop}{SOFT_CAPITAL}){{0,2}}"
@@ -39,7 +39,11 @@ def address_patterns(words: Vocabulary) -> AddressPatterns:
     begun = rf"[{UPPER}](?:{LETTER}|-)*"
     compound = rf"{begun}[ -]?{one_of([s.capitalize() for s in suffixes])}|{begun}{one_of(suffixes)}"
     without = r"[sS]/[nN](?!\w)|[kK]m\.? ?\d{1,3}(?:[.,]\d{1,3})?"
-    house = rf"{without}|\d{{1,4}}(?!\d)(?:[ /]?{LETTER}(?!\w))?(?:[/-]\d{{1,4}}(?!\d){LETTER}?)?"
+    house = (
+        rf"{without}|\d{{1,4}}(?!\d)(?:[ /]?{LETTER}(?!\w))?(?:[/-]\d{{1,4}}(?!\d)(?:{LETTER}{{2}}(?!\w)|{LETTER})?)?"
+    )
+    units = address["unit_words"]
+    named_unit = rf"{one_of([w for w in units if len(w) > 2])} {SOFT_CAPITAL}"  # Edificio Argentina
     parts = {
         "street": one_of(streets),
         "street_after": one_of(after),
@@ -47,8 +51,10 @@ def address_patterns(words: Vocabulary) -> AddressPatterns:
         "compound": f"(?:{compound})",
         "name": name,
         "any_name": rf"{particle}{LETTER}+(?:[ '’-]{particle}{LETTER}+){{0,4}}?",
-        "number": rf"(?:{one_of(address['number_words'])} ?)?(?:{house})",
-        "unit": rf"{one_of(address['unit_words'])} ?[\w/]{{1,6}}",
+        "number": rf"(?:{one_of(address['number_words'])} ?|[nN]\.? ?[º°]\.? ?)?(?:{house})",
+        "unit": rf"(?:{named_unit}|{one_of(units)} ?[\w/]{{1,6}})"
+        if words.cased
+        else rf"{one_of(units)} ?[\w/]{{1,6}}",
         "town": one_of(address.get("city_words", [])),
         "region": one_of(address.get("regions", [])),
         "postcode": f"(?:{address['postcode']})",

@@ -30,7 +30,7 @@ YEAR_PAIR = re.compile(r"(?P<first>(?:19|20)\d\d)(?: ?[-–/] ?| )$")
 NAMED_BY = frozenset(["№", "имени", "им.", "імені", "ім."])  # before the name or number of an institution
 NAMING = r"(?:имени|им\.|імені|ім\.|г\.|гр\.|м\.|города|міста)"
 WORDS = re.compile(r"\S+")
-AGE = re.compile(r"(?<![\w.,/-])(?P<age>\d{2,3})[ -]?")
+AGE = re.compile(r"(?<![\w.,/-])(?P<age>\d{1,3})(?!\d)[ -]?")
 LONGEST_PROFESSION = 3  # words
 
 
@@ -67,10 +67,13 @@ class Details:
             "before",
             lambda some: (
                 rf"{words.prefixes}(?P<head>{some})"
-                rf"(?: (?:\"|“|«|[Nn][º°]? ?|№ ?|{NAMING} )?"
+                rf"(?: (?:\"|“|«|'|‘|(?:of|&|and) |[Nn][º°]? ?|№ ?|{NAMING} )?"
                 rf"(?:{named}|\d{{1,3}}(?!\d))){{1,{7 if words.cased else 2}}}"
             ),
         )
+        not_after = words.words("hospitals", "not_after")  # «examen clinique»
+        self.adjective = re.compile(rf"(?<!\w){one_of(not_after)} $" if not_after and not words.cased else "(?!)")
+        self.short = re.compile(rf"['’»”\"]? ?\((?P<short>[{UPPER}]{{3,8}})\)")  # Hospital La Paz (HLP)
         self.after = self._pattern("after", lambda some: some)
         small = rf"(?<!\w)(?:{UNCASED} ){{1,2}}$"
         self.leading = re.compile(rf"(?:(?:St\.|{CAPITAL})(?: (?:of|and|the|for|&))*[ -])+$" if words.cased else small)
@@ -84,6 +87,10 @@ class Details:
         self.holes = frozenset(hole for form in self.months for hole in holes(form))
         self.shorter = frozenset(one.replace("*", "") for one in self.holes)
         self.age_after = re.compile(one_of(words.words("ages")))
+        durations = words.words("durations")
+        self.duration = (
+            re.compile(rf"(?<!\w){words.prefixes}{one_of(durations)} (?:{LETTER}{{2,8}} )?$") if durations else None
+        )
         before = words.words("age_labels")
         self.age_before = re.compile(rf"(?<!\w){one_of(before)} ?:? ?$" if before else "(?!)")
         jobs = words.words("professions")
@@ -104,7 +111,7 @@ class Details:
         # Los Alisos, 10. 13002 …: a street without a street word, before a postcode
         self.bare_street = re.compile(
             rf"{word}(?: {particle}{word}){{0,4}},? (?:\d{{1,4}}(?:[-–]\d{{1,4}})?{LETTER}?|[sS]/[nN])"
-            rf"(?:, ?\d{{1,2}}[ºª°o]? ?{LETTER}?)?[ .,–-]{{1,4}}(?:[A-Z]-)?$"
+            rf"(?:, ?[A-Z]?\d{{1,2}}[ºª°o]?(?: ?\d?{LETTER}(?!\w))?)?[ .,–-]{{1,4}}(?:[A-Z]-)?$"
         )
 
     def _pattern(self, key: str, make: Callable[[str], str]) -> re.Pattern[str] | None:
@@ -145,6 +152,8 @@ class Details:
     def institutions(self, text: str, anchors: Places) -> Iterator[Claim]:
         """Hospitals and other institutions with a name of their own."""
         for m in matches(self.before, text, anchors.get("before", ())) if self.before else ():
+            if self.adjective.search(text, max(0, m.start() - 24), m.start()):
+                continue
             rest = m[0].split()[1:]
             named = (
                 any(w[:1].isupper() or w[:1].isdigit() for w in rest)
@@ -160,6 +169,9 @@ class Details:
                 end = end if end > m.end("head") else 0
             if end:
                 yield self._with_adjectives(text, m.start()), end, "HOSPITAL"
+                short = self.short.match(text, end) if self.words.cased else None
+                for again in re.finditer(rf"(?<!\w){short['short']}(?!\w)", text) if short else ():
+                    yield *again.span(), "HOSPITAL"
         for m in matches(self.after, text, anchors.get("after", ())) if self.after else ():
             lead = self.leading.search(text, max(0, m.start() - 60), m.start())
             if lead and self.words.cased and m[0][:1].isupper():
@@ -218,10 +230,19 @@ class Details:
             or word.replace("rn", "m") in self.months
         )
 
-    def ages(self, text: str, numbers: NumberPlaces) -> Iterator[Claim]:
-        """Ages above the limit, with their unit."""
-        for m in matches(AGE, text, numbers.two_or_more):
-            if AGE_LIMIT < int(m["age"]) < 130:
+    def ages(self, text: str, numbers: NumberPlaces, limit: int = AGE_LIMIT) -> Iterator[Claim]:
+        """Ages above the limit, with their unit.
+
+        Up to `AGE_LIMIT`, a number of years after a word such as "for" or "since" is a duration.
+        """
+        for m in matches(AGE, text, numbers.two_or_more if limit > 9 else numbers.any):
+            age = int(m["age"])
+            if limit < age < 130:
                 unit = self.age_after.match(text, m.end())
-                if unit or self.age_before.search(text, max(0, m.start() - 20), m.start()):
+                labelled = self.age_before.search(text, max(0, m.start() - 20), m.start()) is not None
+                if labelled or (unit and not (age <= AGE_LIMIT and self._lasts(text, m.start()))):
                     yield m.start("age"), unit.end() if unit else m.end("age"), "AGE"
+
+    def _lasts(self, text: str, start: int) -> bool:
+        """Whether the number at ``start`` counts the years that something lasts, not those of a person."""
+        return self.duration is not None and self.duration.search(text, max(0, start - 32), start) is not None

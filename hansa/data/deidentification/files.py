@@ -203,12 +203,8 @@ def score_files(
     """
     problems = Problems()
     by_language: dict[str, list[dict[str, Any]]] = {}
-    for path in paths:
-        for row in _rows(path, field, problems):
-            try:
-                by_language.setdefault(_language(row, language), []).append(_gold(row, field))
-            except BadRow as error:
-                problems.note(row.place, str(error))
+    for code, gold in gold_rows(paths, field, language, problems):
+        by_language.setdefault(code, []).append(gold)
     if not any(by_language.values()):
         first = f", first {problems.first[0]}" if problems.first else ""
         raise DataError(
@@ -224,18 +220,31 @@ def score_files(
     }
 
 
+def gold_rows(
+    paths: list[Path], field: str, language: str, problems: Problems | None = None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The language of each annotated row, and the row as {"text", "personal"}; ``problems`` counts unusable rows.
+
+    Raises `UserError` if a row says no language and ``language`` is empty.
+    """
+    noted = Problems() if problems is None else problems
+    for path in paths:
+        for row in _rows(path, field, noted):
+            try:
+                gold = _gold(row, field)
+            except BadRow as error:
+                noted.note(row.place, str(error))
+            else:
+                yield _language(row, language), gold
+
+
 def annotated_rows(paths: list[Path], field: str, language: str) -> Iterator[dict[str, Any]]:
     """Rows with annotated personal details: {"text", "lang", "personal"}, types as ours and overlaps removed.
 
     Rows without annotation are skipped.
     """
-    for path in paths:
-        for row in _rows(path, field, Problems()):
-            try:
-                gold = _gold(row, field)
-            except BadRow:
-                continue
-            yield {"text": gold["text"], "lang": _language(row, language), "personal": _outer(gold["personal"])}
+    for code, gold in gold_rows(paths, field, language):
+        yield {"text": gold["text"], "lang": code, "personal": _outer(gold["personal"])}
 
 
 def _outer(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -17,14 +17,17 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from hansa.core.errors import DataError, UserError, did_you_mean, place
+from hansa.data.deidentification.details import AGE_LIMIT
 from hansa.data.deidentification.kinds import BUILT_IN, TYPES, kind_of
 from hansa.data.deidentification.lists import Lists
+from hansa.data.deidentification.relatives import relatives
 from hansa.data.deidentification.repeats import repeated
 from hansa.data.deidentification.rules import Finding, Rules
 from hansa.data.deidentification.tagger import Tagger
 from hansa.data.deidentification.view import cleaned, repaired
 
 DEFAULT = "rules+lists"
+OPTIONAL = ("RELATIVE",)  # types that are found only if a user asks for them
 PRESIDIO = "presidio_analyzer:AnalyzerEngine"
 
 
@@ -83,11 +86,12 @@ class CheckedFinder:
 class Union:
     """What at least one member finds, in a cleaned view of the text; a name found once is found everywhere.
 
-    ``keep``: types that are left alone.
+    ``keep``: types that are left alone; ``also``: types of `OPTIONAL` that are looked for.
     """
 
     members: tuple[Deidentifier, ...]
     keep: frozenset[str] = frozenset()
+    also: frozenset[str] = frozenset()
 
     def find(self, text: str, language: str) -> list[Finding]:
         """The personal details in a text."""
@@ -107,6 +111,8 @@ class Union:
         made = []
         for view, here, known in zip(views, found, names, strict=True):
             here = here + repeated(view.text, known, language)
+            if "RELATIVE" in self.also:
+                here += relatives(view.text, language)
             wanted = (f for f in here if f.type not in self.keep and f.start < f.end)
             made.append(sorted({Finding(*view.back(f.start, f.end), f.type) for f in wanted}, key=_order))
         return made
@@ -129,21 +135,27 @@ def find_all(finder: Deidentifier, texts: list[str], language: str) -> list[list
     return [finder.find(text, language) for text in texts]
 
 
-def load(spec: str, keep: Iterable[str] = ()) -> Union:
+def load(spec: str, keep: Iterable[str] = (), also: Iterable[str] = (), age_limit: int = AGE_LIMIT) -> Union:
     """The finder that ``spec`` names, without the types in ``keep``; see the head of this module for what it may name.
 
-    A class is instantiated without arguments. Raises `UserError` if it cannot be loaded or has no suitable method, or
-    if a type in ``keep`` is not known.
+    ``also``: types of `OPTIONAL` that are found, too. ``age_limit``: the finder ``rules`` finds ages above it. A class
+    is instantiated without arguments. Raises `UserError` if it cannot be loaded or has no suitable method, or if a type
+    is not known, not optional, or both in ``keep`` and ``also``.
     """
-    left_alone = frozenset(kind.strip().upper() for kind in keep if kind.strip())
+    left_alone, wanted = (frozenset(kind.strip().upper() for kind in some if kind.strip()) for some in (keep, also))
     for kind in sorted(left_alone - set(TYPES)):
         raise UserError(f"'{kind}' is not a type of personal details; {did_you_mean(kind, TYPES)}")
-    return Union(tuple(_member(one.strip()) for one in spec.split("+")), left_alone)
+    for kind in sorted(wanted - set(OPTIONAL)):
+        reason = "is found anyway" if kind in TYPES else "is not a type of personal details"
+        raise UserError(f"'{kind}' {reason}; types that can be found also: {', '.join(OPTIONAL)}")
+    for kind in sorted(wanted & left_alone):
+        raise UserError(f"'{kind}' is to be left alone and to be found also; name it once")
+    return Union(tuple(_member(one.strip(), age_limit) for one in spec.split("+")), left_alone, wanted)
 
 
-def _member(spec: str) -> Deidentifier:
+def _member(spec: str, age_limit: int) -> Deidentifier:
     if spec == "rules":
-        return Rules()
+        return Rules(age_limit)
     if spec == "lists":
         return Lists()
     if spec.startswith("model:"):

@@ -1,6 +1,7 @@
 """Score a finder of personal details against annotated texts: how much leaks, by type and by document.
 
-A span leaks if at least one of its letters or digits is left in clear.
+A span leaks if at least one of its letters or digits is left in clear. Names that a label introduces and names in
+running text are also counted apart (`labels.is_labelled`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,9 +12,11 @@ from typing import Any
 
 from hansa.data.deidentification.finders import Deidentifier, find_all
 from hansa.data.deidentification.kinds import TYPES, kind_of
+from hansa.data.deidentification.labels import is_labelled
 from hansa.data.deidentification.rules import Finding
 
 Row = dict[str, Any]
+LABELLED, RUNNING = "labelled", "in running text"  # names
 AT_ONCE = 64  # texts given to the finder at once
 
 
@@ -28,6 +31,8 @@ def measure(
 
     - ``leak_rate`` (the headline): the fraction of entities of which a letter or digit is left in clear;
       ``documents`` has the fraction of texts with at least one such entity.
+    - ``names``: the leak rate and recall of names that are labelled, and of those in running text, as
+      `labels.is_labelled` tells them apart; findings belong to neither, so there is no precision.
     - ``character_recall``: the fraction of personal characters that was covered;
       ``character_precision``: the fraction of covered characters that is personal.
     - ``recall``: an entity counts as found if all its characters are covered, by findings of any type;
@@ -38,6 +43,7 @@ def measure(
     recall refers to the gold types and precision to the types of the findings.
     """
     counts: dict[str, Counts] = {}
+    names = {LABELLED: Counts(), RUNNING: Counts()}
     kept: frozenset[str] = getattr(deidentifier, "keep", frozenset())
     texts = leaking = 0
     for batch in batched(rows, AT_ONCE):
@@ -47,13 +53,14 @@ def measure(
                 for item in row["personal"]
             ]
             texts += 1
-            leaking += _count(counts, row[text], gold, found, kept) > 0
+            leaking += _count(counts, names, row[text], gold, found, kept, language) > 0
     overall = Counts()
     for one in counts.values():
         overall = overall + one
     documents = {"texts": texts, "leaking": leaking, "leak_rate": leaking / texts if texts else None}
     by_type = {kind: counts[kind].scores() for kind in sorted(counts)}
-    return {"overall": overall.scores(), "types": by_type, "documents": documents}
+    apart = {kind: one.leaks() for kind, one in names.items() if one.gold}
+    return {"overall": overall.scores(), "types": by_type, "names": apart, "documents": documents}
 
 
 def batched(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
@@ -81,6 +88,12 @@ class Counts:
     def __add__(self, other: "Counts") -> "Counts":
         return Counts(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
+    def leaks(self) -> dict[str, float | int | None]:
+        """What can be said of entities alone, without findings: the leak rate and the two kinds of recall."""
+        some = ("entities", "leaked", "leak_rate", "character_recall", "recall")
+        scores = self.scores()
+        return {name: scores[name] for name in some}
+
     def scores(self) -> dict[str, float | int | None]:
         """Precision, recall and F1 by character, by entity and by exact match."""
         made: dict[str, float | int | None] = {"entities": self.gold, "findings": self.found, "leaked": self.leaked}
@@ -103,9 +116,15 @@ def _three(name: str, right: int, found: int, covered: int, gold: int) -> dict[s
 
 
 def _count(
-    counts: dict[str, Counts], text: str, gold: list[Finding], found: list[Finding], kept: frozenset[str]
+    counts: dict[str, Counts],
+    names: dict[str, Counts],
+    text: str,
+    gold: list[Finding],
+    found: list[Finding],
+    kept: frozenset[str],
+    language: str,
 ) -> int:
-    """Add the counts of one text by type; return how many of its entities leak."""
+    """Add the counts of one text by type, and those of its names; return how many of its entities leak."""
     leaks = 0
     is_gold, is_found = _mask(text, gold), _mask(text, found)
     gold_set = set(gold)
@@ -118,6 +137,9 @@ def _count(
         one = Counts(gold=1, leaked=int(leaked), covered=int(covered == g.end - g.start))
         characters = Counts(gold_characters=g.end - g.start, covered_characters=covered)
         counts[g.type] = counts.get(g.type, Counts()) + one + characters
+        if g.type == "NAME":
+            kind = LABELLED if is_labelled(text, g.start, language) else RUNNING
+            names[kind] = names[kind] + one + characters
     for f in found:
         right = is_gold.count(1, f.start, f.end)
         one = Counts(found=1, right=int(right > 0), exact=int(f in gold_set))

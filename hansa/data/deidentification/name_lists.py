@@ -72,7 +72,7 @@ def _listed(person: Any, fields: tuple[str, ...]) -> tuple[str, ...]:
 def further_people(language: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Common given names and family names of a language that Faker lacks; both empty if there are none."""
     raw = yaml.load(FURTHER_NAMES.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader).get(language, {})
-    given, family = (raw.get(key, "").split() for key in ("given", "family"))
+    given, family = ([name.replace("_", " ") for name in raw.get(key, "").split()] for key in ("given", "family"))
     return tuple(given), tuple(family)
 
 

@@ -42,6 +42,8 @@ class Names:
         self.role = re.compile(rf"{one_of(roles, cases=not words.raw.get('roles_lower_only'))}(?: ?:)? (?={CAPITAL})")
         kin = words.words("kin")
         self.kin = re.compile(rf"{words.prefixes}{one_of(kin)},? (?={CAPITAL})") if kin and words.cased else None
+        # where case says nothing, a name ends before what the person does: "dr smith phoned"
+        self.verbs = frozenset(words.words("person_verbs") if not words.cased and words.raw.get("cased", True) else ())
         self.particles = rf"(?:{one_of(words.particles)} )*"
         self.with_particle = re.compile(rf"(?<!\w)(?:{one_of(words.particles)} )+{CAPITAL}")  # De Luca
         self.word = re.compile(rf"(?:{INITIAL}|{CAPITAL})" if words.cased else UNCASED)
@@ -125,7 +127,7 @@ class Names:
             particle_only = not self.words.cased and m["word"].casefold() in self.words.particles
             third_family = count == 2 and not self.words.cased and m["word"].startswith("ال") > last.startswith("ال")
             label = count > 1 and text.startswith(":", m.end()) and not m["word"].istitle()  # NHC:
-            if label or (count >= limit and not third_family):
+            if label or (count and m["word"].casefold() in self.verbs) or (count >= limit and not third_family):
                 break
             end, count, last = m.end(), count + (not particle_only), m["word"]
             m = self.next.match(text, end)

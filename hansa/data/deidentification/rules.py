@@ -13,7 +13,7 @@ from functools import cache
 
 from hansa.data.deidentification.addresses import address_patterns
 from hansa.data.deidentification.anchors import Anchors, NumberPlaces, Places, matches, number_places
-from hansa.data.deidentification.details import Details
+from hansa.data.deidentification.details import AGE_LIMIT, Details
 from hansa.data.deidentification.lexicon import (
     LETTER,
     UPPER,
@@ -82,18 +82,24 @@ NUMBER_LABELS = ("phone_labels", "id_prefixes", "id_labels")
 VALUE = rf"(?:[{UPPER}]{{1,5}}[-/ .]?)?\d(?:[\w./-]*\w)?"
 
 
+@dataclass(frozen=True)
 class Rules:
-    """The built-in de-identifier: one set of compiled patterns per language."""
+    """The built-in de-identifier: one set of compiled patterns per language.
+
+    ``age_limit``: ages above it are found; 0 for all ages.
+    """
+
+    age_limit: int = AGE_LIMIT
 
     def find(self, text: str, language: str) -> list[Finding]:
         """The personal details in a text; raises `UserError` if the language has no rules."""
         words = vocabulary(language)
         if words.cased and without_case(text):
-            small = _patterns(words.code, True).find(same_length(text, str.lower))
+            small = _patterns(words.code, True).find(same_length(text, str.lower), self.age_limit)
             # numbers with letters (MRN-1234, NW1 6XE) have formats in capitals
-            large = _patterns(words.code, False).find(same_length(text, str.upper))
+            large = _patterns(words.code, False).find(same_length(text, str.upper), self.age_limit)
             return small + [f for f in large if f.type in ("ID", "PHONE", "ADDRESS", "DATE", "TOWN")]
-        return _patterns(words.code, False).find(text)
+        return _patterns(words.code, False).find(text, self.age_limit)
 
 
 @cache
@@ -114,14 +120,18 @@ class Patterns:
         self.month_cue = re.compile(rf"(?:(?<!\w){one_of(words.words('year_cues'))} |\()$")
         self.ordinal_stop = "." in words.words("date", "ordinals")  # am 5.3. wieder
         self.street, self.inner_street, self.addresses, self.address_label = address_patterns(words)
+        # abbreviations of street words that mean nothing else, so that no number is needed
+        self.sure = tuple(words.words("address", "sure")) if words.cased else ()
+        postcode = words.raw["address"]["postcode"]
+        self.postcode_after = re.compile(rf"[.,]? ?[-–]? ?(?:{postcode}) +[{UPPER}]" if words.cased else "(?!)")
         self.labelled, self.shapes = _number_patterns(words)
         # all formats in one pattern: most numbers have none of them
         every = "|".join(re.sub(r"\(\?P<\w+>", "(?:", pattern.pattern) for pattern, _, _ in self.shapes)
         self.any_shape = re.compile(rf"(?<!\w)(?:{every})").match
         self.anchors = _anchors(words, {**self.details.anchors(), **self.names.anchors()})
 
-    def find(self, text: str) -> list[Finding]:
-        """The personal details in a text, in order and without overlaps."""
+    def find(self, text: str, age_limit: int = AGE_LIMIT) -> list[Finding]:
+        """The personal details in a text, in order and without overlaps; of ages, those above the limit."""
         for hard in HARD_SPACES:
             text = text.replace(hard, " ")  # one character for another, so that offsets do not change
         taken = bytearray(len(text))
@@ -155,7 +165,7 @@ class Patterns:
         claim(self._numbers(text, anchors, numbers))
         claim(more.institutions(text, anchors))
         claim((start, end, "NAME") for start, end in self.names.find(text, anchors))
-        for rest in (more.professions(text, anchors), more.years(text, numbers), more.ages(text, numbers)):
+        for rest in (more.professions(text, anchors), more.years(text, numbers), more.ages(text, numbers, age_limit)):
             claim(rest)
         return sorted(found, key=lambda f: f.start)
 
@@ -255,6 +265,8 @@ class Patterns:
         labelled = self.address_label.search(text, max(0, m.start() - 40), m.start())
         return bool(
             labelled
+            or m[0].casefold().startswith(self.sure)
+            or self.postcode_after.match(text, m.end())
             or self.words.words("address", "city_words")
             or any(c.isdigit() for c in m[0])
             or "/n" in m[0].lower()

@@ -19,6 +19,7 @@ from hashlib import blake2b
 
 from hansa.data.deidentification.lexicon import Month, Vocabulary, one_of, vocabulary
 from hansa.data.deidentification.names import AFTER_TITLE, stemmed, titles
+from hansa.data.deidentification.relatives import kin_words
 from hansa.data.deidentification.rules import Finding
 
 WORD = re.compile(r"[^\W\d_][^\W\d_\u0300-\u036f]*[\u0300-\u036f\u064b-\u0652]*(?:[^\W\d_]+[\u064b-\u0652]*)*")
@@ -43,6 +44,7 @@ class _Tools:
     place: re.Pattern[str]  # a postcode, or another word or number of an address
     place_words: frozenset[str]  # words of an address that are kept
     suffixes: tuple[str, ...]
+    kin: tuple[str, ...]  # relatives
 
 
 @cache
@@ -68,6 +70,7 @@ def _tools(language: str) -> _Tools:
         re.compile(rf"(?P<code>(?<!\w)(?:{place['postcode']})(?!\w))|[^\W\d_]+|\d+"),
         frozenset(w.strip(".").casefold() for key in keys for phrase in place.get(key, []) for w in phrase.split()),
         tuple(s.strip(".").casefold() for s in place.get("suffixes", [])),
+        tuple(kin_words(words)),
     )
 
 
@@ -101,6 +104,7 @@ class Surrogates:
             "EMAIL": lambda s: f"{self._latin('mail', s.lower())}@example.org",
             "URL": lambda s: f"https://example.org/{self._latin('url', s)}",
             "ADDRESS": self.address,
+            "RELATIVE": self.relative,
         }
         return makers.get(kind, self.same_shape)(original)
 
@@ -199,6 +203,14 @@ class Surrogates:
 
         made = self.tools.place.sub(another, original)
         return made if made != original else self.same_shape(original)
+
+    def relative(self, original: str) -> str:
+        """Another relative of the language's list, in the case of the original."""
+        others = [word for word in self.tools.kin if word.casefold() not in original.casefold()]
+        made = others[self.draw("relative", original.casefold()) % len(others)]
+        if original.isupper() and len(original) > 1:
+            return made.upper()
+        return made[0].upper() + made[1:] if original[0].isupper() else made
 
     def moved(self, original: str) -> str:
         """The date moved back, in the same notation; the tag [DATE] if it cannot be parsed."""

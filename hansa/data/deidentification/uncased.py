@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hansa.data.deidentification.lexicon import LETTER, Vocabulary, one_of
 from hansa.data.deidentification.names import is_eponym
-from hansa.data.deidentification.ordinary import EVERYDAY, frequencies, is_common, is_ordinary, is_verb
+from hansa.data.deidentification.ordinary import EVERYDAY, frequencies, is_common, is_ordinary, is_term, is_verb
 from hansa.data.deidentification.repeats import plain
 from hansa.data.deidentification.rules import Finding
 
@@ -22,6 +22,8 @@ BEGINS = re.compile(r"(?:^|[.!?:;\n])\s*$")
 WORD = re.compile(rf"{LETTER}(?:{LETTER}|[\u0300-\u036f\u064b-\u0652]|['’׳״\"-](?={LETTER}))*")
 BESIDE = (" ", "-", ", ", ",", "، ")
 ENDS = re.compile(r"\s*(?:[.,،;:()\n]|$)")
+ALONE = re.compile(r":\s*$")
+ARTICLE = re.compile(r"[^\W\d_]{1,4}['’](?=[^\W\d_]{2})")  # l'ambulanza, dell'asma
 INITIALS = re.compile(rf"(?<![\w.]){LETTER}\.(?: ?{LETTER}\.)? $")  # before a family name
 PREFIXES = {"he": "ובלכשמה", "ar": "وبلفك"}
 # The first part of Arabic names.
@@ -47,6 +49,10 @@ class Uncased:
     home: re.Pattern[str]  # introduces the town where somebody lives
     verb: re.Pattern[str]  # what people do
     shape: re.Pattern[str]  # family names of a typical form
+    verbs: frozenset[str]  # the words of ``verb``, in plain form, that are no names of the language
+    own_given: frozenset[str]
+    own_family: frozenset[str]
+    ordinary_given: frozenset[str]  # given names that are ordinary words, too
 
     def find(self, text: str) -> Iterator[Finding]:
         """The names and towns in a text in small letters."""
@@ -71,34 +77,48 @@ class Uncased:
     def _count(self, text: str, words: list[Place], at: int) -> int:
         """The number of words of the name that begins at a word; 0 if none does."""
         start, _, word = words[at]
-        opens = word in COMPOUND or (word in self.particles and self._comma_given(text, words, at))
+        double, cased = self._double(text, words, at), self.words.raw.get("cased", True)
+        opens = word in COMPOUND or double or (word in self.particles and self._comma_given(text, words, at))
         if self._stops(word) and not opens:
             return 0
         before = text[max(0, start - 32) : start]
         role = self.role.search(before) is not None
-        initial = INITIALS.search(before) is not None and self.words.raw.get("cased", True)
+        initial = INITIALS.search(before) is not None and cased
         near = role or initial or self.near.search(before) is not None or self._attached(word)
-        pair = self._own_pair(text, words, at)
-        weak = (
-            near and not self.words.raw.get("cased", True) and self._own_name(word) and ENDS.match(text, words[at][1])
-        )
-        inverted = word in self.family and self._given_next(text, words, at, self.certain)
+        pair = double or self._own_pair(text, words, at, near)
+        weak = near and not cased and self._own_name(word) and ENDS.match(text, words[at][1])
+        inverted = self._inverted(text, words, at)
         listed, unknown = self._listed(word) or opens or pair or inverted or bool(weak), self._unknown(word)
+        if word in self.own_given and ALONE.search(before) and ENDS.match(text, words[at][1]):
+            return 1  # "ask for: vera."
         shaped = self._shaped(word)
         begins = BEGINS.search(text, max(0, start - 3), start) is not None
         acts = begins and self.verb.match(text, words[at][1]) is not None
         if acts and not listed and not frequencies(self.words.code) and len(word) > 2:
-            return 1  # the first word of a sentence, before a verb that people govern
+            return int(not (cased and is_common(self.words.code, word)))  # before a verb that people govern
+        listed = listed or (acts and word in self.own_family)
         if near and not listed and at + 1 < len(words) and self.shape.fullmatch(words[at + 1][2]):
             return 2 if text[words[at][1] : words[at + 1][0]] == " " else 0
-        if not (listed or shaped or (unknown and (role or acts or self._given_next(text, words, at, self.given)))):
+        if not (
+            listed
+            or shaped
+            or (
+                unknown
+                and (
+                    (role and not is_verb(self.words.code, word))
+                    or acts
+                    or self._given_next(text, words, at, self.given)
+                )
+            )
+        ):
             return self._introduced(text, words, at) if role else 0
+        near = near and (not cased or role or initial or pair or inverted or self._may_follow(word))
         count, names = (2, 2) if pair or inverted else (1, int(listed))
         while at + count < len(words) and count < LONGEST:
             beside = text[words[at + count - 1][1] : words[at + count][0]]
             nxt = words[at + count][2]
             particle = nxt in self.particles
-            if beside not in BESIDE or (nxt in self.stop and not particle):
+            if beside not in BESIDE or (nxt in self.stop and not particle) or nxt in self.verbs:
                 break
             known = nxt in self.given or nxt in self.family
             last = words[at + count]
@@ -113,8 +133,29 @@ class Uncased:
             count -= 1
         if count > 1:
             return count if names > 1 or (names and self._given_in(words[at : at + count])) or near else 0
-        alone = near or acts or shaped
-        return 1 if alone or self._surely(word) else 0
+        return 1 if near or acts or shaped or self._surely(word) else 0
+
+    def _may_follow(self, word: str) -> bool:
+        """Whether a word after one such as "with" is a name of the language, or a foreign one that is no other word."""
+        if word in self.own:
+            return True
+        return not (self._ordinary(word) or is_term(word))
+
+    def _double(self, text: str, words: list[Place], at: int) -> bool:
+        """Whether a family name of two words begins at a particle, as in "de luca"."""
+        if words[at][2] not in self.particles or at + 1 == len(words):
+            return False
+        return text[words[at][1] : words[at + 1][0]] == " " and f"{words[at][2]} {words[at + 1][2]}" in self.own_family
+
+    def _inverted(self, text: str, words: list[Place], at: int) -> bool:
+        """Whether a family name begins at a word, and a given name follows after a comma, as in SMITH, JOHN."""
+        if text[words[at][1] : words[at][1] + 1] != ",":
+            return False
+        word, nothing_known = words[at][2], not frequencies(self.words.code)
+        if self._given_next(text, words, at, self.certain):
+            return word in self.family or (nothing_known and len(word) > 3 and not is_common(self.words.code, word))
+        own = word in self.own_family and self._given_next(text, words, at, self.own_given)
+        return own and ENDS.match(text, words[at + 1][1]) is not None
 
     def _introduced(self, text: str, words: list[Place], at: int) -> int:
         """Two or three words between a role and the end of a phrase, where no dictionary can say more."""
@@ -185,14 +226,18 @@ class Uncased:
             return False
         return not (self._everyday(word) or self._everyday(name) or is_common(self.words.code, word))
 
-    def _own_pair(self, text: str, words: list[Place], at: int) -> bool:
-        """Whether two names of the language stand side by side, where the script has no capital letters.
+    def _own_pair(self, text: str, words: list[Place], at: int, near: bool) -> bool:
+        """Whether two names of the language stand side by side.
 
         The dictionary counts how often a name occurs, too, so it does not tell frequent names from ordinary words.
         """
-        if self.words.raw.get("cased", True) or at + 1 >= len(words):
+        if at + 1 >= len(words):
             return False
         here, after = words[at], words[at + 1]
+        if self.words.raw.get("cased", True):  # "grace hughes"
+            names = here[2] in self.own_given and (after[2] in self.own_family or after[2] in self.certain)
+            ordinary = is_term(after[2]) or (self._everyday(after[2]) and not near)
+            return names and text[here[1] : after[0]] == " " and not ordinary
         if text[here[1] : after[0]] not in (" ", ", ", "، ") or here[2] in self.stop or after[2] in self.stop:
             return False
         first = any(w in self.own for w in self._stripped(here[2]))
@@ -220,7 +265,9 @@ class Uncased:
     def _ordinary(self, word: str) -> bool:
         bare = word.removeprefix("ال") if self.words.code == "ar" else word
         forms = {*self._stripped(word), *self._stripped(bare)}
-        return any(is_ordinary(self.words.code, form) for form in forms)
+        if not word.isalpha():
+            forms.add(ARTICLE.sub("", word))
+        return any(is_ordinary(self.words.code, form) or form in self.ordinary_given for form in forms)
 
     def _everyday(self, word: str) -> bool:
         return frequencies(self.words.code).get(word, 0) >= EVERYDAY
@@ -234,6 +281,8 @@ class Uncased:
         home = self.home.search(text, before, words[at][0]) is not None
         if not home and not self.place.search(text, before, words[at][0]):
             return 0
+        if not home and self._own_pair(text, words, at, near=True):
+            return 0  # «a Pilar García», where Pilar is a town, too
         for count in (3, 2, 1):
             some = words[at : at + count]
             if len(some) == count and text[some[0][0] : some[-1][1]].count(" ") == count - 1:
@@ -275,6 +324,10 @@ def uncased(
         re.compile(rf"{start}{one_of(home)} $" if home else none),
         re.compile(rf",? {one_of(verbs, cases=False)}" if verbs else none),
         re.compile(words.raw.get("name_shape", none)),
+        frozenset(map(plain, verbs)) - own_given - own_family if words.raw.get("cased", True) else frozenset(),
+        own_given,
+        own_family,
+        frozenset(map(plain, words.words("ordinary_given"))),
     )
 
 
