@@ -4,10 +4,11 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from random import randrange
 
 from hansa.config.file import parse
 from hansa.core.messages import Reply, Request, Train, Update
@@ -51,10 +52,12 @@ def model(size: int) -> Tensors:
 
 
 def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
+    """Ports that are free, below those that outgoing connections take."""
+    ports: list[int] = []
+    while len(ports) < count:
+        port = randrange(15_000, 32_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            ports += [port] if port not in ports else []
     return ports
 
 

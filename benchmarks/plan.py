@@ -11,6 +11,7 @@ import tempfile
 import threading
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -22,7 +23,6 @@ from _far import Echo, federation, free_ports, model
 from _figures import Figures
 
 from hansa.config.file import parse
-from hansa.config.nodes import walk
 from hansa.core.messages import Train, Update
 from hansa.core.tensors import WeightedMean
 from hansa.deploy import authority
@@ -117,39 +117,56 @@ def inner_nodes(silos: dict[str, Any]) -> dict[str, list[str]]:
     return found
 
 
+def serve_branch(folder: str, regions: dict[str, list[str]], silos: list[str], ended: Any) -> None:
+    """The regions and silos of a branch of the tree in a process of their own, until ``ended`` is set."""
+    torch.set_num_threads(1)
+    place = Path(folder)
+    with ExitStack() as stack:
+        services: dict[str, Any] = {name: Echo(0) for name in silos}
+        for name, children in regions.items():
+            session = server_session(Kit(place / "kits" / name), place / name / "server", None, lambda text: None)
+            services[name] = Region(stack.enter_context(session), children)
+        agents = [
+            Agent(Kit(place / "kits" / one), place / one / "home", service, lambda text: None)
+            for one, service in services.items()
+        ]
+        threads = [threading.Thread(target=agent.run, daemon=True) for agent in agents]
+        for thread in threads:
+            thread.start()
+        ended.wait()
+        for agent in agents:
+            agent.stop()
+        for thread in threads:
+            thread.join()
+
+
 def tree(width: int, depth: int, size: int, count: int) -> Measured:
-    """A round of a tree: the root, its regions and their silos, in threads of this process."""
+    """A round of a tree: the root in this process, and each branch below it in a process of its own."""
     silos = branch(width, depth)
     settings, regions = parse({"name": "bench", "silos": silos}), inner_nodes(silos)
     names = [COORDINATOR, *regions]
     ports = free_ports(len(names))
     addresses = {name: f"localhost:{ports[i]}" for i, name in enumerate(names)}
+    context = get_context("spawn")
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         authority.create(settings, folder / "kits", addresses, 30)
-        with ExitStack() as stack:
-            services: dict[str, Any] = {name: Echo(0) for name, node in walk(settings.silos) if not node.silos}
-            for name, children in regions.items():
-                session = server_session(Kit(folder / "kits" / name), folder / name / "server", None, lambda text: None)
-                services[name] = Region(stack.enter_context(session), children)
-            root = stack.enter_context(
-                server_session(Kit(folder / "kits" / COORDINATOR), folder / "server", None, lambda text: None)
-            )
-            root.share_settings(b"{}")
-            agents = [
-                Agent(Kit(folder / "kits" / one), folder / one / "home", service, lambda text: None)
-                for one, service in services.items()
-            ]
-            threads = [threading.Thread(target=agent.run, daemon=True) for agent in agents]
-            for thread in threads:
-                thread.start()
-            try:
+        ended, branches = context.Event(), []
+        for top, node in silos.items():
+            own = inner_nodes({top: node})
+            leaves = [name for children in own.values() for name in children if name not in own]
+            branches.append(context.Process(target=serve_branch, args=(place, own, leaves, ended)))
+        for process in branches:
+            process.start()
+        try:
+            kit = Kit(folder / "kits" / COORDINATOR)
+            with server_session(kit, folder / "server", None, lambda text: None) as root:
+                root.share_settings(b"{}")
                 return rounds(root, list(silos), size, count)
-            finally:
-                for agent in agents:
-                    agent.stop()
-                for thread in threads:
-                    thread.join()
+        finally:
+            ended.set()
+            for process in branches:
+                process.join()
 
 
 def main() -> None:

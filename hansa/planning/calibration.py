@@ -48,10 +48,10 @@ from hansa.runs.ledger import Ledger
 from hansa.runs.start import begin
 
 FILE = "plan.json"
-CHILDREN, ROUNDS = 12, 4
+CHILDREN, ROUNDS = 16, 5
 FEW = 2  # children of the rounds that tell the costs of a round from those of a child
 IDLE_SECONDS = 10.0  # two heartbeats
-SMALL, LARGE = 16 << 10, 8 << 20  # bytes of a model
+SMALL, LARGE = 16 << 10, 4 << 20  # bytes of a model
 INT8_RATIO = 0.254  # bytes of an int8 update against float32: one byte, and one scale for 256 numbers
 BUSY_SECONDS = 0.2
 
