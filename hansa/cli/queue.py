@@ -94,7 +94,7 @@ def prune(
     ],
     days: Annotated[
         float,
-        typer.Option(min=0.0, help="runs whose ledger, or files of a silo that, have not changed for so many days"),
+        typer.Option(min=0.0, help="delete what has not changed for so many days"),
     ] = 90.0,
     whole: Annotated[
         bool, typer.Option("--whole", help="delete whole runs, with models and logs; default: spools and checkpoints")
