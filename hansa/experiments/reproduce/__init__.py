@@ -16,7 +16,7 @@ Say = Callable[[str], None]
 S = TypeVar("S")
 
 # The module of a paper, `hansa.experiments.reproduce.NAME`, has a function reproduce(Options) -> Reproduction.
-PAPERS = ("medical", "translation", "worldlm", "fedkc", "open-problems", "instruct", "gemma")
+PAPERS = ("medical", "translation", "worldlm", "fedkc", "fedkc-tasks", "open-problems", "instruct", "gemma")
 
 
 class Unfinished(UserError):

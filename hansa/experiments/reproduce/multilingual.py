@@ -1,7 +1,7 @@
 """Monolingual clients in several languages with one dominant language: the layouts of Wang et al. (2022), Section 5.1.
 
     ICD-10      20 clients, the chapter of a disease name; with label skew inside each language
-    PI          22 clients, PAWS-X paraphrases          (its development set, split in two)
+    PI          22 clients, PAWS-X paraphrases (its development set, split in two), or pairs of the STS benchmark
     QA          20 clients, questions and sentences of XQuAD
     NC          70 clients, articles of MasakhaNEWS, by their headline and first words
 
@@ -24,6 +24,7 @@ from hansa.data.corpora import icd10
 from hansa.experiments.reproduce.corpora import Row, lines
 
 PAWSX = {"en": 16, "de": 1, "es": 1, "fr": 1, "ja": 1, "ko": 1, "zh": 1}  # clients of about a hundred pairs
+STSB = {"en": 15, "de": 1, "es": 1, "fr": 1, "it": 1, "nl": 1, "pl": 1, "pt": 1}  # Latin script alone
 XQUAD = {"en": 16, "de": 2, "es": 2}
 MASAKHANEWS = {"yor": 50, "ibo": 5, "sna": 5, "orm": 5, "run": 5}
 ICD10 = {"en": 8, "de": 4, "fr": 3, "es": 3, "pt": 2}
@@ -114,6 +115,32 @@ def paraphrases(data: Path, folder: Path, held_out: int) -> Corpus:
     return Corpus({"name": "pairs", "negative": "0"}, silos, 2, 10, 48, ("0", "1"))
 
 
+def similar_sentences(data: Path, folder: Path, per_client: int, held_out: int) -> Corpus:
+    """Pairs of the STS benchmark: a score of 4 or more is a paraphrase, one of 2 or less is not.
+
+    Pairs have the same number in every language: those of the development set that validate in one language validate
+    in all. Every client has other pairs.
+    """
+    splits: dict[str, Splits] = {language: {"train": [], "valid": [], "test": []} for language in STSB}
+    for part in ("train", "dev"):
+        for row in lines(data / "stsb_multi" / f"{part}.jsonl.gz"):
+            if row["language"] not in STSB or 2 < row["score"] < 4:
+                continue
+            side = "train" if part == "train" else "valid" if derive(0, row["id"], "half") % 2 else "test"
+            label = "1" if row["score"] >= 4 else "0"
+            pair = {"text1": row["text1"], "text2": row["text2"], "label": label, "lang": row["language"]}
+            splits[row["language"]][side].append(pair | {"id": row["id"]})
+    silos = {}
+    for language, clients in STSB.items():
+        room = {"train": clients * per_client, "valid": held_out, "test": held_out}
+        order = {
+            side: sorted(rows, key=lambda row: derive(0, row["id"], "order")) for side, rows in splits[language].items()
+        }
+        kept: Splits = {side: rows[: room[side]] for side, rows in order.items()}
+        silos[language] = _source(folder / "stsb", language, kept, clients, text="text1", second="text2")
+    return Corpus({"name": "pairs", "negative": "0"}, silos, 2, 10, 64, ("0", "1"))
+
+
 def questions(data: Path, folder: Path, held_out: int) -> Corpus:
     """XQuAD: whether a sentence answers a question."""
     silos = {}
@@ -156,7 +183,7 @@ def generate(folder: Path) -> dict[str, Corpus]:
     classes = _labels(sentences)
     single = {code: _source(folder / "single", code, _split(sentences[code]), n) for code, n in clients.items()}
     skewed = {code: source | ({"skew": SKEW} if source.get("clients") else {}) for code, source in single.items()}
-    fields = {"text": "finding", "second": "sentence"}
+    fields = {"text": "sentence", "second": "finding"}  # a row belongs to a client by its text
     paired = {
         code: _source(folder / "pairs", code, _split(list(_matches(code, 24 * n + 16))), n, **fields)
         for code, n in clients.items()

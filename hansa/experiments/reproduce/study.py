@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Literal
 
 from hansa.config.federation import Federation
 from hansa.core.device import cores
@@ -33,7 +34,10 @@ class Study:
     rates: Mapping[str, Sequence[float]]  # tuned arm → its grid
     follows: Mapping[str, str]  # arm → the tuned arm whose rate it takes
     seeds: int
-    metric: str = "loss"  # on validation data, less is better
+    metric: str = "loss"  # on validation data
+    better: Literal["low", "high"] = "low"
+    prefix: str = ""  # of the names of the cells, where several studies share them
+    select: Build | None = None  # of runs that are tested on validation data and select rates, beside the others
 
     @property
     def arms(self) -> list[str]:
@@ -47,19 +51,25 @@ class Study:
         """
         middles = [(arm, 0, rates[len(rates) // 2]) for arm, rates in self.rates.items()]
         grids = [(arm, 0, rate) for arm, rates in self.rates.items() for rate in rates]
-        self._run_all([(BASE, 0, NO_RATE), *dict.fromkeys(middles + grids)])
+        self._run_all([(BASE, 0, NO_RATE)])
+        self._run_all(list(dict.fromkeys(middles + grids)), selecting=True)
         for arms in (self.rates, self.follows):
             self._run_all([(arm, seed, self.rate(arm)) for seed in range(self.seeds) for arm in arms])
 
-    def _run_all(self, asked: Sequence[tuple[str, int, float]]) -> None:
+    def _run_all(self, asked: Sequence[tuple[str, int, float]], selecting: bool = False) -> None:
         """Run different cells, given by arm, seed and rate; raises `RunFailed` if one fails, after the others."""
         with ThreadPoolExecutor(1 if self.options.scale == "smoke" else cores()) as threads:
-            for done in [threads.submit(self.cell, *one) for one in asked]:
+            for done in [threads.submit(self.cell, *one, selecting) for one in asked]:
                 done.result()
 
-    def cell(self, arm: str, seed: int, rate: float = NO_RATE) -> Cell | None:
-        """A cell: finished, or run now; with ``options.finished``, None if it is not finished."""
-        settings, name = self.build(arm, rate, seed), arm if arm == BASE else f"{arm} lr {rate:g}"
+    def cell(self, arm: str, seed: int, rate: float = NO_RATE, selecting: bool = False) -> Cell | None:
+        """A cell: finished, or run now; with ``options.finished``, None if it is not finished.
+
+        ``selecting``: a run of the grid, which is another one than that of the figures if there is ``select``.
+        """
+        apart = selecting and self.select is not None
+        settings = self.select(arm, rate, seed) if self.select is not None and apart else self.build(arm, rate, seed)
+        name = self.prefix + (arm if arm == BASE else f"{arm} lr {rate:g}") + (", selection" if apart else "")
         if self.options.finished:
             return finished(self.cells, name, seed, settings_digest(settings), self.options.again)
         options, here = self.options, self.options.scale == "smoke"  # seconds, less than a process takes to start
@@ -67,13 +77,19 @@ class Study:
 
     def grid(self, arm: str) -> dict[float, float]:
         """Rate → figure on validation data, of the first seed, of an arm or of the arm that it follows."""
-        found = {rate: self.cell(self._tuned(arm), 0, rate) for rate in self.rates[self._tuned(arm)]}
-        return {rate: cell.valid[self.metric] for rate, cell in found.items() if cell is not None}
+        found = {rate: self.cell(self._tuned(arm), 0, rate, selecting=True) for rate in self.rates[self._tuned(arm)]}
+        apart = self.select is not None
+        return {
+            rate: cell.mean(self.metric) if apart else cell.valid[self.metric]
+            for rate, cell in found.items()
+            if cell is not None
+        }
 
     def rate(self, arm: str) -> float:
         """The learning rate of an arm; the middle of the grid while the grid is not finished."""
         rates, grid = self.rates[self._tuned(arm)], self.grid(arm)
-        return min(grid, key=lambda rate: grid[rate]) if len(grid) == len(rates) else rates[len(rates) // 2]
+        best = min if self.better == "low" else max
+        return best(grid, key=lambda rate: grid[rate]) if len(grid) == len(rates) else rates[len(rates) // 2]
 
     def of(self, arm: str) -> list[Cell]:
         """The finished cells of an arm with its rate."""
@@ -90,7 +106,10 @@ class Study:
             grid = self.grid(arm)
             tried = ", ".join(f"{rate:g}: {value:.4f}" for rate, value in grid.items()) or "–"
             rows.append([arm, tried, f"{self.rate(arm):g}" if len(grid) == len(rates) else "not finished"])
-        title = f"Learning rates: {self.metric.replace('_', ' ')} on the half of dev that selects settings, first seed"
+        title = (
+            f"{self.prefix}learning rates: {self.metric.replace('_', ' ')} on data that selects settings, first seed"
+        )
+        title = title[0].upper() + title[1:]
         return Table(title, ["", "tried", "chosen"], rows)
 
     def _tuned(self, arm: str) -> str:
