@@ -3,7 +3,9 @@
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
+from fcntl import LOCK_EX, flock
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import pytest
@@ -29,6 +31,14 @@ def clinic() -> Iterator[str]:
     """The namespace; the coordinator's address exists on this machine, and the namespace has no route to it."""
     if not may_make_namespaces():
         pytest.skip("this machine does not permit network namespaces")
+    with (Path(gettempdir()) / f"{CLINIC}.lock").open("w") as lock:
+        flock(lock, LOCK_EX)  # another test process may use the same addresses
+        yield from namespace()
+
+
+def namespace() -> Iterator[str]:
+    """Make the namespace and its link, and take both away at the end."""
+    remove()  # what a test left that was killed
     try:
         ip("addr", "add", f"{COORDINATOR_HOST}/32", "dev", "lo")
         ip("netns", "add", CLINIC)
@@ -40,9 +50,14 @@ def clinic() -> Iterator[str]:
         ip("-n", CLINIC, "link", "set", "lo", "up")
         yield CLINIC
     finally:
-        for words in (("netns", "del", CLINIC), ("addr", "del", f"{COORDINATOR_HOST}/32", "dev", "lo")):
-            with suppress(subprocess.CalledProcessError):
-                ip(*words)
+        remove()
+
+
+def remove() -> None:
+    address = ("addr", "del", f"{COORDINATOR_HOST}/32", "dev", "lo")
+    for what in (("link", "del", "hansa-c0"), ("netns", "del", CLINIC), address):
+        with suppress(subprocess.CalledProcessError):
+            ip(*what)
 
 
 def test_hospitals_behind_a_proxy_that_allows_port_443_alone(

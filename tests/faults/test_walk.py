@@ -166,8 +166,8 @@ def test_two_hospitals_and_a_coordinator(walk: Any) -> None:
     assert {node["node"]: bool(node["version"]) for node in status["nodes"]} == {"lyon": True, "turin": True}
     assert walk.queue() == {"0001": "finished", "0002": "stopped", "0003": "finished"}
     runs = walk.folder / "coordinator" / "runs"
-    assert set(RunResults.read(runs / "clinics-0001").samples) == {"lyon", "turin"}
-    assert set(RunResults.read(runs / "clinics-0003").samples) == {"lyon", "turin", "madrid"}, "the late member trains"
+    assert set(RunResults.read(runs / "clinics-0001").cards) == {"lyon", "turin"}
+    assert set(RunResults.read(runs / "clinics-0003").cards) == {"lyon", "turin", "madrid"}, "the late member trains"
     assert all(abs(node["skew"]) < 60 for node in status["nodes"])
     keys = [file.relative_to(walk.folder) for file in walk.folder.glob("**/key.pem")]
     assert sorted(map(str, keys)) == [
