@@ -19,6 +19,7 @@ import pytest
 
 from hansa.cli.deploy import TERMINATED
 from hansa.deploy.broker import binary
+from hansa.deploy.leave import LEFT_FILE
 from hansa.runs.results import RunResults
 from tests.deploy.conftest import free_ports
 from tests.deploy.tunnel import Tunnel
@@ -180,8 +181,8 @@ def test_two_hospitals_and_a_coordinator(walk: Any) -> None:
     assert shown["serial"] == 2
     assert [row["node"] for row in shown["members"]] == ["coordinator", "lyon", "turin", "madrid"]
     walk.through(section("## Leave a federation", "## Bill of materials"))
-    left = json.loads(walk.run("coordinator", ["hansa", "status", "runs", "--format", "json"]).stdout)
-    assert "left" in json.dumps(next(node for node in left["nodes"] if node["node"] == "lyon"))
+    assert walk.waiting[0].wait(timeout=WAIT_SECONDS) == 0, "the agent of lyon has ended by itself"
+    assert (walk.folder / "lyon" / "lyon" / "home" / LEFT_FILE).is_file()
     walk.stop()
 
 
