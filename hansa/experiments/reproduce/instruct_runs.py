@@ -54,7 +54,7 @@ class Size:
         return max(1, round(self.steps / silos / self.rounds))
 
 
-_RATES = {"central": (3e-4, 1e-3, 3e-3), "average": (1e-3, 3e-3, 1e-2), "alone": (1e-3, 3e-3, 1e-2)}
+_RATES = {"central": (3e-4, 1e-3, 3e-3, 1e-2), "average": (1e-3, 3e-3, 1e-2, 3e-2), "alone": (1e-3, 3e-3, 1e-2)}
 SIZES = {
     "smoke": Size(6, 2, 2, 240, 1, 4, 2, 1, {"central": (1e-3, 3e-3), "average": (1e-3,), "alone": (1e-3,)}),
     "small": Size(54, 3, 4, 96, 5, 32, 16, 3, _RATES, system="Answer the question briefly."),
