@@ -218,7 +218,7 @@ def main() -> None:
     figures.add("updates_doubled", f"{what}: updates counted twice", doubled, "of all", "<=", 0)
     figures.add("other_models", f"{what}: models that differ from those of the runs alone", other, "of 2", "<=", 0)
     for name, held in looks.items():
-        early, late = held[min(SETTLED, max(held) - 1)], held[max(held)]
+        early, late = held[min((r for r in held if r >= SETTLED), default=min(held))], held[max(held)]
         title = f"{what}: growth of the memory of {name}, round {rounds} against {SETTLED}"
         figures.add(f"growth_of_{name.replace('-', '_')}", title, late / early, "ratio", "<=", 1.1)
     figures.add("both_runs_seconds", f"{what}: seconds for both", seconds, "s", "<=", 3600)

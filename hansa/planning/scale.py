@@ -182,7 +182,22 @@ def shared_seconds(constants: Constants, work: Work, silos: int, regions: Sequen
     of_it = constants.stretch / constants.cores
     idle = (silos + sum(regions)) * constants.idle * of_it  # of each second
     busy = processor_seconds(constants, work, silos, regions) * of_it
-    return inf if idle >= 1.0 else busy / (1.0 - idle) + (len(regions) + 1) * constants.fixed
+    in_order = constants.stretch * _in_order(constants, work, silos, regions)
+    waiting = (len(regions) + 1) * constants.fixed
+    return inf if idle >= 1.0 else max(busy, in_order) / (1.0 - idle) + waiting
+
+
+def _in_order(constants: Constants, work: Work, silos: int, regions: Sequence[int]) -> float:
+    """Processor seconds that follow one another: of each level, all work of a parent and that of one child."""
+    counts, plain = [1, *regions, silos], replace(work, update=work.model, encoded=False)
+    total = work.training * (len(counts) if work.regions_train else 1)
+    for level in range(len(counts) - 1):
+        moved = work if level == len(counts) - 2 else plain
+        below = ceil(counts[level + 1] / counts[level])
+        parent = constants.request + moved.model * (constants.send + constants.add) + moved.update * constants.receive
+        child = constants.child_request + moved.model * constants.child_receive + moved.update * constants.child_send
+        total += below * parent + child + constants.round
+    return total
 
 
 def first_silos(pays: Callable[[int], bool]) -> int | None:
