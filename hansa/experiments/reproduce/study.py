@@ -86,10 +86,10 @@ class Study:
         }
 
     def rate(self, arm: str) -> float:
-        """The learning rate of an arm; the middle of the grid while the grid is not finished."""
+        """The best learning rate of an arm among those that are finished; the middle of the grid if none is."""
         rates, grid = self.rates[self._tuned(arm)], self.grid(arm)
         best = min if self.better == "low" else max
-        return best(grid, key=lambda rate: grid[rate]) if len(grid) == len(rates) else rates[len(rates) // 2]
+        return best(grid, key=lambda rate: grid[rate]) if grid else rates[len(rates) // 2]
 
     def of(self, arm: str) -> list[Cell]:
         """The finished cells of an arm with its rate."""
